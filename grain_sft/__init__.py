@@ -8,7 +8,7 @@ from grain_sft.version import __version__
 
 deprecated.install()
 
-TYPE_CHECKING = False  # importing `typing` takes longer than all else here
+TYPE_CHECKING = False  # importing `typing` takes longer than the rest of this file
 if TYPE_CHECKING:
     from typing import Any
 
@@ -47,7 +47,7 @@ __all__ += ["PaddedLayout", "Pipeline", "ShiftTargets", "Span", "WindowLayout", 
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: Grain and JAX take seconds to import, and few commands need them."""
+    """Import a public name on first access: Grain and JAX take seconds to import, and few commands need them."""
     import importlib
     import importlib.util
 

@@ -1,4 +1,4 @@
-"""Whole processes: their start, orders of many rows, and preparing conversations beside bare SentencePiece."""
+"""Benchmarks of whole processes: start-up, orders of many rows, and `prepare` compared with SentencePiece alone."""
 
 import json
 import random
@@ -21,8 +21,8 @@ from grain_sft.storage import write_bytes
 IMPORT_GRAIN = "import grain"
 SHUFFLE_ROWS, SHUFFLE_FILES = 724_000_000, 950  # rows of 8192 tokens in the OLMo-3 pretraining mix
 
-VOCAB_SIZE = 8000  # pieces of the model that is trained for it
-CHARACTERS = 330  # of a message: some 100 tokens
+VOCAB_SIZE = 8000  # pieces of the SentencePiece model that `preparing` trains
+CHARACTERS = 330  # mean length of a message, about 100 tokens
 _PREPARE = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 import sentencepiece
@@ -91,8 +91,8 @@ print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "
 
 
 def startup(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the median seconds from the start of a process to its first batch, beside a process that only imports grain. They
-    run in turn, after one turn that is not counted."""
+    """Yield the median seconds of processes that make one batch, and of a process that only imports grain. The processes run
+    in turn, and the first turn is not counted."""
     programs = {IMPORT_GRAIN: ('import grain; print("{}")', "")}
     for count in scale.startup_files:
         index = folder / f"startup-{count}.json"
@@ -113,7 +113,7 @@ def startup(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def orders(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the time of a first batch and the memory of a process, for orders of many rows."""
+    """Yield the seconds to the first batch, the time of a step and the memory, for orders of many rows."""
     rows, name = str(scale.order_rows), f"{scale.order_rows:,} rows"
     columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "MB at most": "{peak_mb:.0f}"}
     columns |= {"ms a step": "{step_0_ms:.3f}", "at 10,000,000": "{step_10m_ms:.3f}"}
@@ -128,7 +128,7 @@ def orders(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def measure_first_batch(folder: Path) -> dict[str, Any]:
-    """Return seconds and memory of a process that reads batches of 724 M rows: 24 TB of sparse files, in `folder`."""
+    """Return the seconds, step times and memory of a process that shuffles 724 M rows: 24 TB of sparse files in `folder`."""
     tokens = folder / "sparse"
     tokens.mkdir()
     rows = [SHUFFLE_ROWS // SHUFFLE_FILES + (number < SHUFFLE_ROWS % SHUFFLE_FILES) for number in range(SHUFFLE_FILES)]
@@ -145,7 +145,7 @@ def measure_first_batch(folder: Path) -> dict[str, Any]:
 
 
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield figures with a tenth of the conversations and with all of them, and of bare SentencePiece with all."""
+    """Yield the speed and memory of `prepare` for a tenth of the chats and for all, and the speed of SentencePiece alone."""
     rows: dict[str, dict[str, Any]] = {}
     count = scale.conversations
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -156,8 +156,8 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
         for size, kind in ((max(1, count // 10), "memory"), (count, "memory"), (count, "speed")):
             path = here / f"{size}.jsonl"
             _write(path, text, size)
-            words = (str(path), model, str(here / f"{kind}-{size}"), "bare" if kind == "speed" else "alone")
-            row = rows[f"{size:,} conversations, {kind}"] = run_program(_PREPARE, *words)
+            arguments = (str(path), model, str(here / f"{kind}-{size}"), "bare" if kind == "speed" else "alone")
+            row = rows[f"{size:,} conversations, {kind}"] = run_program(_PREPARE, *arguments)
             row["mtok_per_s"] = row["tokens"] / row["s"] / 1e6
             if kind == "speed":
                 bare = row["bare_tokens"] / row["bare_s"] / 1e6

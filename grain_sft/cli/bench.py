@@ -1,4 +1,4 @@
-"""Commands that need no data of the user's: `bench`, which measures speeds (of a config too), and `demo`."""
+"""Commands that run without the user's data: `bench`, which can also measure a config, and `demo`."""
 
 import argparse
 import os

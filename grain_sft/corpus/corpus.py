@@ -30,23 +30,23 @@ _BLOCK_TOKENS = 1 << 20  # per read of `iter_documents`
 @dataclasses.dataclass(frozen=True)
 class Corpus:
     """Token files of one dtype in a fixed order, with sidecar files that state which tokens take loss and where documents
-    end. `grain_sft.open_corpus` returns it. It opens files on first use, and pickles without open files.
+    end. `grain_sft.open_corpus` returns one. A corpus opens files on first use; its pickle holds no open file.
 
     Attributes:
       shards: Token files, in the order of the corpus.
       dtype: Dtype of the tokens on disk: uint8, uint16, uint32 or uint64.
-      eos_token_id: Token that ends a document; None: unknown.
-      tokenizer: Name of the tokenizer; None: unknown. It decides no row.
-      tokenizer_sha256: Hash of the tokenizer's files; None: unknown.
-      pad_token_id: Token for padding; None: unknown.
-      sources_file: File of the origin of each document, as int64 pairs; see `sources`; None: unknown.
-      source_names: Names of the inputs, by their number in `sources`.
-      rows: Format of the rows that the tokens are stored in (`grain-sft pack --materialize`); None: tokens are contiguous.
-      remote: Options for reading remote files; None: those of the environment. It decides no value.
-      ignores_loss: Whether loss files exist that `use_loss_mask=False` ignores.
+      eos_token_id: Token that ends a document; None if unknown.
+      tokenizer: Name of the tokenizer; None if unknown. Rows do not depend on it.
+      tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
+      pad_token_id: Token for padding; None if unknown.
+      sources_file: File of `sources`; None if unknown.
+      source_names: Names of the inputs, indexed by their numbers in `sources`.
+      rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
+      remote: Options for reading remote files; None for those of the environment. Tokens and loss do not depend on it.
+      ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
 
     Raises:
-      CorpusError: an `eos_token_id` or `pad_token_id` that `dtype` can't hold.
+      CorpusError: `dtype` can't hold `eos_token_id` or `pad_token_id`.
     """
 
     shards: tuple[Shard, ...]
@@ -69,7 +69,7 @@ class Corpus:
                 continue
             if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number <= highest:
                 raise CorpusError(f"{name}={number!r}: expected an id that {self.dtype.name} holds, 0 to {highest}.")
-            object.__setattr__(self, name, int(number))  # numpy's integers are not JSON
+            object.__setattr__(self, name, int(number))  # json can't write numpy's integers
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -103,7 +103,7 @@ class Corpus:
 
     @property
     def has_boundary_files(self) -> bool:
-        """Whether files state where documents begin and end. Without them, EOS tokens do."""
+        """Whether boundary files state where documents begin and end. Without them, EOS tokens do."""
         return any(shard.boundaries is not None for shard in self.shards)
 
     def files(self) -> list[FileStamp]:
@@ -112,7 +112,7 @@ class Corpus:
         return [file for file in (*self.shards, *sidecars, self.sources_file) if file is not None]
 
     def map_files(self, change: Callable[[Any], Any]) -> Self:
-        """Return a copy with `change(file)` instead of each file."""
+        """Return a copy of the corpus with `change(file)` in place of each file."""
 
         def changed(file: Any) -> Any:
             return None if file is None else change(file)
@@ -123,10 +123,10 @@ class Corpus:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of lengths and ends: dtype, EOS id, and of each shard its length and its first and last 4 KiB of tokens.
+        """Hash of the dtype, the EOS id, and the length and first and last 4 KiB of each token, loss and boundary file.
 
-        Loss and boundary files count in the same way. No file is read. Paths are left out, so a copy in another folder or
-        in a bucket has the same fingerprint, and so has a shard of which only the middle changed: see `content_hash`.
+        Access reads no file. Paths are left out, so a copy in another folder or in a bucket has the same fingerprint. A
+        change in the middle of a file also leaves the fingerprint as it is: see `content_hash`.
         """
         return fingerprint_of(self)
 
@@ -152,18 +152,18 @@ class Corpus:
 
     @functools.cached_property
     def num_documents(self) -> int | None:
-        """Number of `documents`; None where neither boundary files nor an EOS id state them."""
+        """Number of `documents`; None if the corpus has neither boundary files nor an EOS id."""
         return len(self.documents) if self.has_boundary_files or self.eos_token_id is not None else None
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Start and length of each document, in order, as the boundary files state them. The first access reads them.
+        """Start and length of each document, in order. The first access reads the boundary files.
 
-        Without boundary files, a document ends with each EOS, and tokens after a shard's last EOS are in no document.
+        Without boundary files, each EOS ends a document, and tokens after a shard's last EOS are in no document.
 
         Raises:
-          CorpusFileError: a file is missing or is not the one that was indexed.
-          CorpusError: a boundary file is damaged, or there are neither boundary files nor `eos_token_id`.
+          CorpusFileError: A file is missing or is not the one that was indexed.
+          CorpusError: A boundary file is damaged, or the corpus has neither boundary files nor `eos_token_id`.
         """
         return self._finder.documents
 
@@ -172,13 +172,13 @@ class Corpus:
         return DocumentFinder(self)
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
-        """Return a `DocumentFinder` of these arguments: the corpus's own if it finds the same documents."""
+        """Return a `DocumentFinder` for these arguments: the corpus's own, if it finds the same documents."""
         own = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
         return self._finder if own else DocumentFinder(self, boundaries, bos_token_id)
 
     @functools.cached_property
     def sources(self) -> npt.NDArray[np.int64] | None:
-        """int64 [documents, 2]: number of the input (see `source_names`) and line or row in it, from 1; None: unknown.
+        """int64 [documents, 2]: index into `source_names`, and line or row of that input, from 1; None if unknown.
 
         Access raises a CorpusFileError if the file is missing, or a CorpusError if it does not fit the documents.
         """
@@ -200,15 +200,15 @@ class Corpus:
         return bounds, ShardReader(self.shards, self.dtype.itemsize, remote=self.remote), loss
 
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
-        """Return the tokens from `start` to `stop`, counted through all shards, and their loss.
+        """Return the tokens in [start, stop), counted through all shards, and their loss.
 
         Returns:
           Tokens, `dtype` [stop - start]; and loss, bool [stop - start], float32 [stop - start] where the corpus has
           weights, or None where all tokens take loss.
 
         Raises:
-          RowIndexError: the range exceeds the tokens.
-          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+          RowIndexError: The range is not within [0, num_tokens].
+          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
         start, stop = operator.index(start), operator.index(stop)
         if not 0 <= start <= stop <= self.num_tokens:
@@ -225,7 +225,7 @@ class Corpus:
         return tokens, None if loss_reader is None else loss_reader.gather(shard, at, in_result, length, len(tokens))
 
     def document(self, number: int) -> Document:
-        """Return document `number`, from 0. Errors are those of `documents` and `read`."""
+        """Return document `number`, counted from 0. Errors are those of `documents` and `read`."""
         number = operator.index(number)
         if not 0 <= number < len(self.documents):
             raise RowIndexError(f"document {number} of {self!r}: expected 0 to {len(self.documents) - 1}.")
@@ -235,7 +235,7 @@ class Corpus:
         """Yield every document in order, as views of blocks of a few MB. Errors are those of `documents` and `read`."""
         start, length = self.documents
         stop = start + length
-        breaks = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))  # documents out of order, and the end
+        breaks = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))  # where a read has to end
         first = 0
         while first < len(start):
             end = int(breaks[np.searchsorted(breaks, first, side="right")])
@@ -244,7 +244,7 @@ class Corpus:
             first = last
 
     def _block(self, first: int, last: int) -> Iterator[Document]:
-        """Yield documents `first` to `last - 1`, which must ascend in the corpus, from one read."""
+        """Yield documents `first` to `last - 1`, which must not overlap or go back, from one read."""
         start, length = (each[first:last] for each in self.documents)
         begin = int(start[0])
         tokens, loss = self.read(begin, int(start[-1] + length[-1]))
@@ -259,9 +259,9 @@ class Corpus:
             yield Document(tokens[at : at + size], loss[at : at + size], source)
 
     def content_hash(self) -> str:
-        """Return the hash of every byte of all files, with dtype, EOS id and lengths, such as "content-sha256:3f9a…".
+        """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".
 
-        This reads all files, at about 1 GB/s per core, unless this machine has cached their hashes. It raises a
+        The call reads all these files, at about 1 GB/s per core, unless this machine has cached their hashes. It raises a
         CorpusFileError if one is missing or unreadable.
         """
         return content_of_corpus(self)
@@ -281,11 +281,11 @@ class Corpus:
             the folder can be moved.
           format: "grain_sft", or "maxtext" for an index that MaxText's `olmo_grain` reads.
           sequence_length: Number of tokens in a row. Only "maxtext" needs it: such an index is for one length.
-          tokenizer: Name of the tokenizer in a "maxtext" index; None: that of the corpus.
+          tokenizer: Name of the tokenizer in a "maxtext" index; None for that of the corpus.
 
         Raises:
           StorageError: `path` can't be written.
-          CorpusError: an unknown format, or "maxtext" without a sequence length.
+          CorpusError: The format is unknown, or is "maxtext" and `sequence_length` is None.
         """
         index_writer.save(self, path, format, sequence_length, tokenizer)
 

@@ -1,4 +1,4 @@
-"""Loss files: sidecar files with one value per token, which states whether the token takes loss or how much."""
+"""Loss files: sidecar files that state for each token whether it takes loss, or its weight."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 LossKind = Literal["bool", "float32", "labels"]
 
 IGNORED = -100
-"""The label of a token that takes no loss."""
+"""Label of a token that takes no loss."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class LossFile(FileStamp):
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return the loss file at `path`. Check its first and last values, unless that needs the tokens."""
+    """Return the loss file at `path`, after a check of its first and last values, unless the check needs the tokens."""
     values = KINDS[kind]
 
     def parse(stated: object) -> np.dtype[Any]:
@@ -115,7 +115,7 @@ class LossReader:
       remote: Options for reading remote files.
 
     Attributes:
-      weighted: Whether `gather` returns weights, which it does if any shard has weights.
+      weighted: Whether `gather` returns weights, because at least one shard has weights.
     """
 
     def __init__(
@@ -128,9 +128,7 @@ class LossReader:
     ) -> None:
         self._losses, self._readers = losses, dict[LossKind, ShardReader]()
         for one in filter(None, losses):
-            if (
-                one.kind not in self._readers
-            ):  # `one` stands in for the files of shards that are not read by this reader
+            if one.kind not in self._readers:  # `one` fills the places of files that this `ShardReader` skips
                 of_kind = [loss if loss is not None and loss.kind == one.kind else one for loss in losses]
                 options: dict[str, Any] = {"scattered": scattered, "remote": remote}
                 self._readers[one.kind] = ShardReader(of_kind, one.values.dtype.itemsize, max_open_files, **options)
@@ -146,7 +144,7 @@ class LossReader:
         length: Int64[np.ndarray, " pieces"],
         count: int,
     ) -> Shaped[np.ndarray, " count"]:
-        """Return bool or float32 [count]: the loss of pieces of shards at their places in the result, and no loss elsewhere.
+        """Return bool or float32 [count]: the loss of each piece from index `place` on, and no loss elsewhere.
 
         Args:
           shard: int64 [pieces], numbers of shards.

@@ -1,6 +1,6 @@
-"""The demo's corpus: questions about Python's standard library, answered by its docstrings; and the config of its pipeline.
+"""The demo's corpus, questions about Python's standard library with its docstrings as answers, and the pipeline's config.
 
-Rows are packed: several conversations share a row, and none sees another. The loss is on the answers.
+The layout packs several conversations into a row, and none attends to another. Only the answers take loss.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ VOCAB_SIZE = 2048
 SEQUENCE_LENGTH = 256  # tokens
 GLOBAL_BATCH_SIZE = 8  # rows
 CONFIG = "config.json"
-"""Name of the config in the demo's folder, for `grain_sft.load`."""
+"""File name of the config in the demo's folder. `grain_sft.load` reads it."""
 
 
 def prepare_corpus(
     root: Path, seed: int, say: Callable[[str], None] = lambda text: None, max_characters: int = MAX_CHARACTERS
 ) -> tuple[Corpus, dict[str, Any], bool]:
-    """Make the corpus below `root`, unless an earlier demo made the same one, and a config.
+    """Make the corpus below `root`, or reuse the same corpus of an earlier demo, and write the config.
 
     Args:
       root: Folder of the demo.
       seed: Seed of the order of rows.
-      say: Function that gets a line before slow work.
-      max_characters: Bound of the answers together.
+      say: Function that is called with a line of text before slow work.
+      max_characters: Upper bound of the characters of all answers together.
 
     Returns:
       The corpus, its manifest, and whether an earlier demo made it.
@@ -70,7 +70,7 @@ def prepare_corpus(
 
 
 def write_chats(path: Path, entries: Iterable[Entry]) -> None:
-    """Write a conversation of a question and its answer for each entry, one JSON object a line."""
+    """Write the question and answer of each entry as a conversation, one JSON object a line."""
     with atomic_write(path) as file:
         for question, text in entries:
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
@@ -78,7 +78,7 @@ def write_chats(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def _reuse(folder: Path, source: str) -> tuple[Corpus, dict[str, Any], bool] | None:
-    """Return an earlier demo's corpus; None unless it is complete, of this source, and can be opened."""
+    """Return an earlier demo's corpus; None unless it is complete, was made from `source`, and can be opened."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, GrainSftError):
         manifest = json.loads((folder / "prepare.json").read_text("utf-8"))
         if manifest["request"]["source"] == source:

@@ -23,9 +23,9 @@ class ModelConfig:
     """Sizes of the model."""
 
     vocab_size: int  # rows of the embedding, which is also the output matrix
-    width: int = 128  # of the residual stream
-    heads: int = 4  # of attention; the width of a head, `width // heads`, has to be even
-    layers: int = 2  # blocks, each of attention and an MLP
+    width: int = 128  # width of the residual stream
+    heads: int = 4  # attention heads; `width // heads` has to be even
+    layers: int = 2  # blocks of attention and an MLP
     hidden: int = 512  # width of the hidden layer of each MLP
 
 
@@ -38,7 +38,7 @@ def init_params(config: ModelConfig, seed: int) -> Params:
         "mlp_in": (config.layers, config.width, config.hidden),
         "mlp_out": (config.layers, config.hidden, config.width),
     }
-    residual_scale = 1 / math.sqrt(2 * config.layers)  # 2 additions per block; their sum has the scale of one
+    residual_scale = 1 / math.sqrt(2 * config.layers)  # each block adds twice to the residual stream
     generator = np.random.Generator(np.random.PCG64(seed))
     params = {}
     for name, shape in shapes.items():

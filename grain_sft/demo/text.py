@@ -1,4 +1,4 @@
-"""The text that every Python carries: docstrings of its standard library."""
+"""Text for the demo: the docstrings of Python's standard library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from grain_sft.errors import GrainSftError
 
 MAX_CHARACTERS = 3_500_000
-MIN_CHARACTERS = 100_000  # fewer make no tokenizer
+MIN_CHARACTERS = 100_000  # the tokenizer cannot be trained on fewer
 
 _SKIPPED_FOLDERS = {
     *("__pycache__", "dist-packages", "site-packages"),
@@ -26,7 +26,7 @@ _QUESTIONS: dict[type[ast.AST], str] = {
     ast.ClassDef: "What is {}?",
     **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef), "What does {} do?"),
 }
-_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and half a surrogate pair, which UTF-8 does not have
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and lone surrogates, which UTF-8 cannot encode
 
 
 class Entry(NamedTuple):
@@ -37,13 +37,13 @@ class Entry(NamedTuple):
 
 
 def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
-    """Return this Python's docstrings, each text once, in an order that depends on nothing but its files.
+    """Return the docstrings of the standard library, each text once, in an order that depends only on its files.
 
     Args:
-      max_characters: Bound of all texts together: the first that would pass it is left out with all that follow.
+      max_characters: Limit for all texts together. The first text that exceeds it is left out, with all that follow.
 
     Raises:
-      GrainSftError: This Python carries too few.
+      GrainSftError: The library has too few docstrings.
     """
     library = Path(sysconfig.get_path("stdlib"))
     questions: dict[str, str] = {}
@@ -64,16 +64,16 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
 
 
 def library_docstrings(library: Path) -> Iterator[Entry]:
-    """Yield the docstrings of the .py files below `library`, sorted by path, but not of tests, demos and installed packages.
+    """Yield the docstrings of the .py files below `library`, sorted by path, without tests, demos and installed packages.
 
-    Files are parsed, never imported; one that cannot be read or parsed is skipped.
+    Files are parsed, never imported. A file that cannot be read or parsed is skipped.
     """
     for folder, subfolders, names in os.walk(library):
         subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # such as invalid escapes
+                    warnings.simplefilter("ignore")  # for example, of invalid escapes
                     tree = ast.parse(path.read_bytes())
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 continue
@@ -82,7 +82,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
 
 
 def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
-    """Yield the docstrings of a node with this name and of all below it."""
+    """Yield the docstrings of `node`, whose full name is `name`, and of all definitions in it."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
         yield Entry(_QUESTIONS[type(node)].format(name), (ast.get_docstring(node) or "").strip())
     for child in ast.iter_child_nodes(node):

@@ -1,4 +1,4 @@
-"""Layout: which spans of which documents make each row."""
+"""Layout: the spans of documents that make each row."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
     from grain_sft.layout.plan import Plan
 
 RECEIPT_VERSION = 2
-"""Version of what receipts hash, and how; part of every hash."""
+"""Version of the content and method of receipt hashes; part of every hash."""
 
-_BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched together
+_BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
 
 LeftOut = tuple[str, int | None, int | None]
-"""What rows leave out, in words; the numbers of its documents and of its tokens, None where they are not counted."""
+"""Description of what no row holds, its number of documents and its number of tokens; None for a number not counted."""
 
 
 class Layout(Protocol):
-    """Which spans of which documents make row i, a pure function of a corpus and options.
+    """Spans of documents that make each row, as a pure function of a corpus and options.
 
     Inherit from this class: a layout defines `__init__(corpus, sequence_length, **options)`, which sets `corpus` and
-    `sequence_length`, `__len__` and `pieces`. All else has a default, which a layout may override.
+    `sequence_length`, `__len__` and `pieces`. Everything else has a default, which a layout may override.
 
     Attributes:
       corpus: Corpus whose tokens make the rows.
       sequence_length: Tokens of a row, padding included.
-      kind: Name of the layout in reports; of a class from outside `package.module:Name`.
+      kind: Name of the layout in reports; `package.module:Name` for a class of another package.
       follows_documents: Whether `pieces` names the document of each piece.
       one_segment: Whether each row is one segment.
-      epochs: Epochs that the rows are of, where each epoch is packed anew; else 1.
-      plans: Packing of each epoch; none where nothing is packed.
-      packing: Options of the packing; None where nothing is packed.
-      row_format: Format of rows that are stored whole, tokens, positions and segments; None where they are made.
-      row_segments: Function of a row number that returns the first token of each of its segments, counted through the corpus,
-        and its number of tokens, as lists; None in a layout that has `pieces` alone. Rows of few long segments are read by it.
-      highest_token: Highest token id of the corpus, where finding its documents read all tokens; else None.
+      epochs: Number of epochs that the rows make up if each epoch is packed anew; else 1.
+      plans: Plan of each epoch; empty if the layout does not pack.
+      packing: Options of the packing; None if the layout does not pack.
+      row_format: Format of stored rows (tokens, positions and segments); None if rows are assembled when read.
+      row_segments: Function of a row number that returns two lists: the first token of each segment, counted through the
+        corpus, and its length. Readers call it for rows of few long segments; None in a layout that has `pieces` alone.
+      highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
       of_pairs: Whether the rows are preference pairs. No other layout may read a corpus of pairs.
-      transforms: Transforms of a config that names none, as a config names them.
+      transforms: Default transforms of a config, by their names in configs.
     """
 
     corpus: Corpus
@@ -81,7 +81,7 @@ class Layout(Protocol):
         return f"{type(self).__module__}:{type(self).__qualname__}"
 
     def spans(self, row: int) -> list[Span]:
-        """Return the spans of `row`, in their order in it.
+        """Return the spans of `row`, in order.
 
         Raises:
           RowIndexError: `row` is not in [0, len(layout)).
@@ -95,7 +95,7 @@ class Layout(Protocol):
 
     @property
     def mean_segments(self) -> float:
-        """Segments of a row, on average: by default of at most 65,536 rows at equal distances."""
+        """Mean number of segments in a row; by default, over at most 65,536 evenly spaced rows."""
         if self.one_segment:
             return 1.0
         found = self.pieces(np.unique(np.linspace(0, len(self) - 1, min(len(self), _BLOCK_ROWS)).astype(np.int64)))
@@ -103,25 +103,25 @@ class Layout(Protocol):
 
     @property
     def documents(self) -> Documents | None:
-        """Documents that the rows are made of, by the numbers in `Pieces.document`; None if the layout does not follow any."""
+        """Documents that make the rows, indexed by `Pieces.document`; None if the layout does not follow documents."""
         return self.corpus.documents if self.follows_documents else None
 
     @property
     def num_documents(self) -> int:
-        """Number of `documents`, or of the documents of the corpus in a layout that does not follow them."""
+        """Number of `documents`, or of the corpus's documents if the layout does not follow documents."""
         return len(self.documents or self.corpus.documents)
 
     @property
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
-        """Input and line of each of `documents`, int64 [documents, 2]; None where the corpus does not have them."""
+        """int64 [documents, 2]: numbers of the input and of the line of each of `documents`; None if the corpus lacks them."""
         return sources_of(self.corpus) if self.follows_documents else None
 
     def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
-        """Return the rows that hold a token of `documents` (int64 [n], in [0, num_documents)), ascending.
+        """Return the ascending numbers of the rows with a token of `documents`, int64 [n] in [0, num_documents).
 
         Raises:
-          RowIndexError: a number that is not a document's.
-          CorpusError, CorpusFileError: the documents cannot be found.
+          RowIndexError: A number is not in [0, num_documents).
+          CorpusError, CorpusFileError: The documents cannot be found.
         """
         self._check_documents(documents)
         found = [np.zeros(0, np.int64)]
@@ -142,26 +142,26 @@ class Layout(Protocol):
     def epoch_of(
         self, rows: Int64[np.ndarray, " rows"]
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
-        """Return the epoch, from 0, that each of `rows` (int64 [n]) was packed for, and its number among that epoch's rows. The
-        row after the last is row 0 of an epoch that does not exist."""
+        """Return the epoch, from 0, that each of `rows` (int64 [n]) was packed for, and its row number in that epoch. Where
+        each epoch is packed anew, `len(self)` is row 0 of the epoch after the last."""
         return np.zeros(len(rows), np.int64), rows
 
     @property
     def parts(self) -> Mapping[str, Layout]:
-        """Layouts of a mixture by the names of its sources; of any other layout itself under the name ""."""
+        """Layouts of a mixture, by source name; any other layout is its own only part, named ""."""
         return {"": self}
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:
-        """Yield, for each of `parts` with some of `rows` (int64 [n]): its name, indices into `rows`, and row numbers in it."""
+        """Yield for each part with some of `rows` (int64 [n]): its name, indices into `rows`, and row numbers in the part."""
         yield "", np.arange(len(rows)), rows
 
     def first_document(self, part: str) -> int:
-        """Return the number that the first document of one of `parts` has in this layout."""
+        """Return the number, in this layout, of the first document of a part."""
         return 0
 
     @property
     def statistics(self) -> dict[str, int]:
-        """Counts over all rows: rows, tokens, padding (tokens), segments, max_segments (of a row)."""
+        """Counts over all rows: rows, tokens, padding (in tokens), segments, and max_segments (the most in one row)."""
         tokens = segments = most = 0
         for _, pieces in self._blocks():
             tokens += int(pieces.length.sum())
@@ -172,23 +172,23 @@ class Layout(Protocol):
         return {"rows": len(self), "tokens": tokens, "padding": padding, "segments": segments, "max_segments": most}
 
     def left_out(self) -> list[LeftOut]:
-        """Return what no row holds, and the padding of rows."""
+        """Return what no row holds, and the padding."""
         return [("padding of rows", None, self.statistics["padding"])]
 
     @property
     def receipt(self) -> dict[str, str]:
-        """What decides the rows, in words or as hashes, by name: the corpus and the layout."""
+        """Values or hashes of all that decides the rows, under the names `corpus` and `layout`."""
         corpus = self.corpus
         stated = [f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards"]
         stated += filter(None, [corpus.ends_fingerprint, self._tokens_hash()])
         return {"corpus": ", ".join(stated), "layout": self._rows_receipt()}
 
     def _tokens_hash(self) -> str | None:
-        """Return the hash of every token, where the layout follows documents that its corpus finds by EOS alone."""
+        """Return the hash of all tokens if the layout follows documents that the corpus finds by EOS alone, else None."""
         return self.corpus.documents.tokens if self.follows_documents else None
 
     def _rows_receipt(self) -> str:
-        """Return a hash of the rows' pieces; a layout whose options decide its rows states them instead."""
+        """Return a hash of the rows' pieces. A layout whose options decide its rows returns the options instead."""
         columns = (
             [found.row + first, found.column, found.shard, found.start, found.length, *found.segment_columns]
             for first, found in self._blocks()
@@ -196,8 +196,8 @@ class Layout(Protocol):
         return self._hash_of(columns)
 
     def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
-        """Return the number and length of the rows, and a hash of their columns, which come block by block."""
-        digests: list[hashlib.blake2b] = []  # one a column, so that the size of blocks does not matter
+        """Return a text with the number and length of the rows and a hash of the columns in `blocks`."""
+        digests: list[hashlib.blake2b] = []  # one per column, whatever the size of blocks
         for columns in blocks:
             digests = digests or [hashlib.blake2b(digest_size=16) for _ in columns]
             for each, column in zip(digests, columns, strict=True):
@@ -206,7 +206,7 @@ class Layout(Protocol):
         return f"{len(self)} {self.kind} rows of {self.sequence_length} tokens, {joined}"
 
     def _blocks(self) -> Iterator[tuple[int, Pieces]]:
-        """Yield the pieces of some rows at a time, with the number of the first of them."""
+        """Yield the first row number and the pieces of each block of rows."""
         for first in range(0, len(self), _BLOCK_ROWS):
             yield first, self.pieces(np.arange(first, min(first + _BLOCK_ROWS, len(self))))
 
@@ -223,12 +223,12 @@ class Layout(Protocol):
 
 
 def digest(text: str, digits: int = 16) -> str:
-    """Return a hash of a receipt's text, in hexadecimal digits."""
+    """Return the first `digits` hexadecimal digits of the hash of a receipt's `text`."""
     return hashlib.sha256(f"grain_sft receipt {RECEIPT_VERSION}\0{text}".encode()).hexdigest()[:digits]
 
 
 def sources_of(corpus: Corpus) -> Ints | None:
-    """Return `corpus.sources`, without finding the documents."""
+    """Return `corpus.sources`, without a search for documents."""
     if corpus.sources_file is None:
         return None
     if "sources" in vars(corpus):

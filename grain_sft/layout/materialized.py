@@ -1,4 +1,4 @@
-"""MaterializedLayout: rows that were written to disk."""
+"""MaterializedLayout: rows that `grain-sft pack --materialize` wrote to disk."""
 
 from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
@@ -8,17 +8,17 @@ from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, ragged
 
 
 class MaterializedLayout(Layout):
-    """The rows of a corpus that `grain-sft pack --materialize` wrote, in the order of the packing.
+    """Rows that `grain-sft pack --materialize` wrote, in the order of the packing.
 
-    Advantages: the fastest to read; a run starts without a plan, and finds no documents. Disadvantages: the rows take
-    space on disk (tokens, and usually 4 bytes more each), and other lengths or algorithms are other rows.
+    Advantages: the fastest layout to read; a run starts without a plan and without a search for documents. Disadvantages:
+    the rows take space on disk (each token, and usually 4 bytes more), and another length or algorithm needs new rows.
 
     Args:
       corpus: Corpus of the format rows.
       sequence_length: Expected tokens of a row; None for any number.
 
     Raises:
-      LayoutError: a corpus without rows, or rows of another length.
+      LayoutError: The corpus has no rows, or rows of another length.
     """
 
     kind = "materialized"
@@ -44,7 +44,7 @@ class MaterializedLayout(Layout):
         return len(self.corpus.documents.start) / len(self)
 
     def pieces(self, rows: Ints) -> Pieces:
-        starts, lengths = self.corpus.documents  # read by the first call
+        starts, lengths = self.corpus.documents  # the first call reads the documents
         first = rows * self.sequence_length
         begins = starts.searchsorted(first)
         row, within = ragged(starts.searchsorted(first + self.sequence_length) - begins)

@@ -1,4 +1,4 @@
-"""PackedLayout: whole documents in rows of one length, with next to no padding."""
+"""PackedLayout: rows of one length, each packed with several documents, with little padding."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from grain_sft.storage import files
 
 
 class PackedLayout(Layout):
-    """Rows that hold several documents, each a segment of its own.
+    """Rows that hold several documents, each as a segment of its own.
 
-    Advantages: little padding, and a document that fits into a row is not cut. Disadvantages: it needs a plan, made from the
-    lengths of all documents (about a second for two million), kept in the cache, and mapped by all processes.
+    Advantages: rows have little padding, and a document that fits into a row is not cut. Disadvantages: the layout needs a
+    plan of all documents. Two million documents take about a second; the cache keeps the plan, and all processes map it.
 
     Args:
       corpus: Corpus whose documents are packed.
@@ -55,14 +55,14 @@ class PackedLayout(Layout):
       cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
     Attributes:
-      packing: Options of the packing.
-      plans: Packing of each epoch.
-      documents_content: Hash of all content that decides where the documents are; see `Documents.content`.
-      tokens_content: Hash of every token, where documents are found by EOS alone.
+      packing: Options that the plans are made with.
+      plans: Plan of each epoch.
+      documents_content: Hash of all bytes that decide where the documents are, as in `Documents.content`.
+      tokens_content: Hash of every token; None for a corpus with boundary files.
 
     Raises:
-      LayoutError: arguments that don't fit, nothing to pack, or ties of a CPU that cannot be replayed here.
-      CorpusError, CorpusFileError: the documents cannot be found.
+      LayoutError: The arguments don't fit together, no row can be packed, or this CPU cannot replay `ties`.
+      CorpusError, CorpusFileError: The documents cannot be found.
     """
 
     kind = "packed"
@@ -118,7 +118,7 @@ class PackedLayout(Layout):
         use_array_if_local: bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> PackedLayout:
-        """Return the layout of a plan that OLMo-core 3.0.0 made, whatever CPU it sorted on.
+        """Return the layout of a plan that OLMo-core 3.0.0 made on any CPU.
 
         Args:
           corpus, sequence_length, long_documents, source_group_size, bos_token_id: As OLMo-core had them.
@@ -128,9 +128,9 @@ class PackedLayout(Layout):
           cache_dir: Folder, or URL in a bucket, where the checked plan is kept; None for the cache folder.
 
         Raises:
-          LayoutError: no such plan, a damaged one, or one of other documents.
-          CorpusError, CorpusFileError: the documents cannot be found.
-          StorageError: the plan cannot be read.
+          LayoutError: The plan does not exist, is damaged, or is of other documents.
+          CorpusError, CorpusFileError: The documents cannot be found.
+          StorageError: The plan cannot be read.
         """
         given = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
         options = PackingOptions(
@@ -157,7 +157,7 @@ class PackedLayout(Layout):
         self.highest_token = self.plans[0].highest_token
         self.documents_content, self.tokens_content = finder.content, finder.tokens
         self._offsets = ShardOffsets(corpus)
-        self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])  # first row of each epoch
+        self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])  # first row of each epoch; total
         self._count = int(self._begins[-1])
         if not self._count:
             raise LayoutError(
@@ -174,17 +174,17 @@ class PackedLayout(Layout):
 
     @functools.cached_property
     def statistics(self) -> dict[str, int]:
-        """Counts of all epochs together: those of `Layout.statistics`, and those of `Plan.counts`."""
-        found = {"rows": len(self)}
-        found["tokens"] = sum(int(plan.length.sum(dtype=np.int64)) for plan in self.plans)
-        found["padding"] = len(self) * self.sequence_length - found["tokens"]
-        found["segments"] = sum(len(plan.start) for plan in self.plans)
-        found["max_segments"] = max(int(np.diff(plan.ends, prepend=0).max(initial=0)) for plan in self.plans)
-        return found | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
+        """Counts of `Layout.statistics` and of `Plan.counts`, over all epochs."""
+        counts = {"rows": len(self)}
+        counts["tokens"] = sum(int(plan.length.sum(dtype=np.int64)) for plan in self.plans)
+        counts["padding"] = len(self) * self.sequence_length - counts["tokens"]
+        counts["segments"] = sum(len(plan.start) for plan in self.plans)
+        counts["max_segments"] = max(int(np.diff(plan.ends, prepend=0).max(initial=0)) for plan in self.plans)
+        return counts | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Documents that are packed: the corpus's own, or those found by the options `boundaries` and `bos_token_id`."""
+        """Documents that are packed: the corpus's own, unless `boundaries` or `bos_token_id` selects others."""
         follows = self.packing.follows_corpus
         return self.corpus.documents if follows else finder_of(self.corpus, self.packing).documents
 
@@ -194,8 +194,8 @@ class PackedLayout(Layout):
 
     @functools.cached_property
     def sources(self) -> Ints | None:
-        """Input and line of each of `documents`. A document that is not one of the corpus's own has those of the corpus's
-        document that its first token is in, or that ends before it."""
+        """Input and line of each of `documents`, as in `Corpus.sources`. If `documents` are not the corpus's own, each has the
+        source of the corpus's last document that starts at or before its first token."""
         sources = sources_of(self.corpus)
         if sources is None or self.packing.follows_corpus:
             return sources
@@ -222,13 +222,13 @@ class PackedLayout(Layout):
         return self._offsets.pieces(*joined(epoch, lambda number, index: self.plans[number].segments(local[index])))
 
     def left_out(self) -> list[LeftOut]:
-        found, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
+        counts, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
         truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"
         lines: list[LeftOut] = [
-            (truncated, found["cut_documents"], found["cut_tokens"]),
-            (f"dropped{epochs}", found["dropped_documents"], found["dropped_tokens"]),
+            (truncated, counts["cut_documents"], counts["cut_tokens"]),
+            (f"dropped{epochs}", counts["dropped_documents"], counts["dropped_tokens"]),
             (f"split into several segments{epochs}", self.split_documents, 0),
-            (f"padding of rows{epochs}", None, found["padding"]),
+            (f"padding of rows{epochs}", None, counts["padding"]),
         ]
         if self.packing.boundaries == "auto":
             lines.append(("in no document", None, self.corpus.num_tokens - int(self.corpus.documents.length.sum())))
@@ -236,7 +236,7 @@ class PackedLayout(Layout):
 
     @property
     def split_documents(self) -> int:
-        """Number of documents that rows hold in several pieces, over all epochs."""
+        """Number of documents that are split into several pieces, summed over epochs."""
         return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
 
     def _tokens_hash(self) -> str | None:
@@ -254,7 +254,7 @@ class PackedLayout(Layout):
         self._open(self._folder, self._olmo)
 
     def __repr__(self) -> str:
-        """Return everything that decides the rows and nothing else: Grain compares it when it restores an iterator."""
+        """Return exactly what decides the rows, because Grain compares this text when it restores an iterator."""
         fields = self.packing.stated()
         del fields["epoch"]
         if self.packing.plan is None:

@@ -1,6 +1,6 @@
-"""Job: one preparation from its inputs to a finished corpus, in steps that any runner may call.
+"""Job: preparation of a corpus. A runner calls `make_chunk` for each unit, `plan`, the plan's writer, and `finish`.
 
-Each step's result is a file that appears whole, so a job that was stopped continues where it was.
+Files are written atomically, so a job that was stopped continues with the first file that is missing.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Job(Renderer):
-    """A preparation whose inputs have been scanned; JSON between processes.
+    """Preparation of scanned inputs, which processes exchange as JSON.
 
     Attributes:
       output: Folder of the corpus.
@@ -43,13 +43,13 @@ class Job(Renderer):
 
     @classmethod
     def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Self:
-        """Return the job of a request, from all its units, scanned."""
-        most = FORMATS[request.format].max_seed
-        if most is not None and request.seed > most:
-            raise PrepareError(f"seed={request.seed}: expected at most {most} for format {request.format}.")
+        """Return the job of `request` on `entries`, its inputs, given all their scanned `units`."""
+        max_seed = FORMATS[request.format].max_seed
+        if max_seed is not None and request.seed > max_seed:
+            raise PrepareError(f"seed={request.seed}: expected at most {max_seed} for format {request.format}.")
         scanned, placed = inputs.assemble(entries, units)
         job = cls(request, scanned, "", output, placed)
-        _ = job.template  # which may be unknown
+        _ = job.template  # raises an error for an unknown template
         paths, hashes = [entry.path for entry in scanned], [entry.digest for entry in scanned]
         return dataclasses.replace(job, key=hash_of([request.as_dict(), paths, hashes, job.tokenizer.sha256]))
 
@@ -63,12 +63,12 @@ class Job(Renderer):
 
     @functools.cached_property
     def chunks(self) -> Chunks:
-        """Folder of rendered units."""
+        """Chunks of the rendered units."""
         return Chunks(self.target.chunks, self.key)
 
     @functools.cached_property
     def headers(self) -> tuple[Header, ...]:
-        """Headers of all chunks, read once all units are rendered."""
+        """Headers of all chunks. They are read on first use, after all units are rendered."""
         return self.chunks.headers(len(self.units))
 
     @functools.cached_property
@@ -82,12 +82,12 @@ class Job(Renderer):
         return {"key": self.key, "request": self.request.as_dict(), "inputs": described, "tokenizer": tokenizer}
 
     def make_chunk(self, unit: int) -> None:
-        """Render a unit to its chunk, unless that is made already."""
+        """Render unit number `unit` to its chunk, unless the chunk exists."""
         if self.chunks.header(unit) is None:
             self.chunks.write(unit, self.chunk(self.units[unit]))
 
     def plan(self) -> Plan:
-        """Return the plan of the corpus, once all units are rendered; refuse one without documents."""
+        """Return the plan of the corpus after all units are rendered. Raise an error if a split has no documents."""
         documents = ChunkDocuments(self.chunks, self.headers, [unit.input for unit in self.units])
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
@@ -108,7 +108,7 @@ class Job(Renderer):
         return plan
 
     def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:
-        """Return the plan of a corpus of these documents, which were divided and counted before."""
+        """Return the plan of the corpus of `documents`, from their splits and the statistics of each split."""
         return Plan(
             folder=self.target.stage,
             request=self.request,
@@ -122,7 +122,7 @@ class Job(Renderer):
         )
 
     def finish(self, plan: Plan) -> dict[str, Any]:
-        """Write metadata, tokenizer and rejected records, and then the manifest, which is returned."""
+        """Write rejected records, metadata and tokenizer, then the manifest, and return the manifest."""
         if self.request.on_error == "skip":
             with files.atomic_write(self.target.rejected, "wb") as file:
                 file.writelines(self.chunks.rejected(self.headers))
@@ -141,7 +141,7 @@ class Job(Renderer):
         return {name: count for name, count in zip(names, counts, strict=False) if count}
 
     def _datasets(self, documents: Documents) -> list[Ids]:
-        """Return the documents of each dataset, in order."""
+        """Return the ids of the documents of each dataset, in order."""
         dataset_of = np.array([self.inputs[unit.input].dataset for unit in self.units], np.int64)
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
         borders = np.searchsorted(dataset_of, np.arange(len(self.request.datasets) + 1))
@@ -169,7 +169,7 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Return all steps, done, and report each to `progress`."""
+    """Return `steps` as a list, and report each to `progress` as `size(step)` of `total`."""
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
     found = []
@@ -181,7 +181,7 @@ def reported(
 
 
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
-    """Write the parts of a corpus, in this process."""
+    """Write each of `tasks` of `plan` in this process, then yield it."""
     for task in tasks:
         FORMATS[plan.request.format].write(plan, task)
         yield task
@@ -190,7 +190,7 @@ def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:
 def finish(
     plan: Plan, identity: Mapping[str, Any], tokenizer: Mapping[str, bytes], counts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Write metadata and the tokenizer's files, and then the manifest with `counts`, which is returned."""
+    """Write metadata and the tokenizer's files, then the manifest with `counts`, and return the manifest."""
     FORMATS[plan.request.format].finish(plan)
     for name, data in tokenizer.items():
         files.write_bytes(plan.path("tokenizer", name), data)

@@ -1,4 +1,4 @@
-"""Target: the output folder of a corpus, and the folder of unfinished work that becomes it."""
+"""Target: the output folder of a corpus, and the folder of its unfinished work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from grain_sft.prepare.request import differences
 from grain_sft.storage import exclusive, files
 
 MANIFEST = "prepare.json"
-"""Name of the file that is written last: a folder with one is a finished corpus."""
+"""Name of the file that is written last. A folder that contains it is a finished corpus."""
 
 
 class Target:
-    """An output folder, and the folder of unfinished work next to it.
+    """Output folder, and the folder of unfinished work next to it.
 
-    A local output appears whole, by one rename of its stage. In a bucket its files appear one by one, the manifest last.
+    A local output appears whole, when `stage` is renamed to it. In a bucket its files appear one by one, the manifest last.
 
     Args:
       output: Folder of the corpus; local, or a URL.
@@ -45,18 +45,18 @@ class Target:
             raise self.error(f"{self.output}: is a bucket. Give a folder in it, such as {self.output}/corpus.")
         self.rejected = f"{self.output}.rejected.jsonl"
         if not self.remote and os.path.islink(self.output):
-            self.output = os.path.realpath(self.output)  # so that a link to a folder stays one
+            self.output = os.path.realpath(self.output)  # a rename would replace the link, not its folder
         parent, name = self.output.rsplit("/", 1)
         self.work = f"{parent}/.{name}.grain_sft-{self.work_suffix}"
         self.chunks = files.join(self.work, "chunks")
         self.stage = self.output if self.remote else files.join(self.work, "corpus")
-        self.state = files.join(self.work, "identity.json")
+        self.state = files.join(self.work, "identity.json")  # identity of the unfinished work
         self.manifest = files.join(self.output, self.manifest_name)
 
     def produce(
         self, identity: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, overwrite: bool, wait: bool = False
     ) -> dict[str, Any]:
-        """Return the manifest of the corpus that `make` writes to the stage; with "already": True where it was finished before.
+        """Make the corpus, unless it is finished, and return its manifest, with "already": True if it was finished before.
 
         Args:
           identity: All that decides the corpus, as JSON, and its hash as "key".
@@ -77,12 +77,12 @@ class Target:
         return {**found, "already": True}
 
     def check_writable(self) -> None:
-        """Refuse an output that can't be written, before the work; a finished corpus may be read-only."""
+        """Raise an error if the output can't be written. A finished corpus may be read-only."""
         if not files.exists(self.manifest):
             files.check_writable(self.output, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
-        """Return the manifest of the finished corpus, if `identity` describes it; refuse what is not to be overwritten."""
+        """Return the manifest if this corpus is finished, else None. Raise an error if the output must not be replaced."""
         if files.exists(self.manifest):
             found = _load(self.manifest)
             if found.get("key") == identity["key"]:
@@ -104,7 +104,7 @@ class Target:
         return None
 
     def changed(self, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-        """Return the message for `what` with an identity `found` other than `identity`."""
+        """Return an error message: the output holds `what` of the identity `found`, which differs from `identity`."""
         listed = "\n  ".join([*differences(_compared(found), _compared(identity))][:20] or ["its key"])
         return (
             f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n"
@@ -113,7 +113,7 @@ class Target:
 
     @contextlib.contextmanager
     def _locked(self, *, wait: bool) -> Iterator[None]:
-        """Make the folder of unfinished work, and keep other processes of this machine out of it; buckets have no locks."""
+        """Make the folder of unfinished work, and lock it against other processes of this machine. Buckets have no locks."""
         if self.remote:
             yield
             return
@@ -128,17 +128,17 @@ class Target:
             yield
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin or continue the work of `identity`: clear what belongs to another preparation, or refuse to."""
+        """Begin or continue the work of `identity`. Remove other work, or raise an error without `overwrite`."""
         found = _load(self.state) if files.exists(self.state) else {}
         same = found.get("key") == identity["key"]
         if found and not same and not overwrite:
             raise self.error(self.changed("unfinished work", found, identity))
-        # a local corpus is replaced when the new one is complete; in a bucket the new one's files go to the same names
+        # a local corpus is replaced when the new one is complete; in a bucket the new files would mix with the old ones
         replaced = self.remote and files.exists(self.manifest)
         if same and not replaced:
             return
         if replaced or (self.remote and found):
-            # a run that is stopped half-way leaves unfinished work without a key, not a folder that looks new
+            # if the removal is interrupted, the files that remain count as unfinished work, not as files of the user
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -146,12 +146,12 @@ class Target:
         files.write_bytes(self.state, json.dumps(identity, indent=2).encode())
 
     def _clear_work(self) -> None:
-        """Remove the unfinished work but its lock, its state last."""
+        """Remove the unfinished work except its lock. Remove `state` last."""
         _remove(self.work, but=("lock", "identity.json"))
         _remove(self.state)
 
     def _publish(self) -> None:
-        """Rename the staged corpus to the output, and remove the rest."""
+        """Rename a local `stage` to the output, and remove the unfinished work."""
         if not self.remote:
             old = files.join(self.work, "replaced")
             try:
@@ -165,13 +165,13 @@ class Target:
         self.discard()
 
     def discard(self) -> None:
-        """Remove the unfinished work, its state last."""
+        """Remove the unfinished work and its folder."""
         self._clear_work()
         if not self.remote:
             shutil.rmtree(self.work, ignore_errors=True)
 
     def forget(self, name: str) -> None:
-        """Remove the folder `name` of the unfinished work; all of the work, where it has no identity."""
+        """Remove the folder `name` of the unfinished work, or all of the work if it has no `state` file."""
         if files.exists(self.state):
             _remove(files.join(self.work, name))
         else:
@@ -179,14 +179,14 @@ class Target:
 
 
 def _remote_files(folder: str) -> list[str]:
-    """Return the file `folder`, or all files below it in its bucket."""
+    """Return all files below `folder` in its bucket; `folder` may also be a file."""
     base = folder.split("://", 1)[1]
     with files.remote(folder) as client:
         return [path for path in client.find(folder) if f"{path.lstrip('/')}/".startswith(f"{base}/")]
 
 
 def _remove(path: str, but: Collection[str] = ()) -> None:
-    """Remove a file or a folder, where it exists; of a folder, all but the files `but`."""
+    """Remove the file or folder `path`, if it exists. In a folder, keep the files named in `but`."""
     if files.is_remote(path):
         kept = tuple(f"/{name}" for name in but)
         if found := [each for each in _remote_files(path) if not each.endswith(kept)]:
@@ -212,7 +212,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity that are compared, inputs by their paths."""
+    """Return the parts of an identity that `changed` compares, with inputs by path if their paths differ."""
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
     parts = {key: identity.get(key) for key in ("request", "tokenizer")}

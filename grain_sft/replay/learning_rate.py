@@ -11,24 +11,24 @@ from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import artifact
 
 BASE, BASE_TOKENS = 3e-4, 4_000_000
-"""Llama's learning rate, and the tokens of a batch that it is for."""
+"""Llama's learning rate, and the batch size in tokens that it was chosen for."""
 
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
-"""Divisor of the rate by a part of the model's name; the first that the name contains counts."""
+"""Divisors of the rate. The first key that the model's name contains applies."""
 
 
 def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
-    """Return 3e-4 * sqrt(batch_tokens * ranks * supervised ratio / 4,000,000), divided for some models.
+    """Return 3e-4 * sqrt(batch_tokens * ranks * supervised ratio / 4,000,000), divided as in `DIVISORS`.
 
     Args:
-      corpus: Corpus that is trained on.
-      batch_tokens: Tokens of a batch of one rank, padding included.
+      corpus: Training corpus.
+      batch_tokens: Tokens in one rank's batch, padding included.
       ranks: Number of data-parallel processes that share a batch.
-      model_type: Name of the model, in any case; one that contains "mistral" divides by 6, "gemma" by 5.5, "openchat_3.6" by
-        5.3.
+      model_type: Name of the model, in upper or lower case. The rate is divided by 6 if it contains "mistral", by 5.5 for
+        "gemma" and by 5.3 for "openchat_3.6".
 
     Raises:
-      CorpusError, CorpusFileError: numbers that are not counts, or as in `supervised_ratio`.
+      CorpusError, CorpusFileError: A number is not a positive integer, or as in `supervised_ratio`.
     """
     tokens = as_integer("batch_tokens", batch_tokens, 1, CorpusError) * as_integer("ranks", ranks, 1, CorpusError)
     divisor = next((value for name, value in DIVISORS.items() if name in model_type.lower()), 1.0)
@@ -38,11 +38,11 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
 def supervised_ratio(corpus: Corpus) -> float:
     """Return the share of the documents' tokens that take loss as targets. A document's first token is never a target.
 
-    Reads every loss file the first time, and keeps the counts in the cache.
+    The first call reads every loss file and caches the counts.
 
     Raises:
-      CorpusError: documents that cannot be found, or no token in them.
-      CorpusFileError: a loss file is missing, or not the one that was indexed.
+      CorpusError: The documents cannot be found, or hold no token.
+      CorpusFileError: A loss file is missing, or is not the one that was indexed.
     """
     losses = {number: shard.loss for number, shard in enumerate(corpus.shards) if shard.loss is not None}
     files, documents = list(losses.values()), corpus.find_documents()

@@ -1,4 +1,4 @@
-"""BatchSizes: rows of the global batch of each step, and the rows before it."""
+"""BatchSizes: the number of rows in each step's global batch, and in all batches before it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grain_sft.sampling.orders import Ints
 
 
 class BatchSizes:
-    """Rows of the global batch as a function of the step, which changes at some steps.
+    """Schedule of the global batch size: the number of rows in each step's batch.
 
     Args:
       first: Rows of each step, from step 0 on.
@@ -38,52 +38,52 @@ class BatchSizes:
 
     @property
     def schedule(self) -> tuple[tuple[int, int], ...]:
-        """The changes, as given."""
+        """Changes of the size: pairs of a step and the rows of each step from it on."""
         return tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
 
     def at(self, step: int) -> int:
-        """Return the rows of `step`."""
+        """Return the number of rows in the global batch of `step`."""
         return self.sizes[0] if len(self.sizes) == 1 else self.sizes[bisect_right(self.steps, step) - 1]
 
     def steps_of_one_size(self, step: int) -> int:
-        """Return the number of steps from `step` on that have its size; `sys.maxsize` where all do."""
+        """Return the number of steps from `step` to the next change of size; `sys.maxsize` if none follows."""
         return next((change - step for change in self.steps if change > step), sys.maxsize)
 
     def before(self, step: int) -> int:
-        """Return the rows of all steps before `step`."""
-        piece = bisect_right(self.steps, step) - 1
-        return self._before[piece] + (step - self.steps[piece]) * self.sizes[piece]
+        """Return the number of rows in all steps before `step`."""
+        entry = bisect_right(self.steps, step) - 1
+        return self._before[entry] + (step - self.steps[entry]) * self.sizes[entry]
 
     def step_of(self, row: int) -> int:
-        """Return the step that reads row `row` of the run. It is also the number of whole steps in `row` rows."""
-        piece = bisect_right(self._before, row) - 1
-        return self.steps[piece] + (row - self._before[piece]) // self.sizes[piece]
+        """Return the step that reads row `row` (from 0) of the run, which is also the number of whole steps in `row` rows."""
+        entry = bisect_right(self._before, row) - 1
+        return self.steps[entry] + (row - self._before[entry]) // self.sizes[entry]
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        """Return the rows before each of `steps`, int64 [n], and the rows of each."""
+        """Return the number of rows before each of `steps`, int64 [n], and the number of rows in each."""
         first, sizes, before = self._columns[:, np.searchsorted(self.steps, steps, side="right") - 1]
         return before + (steps - first) * sizes, sizes
 
     def steps_of(self, rows: Ints) -> Ints:
-        """Return the step that reads each of `rows`, int64 [n], rows of the run."""
+        """Return the step that reads each of `rows`, int64 [n], row numbers in the run."""
         first, sizes, before = self._columns[:, np.searchsorted(self._before, rows, side="right") - 1]
         steps: Ints = first + (rows - before) // sizes
         return steps
 
     def shared(self, hosts: int) -> BatchSizes:
-        """Return the rows of a step that each of `hosts` reads, or raise a `SamplerError` where they don't divide a size."""
+        """Return the batch sizes of each of `hosts`, or raise a `SamplerError` if a size is not a multiple of `hosts`."""
         self.check_from(0, hosts)
         return BatchSizes(self.sizes[0] // hosts, [(step, size // hosts) for step, size in self.schedule])
 
     def check_from(self, step: int, hosts: int) -> None:
-        """Raise a `SamplerError` that names the first step from `step` on whose batch the hosts don't divide."""
+        """Raise a `SamplerError` if, from `step` on, a batch size is not a multiple of `hosts`."""
         for first, size, end in zip(self.steps, self.sizes, [*self.steps[1:], step + 1], strict=True):
             if end > step:
                 check_divided(size, hosts, max(first, step) if len(self.sizes) > 1 else None)
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:
-    """Raise a `SamplerError` where hosts don't divide a batch."""
+    """Raise a `SamplerError`, which names `step`, if `size` is not a multiple of `hosts`."""
     if size % hosts:
         at = "" if step is None else f", from step {step} on,"
         raise SamplerError(
@@ -93,7 +93,7 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:
-    """Return the entries of a schedule; raise a `SamplerError` unless they are pairs whose steps ascend from 1 on."""
+    """Return the entries of a schedule; raise a `SamplerError` unless they are pairs with ascending steps from 1 on."""
     entries: list[tuple[int, object]] = []
     for entry in schedule:
         if not isinstance(entry, tuple | list) or len(entry) != 2:

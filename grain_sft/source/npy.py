@@ -1,4 +1,4 @@
-"""NpyDataSource: the arrays of row i, or of rows i, j, k at once."""
+"""NpyDataSource: random access to the rows of a layout, one or many at once, as arrays."""
 
 import abc
 import functools
@@ -18,13 +18,13 @@ from grain_sft.source.row_reader import RowReader
 from grain_sft.source.segment_reader import SegmentReader
 from grain_sft.storage import ShardReader
 
-workers.default_grain_flags()  # so that worker processes of any grain.DataLoader over an NpyDataSource start
+workers.default_grain_flags()  # without them, worker processes of a grain.DataLoader may not start
 
 Ints = npt.NDArray[np.int64]
 
 
 class RowSource(grain.sources.RandomAccessDataSource[Element]):
-    """Source of the rows of `layout`, by number."""
+    """Random access to the rows of `layout`."""
 
     layout: Layout
 
@@ -32,46 +32,46 @@ class RowSource(grain.sources.RandomAccessDataSource[Element]):
         return len(self.layout)
 
     def __getitem__(self, index: int) -> Element:
-        """Return row `index`: fresh arrays [L].
+        """Return row `index` as new arrays [L].
 
         Raises:
-          RowIndexError: no such row.
-          CorpusFileError: its file is missing, unreadable, or not the one that was indexed.
+          RowIndexError: `index` is not a row of `layout`.
+          CorpusFileError: a file is missing, unreadable, or changed since it was indexed.
         """
         element = self.read((checked_record(index, self.layout),))
         return {key: array[0] if array.flags.writeable else array[0].copy() for key, array in element.items()}
 
     @abc.abstractmethod
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return rows `indices`, in that order: arrays [rows, L].
+        """Return the rows `indices`, in that order, as arrays [rows, L].
 
         Raises:
-          RowIndexError: an index that is not a row.
-          CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
+          RowIndexError: one of `indices` is not a row of `layout`.
+          CorpusFileError: a file is missing, unreadable, or changed since it was indexed.
         """
 
 
 class NpyDataSource(RowSource):
-    """Rows of a layout by number, read from the token files.
+    """Random access to the rows of a layout, read from the token files.
 
-    `source[i]` is row i as arrays [L]; `source.read(indices)` is many rows as arrays [rows, L], the same values in one
-    gather. Keys:
-      tokens: the corpus's dtype. Always a fresh copy.
-      loss_mask: bool, tokens that take loss as targets: of the corpus's loss files or, without any, all.
-      loss_weights: float32, how much, where the corpus has weights; `loss_mask` is then where they are not 0.
+    `source[i]` is row i as arrays [L]. `source.read(indices)` reads many rows in one gather, as arrays [rows, L] of the
+    same values. Keys:
+      tokens: corpus's dtype, token ids; always a new array.
+      loss_mask: bool, whether the token takes loss as a target; without loss files, all but padding does.
+      loss_weights: float32, weight of the token's loss, if the corpus has weights; `loss_mask` is then where it is not 0.
       segment_ids: int32, from 1; 0 is padding.
       positions: int32, from 0 in every segment.
-    Arrays that `read` returns for every batch (in a window layout all but tokens and loss) are shared and read-only. Padding is
-    the corpus's `pad_token_id`, else its EOS, else 0. Row `FILL_ROW` (-1) of `read` is all padding.
+    Arrays that are equal in all batches (in a window layout all but tokens and loss) are shared and read-only. Padding is
+    the corpus's `pad_token_id`, else its EOS, else 0. `read` returns the row `FILL_ROW` (-1) as padding alone.
 
-    Opens files on first use. Safe in threads; pickles without its open files, so that each worker process opens its own.
+    The source opens files on first use. It is thread-safe. It pickles without open files: each worker process opens its own.
 
     Args:
       layout: Layout of the rows.
       max_open_files: Most files that stay open; None for 1024, or less under a low `ulimit -n`.
 
     Raises:
-      LayoutError: the layout of a mixture, which MixtureSource reads; or a corpus of pairs in a layout of other rows.
+      LayoutError: `layout` is the layout of a mixture, which MixtureSource reads, or of other rows than the corpus's pairs.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
@@ -113,7 +113,7 @@ class NpyDataSource(RowSource):
         return element if loss is None or loss is mask else {**element, "loss_weights": loss}
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return the same rows as `ShiftTargets` makes them; None where one is `FILL_ROW`, or int32 may not hold a token.
+        """Return rows with targets as in `ShiftTargets`, or None if one is `FILL_ROW` or a token may not fit in int32.
 
         Raises: as `read`.
         """
@@ -124,8 +124,8 @@ class NpyDataSource(RowSource):
         return read if fit else None
 
     def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
-        """Return rows; their tokens, where they are not in `inputs`; and whether int32 holds every token, as far as that is
-        checked. Without `shifted`, targets and segment ids of targets are not made."""
+        """Return rows, their tokens (None if only `inputs` holds them), and False if a token was found not to fit in int32.
+        Without `shifted`, tokens are not checked, and targets and their segment ids may be uninitialised."""
         if self._row_reader is not None:
             return self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
         if self._segment_reader is None:
@@ -140,7 +140,7 @@ class NpyDataSource(RowSource):
         return read, None, fit
 
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
-        """Return rows of any layout, their pieces copied all at once."""
+        """Return what `_read` returns, for any layout: one gather reads the pieces of all rows."""
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.sequence_length), True
         whole = pieces.segment is None
         stack, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack)
@@ -183,39 +183,38 @@ class NpyDataSource(RowSource):
         self.__init__(state["layout"], max_open_files=state["max_open_files"])  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        """Return what decides its values and nothing else: Grain compares it when it restores an iterator."""
+        """Return all that decides the rows and nothing else: Grain compares it when it restores an iterator."""
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
 
 
 def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return the values of the loss files, [rows, L]."""
+    """Return the loss of the tokens of `pieces`: bool or float32 [rows, L]."""
     offsets = pieces.offsets(shape[1])
     return reader.gather(pieces.shard, pieces.start, offsets, pieces.length, shape[0] * shape[1]).reshape(shape)
 
 
 def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
-    """Fill the segment ids of targets by the loss of rows and the offsets of their segments' last tokens."""
+    """Fill `read.target_segment_ids` from `read.loss`; `lasts` indexes segments' last tokens in the flattened rows."""
     assert read.loss is not None
     taken, found = np.zeros(read.segment_ids.size, np.bool_), read.target_segment_ids
     np.not_equal(read.loss.reshape(-1)[1:], 0, out=taken[:-1])
-    found[...] = taken.reshape(found.shape)  # by itself: numpy multiplies by bool in small pieces
+    found[...] = taken.reshape(found.shape)  # a cast of its own: `multiply` would cast in small buffers
     np.multiply(found, read.segment_ids, out=found)
     found.reshape(-1)[lasts] = 0
 
 
 def _fill_segments(pieces: Pieces, tokens: npt.NDArray[Any], positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
-    """Pad `tokens`, fill `positions`, and return segment ids and the offset of every segment's last token in the flattened
-    rows."""
+    """Pad `tokens`, fill `positions`, and return segment ids and the index of every segment's last token in the flat rows."""
     count, length = tokens.shape
     assert pieces.segment is not None and pieces.position is not None
     row, firsts = pieces.row, pieces.offsets(length)
     ends = firsts + pieces.length
-    borders = np.ones(len(row) + 1, np.bool_)  # a segment that continues in the next piece has no last token there
+    borders = np.ones(len(row) + 1, np.bool_)  # whether a segment ends between two pieces
     borders[1:-1] = (pieces.segment[1:] != pieces.segment[:-1]) | (row[1:] != row[:-1])
     last_of_row = row.searchsorted(np.arange(count), side="right") - 1
     used = ends[last_of_row]
     runs = pieces.length.copy()
-    runs[last_of_row] += np.arange(1, count + 1) * length - used  # the padding after it
+    runs[last_of_row] += np.arange(1, count + 1) * length - used  # the row's padding counts as part of its last piece
     segments = pieces.segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
     begins = (firsts - pieces.position).astype(np.int32).repeat(runs)
     np.subtract(_counting(tokens.size), begins, out=positions.reshape(-1))
@@ -229,14 +228,13 @@ def _fill_segments(pieces: Pieces, tokens: npt.NDArray[Any], positions: Int32s, 
 
 @functools.lru_cache(maxsize=2)
 def _counting(size: int) -> Int32s:
-    """Return 0, 1, 2, ...: a fresh array of some hundred KB costs more than what is computed from it."""
+    """Return 0, 1, 2, ... Cached, since a new array of some hundred KB takes longer than the arithmetic on it."""
     return np.arange(size, dtype=np.int32)
 
 
 @functools.lru_cache(maxsize=8)
 def _whole_rows(rows: int, length: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return what is the same in all batches of rows of one full segment each: segment ids, positions, segment ids of
-    targets, and mask."""
+    """Return read-only segment ids, positions, segment ids of targets, and mask of rows that are one full segment each."""
     segments = np.ones((rows, length), np.int32)
     positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
     target_segments = segments.copy()

@@ -1,5 +1,5 @@
-"""Reader of corpora that store rows. In a file, the tokens of a row are followed by its positions and segment ids: small
-integers, which are widened to int32. Rows of long segments store the columns where segments end instead."""
+"""Reader of corpora that store rows. In a file, the positions and segment ids of a row follow its tokens as small integers,
+which the reader widens to int32. Rows of long segments store the columns where segments end instead."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-_BLOCK_TOKENS = 1 << 15  # per block, so that its bytes are still in the processor's cache when they are widened
+_BLOCK_TOKENS = 1 << 15  # per block: the processor's cache still holds its bytes when they are widened
 
 
 class _Block(NamedTuple):
-    """Consecutive rows of a batch that are read and then widened, before the next block is read.
+    """Consecutive rows of a batch that are read and widened before the next block is read.
 
     Attributes:
       buffers: Buffers that each row is read into.
-      copied: (view of the batch's arrays, index into it, source) of each copy after the read, in this order.
+      copied: (destination, index into it, source) of each copy after the read, in this order.
       by_ends: (table of segment ends, views of the row's arrays) of each row that stores the ends of its segments.
     """
 
@@ -37,7 +37,7 @@ class _Block(NamedTuple):
 
 
 class RowReader:
-    """Reader of the rows of a corpus that has `rows`. Thread-safe."""
+    """Thread-safe reader of the rows of a corpus with `Corpus.rows`."""
 
     def __init__(self, corpus: Corpus, max_open_files: int | None = None) -> None:
         def reader_of(files: Sequence[FileStamp], row_bytes: int) -> ShardReader:
@@ -56,8 +56,8 @@ class RowReader:
         self._loss_reader = reader_of(self._losses, self._loss_bytes) if self._losses else None
 
     def read(self, rows: Ints, arrays: Arrays, *, only_weights: bool = False) -> ReadRows:
-        """Return `rows`, int64 in [0, number of rows), in arrays from `arrays`; with `only_weights`, the loss only if it is
-        weights and not a mask.
+        """Return `rows`, int64 [n] in [0, number of rows), in arrays from `arrays`. With `only_weights`, leave out a loss mask,
+        but not loss weights.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
@@ -95,7 +95,7 @@ class RowReader:
             ) from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:
-        """Return the blocks of a batch that has the arrays of `stack`."""
+        """Return the blocks of the batch in `stack`."""
         tokens, targets, segments, positions, target_segments = stack.arrays
         count, length = tokens.shape
         size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
@@ -110,7 +110,7 @@ class RowReader:
             here = slice(begin, min(begin + size, count))
             sources = {name: field[: here.stop - begin] for name, field in fields_of.items()}
             copied: list[tuple[Any, Any, Any]] = [] if self._wide else [(tokens[here], ..., sources["tokens"])]
-            following = tokens[here].reshape(-1).data[1:]  # each row's last target is wrong until it is zeroed
+            following = tokens[here].reshape(-1).data[1:]  # the copy after this one corrects each row's last target
             copied.append((targets[here].reshape(-1).data[:-1], slice(None), following))
             copied.append((targets[here, -1], ..., ZERO))
             copied += [(array[here], ..., sources[name]) for name, array in stored.items() if name in sources]

@@ -1,4 +1,4 @@
-"""Regular local files. Opening a FIFO would wait for a writer, and reading a device may never end."""
+"""Read access to regular local files alone: opening a FIFO waits for a writer, and reading a device may never end."""
 
 import contextlib
 import contextvars
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from grain_sft.errors import CorpusError, CorpusFileError
 
 _root: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("grain_sft_root", default=None)
-"""Folder that files have to be in, and the one path that need not."""
+"""Folder that must hold every opened file, and the one path that may lie outside of it."""
 
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
@@ -17,11 +17,11 @@ _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
 
 @contextlib.contextmanager
 def inside(root: str | None, but: str = "") -> Iterator[None]:
-    """Have `open_regular` refuse files outside of the folder `root`, in this thread.
+    """Make `open_regular` refuse files outside of the folder `root`, in this thread, until the context ends.
 
     Args:
-      root: Real path of the folder, with a slash at its end; None adds no bound.
-      but: Path that the caller of the package gave, which need not be in `root`.
+      root: Real path of the folder, with a slash at its end; None keeps the outer context's folder.
+      but: Path that the user gave, which may lie outside of `root`.
     """
     token = _root.set(_root.get() if root is None else (root, but))
     try:
@@ -31,7 +31,7 @@ def inside(root: str | None, but: str = "") -> Iterator[None]:
 
 
 def outside(path: str, real: str, root: str) -> CorpusError:
-    """Return the error for a file that is at `real`, outside of the folder `root`."""
+    """Return the error for `path`, whose real path `real` lies outside of the folder `root`."""
     at = "" if real == path else f" (it is {real})"
     return CorpusError(
         f"{path}: lies outside of {root}{at}, which was given as the root of all files. Fix the mix, the index or the "
@@ -40,12 +40,12 @@ def outside(path: str, real: str, root: str) -> CorpusError:
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Return a read-only file descriptor of the regular file `path`, which the caller closes.
+    """Return a read-only file descriptor of the regular file `path`. The caller closes it.
 
     Raises:
       OSError: The file is missing or can't be opened.
       CorpusFileError: `path` is not a regular file.
-      CorpusError: The file is outside of the folder of `inside`.
+      CorpusError: The file is outside of the folder that `inside` sets.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -54,11 +54,11 @@ def open_regular(path: str | os.PathLike[str]) -> int:
             _check_mode(path, os.stat(path).st_mode)
         if not isinstance(error, BlockingIOError):
             raise
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # another program has a lease of the file, and gives it up now
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # waits for another program to give up its lease of the file
     try:
         _check_mode(path, os.fstat(fd).st_mode)
         bound = _root.get()
-        if bound is not None and os.fspath(path) != bound[1]:  # its name may lead elsewhere since it was checked
+        if bound is not None and os.fspath(path) != bound[1]:  # a link in the path may have changed since its check
             real = os.readlink(f"/proc/self/fd/{fd}") if os.path.exists("/proc/self/fd") else os.path.realpath(path)
             if not real.startswith(bound[0]):
                 raise outside(os.fspath(path), real, bound[0])
@@ -70,7 +70,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
-    """Return the bytes `start` to `stop` of the regular file `path`, fewer at its end; without `stop`, all from `start`."""
+    """Return the bytes [start, stop) of the regular file `path`, fewer if it ends before. Without `stop`, read to the end."""
     fd = open_regular(path)
     try:
         return pread(fd, max(0, (os.fstat(fd).st_size if stop is None else stop) - start), start)
@@ -79,7 +79,7 @@ def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None 
 
 
 def pread(fd: int, count: int, offset: int) -> bytes:
-    """Return `count` bytes of an open file from `offset` on, fewer only at its end; `os.pread` may stop earlier."""
+    """Return `count` bytes of an open file from `offset` on, fewer only at its end. `os.pread` may return fewer anywhere."""
     parts: list[bytes] = []
     while count and (data := os.pread(fd, count, offset)):
         parts.append(data)

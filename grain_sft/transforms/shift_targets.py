@@ -17,28 +17,28 @@ _Int32 = npt.NDArray[np.int32]
 
 
 class ShiftTargets(grain.transforms.Map):
-    """Transform that makes each token's successor its target. It returns the keys of MaxText's trainer, int32 [L] or [rows, L].
+    """Transform from the arrays of a source to the keys of MaxText's trainer: int32 [L] or [rows, L].
 
-    `inputs` is the tokens; `targets[i]` is `tokens[i + 1]`, and 0 at the end. The length stays L, because TPU attention
-    kernels want a multiple of 128 or 512. `inputs_position` and `targets_position` are both the tokens' positions, and
-    `inputs_segmentation` is their segment ids. `targets_segmentation` is the segment id where the target is in the same
-    segment and takes loss, else 0: on padding, masked tokens, the last token of a segment, and the last position. Where
-    the source has `loss_weights`, `targets_weights` (float32) is the target's weight, and 0 where it takes no loss.
+    `inputs` holds the tokens. `targets[i]` is `tokens[i + 1]`, or 0 at the end of a row. The length stays L, because TPU
+    attention kernels want a multiple of 128 or 512. `inputs_position` and `targets_position` both hold the positions of the
+    tokens, and `inputs_segmentation` holds their segment ids. `targets_segmentation` is the segment id if the target takes
+    loss and is in the same segment, else 0: at padding, masked targets, and the last token of a segment or row. If the
+    source has `loss_weights`, `targets_weights` (float32) is the weight of the target, or 0 if the target takes no loss.
 
-    The source's read-only arrays are the same in every batch: `map` does not copy them, and caches what it computes from them.
+    `map` does not copy read-only arrays, which a source shares between batches, and caches what it computes from them.
     """
 
     shifts_targets = True
 
     def __init__(self) -> None:
         self._arrays = Arrays()
-        self._kept: tuple[Any, Any, Any] | None = None  # segment_ids, loss_mask, and their targets_segmentation
+        self._kept: tuple[Any, Any, Any] | None = None  # read-only segment_ids, loss_mask; targets_segmentation
 
     def map(self, element: Element) -> Element:
-        """Return the batch of `element`.
+        """Return the trainer's batch for `element`, the arrays of a source.
 
         Raises:
-          TransformError: a token id that int32 can't hold.
+          TransformError: a token id does not fit in int32.
         """
         require_keys(self, element, ("tokens", "loss_mask", "segment_ids", "positions"))
         tokens, segments = _as_int32(element["tokens"]), element["segment_ids"]
@@ -50,7 +50,7 @@ class ShiftTargets(grain.transforms.Map):
         return _batch(ReadRows(tokens, targets, element["positions"], segments, segmentation, loss))
 
     def reader(self, source: Any) -> Callable[[npt.NDArray[np.int64]], Element] | None:
-        """Return a function that reads rows and shifts them in one pass; None where the source can't, and in subclasses."""
+        """Return a function from rows to their batch in one pass, or None for a subclass or a source without `read_rows`."""
         can = type(self) is ShiftTargets and hasattr(source, "read_rows")
         return functools.partial(self.read, source) if can else None
 
@@ -58,7 +58,7 @@ class ShiftTargets(grain.transforms.Map):
         """Return the batch of `rows`, equal to `map(source.read(rows))`, in fewer passes over the arrays.
 
         Raises:
-          TransformError: a token id that int32 can't hold.
+          TransformError: a token id does not fit in int32.
           RowIndexError, CorpusFileError: as in `source.read`.
         """
         read = source.read_rows(rows)
@@ -68,13 +68,13 @@ class ShiftTargets(grain.transforms.Map):
         kept = self._kept
         if kept is not None and kept[0] is segments and kept[1] is loss_mask:
             return kept[2]  # type: ignore[no-any-return]
-        flat, taken = segments.reshape(-1), np.empty(segments.size, np.bool_)
+        flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
         if len(flat):
-            np.equal(flat[1:], flat[:-1], out=taken[:-1])
-            taken[:-1] &= loss_mask.reshape(-1)[1:]
-            taken.reshape(segments.shape)[..., -1] = False  # the last position has no target
+            np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
+            takes_loss[:-1] &= loss_mask.reshape(-1)[1:]
+            takes_loss.reshape(segments.shape)[..., -1] = False  # the last token of a row has no target
         result = self._arrays.empty(segments.shape, np.int32)
-        result[...] = taken.reshape(segments.shape)  # not `taken * segments`: numpy multiplies bools in small pieces
+        result[...] = takes_loss.reshape(segments.shape)  # a cast of its own: `*=` would cast in small buffers
         result *= segments
         if not segments.flags.writeable and not loss_mask.flags.writeable:
             result.flags.writeable = False
@@ -108,7 +108,7 @@ def _batch(read: ReadRows) -> Element:
 
 
 def _as_int32(tokens: npt.NDArray[Any]) -> _Int32:
-    """Return `tokens` as int32: the same memory where the width allows it."""
+    """Return `tokens` as int32, without a copy if they are 32 bits wide."""
     if tokens.dtype == np.uint32:
         tokens = tokens.view(np.int32)
         fits = not tokens.size or int(tokens.min()) >= 0

@@ -1,4 +1,4 @@
-"""Checks of a config's pipeline: its layout, its sampler and its batches; and of plans, alone or as part of a layout."""
+"""Checks of a pipeline (its layout, sampler and batches) and of plans (in a plan file or in a layout)."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-_FIRST_STEPS = 8  # of which one must take loss
-_BLOCK_ROWS = 1 << 12
-_MOST_ROWS = 1 << 28  # of an epoch, a byte of memory each
+_FIRST_STEPS = 8  # one of them must take loss
+_BLOCK_ROWS = 1 << 12  # rows checked at a time
+_MOST_ROWS = 1 << 28  # longest epoch whose rows are counted, with one byte of memory per row
 
 
 def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
-    """Check layout, sampler, and the first and the last batch."""
+    """Check the plans, layout, sampler, first and last batch, and loss of a pipeline."""
     layout = pipeline.source.layout
     report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}
     for part in layout.parts.values():
@@ -39,7 +39,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
     if report.has_wrong("plan"):
-        return  # its rows cannot be read
+        return  # the rows of a wrong plan cannot be read
     _check_layout(report, layout, where)
     _check_sampler(report, pipeline, where)
     _check_batches(report, pipeline, where, vocab_size)
@@ -50,7 +50,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 
 
 def _check_layout(report: Report, layout: Layout, where: str) -> None:
-    """Check that the rows of a layout, or in a fast check its first and last ones, lie in the files and in a row."""
+    """Check that the pieces of rows lie in their shards and fit their rows. A fast check reads the first and last rows."""
     count, length = len(layout), layout.sequence_length
     tokens = np.array([shard.num_tokens for shard in layout.corpus.shards])
     begins = range(0, count, _BLOCK_ROWS) if report.full else sorted({0, max(0, count - _BLOCK_ROWS)})
@@ -80,34 +80,34 @@ def _check_layout(report: Report, layout: Layout, where: str) -> None:
 
 
 def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Check that rows exist; in a full check, that no step of the first epoch has one that another had."""
+    """Check that the sampler's rows exist and, in a full check, that the first epoch reads no row twice."""
     sampler, count = pipeline.sampler, len(pipeline.source)
     for step in _end_steps(pipeline):
         rows = sampler.rows(step)
         if ((rows < 0) & (rows != FILL_ROW)).any() or (rows >= count).any():
             report.wrong("sampler", where, f"reads row {rows.max()}, but there are {count}.", f"step {step}")
             return
-    once = sampler.steps_per_epoch is not None and not sampler.runs_on and sampler.host.count == 1
-    if not report.full or not once or count > _MOST_ROWS:
+    reads_once = sampler.steps_per_epoch is not None and not sampler.runs_on and sampler.host.count == 1
+    if not report.full or not reads_once or count > _MOST_ROWS:
         return
-    reads, read = np.zeros(count, np.uint8), 0
+    times_read, num_read = np.zeros(count, np.uint8), 0
     for step in range(pipeline.end_step):
         rows = sampler.rows(step)
         rows = rows[rows != FILL_ROW]
-        if read + len(rows) > count or read == count:
+        if num_read + len(rows) > count or num_read == count:
             break
-        np.add.at(reads, rows, 1)
-        again = rows[reads[rows] > 1]
-        if len(again):
-            sentence = f"reads row {again[0]} a second time in its first epoch."
+        np.add.at(times_read, rows, 1)
+        repeated = rows[times_read[rows] > 1]
+        if len(repeated):
+            sentence = f"reads row {repeated[0]} a second time in its first epoch."
             report.wrong("sampler", where, sentence, f"step {step}")
             return
-        read += len(rows)
-    report.figures["rows_of_first_epoch"] = read
+        num_read += len(rows)
+    report.figures["rows_of_first_epoch"] = num_read
 
 
 def _end_steps(pipeline: Pipeline) -> list[int]:
-    """Return the first step and the last; the second step of a run that never ends."""
+    """Return the first and the last step; steps 0 and 1 of a run without an end."""
     return sorted({0, 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1})
 
 
@@ -130,7 +130,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:
-    """Return what is wrong in a batch of `ShiftTargets`, as a sentence; "" where nothing is, and for other batches."""
+    """Return a sentence about the first error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch."""
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if any(name not in batch for name in names):
         return ""
@@ -185,13 +185,13 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
 
 
 def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
-    """Return the documents of a corpus, found by the options in the `recipe` of a plan."""
+    """Return the documents of a corpus, found by the options in a plan's `recipe`."""
     return corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id"))
 
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
-    """Check the pieces of a plan whose columns `check_columns` accepts against `recipe`, the packing options, and against
-    `corpus` unless it is None."""
+    """Check the pieces of a plan against `recipe`, its packing options, and against `corpus` unless it is None. The columns
+    must be ones that `check_columns` accepts."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     report.figures |= {"rows": len(ends), "pieces": len(start)}
     counts, segments = np.diff(ends, prepend=0), recipe.get("max_segments")
@@ -238,7 +238,7 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
 def _first(
     report: Report, where: str, noun: str, wrong: Bools, sentence: Callable[[int], str], numbers: Ints | None = None
 ) -> bool:
-    """Report the first True in `wrong`, by its index or its number in `numbers`, and the count of others, if any is True."""
+    """Report the first True in `wrong` and the number of others. `numbers` replaces its index. Return whether one is True."""
     count, at = np.count_nonzero(wrong), int(wrong.argmax()) if len(wrong) else 0
     if count:
         more = f" So are {count - 1:,} more." if count > 1 else ""

@@ -9,19 +9,19 @@ from typing import Any
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20  # findings of one check; more are counted
+LISTED = 20  # wrong findings of one check in a report; others are only counted
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One sentence.
+    """An error, or a fact worth knowing, about a file or a config.
 
     Attributes:
       check: Name of the check: "files", "boundaries", "vocabulary", "loss", "duplicates", "statistics", "rows", "plan",
         "layout", "sampler", "batches" or "receipt".
-      where, place: Path of the file, or of the config; and part of it, such as "token 17"; "" for all of it.
-      message: The sentence.
-      wrong: False for what is worth knowing and may well be meant.
+      where, place: Path of the file or the config, and the place in it, such as "token 17"; "" for all of it.
+      message: Description, one sentence.
+      wrong: Whether it is an error; False for a fact that may be intended.
     """
 
     check: str
@@ -39,11 +39,11 @@ class Report:
     """Findings of a verification.
 
     Attributes:
-      what, where: "corpus", "plan" or "config", and its path.
-      full: Whether everything was read, and not sizes, headers and ends alone.
-      findings: Findings in order; of each check at most `LISTED` that are wrong.
+      what, where: Kind of the thing verified ("corpus", "plan" or "config"), and its path.
+      full: Whether everything was read; otherwise, only sizes, headers and ends.
+      findings: Findings in order, with at most `LISTED` wrong ones of each check.
       figures: Counts of shards, tokens, documents, rows, duplicates and so on.
-      left_out: Number of wrong findings of a check beyond `LISTED`.
+      left_out: Number of wrong findings beyond `LISTED`, by check.
     """
 
     what: str
@@ -54,30 +54,30 @@ class Report:
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def wrong(self, check: str, where: str, message: str, place: str = "") -> None:
-        """Add what is wrong; a message that begins with `where` loses that."""
+        """Add a wrong finding. A `where` at the beginning of `message` is removed."""
         if sum(finding.wrong and finding.check == check for finding in self.findings) < LISTED:
             self.findings.append(Finding(check, where, message.removeprefix(f"{where}: "), place))
         else:
             self.left_out[check] = self.left_out.get(check, 0) + 1
 
     def note(self, check: str, where: str, message: str, place: str = "") -> None:
-        """Add what is worth knowing."""
+        """Add a finding that is not wrong."""
         self.findings.append(Finding(check, where, message, place, wrong=False))
 
     @contextlib.contextmanager
     def errors(self, check: str, where: str, place: str = "") -> Iterator[None]:
-        """Add what is raised inside."""
+        """Add a GrainSftError that is raised in the context as a wrong finding."""
         try:
             yield
         except GrainSftError as error:
             self.wrong(check, where, str(error), place)
 
     def has_wrong(self, *checks: str) -> bool:
-        """Return whether one of these checks, or any at all, found what is wrong."""
+        """Return whether one of `checks`, or by default any check, has a wrong finding."""
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Report) -> None:
-        """Add the report of a part; its figures go under its name."""
+        """Add the findings of a part's report, and its figures under its `where`."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():
@@ -85,7 +85,7 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether no finding is wrong."""
         return not self.has_wrong()
 
     def as_dict(self) -> dict[str, Any]:

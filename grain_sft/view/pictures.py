@@ -1,4 +1,4 @@
-"""Pictures of a report, by matplotlib: as PNG, and as SVG in the colours of its page."""
+"""Pictures of a report, drawn by matplotlib: PNG, and SVG in the colours of the page."""
 
 import io
 import re
@@ -11,10 +11,10 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
-"""Colours of the first, second, ... series; in a page the style sheet's --c0, --c1, ..."""
+"""Colours of the series, in order. A page replaces them with --c0, --c1, ... of its style sheet."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper", **{each: f"c{at}" for at, each in enumerate(COLOURS)}}
-_MOST_SOURCES = 7  # beside "others"
+_MOST_SOURCES = 7  # the others are added up
 _SIZE = (8.0, 3.2)  # inches
 
 _STYLE: dict[Any, Any] = {
@@ -60,7 +60,7 @@ def draw_pictures(report: Report) -> dict[str, Picture]:
 
 
 def _element(name: str, svg: str) -> str:
-    """Return an SVG file as an element of a page, with the page's colours and ids that begin with `name`."""
+    """Return an SVG file as an HTML element, with the page's colours and with ids that begin with `name`."""
     element = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     element = re.sub(r'\bid="', f'id="{name}-', element)
     element = re.sub(r'(url\(|href=")#', rf"\1#{name}-", element)
@@ -77,7 +77,7 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return the tokens of each step of the largest sources, and of the others as one."""
+    """Return `tokens`, {source: tokens in each step}, of the largest sources, with the others added up as one."""
     largest = sorted(tokens, key=lambda name: -sum(tokens[name]))
     if len(largest) <= _MOST_SOURCES + 1:
         return {name: tokens[name] for name in largest}
@@ -87,7 +87,7 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
 
 
 def short(name: str, most: int = 28) -> str:
-    """Return a name without folders; the end of a long one."""
+    """Return `name` without folders, shortened to its end if it has more than `most` characters."""
     name = name.rpartition("/")[2] or name
     return name if len(name) <= most else f"…{name[1 - most :]}"
 
@@ -156,7 +156,7 @@ def _throughput(figure: Any, report: Report) -> None:
 
 
 def _bars(axes: Any, names: list[str], values: Sequence[float], labels: list[str], colour: str) -> None:
-    """Draw bars from top to bottom, each with its label beside it."""
+    """Draw horizontal bars from top to bottom, each followed by its label."""
     bars = axes.barh(range(len(names)), values, color=colour, height=0.7)
     axes.set_yticks(range(len(names)), names)
     axes.yaxis.set_inverted(True)
@@ -166,7 +166,7 @@ def _bars(axes: Any, names: list[str], values: Sequence[float], labels: list[str
 
 
 def _show_millions(axis: Any) -> None:
-    from matplotlib.ticker import EngFormatter  # 1.5 M in place of 1,500,000
+    from matplotlib.ticker import EngFormatter  # 1,500,000 as 1.5 M
 
     axis.set_major_formatter(EngFormatter())
 
@@ -179,4 +179,4 @@ _PICTURES: dict[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None
     "mixture": (lambda report: len(report["sources"]["tokens"]) > 1 and len(report["sources"]["steps"]) > 1, _mixture),
     "throughput": (lambda report: report["throughput"], _throughput),
 }
-"""By name: a test whether the report has the figures, and the function that draws them."""
+"""Pictures by name: a test for their figures in a report, and the function that draws them."""

@@ -1,4 +1,4 @@
-"""The report of a config: all its figures, ready for JSON. Pictures and the page are made from them alone."""
+"""Figures of the report of a config, ready for JSON: the only input of its pictures and its page."""
 
 import contextlib
 import dataclasses
@@ -19,40 +19,40 @@ from grain_sft.version import __version__
 from grain_sft.view.text import TokenTexts, visible
 
 MOST_TOKENS = 1 << 25
-"""Most tokens that are read of all sampled steps together."""
+"""Maximum number of tokens of all sampled steps together."""
 MOST_SCANNED = 1 << 28
-"""Most tokens that are searched for EOS, where nothing else needs the documents."""
+"""Maximum number of tokens that are searched for EOS for the report alone."""
 MOST_PACKED = 3_000_000
-"""Most documents that are packed to compare algorithms: each takes some seconds."""
+"""Maximum number of documents that each algorithm packs, for comparison: this takes some seconds each."""
 MOST_SLOWLY_PACKED = 100_000
-"""Most documents for which slow algorithms other than the config's own are tried."""
+"""Maximum number of documents that slow algorithms pack, unless the config uses them."""
 
 _PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
 _OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed")
 _EXAMPLES = 5
-_SHOWN = 48  # tokens of an example
+_SHOWN = 48  # tokens of an example, or one period if that is longer
 
 
 def make_report(
     pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64, throughput: Any = None
 ) -> dict[str, Any]:
-    """Return what a run is made of, in bounded time: steps are a sample, and of a very large corpus the files too.
+    """Return the figures of a run, in bounded time: from a sample of its steps and of the files of a very large corpus.
 
     Args:
       name: Name of the pipeline, for the title.
-      steps: Number of steps that are sampled, at most.
-      throughput: Measured speed, as `grain_sft.bench.config.report_speed` returns it; None: not measured.
+      steps: Maximum number of sampled steps.
+      throughput: Measured speed, as returned by `grain_sft.bench.config.report_speed`; None if not measured.
 
     Returns:
-      name, version, receipt, parts, corpus, run; lengths, packing, left_out, of the functions of these
-      names; sampled (steps, of how many), sources, filter, throughput.
+      name, version, receipt, parts, corpus, run; lengths, packing and left_out, from the functions of these names;
+      sampled: number of `steps` `of` how many, and whether the run `ends`; sources, filter, throughput.
 
     Raises:
       CorpusFileError, CorpusError: files cannot be read.
     """
     source, sampler = pipeline.source, pipeline.sampler
     layout, corpus, total = source.layout, source.layout.corpus, sampler.num_steps
-    if total is None:  # the steps that read as many rows as the layout has
+    if total is None:  # an endless run: the steps that read as many rows as the layout has
         total = max(1, sampler.num_instances // sampler.global_batch_size)
     most = max(1, min(steps, total, MOST_TOKENS // (sampler.rows_per_host * layout.sequence_length)))
     chosen: list[int] = np.unique(np.linspace(0, total - 1, most).astype(np.int64)).tolist()
@@ -76,12 +76,12 @@ def make_report(
 
 
 def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
-    """Return the tokens of the steps by source, as the `columns` of `summarize`; and of each of `steps`, the `tokens` by the
-    name of the source, in the order of the columns."""
+    """Return the `columns` of `summarize` for all steps together; the `steps`; and `tokens`, {source: tokens in each step}, in
+    the order of the columns."""
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
-            with contextlib.suppress(GrainSftError):  # the trace reports what is wrong
-                _ = layout.corpus.sources  # read once for all traces
+            with contextlib.suppress(GrainSftError):  # `trace` reports the error
+                _ = layout.corpus.sources  # cached for all traces
     parts = [trace(pipeline, range(step, step + 1)) for step in steps]
     columns = summarize(parts)
     counts = [dict(zip(found["source"], found["tokens"], strict=True)) for found in map(summarize, parts)]
@@ -90,11 +90,11 @@ def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
 
 
 def _filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
-    """Return the rows of the steps that the pipeline's NgramFilter rejects; without one, that a default one would reject.
+    """Return counts and examples of the rows of `steps` that the pipeline's NgramFilter, or else a default one, rejects.
 
     Returns:
-      filter: its repr; used: whether the config has it; rows, rejected, and rejected_for_padding: of these, how many would
-      not be rejected without the padding at their ends; examples.
+      filter: repr of the filter; used: whether the pipeline has it; rows, rejected: numbers of rows;
+      rejected_for_padding: number of rejected rows that would pass without their padding; examples.
     """
     own = next((each for each in pipeline.transforms if trait(each, "filters_repetition")), None)
     chosen = own or NgramFilter()
@@ -110,7 +110,7 @@ def _filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[s
         for at in failing.tolist():
             tokens = element["tokens"][at].astype(np.int64)
             padding = element["segment_ids"][at] == 0
-            tokens[padding] = -1 - np.arange(np.count_nonzero(padding))  # all different
+            tokens[padding] = -1 - np.arange(np.count_nonzero(padding))  # distinct numbers, which never repeat
             if not chosen.fails(tokens):
                 counts["rejected_for_padding"] += 1
             elif len(examples) < _EXAMPLES:
@@ -119,8 +119,8 @@ def _filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[s
 
 
 def _example(tokens: npt.NDArray[np.int64], chosen: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
-    """Return the repeat that fills most tokens of a row, of the periods that the filter looks for: `times` times the same
-    `period` tokens, from token `at` on."""
+    """Return the longest repetition in a row that has one of the filter's periods: from token `at`, the same `period` tokens
+    `times` times, and their `text`."""
     first, period, times = 0, 1, 1
     for length in range(chosen.min_period, min(chosen.max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[length:] == tokens[:-length], [False]))
@@ -137,12 +137,12 @@ def _example(tokens: npt.NDArray[np.int64], chosen: NgramFilter, texts: TokenTex
 
 
 def lengths(layout: Layout) -> dict[str, Any]:
-    """Return documents by length: counts and tokens by powers of two, and percentiles.
+    """Return statistics of the lengths of documents.
 
     Returns:
-      documents, tokens, mean, longest, longer_than_a_row, percentiles {name: tokens}; bins: first and last length,
-      documents and tokens of each; `sampled`, a sentence, where not all files were scanned for documents, else None. Or
-      `error`, where documents cannot be found.
+      documents, tokens, mean, longest, longer_than_a_row, percentiles {name: tokens}; bins, by powers of two: first and
+      last length, documents and tokens of each; sampled: a sentence if only some files were scanned for documents, else
+      None. If documents cannot be found, only `error`.
     """
     found, notes = [], []
     try:
@@ -155,7 +155,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
     length = np.concatenate(found)
     if not len(length):
         return {"error": "the corpus has no document."}
-    bins = np.frexp(np.maximum(length, 1).astype(np.float64))[1]  # of 2^(bin - 1) to 2^bin - 1 tokens; empty ones too
+    bins = np.frexp(np.maximum(length, 1).astype(np.float64))[1]  # bin: lengths 2^(bin - 1) to 2^bin - 1; 0 counts as 1
     counts, tokens = np.bincount(bins), np.bincount(bins, weights=length)
     named = zip(_PERCENTILES, np.percentile(length, _PERCENTILES), strict=True)
     return {
@@ -174,7 +174,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 
 
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
-    """Return a layout's corpus; or as many of its shards as may be scanned for documents, with a sentence that states so."""
+    """Return the corpus of `layout` and None or, if scanning it for documents takes too long, some shards and a sentence."""
     corpus = layout.corpus
     has_documents = "documents" in vars(corpus) or any(shard.boundaries is not None for shard in corpus.shards)
     if has_documents or layout.follows_documents or corpus.num_tokens <= MOST_SCANNED:
@@ -183,8 +183,8 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
-    """Return `compare_algorithms` with the config's options: `algorithms`, and `sampled`, a sentence, where not all documents
-    are packed; or `error`."""
+    """Return the results of `compare_algorithms` with the config's options as `algorithms`; the algorithm `used` by the config;
+    and `sampled`, a sentence if only some documents were packed, else None. On failure, return only `error`."""
     layout = pipeline.source.layout
     if "" not in layout.parts:
         why = "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."
@@ -210,7 +210,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Return what no batch of an epoch holds, and padding: lines of `what`, `documents` and `tokens` (None: not counted)."""
+    """Return what an epoch leaves out, and its padding: dicts of `what`, `documents` and `tokens` (None if not counted)."""
     layout = pipeline.source.layout
     found = [
         (f"{name}: {what}" if name else what, documents, tokens)
@@ -218,7 +218,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
         for what, documents, tokens in [*part.left_out(), *_of_preparation(part.corpus)]
     ]
     sampler = pipeline.sampler
-    # epochs of each source, or steps of several sizes, do not fit into a line
+    # one line can't state the rest if sources have their own epochs, batch sizes vary, or batches straddle epochs
     if sampler.steps_per_epoch is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
         rest = len(pipeline.source) - sampler.steps_per_epoch * sampler.global_batch_size
         unused = "of each epoch, other ones each time, that fill no step"
@@ -228,7 +228,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def _of_preparation(corpus: Corpus) -> list[LeftOut]:
-    """Return what `grain-sft prepare` cut and left out, by the manifest beside the corpus; nothing without one."""
+    """Return what `grain-sft prepare` cut and left out, from its manifest of the corpus; [] if there is no manifest."""
     path = files.sidecar(corpus.shards[0].path, PREPARE)
     if path is None:
         return []
@@ -246,7 +246,7 @@ def _of_preparation(corpus: Corpus) -> list[LeftOut]:
 
 
 def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
-    """Return shards at equal distances, about `share` of the corpus, and a sentence that states so."""
+    """Return evenly spaced shards, about `share` of the corpus, and a sentence that says so and gives the reason `why`."""
     total = len(corpus.shards)
     count = max(1, int(total * share))
     chosen = np.linspace(0, total - 1, count).astype(int).tolist()

@@ -1,4 +1,4 @@
-"""The page of a report: pictures and their numbers, section by section."""
+"""HTML page of a report: sections with a picture and its figures."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -146,8 +146,8 @@ def _table(
     used: str | None = None,
     code: bool = False,
 ) -> str:
-    """Return a table. Its first `words` columns are text; the row with `used` in its first cell is marked; with `code` the
-    last column is text of tokens."""
+    """Return an HTML table. Its first `words` columns are text. The line that begins with `used` is marked. With `code`, the
+    last column is text of tokens. The last cell of a line shorter than `head` spans the remaining columns."""
     count = len(head)
 
     def row(tag: str, line: Sequence[object]) -> str:

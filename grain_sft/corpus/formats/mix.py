@@ -1,6 +1,6 @@
-"""Format mix: OLMo's lists of files, `label,path` a line, with comments, blank lines and `{TOKENIZER}` in paths.
+"""Format mix: OLMo's lists of files. A line is `label,path`, a comment or blank; paths may contain `{TOKENIZER}`.
 
-Format: allenai/OLMo-core, src/olmo_core/data/mixes/.
+Specification: allenai/OLMo-core, src/olmo_core/data/mixes/.
 """
 
 import os
@@ -19,7 +19,7 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 class Mix(Format):
-    """The files that a mix lists, in order. A local file of any name is one, if it holds text."""
+    """Format of a mix file, which lists the files of a corpus in order. A local mix may have any name."""
 
     expected = "a mix file with lines 'label,path'"
     rank = 0
@@ -38,7 +38,7 @@ class Mix(Format):
 
 
 def head_of(path: str) -> bytes | None:
-    """Return the first bytes of a local file that may be a list, without leading blanks; None for other paths."""
+    """Return the first 512 bytes of a local file, left-stripped, or None for token files, folders and unreadable paths."""
     if path.endswith(TOKEN_SUFFIXES) or not os.path.exists(path) or os.path.isdir(path):
         return None
     try:
@@ -48,7 +48,7 @@ def head_of(path: str) -> bytes | None:
 
 
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
-    """Return (path, label) of every line of a mix file, in order; paths are as written."""
+    """Return (path as written, label) of each entry of `text`, in order; `path` is the mix file, for error messages."""
     entries = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -63,7 +63,7 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 
 
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
-    """Return `path` with its longest prefix among the keys of `remap` replaced, and its `{PLACEHOLDER}` keys filled in."""
+    """Return `path` with the longest prefix that is a key of `remap` replaced, and with `{PLACEHOLDER}` keys filled in."""
     values = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
 
     def fill(text: str) -> str:
@@ -76,16 +76,16 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
         if prefixes:
             longest = max(prefixes, key=len)
             start, rest = remap[longest], candidate[len(longest) :]
-            if start and (longest.endswith("/") or not longest):  # a folder, which a Path spells without the slash
+            if start and (longest.endswith("/") or not longest):  # a folder; `start` may have no slash
                 return fill(f"{start.rstrip('/')}/{rest.lstrip('/')}")
             return fill(start + rest)
     return fill(path)
 
 
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
-    """Return the paths of a mix, relative ones made absolute.
+    """Return the paths of a mix, with relative ones made absolute.
 
-    They start at the mix's own folder or, if the first file is in the working directory and not there, at that one.
+    They are relative to the mix's folder, or to the working directory if only that contains the first of them.
     """
     base = files.parent(mix_path)
     first = next(filter(_is_relative, paths), "")

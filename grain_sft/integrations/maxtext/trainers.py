@@ -1,4 +1,4 @@
-"""MaxText's trainers: where each is, how it names its checkpoints, and how many batches one of its steps takes."""
+"""MaxText's trainers: the module of each, the step that a checkpoint's name means, and the number of batches in a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from grain_sft.errors import ConfigError
 KEYS = ("inputs", "targets", "inputs_position", "targets_position", "inputs_segmentation", "targets_segmentation")
 """Keys of MaxText's batches of texts, int32 [rows, L]."""
 PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected_ids", "rejected_mask")
-"""Keys of MaxText's batches of preference pairs, int32 [rows, P] and [rows, L - P]."""
+"""Keys of MaxText's batches of preference pairs: int32 [rows, P] for prompts, [rows, L - P] for answers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Trainer(abc.ABC):
     of_pairs: bool = False
 
     def widths(self, config: Any) -> dict[str, int]:
-        """Return the tokens of a row by key of its batches, under MaxText's config."""
+        """Return the row length of each array of a batch, by key, under MaxText's `config`."""
         length: int = config.max_target_length
         if not self.of_pairs:
             return dict.fromkeys(KEYS, length)
@@ -37,26 +37,26 @@ class Trainer(abc.ABC):
 
     @abc.abstractmethod
     def batches_per_step(self, config: Any) -> int:
-        """Return the number of batches that a step takes, under MaxText's config."""
+        """Return the number of batches that a step takes under MaxText's `config`."""
 
     @abc.abstractmethod
     def rows(self, config: Any, rows_of_step: int) -> int:
-        """Return the rows of a global batch, where MaxText's config counts `rows_of_step`."""
+        """Return the number of rows in a global batch, if a step takes `rows_of_step` rows by MaxText's `config`."""
 
     @abc.abstractmethod
     def step_after(self, checkpoint: int) -> int:
-        """Return the step to continue at after the checkpoint of this name."""
+        """Return the step at which a run continues from the checkpoint with this number."""
 
     @abc.abstractmethod
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
-        """Have the trainer's module call `continue_at` with the step of the weights that it restored.
+        """Patch the trainer's `module` to call `continue_at` with the step of the weights that it restores.
 
-        That is mostly the latest checkpoint's, but options of MaxText can name other weights.
+        These are usually the weights of the latest checkpoint, but options of MaxText can name others.
         """
 
 
 class PreTraining(Trainer):
-    """MaxText's own loop. Checkpoint N is written after step N, and a step takes all of its micro-batches as one batch."""
+    """MaxText's own training loop. It writes checkpoint N after step N, and one batch holds all micro-batches of a step."""
 
     def batches_per_step(self, config: Any) -> int:
         return 1
@@ -79,7 +79,7 @@ class PreTraining(Trainer):
 
 
 class Tunix(Trainer):
-    """A trainer of Tunix. Checkpoint N is written after N steps, and a step takes its micro-batches one by one."""
+    """A trainer of Tunix. It writes checkpoint N after N steps, and each micro-batch of a step is a batch of its own."""
 
     def batches_per_step(self, config: Any) -> int:
         batches = int(config.gradient_accumulation_steps)
@@ -107,18 +107,18 @@ class Tunix(Trainer):
 
 
 class Distillation(Tunix):
-    """MaxText's trainer of Tunix that distils. It has its own checkpoints, restored after the data were made."""
+    """MaxText's distillation trainer, built on Tunix. It restores its own checkpoints, after the data iterators exist."""
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
-        of_module = module.MaxTextDistillationTrainer
-        restore = of_module.setup_checkpoint_manager_and_restore
+        trainer_class = module.MaxTextDistillationTrainer
+        restore = trainer_class.setup_checkpoint_manager_and_restore
 
-        def restored(trainer: Any, batches: Any, config: Any) -> Any:
+        def restore_and_continue(trainer: Any, batches: Any, config: Any) -> Any:
             batches = restore(trainer, batches, config)
             continue_at(trainer.train_steps)
             return batches
 
-        of_module.setup_checkpoint_manager_and_restore = restored
+        trainer_class.setup_checkpoint_manager_and_restore = restore_and_continue
 
 
 TRAINERS: dict[str, Trainer] = {
@@ -127,4 +127,4 @@ TRAINERS: dict[str, Trainer] = {
     "dpo": Tunix("maxtext.trainers.post_train.dpo.train_dpo", of_pairs=True),
     "distill": Distillation("maxtext.trainers.post_train.distillation.train_distill"),
 }
-"""Trainers by the names of the command line."""
+"""Trainers by their names on the command line."""

@@ -1,4 +1,4 @@
-"""Renaming of record keys to a schema's (`--schema NAME:KEY=NAME_IN_THE_FILE,...`), and suggestions of that option."""
+"""Renaming of record keys to the keys of a schema (`--schema NAME:KEY=NAME_IN_THE_FILE,...`), and suggested options."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
-    """Return `values` with keys renamed by `names`, old to new; a renamed value replaces one that has the new key already."""
+    """Return `values` with keys renamed by `names`, {old: new}. A renamed key replaces an existing key of its new name."""
     taken = {name for source, name in names.items() if source in values}
     kept = {key: value for key, value in values.items() if key not in names and key not in taken}
     return kept | {name: values[source] for source, name in names.items() if source in values}
@@ -46,7 +46,7 @@ def command_for(record: Record) -> str:
 
 
 def _turns(record: Record) -> str:
-    """Return the value of `--schema` for a record with a list of messages under another key; "" if it has none."""
+    """Return the value of `--schema` for a record with a list of messages under a key of another name, else ""."""
     for key, value in record.items():
         if key == "rejected" or not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
@@ -63,7 +63,7 @@ def _turns(record: Record) -> str:
 
 
 def _texts(record: Record) -> str:
-    """Return the value of `--schema` for a record with a prompt and a completion, or a text, under other keys; else ""."""
+    """Return the value of `--schema` for a record with a prompt and a completion, or a text, under other keys, else ""."""
     texts = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 
     def first(names: tuple[str, ...]) -> str:

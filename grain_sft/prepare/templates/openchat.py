@@ -1,7 +1,7 @@
-"""openchat: BOS, the system text, then for each message `User:` or `Assistant:`, the text and `<|end_of_turn|>`.
+"""openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
 
-The rules are those of ochat/config in imoneoi/openchat. A message's text and end of turn have the message's weight. The
-default is 1 for the assistant and 0 for the user.
+`<|end_of_turn|>` ends the system text and each message. The rules are those of ochat/config in imoneoi/openchat. A message's
+text and end of turn have the message's weight, by default 1 for the assistant and 0 for the user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WEIGHTS: Mapping[str, float] = {"user": 0.0, "assistant": 1.0}
 
 
 class OpenChat(PiecesTemplate):
-    """The format of OpenChat's training data."""
+    """Template of OpenChat's training data."""
 
     name = "openchat"
     roles = ("system", *_PREFIXES)
@@ -56,18 +56,18 @@ class OpenChat(PiecesTemplate):
         return ids
 
     def _system(self, conversation: Conversation) -> tuple[str | None, tuple[Message, ...]]:
-        """Return the system text and the other messages; the system text may be the first message of the record."""
+        """Return the system text and the other messages. The first message of a record may be its system text."""
         messages = conversation.messages
         if conversation.system is None and messages[0].role == "system":
             return messages[0].content, messages[1:]
         return (self.chosen.system_prompt if conversation.system is None else conversation.system), messages
 
     def weights(self, ids: list[list[int]], weights: list[float]) -> list[float]:
-        """Return the weights; `seq_level_weight` divides each message's by its number of tokens, end of turn included."""
+        """Return `weights`. With `seq_level_weight`, divide each message's by its number of tokens, end of turn included."""
         if not self.chosen.seq_level_weight:
             return weights
-        found = list(weights)
-        for index in range(len(ids) - 2, 0, -3):  # texts, last one first: a message is prefix, text, end of turn
-            found[index] /= len(ids[index]) + len(ids[index + 1])
-            found[index + 1] = found[index]
-        return found
+        divided = list(weights)
+        for index in range(len(ids) - 2, 0, -3):  # the texts, from the last: a message is prefix, text, end of turn
+            divided[index] /= len(ids[index]) + len(ids[index + 1])
+            divided[index + 1] = divided[index]
+        return divided

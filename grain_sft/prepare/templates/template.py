@@ -1,4 +1,4 @@
-"""Template: a way to render conversations as tokens. PiecesTemplate: one that lists texts and ids, each with its loss."""
+"""Base classes of templates, which render conversations as tokens and their loss; and the template of plain documents."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Made = TypeVar("Made")
 
 @dataclasses.dataclass(frozen=True)
 class TemplateOptions:
-    """Choices of a user; each template reads those that it has.
+    """User options of all templates. Each template reads only some of them.
 
     Attributes:
-      special_text: "error" for a text that spells a special token, or "encode" it as ordinary text.
+      special_text: "error" to refuse text that spells a special token, "encode" to tokenize it as ordinary text.
       seq_level_weight: Whether a message's weight is divided by its length (openchat).
-      condition: Words before the role prefixes, where the record has none (openchat).
-      chat_template: Jinja template in place of the tokenizer's own (hf, olmo).
-      system_prompt: System text of conversations that have none (episode, episode_tool, openchat).
+      condition: Text before each role prefix, for records without a condition of their own (openchat).
+      chat_template: Jinja template that replaces the tokenizer's own (hf, olmo).
+      system_prompt: System text for conversations without one (episode, episode_tool, openchat).
       add_final_eot: Whether the last message ends in <|eot|> too (primer).
     """
 
@@ -43,7 +43,7 @@ class TemplateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """A document: tokens uint32 [n], and loss bool or float32 [n] aligned to them, unshifted."""
+    """Tokens of a document, uint32 [n], and the loss of each token, bool or float32 [n], unshifted."""
 
     tokens: npt.NDArray[np.uint32]
     loss: npt.NDArray[Any]
@@ -55,20 +55,20 @@ Result = Rendered | RecordError
 class Template(abc.ABC):
     """A way to render conversations with one tokenizer and one set of options.
 
-    A subclass sets the class attributes where the defaults don't fit, and defines `render`.
+    A subclass sets the class attributes whose defaults don't fit, and defines `render`.
 
     Attributes:
-      name: Name in messages.
+      name: Name of the template in messages.
       roles: Roles that the template renders.
-      format: Format of corpora that is written unless another one is chosen.
-      messages_schema: Schema of records with the key 'messages', where none is chosen.
-      options: Names of the `TemplateOptions` that only some templates have and this one reads.
-      weighted: Whether the loss is float32 weights, not a mask.
-      truncation: "first" or "last": the end of a document that is kept where the document is too long.
-      trim_trailing: Whether tokens without loss at the end are cut off, and a document of nothing else is dropped.
+      format: Default format of the corpus that is written.
+      messages_schema: Default schema of records with the key 'messages'.
+      options: Names of the `TemplateOptions` that this template reads, without those that every template reads.
+      weighted: Whether the loss is float32 weights; otherwise it is a bool mask.
+      truncation: Which tokens of a too long document are kept, "first" or "last".
+      trim_trailing: Whether the tokens after the last one with loss are cut off. A document without loss is dropped.
       min_tokens: Length of the shortest document that is kept.
-      tool_calls: Whether conversations that call tools are the template's purpose.
-      learned: Roles whose messages take loss where the loss is a mask.
+      tool_calls: Whether the template is meant for conversations with tool calls.
+      learned: Roles whose messages take loss, if the loss is a mask.
 
     Args:
       tokenizer: Tokenizer of the texts.
@@ -97,10 +97,10 @@ class Template(abc.ABC):
 
     @abc.abstractmethod
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the document of each conversation, or in its place the RecordError that says why it has none."""
+        """Return the document of each conversation, or the RecordError that explains why it has none."""
 
     def check(self, conversation: Conversation) -> None:
-        """Refuse a role that the template does not render, two system texts, and text that spells a special token."""
+        """Refuse roles that the template does not render, a second system text, and text that spells a special token."""
         first = conversation.messages[0].role
         if (first == DOCUMENT) != (DOCUMENT in self.roles):
             found, expected, other = "a plain document", "conversations", "text"
@@ -124,10 +124,10 @@ class Template(abc.ABC):
                 self.special.check(getattr(conversation, where), where)
 
     def losses(self, conversation: Conversation) -> list[bool]:
-        """Return whether each message takes loss: those of the learned roles, unless their weight is 0.
+        """Return for each message whether it takes loss: its role is in `learned`, and its weight is not 0.
 
         Raises:
-          RecordError: No message is of these roles, or a weight is one that a mask can't express.
+          RecordError: No message has a role in `learned`, or a weight is one that a mask can't express.
         """
         learned = [message.role in self.learned for message in conversation.messages]
         for index, message in enumerate(conversation.messages):
@@ -141,7 +141,7 @@ class Template(abc.ABC):
         return [takes and message.weight != 0 for takes, message in zip(learned, conversation.messages, strict=True)]
 
     def ids_of(self, spellings: Iterable[str]) -> list[list[int]]:
-        """Return the id of each special token, or raise a PrepareError that names those that the tokenizer lacks."""
+        """Return a list of one id for each special token, or raise a PrepareError that names those the tokenizer lacks."""
         spellings = list(spellings)
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
             raise PrepareError(
@@ -152,35 +152,35 @@ class Template(abc.ABC):
 
 
 Piece = tuple[str | list[int], float]
-"""A text or ids, and the loss of each of its tokens."""
+"""A text to encode, or token ids; and the loss of each of its tokens."""
 
 
 class PiecesTemplate(Template):
-    """A template whose subclasses define `pieces`; the texts of a batch are encoded in one call."""
+    """Base of templates that define `pieces`. It encodes the texts of all conversations of a batch in one call."""
 
     @abc.abstractmethod
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return the pieces of a conversation that `check` has passed, or raise a RecordError."""
 
     def weights(self, ids: list[list[int]], weights: list[float]) -> list[float]:
-        """Return the loss of each piece's tokens, from the ids and the loss of each piece."""
+        """Return the loss of each piece's tokens, given the `ids` and the loss (`weights`) of each piece."""
         return weights
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        plans = [result_of(self._checked_pieces, conversation) for conversation in conversations]
-        pieces: Iterator[Piece] = itertools.chain.from_iterable(plan for plan in plans if isinstance(plan, list))
-        encoded = iter(self.tokenizer.encode([value for value, _ in pieces if isinstance(value, str)]))
+        checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
+        all_pieces: Iterator[Piece] = itertools.chain.from_iterable(each for each in checked if isinstance(each, list))
+        encoded = iter(self.tokenizer.encode([value for value, _ in all_pieces if isinstance(value, str)]))
         results: list[Result] = []
-        for plan in plans:
-            if isinstance(plan, RecordError):
-                results.append(plan)
+        for pieces in checked:
+            if isinstance(pieces, RecordError):
+                results.append(pieces)
             else:
-                ids = [next(encoded) if isinstance(value, str) else value for value, _ in plan]
-                results.append(result_of(self._document, plan, ids))
+                ids = [next(encoded) if isinstance(value, str) else value for value, _ in pieces]
+                results.append(result_of(self._document, pieces, ids))
         return results
 
     def check_no_control(self, text: str, ids: Sequence[int]) -> None:
-        """Refuse the ids of a text if a control token is among them."""
+        """Refuse `text` if its `ids` include a control token."""
         if not self.tokenizer.control_ids.isdisjoint(ids):
             raise RecordError(f"messages: the text {shown(text)} becomes a special token of this tokenizer. Change it.")
 
@@ -200,7 +200,7 @@ class PiecesTemplate(Template):
 
 
 class Text(PiecesTemplate):
-    """text: a plain document, its text and the tokenizer's EOS; every token takes loss."""
+    """Template of plain documents: their text and the tokenizer's EOS. Every token takes loss."""
 
     name = "text"
     roles = (DOCUMENT,)
@@ -217,7 +217,7 @@ class Text(PiecesTemplate):
 
 
 def result_of(function: Callable[..., Made], *args: Any) -> Made | RecordError:
-    """Return what the function returns, or the RecordError that it raises."""
+    """Return the result of `function(*args)`, or the RecordError that it raises."""
     try:
         return function(*args)
     except RecordError as error:
@@ -225,7 +225,7 @@ def result_of(function: Callable[..., Made], *args: Any) -> Made | RecordError:
 
 
 class SpecialText:
-    """Finds spellings of special tokens; under 0.1 us for a short text without any of their first characters."""
+    """Search for special tokens in text. It takes under 0.1 us in a short text without any of their first characters."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
         self.spellings = frozenset(spelling for spelling in spellings if spelling)
@@ -233,7 +233,7 @@ class SpecialText:
         self._first = tuple({spelling[0] for spelling in self.spellings})
 
     def find(self, text: str) -> tuple[str, int] | None:
-        """Return the first special token that `text` spells, and its character."""
+        """Return the first special token that `text` spells and the index of its first character, or None."""
         for character in self._first:
             if character in text:
                 found = self.pattern.search(text)
@@ -241,7 +241,7 @@ class SpecialText:
         return None
 
     def check(self, value: object, where: str) -> None:
-        """Refuse a parsed value with a string that spells a special token."""
+        """Refuse a parsed JSON `value` if one of its strings spells a special token."""
         for path, text in strings(value, where):
             if found := self.find(text):
                 raise RecordError(
@@ -251,6 +251,6 @@ class SpecialText:
 
 
 def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:
-    """Return the pattern of any of these texts, the longest first, in the place of {}."""
+    """Compile `pattern` with {} replaced by an alternation of `texts`, the longest first."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile(pattern.format("|".join(map(re.escape, longest_first)) or "(?!)"))

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face: a `tokenizer.json`, or a directory that `save_pretrained` wrote."""
+"""Hugging Face tokenizers: a `tokenizer.json`, or a directory that `save_pretrained` wrote."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _SPACE = "\u2581"  # how Metaspace writes a space
-_GUARD = "\0"  # around a renamed token; no text has it: records with NUL are refused
+_GUARD = "\0"  # around a renamed token; no text has it, because records with NUL are refused
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """A fast tokenizer, loaded by transformers from local copies of its files, with no network and no remote code.
+    """Fast tokenizer that transformers loads from local copies of its files, without network and remote code.
 
     Its special tokens are the added tokens that it declares special, and those that look like `<|markers|>`. Other added
-    tokens (runs of spaces, `<think>`) are ordinary text, as they are to transformers.
+    tokens (runs of spaces, `<think>`) are ordinary text, as in transformers.
 
     Raises:
-      CorpusError: transformers can't load the files, or the tokenizer is not of the fast kind.
+      CorpusError: transformers can't load the files, or the tokenizer is not a fast one.
       MissingExtraError: transformers or jinja2 is not installed.
     """
 
@@ -58,7 +58,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def transformers_tokenizer(self) -> Any:
-        """The tokenizer of transformers."""
+        """The tokenizer that transformers loads from the files."""
         transformers = _import("transformers", self._where)
         with tempfile.TemporaryDirectory(prefix="grain_sft-tokenizer-") as folder:
             for name, data in self._contents.items():
@@ -76,7 +76,7 @@ class HuggingFaceTokenizer(Tokenizer):
                     loaded = transformers.AutoTokenizer.from_pretrained(
                         folder, local_files_only=True, trust_remote_code=False, use_fast=True
                     )
-            except Exception as error:  # whatever its files do to it; tokenizers raises bare Exceptions
+            except Exception as error:  # bad files raise errors of any type; tokenizers raises bare Exceptions
                 text = str(error).replace(folder, self._where)
                 raise CorpusError(f"{self._where}: transformers can't load this tokenizer ({text}).") from error
         if not getattr(loaded, "is_fast", False):
@@ -88,7 +88,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def chat_template(self) -> str | None:  # type: ignore[override]
-        """The template that transformers chooses; None where the tokenizer has none. It may have several, and no default."""
+        """The template that transformers chooses; None if there is none. Several without a default are a CorpusError."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None
@@ -99,12 +99,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def exact(self) -> Any:
-        """The `tokenizers.Tokenizer` whose ids are those of transformers, and whose offsets are untrimmed."""
+        """`tokenizers.Tokenizer` with the ids of transformers, whose offsets include the space before a word."""
         return self._load(self._bare_content())
 
     @functools.cached_property
     def plain(self) -> Any:
-        """The same, except that a text which spells a special token is ordinary: their spellings are `renamed`."""
+        """`exact` with special tokens `renamed`, so that text that spells one becomes ordinary tokens."""
         content = self._bare_content()
         _rename_tokens(content, self.special_tokens.keys())
         made = self._load(content)
@@ -117,7 +117,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return made
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Tokenizer`. One text after the other: encode_batch would start threads of its own."""
+        """Encode one text after the other, as in `Tokenizer`: encode_batch would start threads of its own."""
         encode = self.plain.encode
         return [encode(text, add_special_tokens=False).ids for text in texts]
 
@@ -139,7 +139,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _spelling(self) -> tuple[dict[str, int], bool, bool, dict[int, str]]:
-        """Byte of each character, if tokens spell bytes; whether `<0xE9>` is a byte, and `_SPACE` a space; added tokens."""
+        """Bytes by character, if tokens spell bytes; whether `<0xE9>` is a byte, and `_SPACE` a space; added tokens by id."""
         content = self._content()
         steps = json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
         by_byte = _bytes_of_characters() if '"ByteLevel"' in steps else {}
@@ -149,7 +149,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return by_byte, fallback, metaspace, {number: str(token.content) for number, token in added}
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return the id, or that of the one special token with such a name, for a lone tokenizer.json, which names none."""
+        """Return `number` if it is an id. Else, if no file names roles, return the id of the only special token in `names`."""
         if isinstance(number, int):
             return number
         found = [self.special_tokens[name] for name in names if name in self.special_tokens]
@@ -157,16 +157,16 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def _lone(self) -> bool:
-        """Whether no file names the special tokens' roles."""
+        """Whether no file names the roles of special tokens: EOS, padding and BOS."""
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _content(self) -> dict[str, Any]:
-        """Return the tokenizer.json of the tokenizer that transformers made."""
+        """Return the parsed tokenizer.json of `transformers_tokenizer`."""
         content: dict[str, Any] = json.loads(self.transformers_tokenizer.backend_tokenizer.to_str())
         return content
 
     def _bare_content(self) -> dict[str, Any]:
-        """Return the same without what adds tokens or takes some away, or may trim the space off a token's offsets."""
+        """Return `_content` without the parts that add or remove tokens, or that trim spaces off a token's offsets."""
         return self._content() | dict.fromkeys(("truncation", "padding", "post_processor"))
 
     def _load(self, content: dict[str, Any]) -> Any:
@@ -178,7 +178,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _import(package: str, where: str) -> Any:
-    """Import a package, without transformers' advice to install PyTorch, which tokenizers do not need."""
+    """Import a package. Silence transformers' advice to install PyTorch, which tokenizers do not need."""
     quiet = _ADVICE not in os.environ
     os.environ.setdefault(_ADVICE, "1")
     try:
@@ -191,9 +191,9 @@ def _import(package: str, where: str) -> Any:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Return the byte of each character by which byte-level BPE writes bytes. Source: openai/gpt-2, encoder.py.
+    """Return the byte that each character in a byte-level BPE token stands for. Source: openai/gpt-2, encoder.py.
 
-    Printable characters of Latin-1 stand for themselves, and U+0100 and up for the others, in order.
+    Printable characters of Latin-1 stand for their own bytes; U+0100 and up stand for the other bytes, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [code for code in range(256) if code not in printable]
@@ -206,9 +206,9 @@ def renamed(spelling: str) -> str:
 
 
 def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
-    """Give the special tokens of a tokenizer.json another spelling, and keep all ids.
+    """Rename the special tokens of a parsed tokenizer.json in place, and keep all ids.
 
-    Then every text becomes ordinary tokens, and a rendered chat can still name the special tokens that it means.
+    All text then becomes ordinary tokens, and a rendered chat uses the new names for its special tokens.
     """
 
     def name_of(piece: str) -> str:
