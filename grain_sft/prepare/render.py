@@ -71,7 +71,10 @@ class Renderer:
                 "the record is not a preference pair, with 'chosen' and 'rejected'. Give another --format."
             )
         if found.rejected is not None and not of_pairs:
-            raise RecordError("the record is a preference pair, with 'chosen' and 'rejected'. Give --format pairs.")
+            raise RecordError(
+                "the record is a preference pair, with 'chosen' and 'rejected'. Give --format pairs, or train on one response "
+                "alone with --schema prompt_completion:completion=chosen."
+            )
         return found
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:

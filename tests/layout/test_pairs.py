@@ -83,6 +83,13 @@ def test_long_pairs_are_dropped_or_truncated_and_counted(tmp_path):
     assert {what: count for what, count, _ in dropped.left_out()}["dropped pairs"] == len(pairs) - sum(fits)
 
 
+def test_each_option_changes_the_receipt(tmp_path):
+    write_pairs(tmp_path, make_pairs(50, 3))
+    options = ({}, {"prompt_length": 8}, {"long_pairs": "drop"}, {"sequence_length": 40})
+    codes = [grain_sft.load(config_of(tmp_path, **each), host=Host(0, 1)).receipt.code for each in options]
+    assert len(set(codes)) == len(options)
+
+
 def test_a_trace_finds_the_steps_of_a_pair(tmp_path):
     pipeline = grain_sft.load(config_of(write_pairs(tmp_path, make_pairs(50, 4))), host=Host(0, 1))
     found = find_document(pipeline, [17], epochs=1)

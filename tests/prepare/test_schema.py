@@ -250,7 +250,6 @@ UNKNOWN: list[tuple[dict[str, Any], Conversation]] = [
     ({"question": "u", "answer": "a"}, Conversation(TALK[1:])),
     ({"Question": "u", "id": 3, "Answer": "a"}, Conversation(TALK[1:])),
     ({"system_prompt": "s", "question": "u", "response": "a"}, Conversation(TALK[1:], system="s")),  # OpenOrca
-    ({"prompt": "u", "chosen": "a", "rejected": "b"}, Conversation(TALK[1:])),
     ({"prompt": "u", "response": "a"}, Conversation(TALK[1:])),
     (
         {"instruction": "u", "context": "x", "response": "a", "category": "qa"},  # Dolly
@@ -259,7 +258,6 @@ UNKNOWN: list[tuple[dict[str, Any], Conversation]] = [
     ({"dialog": TURNS}, Conversation(TALK)),
     ({"conversation": SHAREGPT, "id": "x"}, Conversation(TALK)),
     ({"turns": [{"speaker": "human", "text": "u"}, {"speaker": "gpt", "text": "a"}]}, Conversation(TALK[1:])),
-    ({"prompt": "u", "chosen": TURNS, "rejected": TURNS}, Conversation(TALK)),
     ({"content": "u", "url": "x"}, Conversation((Message(DOCUMENT, "u"),))),
     ({"raw_content": "u"}, Conversation((Message(DOCUMENT, "u"),))),
 ]
