@@ -1,6 +1,7 @@
-"""Boundary files: sidecar files of three kinds that state where the documents of one shard begin and end."""
+"""Boundary files: sidecar files of four kinds that state where the documents of one shard begin and end."""
 
 import dataclasses
+import functools
 import gzip
 import io
 import re
@@ -113,33 +114,23 @@ def _check_order(path: str, line: int, numbers: Ints, before: int, num_tokens: i
         raise CorpusError(f"{path}:{line + at}: {start[at]},{end[at]}, but {why}. It is damaged, or of another part.")
 
 
-def _parse_pairs(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Parse uint64 pairs (start, length), in any order, with or without gaps."""
-    if len(data) % 16:
-        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of 16, the size of a pair. It was cut short.")
-    pairs = np.frombuffer(data, "<u8").reshape(-1, 2)
-    start, length = pairs[:, 0], pairs[:, 1]
-    wrong = (start > num_tokens) | (length > num_tokens - np.minimum(start, np.uint64(num_tokens)))
+def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
+    """Parse uint64 entries of a start and the lengths of a document's parts, in any order, with or without gaps."""
+    size = 8 * columns
+    if len(data) % size:
+        raise CorpusError(
+            f"{path}: {len(data)} bytes is not a multiple of {size}, the size of a pair. It was cut short."
+        )
+    entries, limit = np.frombuffer(data, "<u8").reshape(-1, columns), np.uint64(num_tokens)
+    start, parts = entries[:, 0], entries[:, 1:]
+    length = parts.sum(axis=1, dtype=np.uint64)  # may overflow only where a part is too long
+    wrong = (start > limit) | (parts > limit).any(axis=1) | (length > limit - np.minimum(start, limit))
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         raise CorpusError(
-            f"{path}: episode {at} is {length[at]} tokens from token {start[at]} on, but there are {num_tokens}. It is damaged."
+            f"{path}: {noun} {at} is {length[at]} tokens from token {start[at]} on, but there are {num_tokens}. It is damaged."
         )
     return start.astype(np.int64), length.astype(np.int64)
-
-
-def _parse_preference(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Parse uint64 rows of a start and the lengths of the three parts of a document."""
-    if len(data) % 32:
-        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of 32, the size of an entry. It was cut short.")
-    rows = np.frombuffer(data, "<u8").reshape(-1, 4)
-    if (rows > num_tokens).any():
-        at = int(np.flatnonzero((rows > num_tokens).any(axis=1))[0])
-        raise CorpusError(
-            f"{path}: pair {at} is {rows[at].tolist()}, but there are {num_tokens} tokens. It is damaged."
-        )
-    pairs = np.stack([rows[:, 0], rows[:, 1:].sum(axis=1, dtype=np.uint64)], axis=1)
-    return _parse_pairs(path, pairs.astype("<u8").tobytes(), num_tokens)
 
 
 def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
@@ -172,8 +163,8 @@ def _shown(text: bytes) -> str:
 
 BOUNDARY_KINDS: dict[BoundaryKind, Callable[[str, bytes, int], tuple[Ints, Ints]]] = {
     "csv": _parse_csv,
-    "pairs": _parse_pairs,
+    "pairs": functools.partial(_parse_entries, columns=2, noun="episode"),
     "starts": _parse_starts,
-    "preference": _parse_preference,
+    "preference": functools.partial(_parse_entries, columns=4, noun="pair"),
 }
 """How boundary files of each kind are parsed: from their path, their bytes and the number of tokens."""

@@ -125,6 +125,10 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
     return int(state[_STEP])
 
 
+RECORD = "grain_sft_data.json"
+"""Name of the file of a `RunRecord`."""
+
+
 class RunRecord:
     """JSON file next to the checkpoints of a trainer that saves no state of its data: the data of each step.
 

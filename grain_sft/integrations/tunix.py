@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from grain_sft.integrations.checkpoint import RunRecord
+from grain_sft.integrations.checkpoint import RECORD, RunRecord
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     _Rows = Int32[jax.Array, "rows length"]
     _Weights = Float32[jax.Array, "rows length"]
-
-RECORD = "grain_sft_data.json"  # in the folder of the trainer's checkpoints
 
 
 def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:

@@ -76,10 +76,6 @@ class PairsLayout(Layout):
         columns = column, self._start[rows][row, part], length[row, part], part + 1, self._document[rows][row]
         return self._offsets.pieces(row, *columns)
 
-    def rows_of_documents(self, documents: Ints) -> Ints:
-        self._check_documents(documents)
-        return np.flatnonzero(np.isin(self._document, documents))
-
     def left_out(self) -> list[LeftOut]:
         whole = pair_lengths(self.corpus)
         rows, tokens = whole[self._document], int(self._length.sum())

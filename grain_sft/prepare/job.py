@@ -22,7 +22,7 @@ from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import VERSION, Request, hash_of
 from grain_sft.prepare.splits import Splits, split
 from grain_sft.prepare.target import MANIFEST, Target
-from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics, Task
+from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics, Task
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
@@ -56,10 +56,6 @@ class Job(Renderer):
     @functools.cached_property
     def target(self) -> Target:
         return Target(self.output)
-
-    @property
-    def format(self) -> Format:
-        return FORMATS[self.request.format]
 
     @functools.cached_property
     def chunks(self) -> Chunks:

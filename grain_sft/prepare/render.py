@@ -19,7 +19,7 @@ from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, render, result_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
-from grain_sft.prepare.writers import FORMATS
+from grain_sft.prepare.writers import FORMATS, Format
 
 BATCH = 256  # conversations that are tokenized together
 _NO_LOSS, _TOO_SHORT = 0, 1  # indices in chunks.DROPPED
@@ -41,6 +41,11 @@ class Renderer:
     key: str
 
     @functools.cached_property
+    def format(self) -> Format:
+        """The format that the request names."""
+        return FORMATS[self.request.format]
+
+    @functools.cached_property
     def template(self) -> type[Template]:
         """The template that the request names, which has to have the options that the request gives."""
         found = TEMPLATES[self.request.template]
@@ -51,9 +56,9 @@ class Renderer:
                     f"{name} is an option of template {', '.join(having)}, not of {self.request.template}. Leave it out, "
                     "or choose another template."
                 )
-        if FORMATS[self.request.format].of_pairs and found.weighted:
+        if self.format.of_pairs and found.weighted:
             raise PrepareError(f"template {found.name} weighs tokens, which pairs don't have. Choose another template.")
-        if FORMATS[self.request.format].of_pairs and self.request.max_length is not None:
+        if self.format.of_pairs and self.request.max_length is not None:
             raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
         return found
 
@@ -65,12 +70,11 @@ class Renderer:
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record, which is JSON as bytes or a row; a RecordError names its fault."""
         found = read_record(raw, self.request.schema, messages=self.template.messages_schema)
-        of_pairs = FORMATS[self.request.format].of_pairs
-        if of_pairs and found.rejected is None:
+        if self.format.of_pairs and found.rejected is None:
             raise RecordError(
                 "the record is not a preference pair, with 'chosen' and 'rejected'. Give another --format."
             )
-        if found.rejected is not None and not of_pairs:
+        if found.rejected is not None and not self.format.of_pairs:
             raise RecordError(
                 "the record is a preference pair, with 'chosen' and 'rejected'. Give --format pairs, or train on one response "
                 "alone with --schema prompt_completion:completion=chosen."
@@ -82,7 +86,7 @@ class Renderer:
         values = {name: getattr(self.request, name) for name in _TEMPLATE_OPTIONS}
         options = TemplateOptions(self.request.special_text, **values)
         found = render(self.template, conversations, self.tokenizer, options)
-        if not FORMATS[self.request.format].of_pairs:
+        if not self.format.of_pairs:
             return found
         rejected = [each.rejected for each in conversations if each.rejected is not None]
         others = render(self.template, rejected, self.tokenizer, options)
@@ -111,7 +115,7 @@ class Renderer:
                 flush()
         flush()
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
-        weighted = self.template.weighted or FORMATS[self.request.format].of_pairs
+        weighted = self.template.weighted or self.format.of_pairs
         loss_dtype = np.dtype(np.float32 if weighted else np.bool_)
         return made.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
@@ -142,7 +146,7 @@ class Renderer:
             tokens, loss = tokens[:end], loss[:end]
         length = len(tokens)
         trainable = total_trainable if length == total else int(np.count_nonzero(loss))
-        drops_untrainable = self.template.trim_trailing or FORMATS[self.request.format].drops_untrainable
+        drops_untrainable = self.template.trim_trailing or self.format.drops_untrainable
         no_loss = drops_untrainable and not trainable
         if no_loss or length < self.template.min_tokens:
             made.dropped[_NO_LOSS if no_loss else _TOO_SHORT] += 1

@@ -82,9 +82,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
       PipelineError: the batch has neither the source's keys nor those of ShiftTargets.
       CorpusFileError, CorpusError: files cannot be read.
     """
-    batch = pipeline[step]
-    if any(trait(each, "splits_rows") for each in pipeline.transforms):  # a row is shown whole
-        batch = pipeline.source.read(pipeline.sampler.rows(step))
+    splits = any(trait(each, "splits_rows") for each in pipeline.transforms)  # a row is shown whole
+    batch = pipeline.source.read(pipeline.sampler.rows(step)) if splits else pipeline[step]
     count = len(next(iter(batch.values())))
     chosen = range(count) if rows is None else rows
     for row in chosen:

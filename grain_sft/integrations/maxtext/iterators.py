@@ -10,7 +10,7 @@ from absl import logging
 
 from grain_sft.config import load, stated
 from grain_sft.errors import ConfigError, GrainSftError
-from grain_sft.integrations.checkpoint import RunRecord
+from grain_sft.integrations.checkpoint import RECORD, RunRecord
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
 from grain_sft.integrations.maxtext import checks
 from grain_sft.integrations.maxtext.options import PREFIX, Options
@@ -18,7 +18,6 @@ from grain_sft.integrations.maxtext.trainers import Trainer
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import ORDERS, Host
 
-RECORD = "grain_sft_data.json"  # in base_output_directory/run_name, next to the folder of checkpoints
 TRAINING_CONFIG = "the config of the data to train on"
 
 

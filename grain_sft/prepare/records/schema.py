@@ -203,11 +203,7 @@ def _parse_preference(record: Record) -> Conversation:
     if all(response[: len(prompt)] == prompt for response in responses):
         responses = [response[len(prompt) :] for response in responses]
     shared = 0
-    while (
-        not document
-        and all(len(each) > shared + 1 for each in responses)
-        and responses[0][shared] == responses[1][shared]
-    ):
+    while all(len(each) > shared + 1 for each in responses) and responses[0][shared] == responses[1][shared]:
         shared += 1
     untrained = [
         dataclasses.replace(message, weight=0.0) if message.role.startswith("assistant") else message

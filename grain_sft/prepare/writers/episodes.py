@@ -6,13 +6,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.prepare import splits
+from grain_sft.prepare.documents import Block
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, whole_files
 from grain_sft.storage import files
+
+Array = npt.NDArray[Any]
 
 TOKEN_DTYPE = np.dtype("<u4")
 
@@ -34,17 +39,26 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 def write(plan: Plan, task: Task) -> None:
     """Write one shard, its episode index last."""
     mask_name, mask_dtype = ("mask.bin", np.uint8) if plan.binary else ("mask_weighted.bin", np.float32)
+    write_shard(plan, task, "episodes.idx", mask_name, lambda block: (block.loss.astype(mask_dtype), [block.lengths]))
+
+
+def write_shard(
+    plan: Plan, task: Task, index_name: str, mask_name: str, columns: Callable[[Block], tuple[Array, list[Array]]]
+) -> None:
+    """Write one shard, its index last. `columns` returns the mask of a block's tokens, and the columns of its index that follow
+    the first token of each document."""
     folder = plan.path(task.split, f"shard_{task.number:05d}")
-    paths = [files.join(folder, name) for name in ("episodes.idx", mask_name, "tokens.bin")]
+    paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]
     if files.exists(paths[0]):
         return  # a shard that an earlier run has finished
     start = 0
     with whole_files(paths) as (index, mask, tokens):
         for block in plan.blocks(task):
             tokens.write(block.tokens.astype(TOKEN_DTYPE).tobytes())
-            mask.write(block.loss.astype(mask_dtype).tobytes())
+            values, lengths = columns(block)
+            mask.write(values.tobytes())
             starts = start + np.cumsum(block.lengths) - block.lengths
-            index.write(np.stack([starts, block.lengths], axis=1).astype("<u8").tobytes())
+            index.write(np.stack([starts, *lengths], axis=1).astype("<u8").tobytes())
             start += int(block.lengths.sum())
 
 

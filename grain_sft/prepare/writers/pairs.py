@@ -6,27 +6,23 @@
 import numpy as np
 
 from grain_sft.prepare import splits
-from grain_sft.prepare.writers.episodes import TOKEN_DTYPE, tasks
-from grain_sft.prepare.writers.plan import Format, Plan, Task, whole_files
-from grain_sft.storage import files
+from grain_sft.prepare.documents import Block
+from grain_sft.prepare.writers.episodes import TOKEN_DTYPE, Array, tasks, write_shard
+from grain_sft.prepare.writers.plan import Format, Plan, Task
 
 
 def write(plan: Plan, task: Task) -> None:
     """Write one shard, its index last."""
-    folder = plan.path(task.split, f"shard_{task.number:05d}")
-    paths = [files.join(folder, name) for name in ("pairs.idx", "mask.bin", "tokens.bin")]
-    if files.exists(paths[0]):
-        return  # a shard that an earlier run has finished
-    start = 0
-    with whole_files(paths) as (index, mask, tokens):
-        for block in plan.blocks(task):
-            tokens.write(block.tokens.astype(TOKEN_DTYPE).tobytes())
-            mask.write((block.loss != 0).astype(np.uint8).tobytes())
-            pair, count = np.arange(len(block.lengths)).repeat(block.lengths), len(block.lengths)
-            parts = [np.bincount(pair[block.loss == part], minlength=count) for part in range(3)]
-            starts = start + np.cumsum(block.lengths) - block.lengths
-            index.write(np.stack([starts, *parts], axis=1).astype("<u8").tobytes())
-            start += int(block.lengths.sum())
+    write_shard(plan, task, "pairs.idx", "mask.bin", _columns)
+
+
+def _columns(block: Block) -> tuple[Array, list[Array]]:
+    """Return the mask of the tokens, and the numbers of tokens of each pair's parts."""
+    count = len(block.lengths)
+    pair = np.arange(count).repeat(block.lengths)
+    return (block.loss != 0).astype(np.uint8), [
+        np.bincount(pair[block.loss == part], minlength=count) for part in range(3)
+    ]
 
 
 def finish(plan: Plan) -> None:
