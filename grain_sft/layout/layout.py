@@ -52,6 +52,8 @@ class Layout(Protocol):
         corpus, and its length. Readers call it for rows of few long segments; None in a layout that has `pieces` alone.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
       of_pairs: Whether the rows are preference pairs. No other layout may read a corpus of pairs.
+      segment_names: Names of the segments 1, 2, … of each row; empty if a segment is any document. The first is a prompt, and
+        the others are responses to it, which are shown next to each other.
       transforms: Default transforms of a config, by their names in configs.
     """
 
@@ -66,6 +68,7 @@ class Layout(Protocol):
     plans: Sequence[Plan] = ()
     highest_token: int | None = None
     of_pairs: bool = False
+    segment_names: Sequence[str] = ()
     transforms: Sequence[Any] = ("shift_targets",)
 
     def __len__(self) -> int:

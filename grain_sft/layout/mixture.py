@@ -37,7 +37,7 @@ class MixtureLayout(Layout):
         self.parts, self._layouts = dict(parts), tuple(parts.values())
         self.sequence_length, self.transforms = self._layouts[0].sequence_length, self._layouts[0].transforms
         self.corpus = MixtureCorpus.of(tuple(part.corpus for part in self._layouts))
-        self.of_pairs = self._layouts[0].of_pairs
+        self.of_pairs, self.segment_names = self._layouts[0].of_pairs, self._layouts[0].segment_names
         self.follows_documents = any(part.follows_documents for part in self._layouts)
         self._ends: Ints = np.cumsum([len(part) for part in self._layouts])
         self.first_rows: Ints = np.append(0, self._ends[:-1])

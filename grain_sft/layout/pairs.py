@@ -34,6 +34,7 @@ class PairsLayout(Layout):
 
     kind = "pairs"
     follows_documents = of_pairs = True
+    segment_names = ("prompt", "chosen", "rejected")
 
     def __init__(
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"

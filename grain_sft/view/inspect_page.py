@@ -58,7 +58,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     dtype = "<u2" if view.tokens.max(initial=0) < 1 << 16 and view.tokens.min(initial=0) >= 0 else "<i4"
     if view.tokens.max(initial=0) > np.iinfo(np.int32).max:
         raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
-    runs = list(segment_runs(view))
+    runs = segment_runs(view)
     split = []
     for _, first, stop in runs:
         found = split_characters([texts.text(number) for number in view.tokens[first:stop].tolist()])
@@ -71,6 +71,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     return {
         **{name: getattr(view, name) for name in ("epoch", "row", "place", "instance")},
         **{"length": len(view.tokens), "width": np.dtype(dtype).itemsize, "segments": runs, "split": split},
+        "names": list(view.names),
         "ids": encode_array(view.tokens.astype(dtype)),
         "positions": np.stack([jumps, view.positions[jumps]], axis=1).tolist(),
         "loss": encode_array(np.packbits(view.loss, bitorder="little")),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,7 @@ class RowView:
       weights: float32 [n], the weight of that loss, where the batch has weights; else None.
       pieces: Where the tokens come from, in order.
       notes: Differences between the batch and the trace.
+      names: Names of the segments, from 1, as in `Layout.segment_names`; empty for a row of padding alone.
     """
 
     step: int
@@ -72,6 +73,7 @@ class RowView:
     weights: npt.NDArray[np.float32] | None
     pieces: tuple[Piece, ...]
     notes: tuple[str, ...]
+    names: Sequence[str] = ()
 
 
 def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) -> list[RowView]:
@@ -105,17 +107,29 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if failing[row]:
             notes.append("NgramFilter took the loss off this row: it repeats itself.")
         epoch, place, instance = (int(each[0]) for each in (of_row.epoch, of_row.row, of_row.instance))
-        views.append(RowView(step, epoch, row, place, instance, **columns, pieces=pieces, notes=tuple(notes)))
+        names = pipeline.source.layout.segment_names if instance >= 0 else ()
+        views.append(
+            RowView(step, epoch, row, place, instance, **columns, pieces=pieces, notes=tuple(notes), names=names)
+        )
     return views
 
 
-def segment_runs(view: RowView) -> Iterator[tuple[int, int, int]]:
-    """Yield (segment, first token, token after the last) of each segment and each stretch of padding, in order."""
+def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
+    """Return (segment, first token, token after the last) of each segment and each stretch of padding, in order. A segment with
+    a name is among them where it is empty, too."""
     borders = np.flatnonzero(np.diff(view.segments)) + 1
     edges = [0, *borders.tolist(), len(view.segments)]
-    for first, stop in itertools.pairwise(edges):
-        if first < stop:
-            yield int(view.segments[first]), first, stop
+    runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
+    for at in range(len(view.names)):
+        if at == len(runs) or runs[at][0] != at + 1:
+            stop = runs[at - 1][2] if at else 0
+            runs.insert(at, (at + 1, stop, stop))
+    return runs
+
+
+def segment_title(view: RowView, segment: int) -> str:
+    """Return the number of a segment, and its name where it has one."""
+    return f"segment {segment}, {view.names[segment - 1]}" if view.names else f"segment {segment}"
 
 
 def place_of(piece: Piece) -> str:

@@ -1,6 +1,8 @@
 """Rows of a step as text for a terminal or a notebook, printed by `Pipeline.show`."""
 
+import itertools
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,12 +13,15 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import MissingExtraError, PipelineError
 from grain_sft.pipeline import Pipeline
-from grain_sft.view.rows import RowView, place_of, segment_runs, view_rows
+from grain_sft.view.rows import RowView, place_of, segment_runs, segment_title, view_rows
 from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red, for one segment after another
 _RESET, _NO_LOSS, _SPECIAL = "\x1b[0m", "2", "7"
 _GUTTER = 9  # columns of the position and the bar at the left of a line
+_BETWEEN = " ║ "  # between two sides
+_TWO_SIDES = 72  # columns of the narrowest terminal that shows them
+_ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
 class Cell(NamedTuple):
@@ -53,28 +58,59 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     """Yield the lines of a row: a heading, then the pieces and the wrapped tokens of each segment.
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
-    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines have at most `width` columns.
+    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines have at most `width` columns. The responses of a
+    preference pair are next to each other where `width` has room for them.
     """
     filling = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
     yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{filling}", "1", colour)
     yield f"{len(view.tokens):,} tokens, {int(view.loss.sum()):,} take loss"
     yield from view.notes
-    for segment, first, stop in segment_runs(view):
+    runs = segment_runs(view)
+    sides = [run for run in runs if run[0] > 1] if view.names and width >= _TWO_SIDES else []
+    groups = [[run] for run in runs if run not in sides]
+    for group in [*groups[:1], sides, *groups[1:]] if sides else groups:
         yield ""
-        if not segment:
-            ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))
-            yield f"padding: {stop - first:,} tokens of id {ids}"
-            continue
-        code = _COLOURS[(segment - 1) % len(_COLOURS)]
-        loss = int(view.loss[first:stop].sum())
-        heading = f"segment {segment}: tokens {first:,} to {stop - 1:,}, {loss:,} of {stop - first:,} take loss"
-        yield _styled(heading, f"1;{code}", colour)
-        yield from (f"  {place_of(piece)}" for piece in view.pieces if piece.segment == segment)
+        for run in group:
+            yield from _heading(view, run, colour)
+        side = width if len(group) == 1 else width // len(group) - len(_BETWEEN)
+        yield from _next_to_each_other([list(_token_lines(view, run, texts, colour, side)) for run in group], side)
+
+
+def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator[str]:
+    """Yield the heading of a segment, and the places that it comes from."""
+    segment, first, stop = run
+    if not segment:
+        ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))
+        yield f"padding: {stop - first:,} tokens of id {ids}"
+        return
+    loss, title = int(view.loss[first:stop].sum()), segment_title(view, segment)
+    tokens = f"tokens {first:,} to {stop - 1:,}, {loss:,} of {stop - first:,} take loss" if first < stop else "empty"
+    yield _styled(f"{title}: {tokens}", f"1;{_colour_of(segment)}", colour)
+    yield from (f"  {place_of(piece)}" for piece in view.pieces if piece.segment == segment)
+
+
+def _token_lines(
+    view: RowView, run: tuple[int, int, int], texts: TokenTexts, colour: bool, width: int
+) -> Iterator[str]:
+    """Yield the wrapped tokens of a segment; nothing for padding."""
+    segment, first, stop = run
+    if segment:
         numbers = view.tokens[first:stop].tolist()
         special = map(texts.is_special, numbers)
         columns_of = (view.loss[first:stop].tolist(), special, view.positions[first:stop].tolist())
         cells = map(Cell, shown_texts(numbers, texts), *columns_of)
-        yield from _wrapped(cells, colour, code, max(width - _GUTTER, 16))
+        yield from _wrapped(cells, colour, _colour_of(segment), max(width - _GUTTER, 16))
+
+
+def _colour_of(segment: int) -> int:
+    return _COLOURS[(segment - 1) % len(_COLOURS)]
+
+
+def _next_to_each_other(sides: list[list[str]], width: int) -> Iterator[str]:
+    """Yield the lines of all sides in columns of `width`."""
+    for lines in itertools.zip_longest(*sides, fillvalue=""):
+        padded = [line + " " * (width - columns(_ESCAPE.sub("", line))) for line in lines[:-1]]
+        yield _BETWEEN.join([*padded, lines[-1]])
 
 
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:

@@ -139,7 +139,7 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
     assert main(["verify", str(tmp_path / "pairs.json"), "--full"]) == 0
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "pairs.json"), "--step", "0", "--row", "0"]) == 0
-    assert "segment 2: tokens" in capsys.readouterr().out
+    assert "segment 2, chosen: tokens" in capsys.readouterr().out
     assert main(["trace", str(tmp_path / "pairs.json"), "--record", "3"]) == 0
     assert "seen 1 times" in capsys.readouterr().out
     for layout in ("packed", "padded", "windows"):

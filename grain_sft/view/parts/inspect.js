@@ -68,6 +68,8 @@
     if (count) yield chunk;
   };
 
+  const title = (of, name) => of.names.length ? `${name}, ${of.names[name - 1]}` : `${name}`;
+
   const segment = (of, [name, first, stop]) => {
     const made = element("section", undefined, name ? `s${(name - 1) % HUES}` : "padding");
     made.dataset.segment = name;
@@ -78,7 +80,7 @@
     let loss = 0;
     for (let at = first; at < stop; at++) loss += takesLoss(of, at);
     const count = stop - first;
-    made.append(element("h2", `Segment ${name}: ${number(count)} tokens, ${number(loss)} take loss`));
+    made.append(element("h2", `Segment ${title(of, name)}: ${number(count)} tokens, ${number(loss)} take loss`));
     for (const each of of.pieces) if (each.segment === name) made.append(element("p", each.words, "where"));
     made.append(...chunks(of, first, stop));
     return made;
@@ -108,7 +110,7 @@
     const entries = names.map(([name, first, stop]) => {
       const from = of.pieces.find((each) => each.segment === name);
       const source = from ? ` ${from.source}${from.record === null ? "" : `:${from.record}`}` : "";
-      return [name, `${name}:${source} (${number(stop - first)} tokens)`];
+      return [name, `${title(of, name)}:${source} (${number(stop - first)} tokens)`];
     });
     options(find("segment"), [["", `all ${names.length}`], ...entries], state.segment ?? "");
     const instance = of.instance < 0 ? "nothing but padding" : `instance ${number(of.instance)} of the layout`;
@@ -119,6 +121,11 @@
     find("notes").replaceChildren(...of.notes.map((note) => element("li", note)));
     const runs = state.segment === null ? of.segments : names.filter(([name]) => name === state.segment);
     find("tokens").replaceChildren(...runs.map((run) => segment(of, run)));
+    if (of.names.length && state.segment === null) { // the responses of a pair, next to each other
+      const sides = element("div", undefined, "sides"), [prompt, ...responses] = find("tokens").children;
+      sides.append(...responses.slice(0, of.names.length - 1));
+      prompt.after(sides);
+    }
     const start = find("tokens").querySelector(".t");
     if (start) start.tabIndex = 0;
     state.token = null;

@@ -1,0 +1,69 @@
+"""Preference pairs in `inspect`: the two responses next to each other, on the terminal and on the page."""
+
+import json
+import re
+
+import pytest
+from batches import sections
+from pair_files import make_pairs, write_pairs
+
+from grain_sft import Host, load
+from grain_sft.cli.main import main
+from grain_sft.view import row_lines, view_rows
+from grain_sft.view.text import TokenTexts, columns, shown_texts
+
+PAIRS = [[[5, 6], [], [7]], [[], [8, 9], [7]], *make_pairs(6, 1)]
+
+
+@pytest.fixture
+def config(tmp_path):
+    write_pairs(tmp_path / "pairs", PAIRS)
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(sections(tmp_path / "pairs", 48, layout="pairs", order="sequential")))
+    return path
+
+
+@pytest.mark.parametrize("width", [50, 71, 72, 130])
+@pytest.mark.parametrize("colour", [False, True])
+def test_the_responses_are_next_to_each_other_where_the_terminal_has_room(config, width, colour):
+    pipeline, texts = load(config, host=Host(0, 1)), TokenTexts(None)
+    for step in range(2):
+        for view in view_rows(pipeline, step):
+            lines = [*row_lines(view, texts, colour=colour, width=width)]
+            bare = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
+            tokens = [line for line in bare if " │ " in line]
+            assert all(columns(line) <= width for line in tokens)
+            sides = [line.split(" ║ ") for line in tokens if " ║ " in line]
+            assert bool(sides) == (width >= 72)
+            for number, name in enumerate(("chosen", "rejected")):
+                assert any(line.startswith(f"segment {number + 2}, {name}: ") for line in bare)
+                if sides:
+                    cells = "".join(line[number].partition(" │ ")[2] for line in sides)
+                    numbers = view.tokens[view.segments == number + 2].tolist()
+                    assert cells.translate(str.maketrans("", "", "⟦⟧ ")) == "".join(shown_texts(numbers, texts))
+
+
+def test_the_page_names_the_segments_and_has_empty_ones(config, tmp_path):
+    assert main(["inspect", str(config), "--step", "0", "--html", str(tmp_path / "rows.html")]) == 0
+    text = (tmp_path / "rows.html").read_text()
+    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
+    rows = data["steps"][0]["rows"]
+    assert all(row["names"] == ["prompt", "chosen", "rejected"] for row in rows)
+    assert [row["segments"][:3] for row in rows[:2]] == [
+        [[1, 0, 2], [2, 2, 2], [3, 2, 3]],
+        [[1, 0, 0], [2, 0, 2], [3, 2, 3]],
+    ]
+
+
+def test_a_browser_shows_the_responses_in_two_columns(config, tmp_path, browser):
+    assert main(["inspect", str(config), "--step", "0", "--html", str(tmp_path / "rows.html")]) == 0
+    browser.open(tmp_path / "rows.html")
+    browser.look(1200, 800, "light")
+    places = "return [...document.querySelectorAll('.sides > section')].map((each) => each.getBoundingClientRect().x)"
+    left, right = browser.run(places)
+    assert right - left > 300
+    browser.look(390, 800, "light")
+    assert len(set(browser.run(places))) == 1
+    browser.press("]", "]")
+    assert browser.run("return document.querySelector('main h2').textContent").startswith("Segment 2, chosen: 0 tokens")
+    assert browser.console() == []
