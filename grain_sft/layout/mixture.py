@@ -23,7 +23,7 @@ class MixtureLayout(Layout):
       first_rows, first_shards: int64 [parts], number of the first row and of the first shard of each.
 
     Raises:
-      LayoutError: no layout, or sequence lengths that differ.
+      LayoutError: no layout, sequence lengths that differ, or preference pairs with other rows or pairs of another shape.
     """
 
     kind = "mixture"
@@ -34,6 +34,13 @@ class MixtureLayout(Layout):
         if len(set(lengths.values())) != 1:
             stated = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise LayoutError(f"the sources of a mixture have one sequence length, and these have {stated or 'none'}.")
+        of_pairs = {part.of_pairs for part in parts.values()}
+        if True in of_pairs and (len(of_pairs) > 1 or len({repr(part.transforms) for part in parts.values()}) > 1):
+            stated = ", ".join(f"{name}: {part.transforms}" for name, part in parts.items())
+            raise LayoutError(
+                "either all sources of a mixture are preference pairs, with one prompt_length and one pad_token_id, or none is. "
+                f"The transforms of these are {stated}."
+            )
         self.parts, self._layouts = dict(parts), tuple(parts.values())
         self.sequence_length, self.transforms = self._layouts[0].sequence_length, self._layouts[0].transforms
         self.corpus = MixtureCorpus.of(tuple(part.corpus for part in self._layouts))
