@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from absl import logging
 from batches import sections
+from pair_files import write_pairs
 from sft_files import EOS, write_olmo
 
 import grain_sft
@@ -76,6 +77,28 @@ def test_verify_fails_and_iterating_warns_once_and_says_why(case, write_config, 
         assert re.match(expected, sentence), sentence
 
 
+@pytest.mark.parametrize("length", [16, 44])
+def test_pairs_whose_responses_are_cut_to_the_same_tokens_are_reported(length, tmp_path, warnings):
+    """Of 20 pairs 15 have responses of 20 equal tokens and another last one, and 5 have no response."""
+    same = list(range(3, 23))
+    write_pairs(
+        tmp_path / "pairs", [[[7], [*same, 30 + number], [*same, 60]] for number in range(15)] + [[[7], [], []]] * 5
+    )
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(sections(tmp_path / "pairs", length, layout="pairs", order="sequential")))
+    found = verify(path)
+    cut = length == 16
+    (note,) = [each for each in found.findings if "of the 20 pairs" in each.message]
+    assert note.message.startswith(f"{20 if cut else 5} of the 20 pairs checked teach nothing")
+    assert note.place == f"row {0 if cut else 15}" and found.figures["equal_responses"] == (20 if cut else 5)
+    assert any(each.wrong for each in found.findings if each.check == "loss") == cut
+    with contextlib.closing(grain_sft.load(path, host=Host(0, 1)).iter()) as batches:
+        for _ in range(NUM_CHECKED):
+            next(batches)
+    expected = r"No target takes loss .* all \d+ rows that were checked: the chosen response of each pair is equal"
+    assert [bool(re.match(expected, each)) for each in warnings] == [True] * cut
+
+
 def test_global_batches_warn_too(write_config, warnings):
     jax = pytest.importorskip("jax")
     from grain_sft.integrations.jax_arrays import GlobalBatches
@@ -120,4 +143,6 @@ def test_weights_of_zero_teach_nothing_and_other_batches_are_not_judged():
     assert takes_loss({"targets_segmentation": segments}) is True
     assert takes_loss({"targets_segmentation": segments, "targets_weights": np.zeros((2, 4), np.float32)}) is False
     assert takes_loss({"loss_mask": segments == 1, "segment_ids": 0 * segments}) is False
+    assert takes_loss({"chosen_ids": segments, "rejected_ids": segments}) is False
+    assert takes_loss({"chosen_ids": segments, "rejected_ids": 2 * segments}) is True
     assert takes_loss({"prompt": segments}) is None and takes_loss(segments) is None

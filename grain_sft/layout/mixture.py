@@ -38,8 +38,8 @@ class MixtureLayout(Layout):
         if True in of_pairs and (len(of_pairs) > 1 or len({repr(part.transforms) for part in parts.values()}) > 1):
             stated = ", ".join(f"{name}: {part.transforms}" for name, part in parts.items())
             raise LayoutError(
-                "either all sources of a mixture are preference pairs, with one prompt_length and one pad_token_id, or none is. "
-                f"The transforms of these are {stated}."
+                "either all sources of a mixture are preference pairs, with one prompt_length and one pad_token_id, or none "
+                f"is. The transforms of these are {stated}."
             )
         self.parts, self._layouts = dict(parts), tuple(parts.values())
         self.sequence_length, self.transforms = self._layouts[0].sequence_length, self._layouts[0].transforms

@@ -53,9 +53,11 @@ class FirstSteps:
 
 
 def takes_loss(batch: Any) -> bool | None:
-    """Return whether some target of a batch takes loss; None for a batch without the keys."""
+    """Return whether some target of a batch takes loss, or some pair's responses differ; None for a batch without the keys."""
     if not isinstance(batch, dict):
         return None
+    if "chosen_ids" in batch:  # of preference pairs
+        return bool(np.any(batch["chosen_ids"] != batch["rejected_ids"]))
     if "targets_segmentation" in batch:
         return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))  # weights: 0 without loss
     if "loss_mask" in batch and "segment_ids" in batch:
@@ -70,8 +72,9 @@ def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
         rows = rows[rows != FILL_ROW][:_MOST_ROWS]
         if not len(rows):
             return "all their rows are filling. Start at an earlier step."
-        element = pipeline.source.read(rows)
-        return _why_none_is_read(pipeline.source.layout, rows, element) or _why_taken_off(pipeline, element)
+        element, layout = pipeline.source.read(rows), pipeline.source.layout
+        why = "" if layout.of_pairs else _why_none_is_read(layout, rows, element)
+        return why or _why_taken_off(pipeline, element)
     except GrainSftError as error:
         return f"the reason was not found: {error}"
 

@@ -25,6 +25,10 @@ class SplitPairs(grain.transforms.Map):
     """
 
     shifts_targets = splits_rows = True
+    no_loss_reason = (
+        "the chosen response of each pair is equal to the rejected one, as far as the layout keeps them. Give a larger "
+        "sequence_length, or a smaller prompt_length."
+    )
 
     def __init__(self, prompt_length: int, pad_token_id: int) -> None:
         self.prompt_length = as_integer("SplitPairs: prompt_length", prompt_length, 1, TransformError)

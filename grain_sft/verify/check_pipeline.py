@@ -25,6 +25,8 @@ Ints = npt.NDArray[np.int64]
 
 _FIRST_STEPS = 8  # one of them must take loss
 _BLOCK_ROWS = 1 << 12  # rows checked at a time
+_PAIRS_CHECKED = 1000  # in a fast check
+_BLOCK_TOKENS = 1 << 22  # read at once
 _MOST_ROWS = 1 << 28  # longest epoch whose rows are counted, with one byte of memory per row
 
 
@@ -43,6 +45,8 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     _check_layout(report, layout, where)
     _check_sampler(report, pipeline, where)
     _check_batches(report, pipeline, where, vocab_size)
+    if layout.of_pairs and not report.has_wrong("batches"):
+        _check_pairs(report, pipeline, where)
     steps = range(min(_FIRST_STEPS, pipeline.end_step))
     if not report.has_wrong("batches") and all(takes_loss(pipeline[step]) is False for step in steps):
         reason = why_no_loss(pipeline, steps)
@@ -127,6 +131,31 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             if sentence:
                 report.wrong("batches", where, sentence, f"step {step}")
     report.figures["batch"] = {key: [list(shape), dtype] for key, (shape, dtype) in shapes.items()}
+
+
+def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
+    """Note how many preference pairs teach nothing, because the layout cuts their responses to the same tokens or to none. A
+    fast check reads the first pairs."""
+    layout, found = pipeline.source.layout, np.zeros(0, np.int64)
+    count = len(layout) if report.full else min(len(layout), _PAIRS_CHECKED)
+    block = max(1, _BLOCK_TOKENS // layout.sequence_length)
+    for begin in range(0, count, block):
+        element = pipeline.source.read(np.arange(begin, min(begin + block, count)))
+        for transform in pipeline.transforms:
+            element = transform.map(element)
+        if "chosen_ids" not in element:
+            return
+        equal = (element["chosen_ids"] == element["rejected_ids"]).all(axis=1)
+        found = np.append(found, begin + np.flatnonzero(equal))
+    report.figures["equal_responses"] = len(found)
+    if len(found):
+        (piece, *_) = layout.spans(int(found[0]))
+        sentence = (
+            f"{len(found):,} of the {count:,} pairs checked teach nothing: as far as the layout keeps them, the chosen and the "
+            f"rejected response are equal. The first is document {piece.document}. Give a larger sequence_length or a "
+            "smaller prompt_length, or leave these pairs out."
+        )
+        report.note("loss", where, sentence, f"row {found[0]}")
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:
