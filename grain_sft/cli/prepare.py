@@ -9,13 +9,13 @@ from typing import Any
 from grain_sft import prepare as preparing
 from grain_sft.cli.arguments import Parser, at_least, check_output, values_of
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import CHAT_TOKENS, FORMATS, MIN_VOCAB, SCHEMAS, TEMPLATES, Dataset, Request
+from grain_sft.prepare import CHAT_TOKENS, FORMATS, MIN_VOCAB, SCHEMAS, TEMPLATES, TEXT_OPTIONS, Dataset, Request
 from grain_sft.progress import elapsed, progress_bar
 from grain_sft.storage import files
 
 DERIVED = (
-    *("seed", "shuffle", "val_frac", "max_length", "keep", "on_error", "special_text", "seq_level_weight", "condition"),
-    *("system_prompt", "source"),
+    *("seed", "shuffle", "val_frac", "min_length", "max_length", "long_documents", "keep", "on_error", "special_text"),
+    *("seq_level_weight", "condition", "system_prompt", "source"),
 )
 """Fields of `Request` that are options as they are declared there."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
@@ -43,6 +43,7 @@ def prepare(parser: Parser) -> None:
     _add_schema(parser)
     parser.add_declared(Request, DERIVED)
     add("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
+    parser.add_declared(Request, TEXT_OPTIONS, "plain documents (--template text)")
     parser.add_declared(Request, SIZES, spelled=SIZES)
     first = "only show the first N (default: 100)"
     add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help=first)
@@ -84,7 +85,7 @@ def _prepare(options: argparse.Namespace) -> int:
         template=template,
         format=options.format or TEMPLATES[template].format,
         chat_template=None if chat_template is None else files.read_text(chat_template),
-        **values_of(options, ("tokenizer", "schema", *SIZES, *DERIVED)),
+        **values_of(options, ("tokenizer", "schema", *SIZES, *DERIVED, *TEXT_OPTIONS)),
     )
     if options.dry_run is not None:
         print(preparing.dry_run(request, options.dry_run))
@@ -152,6 +153,8 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
         if counts["truncated"]:
             cut = "{truncated:>12,} cut       {cut_tokens:>14,} tokens  {cut_trainable_tokens:>14,} trainable lost"
             print(f"       {cut.format(**counts)}")
+    if text := manifest.get("text"):
+        print(f"text   {text['bytes']:>12,} bytes     {text['bytes'] / text['tokens']:>14.3f} bytes a token")
     for reason, count in manifest["dropped"].items():
         print(f"dropped  {count:,}: {reason}")
     if manifest["rejected"]:

@@ -13,7 +13,7 @@ from grain_sft.corpus.formats import (
     TokenFile,
     scan_corpus,
 )
-from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, Json, split_metadata
+from grain_sft.corpus.formats.metadata import LABEL_MASKS, PREPARE, SPLIT, Json, split_metadata
 from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.pairs import pair_lengths
 from grain_sft.corpus.formats.rows import ROWS_FORMAT, ROWS_MANIFEST, ROWS_VERSION, row_files, scan_rows
@@ -24,9 +24,9 @@ from grain_sft.corpus.open import AUTO, check_tokenizer, open_corpus
 from grain_sft.corpus.shard import TOKEN_DTYPES, RowFormat, Shard, TokenDtype, are_long
 
 __all__ = [
-    "AUTO", "FORMATS", "IGNORED", "KINDS", "METADATA_KEY", "PREPARE", "ROWS_FORMAT", "ROWS_MANIFEST", "ROWS_VERSION",
-    "SPLIT", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata", "DirectoryListing", "Document", "DocumentFinder",
-    "Documents", "Format", "Json", "LossFile", "LossReader", "MixtureCorpus", "ReadOptions", "RowFormat", "Shard",
-    "Split", "TokenDtype", "TokenFile", "are_long", "check_tokenizer", "content", "open_corpus", "pair_lengths",
-    "part_by_part", "row_files", "scan_corpus", "scan_rows", "split_metadata",
+    "AUTO", "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREPARE", "ROWS_FORMAT", "ROWS_MANIFEST",
+    "ROWS_VERSION", "SPLIT", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata", "DirectoryListing", "Document",
+    "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader", "MixtureCorpus", "ReadOptions",
+    "RowFormat", "Shard", "Split", "TokenDtype", "TokenFile", "are_long", "check_tokenizer", "content", "open_corpus",
+    "pair_lengths", "part_by_part", "row_files", "scan_corpus", "scan_rows", "split_metadata",
 ]  # fmt: skip

@@ -25,7 +25,7 @@ RECORD = np.dtype(
         ("cut_trainable", "<u4"),
     ]
 )
-DROPPED = ("no trainable token", "fewer than {min_tokens} tokens")
+DROPPED = ("no trainable token", "fewer than {min_length} tokens", "more than {max_length} tokens", "no text")
 """Reasons why a document was dropped."""
 
 REMOTE_THREADS = 16
@@ -51,6 +51,7 @@ class Header:
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents for each reason in `DROPPED`.
       rejected, rejected_bytes: Number of records that were left out, and the bytes of their lines.
+      text_bytes, text_tokens: Bytes of the texts of kept plain documents, and their tokens before a cut.
       size: Bytes of the header in the file.
     """
 
@@ -66,6 +67,8 @@ class Header:
     dropped: tuple[int, ...]
     rejected: int
     rejected_bytes: int
+    text_bytes: int = 0
+    text_tokens: int = 0
     size: int = 0
 
     @property
@@ -94,6 +97,8 @@ class Contents:
     loss: list[npt.NDArray[Any]] = dataclasses.field(default_factory=list)
     dropped: list[int] = dataclasses.field(default_factory=lambda: [0] * len(DROPPED))
     rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    text_bytes: int = 0
+    text_tokens: int = 0
 
     def encode(self, key: str, token_dtype: np.dtype[Any], loss_dtype: np.dtype[Any], eos: int | None) -> bytes:
         """Return the bytes of the chunk's file; `eos` is the tokenizer's EOS id."""
@@ -113,6 +118,8 @@ class Contents:
             dropped=tuple(self.dropped),
             rejected=len(self.rejected),
             rejected_bytes=len(rejected),
+            text_bytes=self.text_bytes,
+            text_tokens=self.text_tokens,
         )
         text = msgspec.json.encode(header)
         parts = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss.tobytes(), rejected]

@@ -115,6 +115,7 @@ class Job(Renderer):
             binary=all(header.binary for header in documents.headers),
             source_names=[entry.path for entry in self.inputs],
             tool_calls=self.template.tool_calls,
+            masked=self.template.masked,
         )
 
     def finish(self, plan: Plan) -> dict[str, Any]:
@@ -128,12 +129,14 @@ class Job(Renderer):
             "without_final_eos": sum(header.unended for header in self.headers),
             "with_inner_eos": sum(header.inner_eos for header in self.headers),
         }
+        if text_bytes := sum(header.text_bytes for header in self.headers):
+            counts["text"] = {"bytes": text_bytes, "tokens": sum(header.text_tokens for header in self.headers)}
         return finish(plan, self.identity, self.tokenizer.files(), counts)
 
     def _dropped(self) -> dict[str, int]:
         """Return the number of dropped records by reason."""
-        names = [text.format(min_tokens=self.template.min_tokens) for text in DROPPED]
-        counts = (sum(counts) for counts in zip(*(header.dropped for header in self.headers), strict=True))
+        names = [text.format(min_length=self.min_length, max_length=self.request.max_length) for text in DROPPED]
+        counts = map(sum, itertools.zip_longest(*(header.dropped for header in self.headers), fillvalue=0))
         return {name: count for name, count in zip(names, counts, strict=False) if count}
 
     def _datasets(self, documents: Documents) -> list[Ids]:

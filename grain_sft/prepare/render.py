@@ -11,19 +11,20 @@ from typing import Any
 import numpy as np
 
 from grain_sft.errors import PrepareError, RecordError
+from grain_sft.options import options_of
 from grain_sft.prepare.chunks import Contents
 from grain_sft.prepare.pairs import pair_of
 from grain_sft.prepare.records.inputs import Input, Unit, read_records
 from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.records.schema import read_record
-from grain_sft.prepare.request import Request
+from grain_sft.prepare.request import TEXT_OPTIONS, Request
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, render, result_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 
 BATCH = 256  # conversations that are tokenized together
-_NO_LOSS, _TOO_SHORT = 0, 1  # indices in chunks.DROPPED
-_TEMPLATE_OPTIONS = ("seq_level_weight", "condition", "chat_template", "system_prompt")
+_NO_LOSS, _TOO_SHORT, _TOO_LONG, _NO_TEXT = range(4)  # indices in chunks.DROPPED
+_TEMPLATE_OPTIONS = ("seq_level_weight", "condition", "chat_template", "system_prompt", *TEXT_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Renderer:
     @functools.cached_property
     def template(self) -> type[Template]:
         """The template that the request names, which has to have the options that the request gives."""
-        found = TEMPLATES[self.request.template]
+        found, declared = TEMPLATES[self.request.template], options_of(Request)
         for name in _TEMPLATE_OPTIONS:
-            if getattr(self.request, name) and name not in found.options:
+            if name not in found.options and getattr(self.request, name) != declared[name].default:
                 having = [each for each in TEMPLATES if name in TEMPLATES[each].options]
                 raise PrepareError(
                     f"{name} is an option of template {', '.join(having)}, not of {self.request.template}. Leave it out, "
@@ -66,6 +67,11 @@ class Renderer:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded on first use."""
         return load_tokenizer(self.request.tokenizer)
+
+    @functools.cached_property
+    def min_length(self) -> int:
+        """Number of tokens of the shortest document that is kept."""
+        return max(self.template.min_tokens, self.request.min_length or 1)
 
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record, which is JSON as bytes or a row; a RecordError names its fault."""
@@ -84,7 +90,7 @@ class Renderer:
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Return the documents of conversations, uncut."""
         values = {name: getattr(self.request, name) for name in _TEMPLATE_OPTIONS}
-        options = TemplateOptions(self.request.special_text, **values)
+        options = TemplateOptions(self.request.special_text, seed=self.request.seed, **values)
         found = render(self.template, conversations, self.tokenizer, options)
         if not self.format.of_pairs:
             return found
@@ -136,7 +142,8 @@ class Renderer:
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
         most = self.request.max_length
-        if most is not None and total > most:
+        too_long = most is not None and total > most
+        if most is not None and too_long:
             last = (self.request.keep or self.template.truncation) == "last"
             part = slice(total - most, None) if last else slice(0, most)
             tokens, loss = tokens[part], loss[part]
@@ -147,11 +154,20 @@ class Renderer:
         length = len(tokens)
         trainable = total_trainable if length == total else int(np.count_nonzero(loss))
         drops_untrainable = self.template.trim_trailing or self.format.drops_untrainable
-        no_loss = drops_untrainable and not trainable
-        if no_loss or length < self.template.min_tokens:
-            made.dropped[_NO_LOSS if no_loss else _TOO_SHORT] += 1
+        reasons = {
+            _NO_TEXT: not total,
+            _TOO_LONG: too_long and self.request.long_documents == "drop",
+            _NO_LOSS: drops_untrainable and not trainable,
+            _TOO_SHORT: length < self.min_length,
+        }
+        reason = next((reason for reason, applies in reasons.items() if applies), None)
+        if reason is not None:
+            made.dropped[reason] += 1
             length = trainable = 0
         else:
             made.tokens.append(tokens)
             made.loss.append(loss)
+            if result.text_bytes:
+                made.text_bytes += result.text_bytes
+                made.text_tokens += total
         made.records.append((line, length, trainable, total - length, total_trainable - trainable))

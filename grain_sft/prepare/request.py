@@ -19,6 +19,10 @@ VERSION = 2
 
 GIB = 1 << 30
 
+TEXT_OPTIONS = ("bos", "eos", "empty", "normalize", "fim_rate", "fim_spm_rate", "fim_tokens")
+"""Fields of `Request` that only plain documents have."""
+_LATER = ("min_length", "long_documents", *TEXT_OPTIONS)
+
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
@@ -48,7 +52,9 @@ class Request:
       seed: Seed of the split and the shuffle.
       shuffle: Whether documents are shuffled; by default as the format's own tool does.
       val_frac: Share of the records for the validation split, from 0 up to, not including, 1.
-      max_length: Tokens to which longer documents are cut; by default none is cut.
+      min_length: Tokens of the shortest document that is kept; by default the template's. Shorter ones are dropped.
+      max_length: Tokens of the longest document; by default there is no limit.
+      long_documents: Treatment of documents of more than max_length tokens: cut to that length, or dropped.
       keep: End of a cut document that is kept; by default the template's.
       on_error: Reaction to a bad record: stop there, or skip it.
       special_text: Treatment of text that spells a special token: an error, or encoded as ordinary text.
@@ -56,6 +62,14 @@ class Request:
       condition: Words before every role, where the record has none (openchat).
       chat_template: Jinja chat template instead of the tokenizer's (hf, olmo).
       system_prompt: System text of conversations without one (episode, episode_tool, openchat).
+      bos: Whether a document begins with the tokenizer's BOS (text).
+      eos: Whether a document ends with the tokenizer's EOS (text).
+      empty: Treatment of documents whose text has no tokens: dropped, or kept as their BOS and EOS (text).
+      normalize: Unicode normalization of texts; by default none (text).
+      fim_rate: Share of the documents whose middle is moved to their end, for fill-in-the-middle (text).
+      fim_spm_rate: Share of these that have the suffix first (SPM); the others have the prefix first (PSM) (text).
+      fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
+        own (text).
       part_bytes: Bytes of tokens in one part (olmo).
       shard_tokens: Tokens in one shard (episodes).
       source: Name of the corpus in its metadata.
@@ -72,7 +86,9 @@ class Request:
     seed: Annotated[int, msgspec.Meta(ge=0)] = 42
     shuffle: bool | None = None
     val_frac: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    min_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_length: Annotated[int, msgspec.Meta(ge=2)] | None = None
+    long_documents: Literal["cut", "drop"] = "cut"
     keep: Literal["first", "last"] | None = None
     on_error: Literal["stop", "skip"] = "stop"
     special_text: Literal["error", "encode"] = "error"
@@ -80,6 +96,13 @@ class Request:
     condition: str | None = None
     chat_template: str | None = None
     system_prompt: str | None = None
+    bos: bool = False
+    eos: bool = True
+    empty: Literal["drop", "keep"] = "drop"
+    normalize: Literal["NFC", "NFKC"] | None = None
+    fim_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    fim_spm_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    fim_tokens: tuple[str, ...] | None = None
     part_bytes: Annotated[int, msgspec.Meta(ge=8)] = GIB
     shard_tokens: Annotated[int, msgspec.Meta(ge=1)] = 50_000_000
     source: str = ""
@@ -93,6 +116,10 @@ class Request:
                 check_value(getattr(self, name), option.type, name)
             except ConfigError as error:
                 raise PrepareError(str(error)) from None
+        if self.fim_tokens is not None:
+            object.__setattr__(self, "fim_tokens", tuple(self.fim_tokens))
+        if self.max_length is not None and (self.min_length or 0) > self.max_length:
+            raise PrepareError(f"min_length={self.min_length}: expected at most max_length={self.max_length}.")
         for dataset in self.datasets:
             parse_amount(dataset.amount)
             for path in dataset.paths:
@@ -100,8 +127,12 @@ class Request:
         check_schema(self.schema)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the request as JSON holds it."""
-        return {"version": VERSION, **msgspec.json.decode(msgspec.json.encode(self))}
+        """Return the request as JSON holds it, without defaults of options that earlier versions lacked, whose corpora stay the
+        same."""
+        values = msgspec.json.decode(msgspec.json.encode(self))
+        declared = options_of(Request)
+        left_out = [name for name in _LATER if getattr(self, name) == declared[name].default]
+        return {"version": VERSION, **{name: value for name, value in values.items() if name not in left_out}}
 
 
 def parse_amount(amount: str) -> float | int:

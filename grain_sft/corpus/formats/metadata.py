@@ -19,6 +19,8 @@ SPLIT = "corpus.json"
 """In each split's folder, so that a split that is copied alone keeps its tokenizer and ids."""
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
+LABEL_MASKS = "label_masks"
+"""Key of metadata that is false where no part has a label mask, because all tokens take loss."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _FILES = (".npy", ".bin", ".json", ".parquet")  # no folders: a bucket is not asked for what is in them

@@ -1,6 +1,7 @@
 """Format olmo: parts of tokens, label masks and boundaries, as open-instruct's `convert_sft_data_for_olmocore.py` writes.
 
-`token_ids_part_NNNN.npy` (raw uint8 to uint64), `labels_mask_part_NNNN.npy` (raw bool), `token_ids_part_NNNN.csv.gz`.
+`token_ids_part_NNNN.npy` (raw uint8 to uint64), `labels_mask_part_NNNN.npy` (raw bool), `token_ids_part_NNNN.csv.gz`. A corpus
+of plain documents has no masks, and its metadata say so.
 """
 
 import re
@@ -10,6 +11,7 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import boundaries_of
 from grain_sft.corpus.formats.metadata import (
+    LABEL_MASKS,
     SPLIT,
     SPLIT_FORMAT,
     CorpusMetadata,
@@ -33,12 +35,18 @@ _STATISTICS = "dataset_statistics.json"
 class Olmo(Format):
     """The parts in a folder, in the order of their numbers."""
 
-    expected = "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them"
+    expected = (
+        "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them; or one "
+        "of plain documents, which grain-sft prepare --template text writes"
+    )
     metadata_files = r"dataset_statistics\.(json|txt)"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         for folder in (path, files.join(path, "train")):
-            if any(_MASKS.fullmatch(name) for name in listing.names(folder)):
+            names = listing.names(folder)
+            if any(_MASKS.fullmatch(name) for name in names):
+                return folder
+            if any(_TOKENS.fullmatch(name) for name in names) and _states_masks(folder, listing) is False:
                 return folder
         return None
 
@@ -122,11 +130,24 @@ class Olmo(Format):
 
 def _metadata_of_masked(folder: str, listing: DirectoryListing) -> str:
     """Return the metadata in a folder whose writer writes a label mask for every part; "" where there are none."""
+    if _states_masks(folder, listing) is False:
+        return ""
     if path := listing.find(folder, _STATISTICS):
         return path
     path = listing.find(folder, SPLIT)
     data = Json.load(path) if path else Json("", {})
     return path if (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo") else ""
+
+
+def _states_masks(folder: str, listing: DirectoryListing) -> bool | None:
+    """Return whether the parts of a folder have label masks, by its metadata; None where these don't state it."""
+    for name in (SPLIT, _STATISTICS):
+        if path := listing.find(folder, name):
+            data = Json.load(path)
+            stated = (data.object("configuration") if name == _STATISTICS else data).get(LABEL_MASKS)
+            if isinstance(stated, bool):
+                return stated
+    return None
 
 
 def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> None:
@@ -135,7 +156,7 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
     last = max([*tokens, *masks])
     for number in range(last + 1):
         for found, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
-            if number not in found and (found is tokens or options.masks is None):
+            if number not in found and (found is tokens or (masks and options.masks is None)):
                 raise CorpusError(
                     f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists. Copy the missing file."
                 )

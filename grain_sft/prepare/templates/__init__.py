@@ -24,7 +24,7 @@ TEMPLATES: Registry[type[Template]] = Registry(
         "episode_tool": "grain_sft.prepare.templates.episode:EpisodeTool",
         "olmo": "grain_sft.prepare.templates.chat:Olmo",
         "hf": "grain_sft.prepare.templates.chat:Chat",
-        "text": "grain_sft.prepare.templates.template:Text",
+        "text": "grain_sft.prepare.templates.text:Text",
     },
     adapt=as_template,
 )

@@ -1,4 +1,4 @@
-"""Base classes of templates, which render conversations as tokens and their loss; and the template of plain documents."""
+"""Base classes of templates, which render conversations as tokens and their loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,13 @@ class TemplateOptions:
       chat_template: Jinja template that replaces the tokenizer's own (hf, olmo).
       system_prompt: System text for conversations without one (episode, episode_tool, openchat).
       add_final_eot: Whether the last message ends in <|eot|> too (primer).
+      seed: Seed of what is drawn at random (text).
+      bos, eos: Whether documents begin with the tokenizer's BOS, and end with its EOS (text).
+      empty: "drop" or "keep" for documents whose text has no tokens (text).
+      normalize: Unicode normalization of texts, "NFC" or "NFKC"; None for none (text).
+      fim_rate: Share of the documents whose middle is moved to their end (text).
+      fim_spm_rate: Share of these that begin with the suffix; the others begin with the prefix (text).
+      fim_tokens: Special tokens before prefix, middle and suffix, by spelling or id; None for the tokenizer's own (text).
     """
 
     special_text: str = "error"
@@ -39,14 +46,26 @@ class TemplateOptions:
     chat_template: str | None = None
     system_prompt: str | None = None
     add_final_eot: bool = True
+    seed: int = 0
+    bos: bool = False
+    eos: bool = True
+    empty: str = "drop"
+    normalize: Literal["NFC", "NFKC"] | None = None
+    fim_rate: float = 0.0
+    fim_spm_rate: float = 0.0
+    fim_tokens: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """Tokens of a document, uint32 [n], and the loss of each token, bool or float32 [n], unshifted."""
+    """Tokens of a document, uint32 [n], and the loss of each token, bool or float32 [n], unshifted.
+
+    `text_bytes` is the number of bytes of a plain document's text, in UTF-8; 0 for conversations.
+    """
 
     tokens: npt.NDArray[np.uint32]
     loss: npt.NDArray[Any]
+    text_bytes: int = 0
 
 
 Result = Rendered | RecordError
@@ -63,6 +82,7 @@ class Template(abc.ABC):
       format: Default format of the corpus that is written.
       messages_schema: Default schema of records with the key 'messages'.
       options: Names of the `TemplateOptions` that this template reads, without those that every template reads.
+      masked: Whether some tokens may take no loss.
       weighted: Whether the loss is float32 weights; otherwise it is a bool mask.
       truncation: Which tokens of a too long document are kept, "first" or "last".
       trim_trailing: Whether the tokens after the last one with loss are cut off. A document without loss is dropped.
@@ -83,6 +103,7 @@ class Template(abc.ABC):
     format: ClassVar[str] = "olmo"
     messages_schema: ClassVar[str] = "chat"
     options: ClassVar[tuple[str, ...]] = ()
+    masked: ClassVar[bool] = True
     weighted: ClassVar[bool] = False
     truncation: ClassVar[str] = "first"
     trim_trailing: ClassVar[bool] = False
@@ -176,44 +197,32 @@ class PiecesTemplate(Template):
                 results.append(pieces)
             else:
                 ids = [next(encoded) if isinstance(value, str) else value for value, _ in pieces]
-                results.append(result_of(self._document, pieces, ids))
+                results.append(result_of(self.document, pieces, ids))
         return results
 
     def check_no_control(self, text: str, ids: Sequence[int]) -> None:
         """Refuse `text` if its `ids` include a control token."""
         if not self.tokenizer.control_ids.isdisjoint(ids):
-            raise RecordError(f"messages: the text {shown(text)} becomes a special token of this tokenizer. Change it.")
+            self.refuse_control(text)
+
+    def refuse_control(self, text: str) -> NoReturn:
+        """Raise the error of a text whose ids include a control token."""
+        raise RecordError(f"messages: the text {shown(text)} becomes a special token of this tokenizer. Change it.")
 
     def _checked_pieces(self, conversation: Conversation) -> list[Piece]:
         self.check(conversation)
         return self.pieces(conversation)
 
-    def _document(self, plan: list[Piece], ids: list[list[int]]) -> Rendered:
+    def document(self, pieces: list[Piece], ids: list[list[int]]) -> Rendered:
+        """Return the document of `pieces`, given the ids of each, or raise a RecordError."""
         tokens = np.array(list(itertools.chain.from_iterable(ids)), np.uint32)
-        weights: Any = self.weights(ids, [weight for _, weight in plan])
+        weights: Any = self.weights(ids, [weight for _, weight in pieces])
         dtype = np.dtype(np.float32 if self.weighted else np.bool_)
         loss: Any = np.repeat(np.array(weights, dtype), [len(part) for part in ids])
-        for (value, _), part in zip(plan, ids, strict=True):
+        for (value, _), part in zip(pieces, ids, strict=True):
             if isinstance(value, str):
                 self.check_no_control(value, part)
         return Rendered(tokens, loss)
-
-
-class Text(PiecesTemplate):
-    """Template of plain documents: their text and the tokenizer's EOS. Every token takes loss."""
-
-    name = "text"
-    roles = (DOCUMENT,)
-    min_tokens = 2
-
-    def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
-        if tokenizer.eos_token_id is None:
-            raise PrepareError("template text: documents end in EOS, and this tokenizer has none. Give one that has.")
-        super().__init__(tokenizer, options)
-        self._eos = [tokenizer.eos_token_id]
-
-    def pieces(self, conversation: Conversation) -> list[Piece]:
-        return [(conversation.messages[0].content, 1.0), (self._eos, 1.0)]
 
 
 def result_of(function: Callable[..., Made], *args: Any) -> Made | RecordError:

@@ -2,7 +2,8 @@
 
 Each split has a folder, `train` and, where documents are held out, `val`:
 `token_ids_part_NNNN.npy` (raw, the smallest unsigned dtype that holds the vocabulary), `labels_mask_part_NNNN.npy` (raw
-bool), `token_ids_part_NNNN.csv.gz` (`start,end` of each document, relative to the part). A part may end inside a document.
+bool; none where all tokens take loss, as in plain documents), `token_ids_part_NNNN.csv.gz` (`start,end` of each document,
+relative to the part, as Dolma's tokenizer writes). A part may end inside a document.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from grain_sft.corpus import LABEL_MASKS
 from grain_sft.prepare import splits
 from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, whole_files
 from grain_sft.storage import files
@@ -37,17 +39,18 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write one part: its mask and boundaries, and its tokens last."""
-    names = ("token_ids_part_{:04d}.npy", "labels_mask_part_{:04d}.npy", "token_ids_part_{:04d}.csv.gz")
-    paths = [plan.path(task.split, name.format(task.number)) for name in names]
+    """Write one part: its boundaries and, unless all tokens take loss, its mask, and its tokens last."""
+    names = ("token_ids_part_{:04d}.npy", "token_ids_part_{:04d}.csv.gz", "labels_mask_part_{:04d}.npy")
+    paths = [plan.path(task.split, name.format(task.number)) for name in names[: 3 if plan.masked else 2]]
     if files.exists(paths[0]):
         return  # a part that an earlier run has finished
-    with whole_files(paths) as (tokens, mask, raw), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
+    with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
         skip, left = task.skip, task.tokens
         for block in plan.blocks(task):
             stop = min(len(block.tokens), skip + left)
             tokens.write(block.tokens[skip:stop].tobytes())
-            mask.write(block.loss[skip:stop].astype(np.bool_).tobytes())
+            for mask in masks:
+                mask.write(block.loss[skip:stop].astype(np.bool_).tobytes())
             ends = np.clip(np.cumsum(block.lengths), skip, stop) - skip + (task.tokens - left)
             starts = np.concatenate([[task.tokens - left], ends[:-1]])
             pairs = zip(starts.tolist(), ends.tolist(), strict=True)
@@ -86,6 +89,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "pad_token_id": plan.tokenizer.get("pad_token_id"),
         "seed": plan.request.seed,
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
+        **({} if plan.masked else {LABEL_MASKS: False}),
     }
     # boundary files don't tell whether a document without EOS at the end of a part continues in the next
     continued = [task.number for task in tasks(plan, split) if task.skip]

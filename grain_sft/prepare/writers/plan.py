@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import SPLIT, split_metadata
+from grain_sft.corpus import LABEL_MASKS, SPLIT, split_metadata
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.documents import Block, Documents
 from grain_sft.prepare.request import Request
@@ -64,6 +64,7 @@ class Plan:
       binary: Whether every weight is 0 or 1.
       source_names: Paths of the inputs that `sources` counts.
       tool_calls: Whether the template is made for conversations that call tools.
+      masked: Whether some tokens may take no loss; otherwise a format whose masks are optional writes none.
     """
 
     folder: str
@@ -75,6 +76,7 @@ class Plan:
     binary: bool
     source_names: Sequence[str] = ()
     tool_calls: bool = False
+    masked: bool = True
 
     def path(self, *names: str) -> str:
         """Return a path below the folder."""
@@ -104,6 +106,7 @@ class Plan:
             tokenizer_sha256=self.tokenizer.get("sha256"),
             vocab_size=self.tokenizer.get("vocab_size"),
             source_names=self.source_names,
+            **({} if self.masked else {LABEL_MASKS: False}),
         )
 
     def write_metadata(self, eos_token_id: int | None) -> None:

@@ -1,0 +1,115 @@
+"""text: plain documents, as for pretraining. Every token takes loss."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+
+from grain_sft.errors import PrepareError
+from grain_sft.prepare.records.messages import DOCUMENT, Conversation
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, Rendered, TemplateOptions
+from grain_sft.prepare.tokenizers import Tokenizer
+
+_FIM_TOKENS = (
+    *(tuple(form.format(part) for part in ("prefix", "middle", "suffix")) for form in ("<|fim_{}|>", "<fim_{}>")),
+    *(tuple(form.format(part) for part in ("prefix", "middle", "suffix")) for form in ("<fim-{}>", "<|code_{}|>")),
+    *(tuple(form.format(part) for part in ("PRE", "MID", "SUF")) for form in ("<{}>", "\u2581<{}>")),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581end\uff5c>", "<\uff5cfim\u2581hole\uff5c>"),  # DeepSeek
+)
+"""Spellings of the prefix, middle and suffix tokens in tokenizers that have them."""
+
+
+class Text(PiecesTemplate):
+    """A document's text between the BOS and EOS that the options ask for, perhaps with its middle moved to the end."""
+
+    name = "text"
+    roles = (DOCUMENT,)
+    options = ("bos", "eos", "empty", "normalize", "fim_rate", "fim_spm_rate", "fim_tokens")
+    masked = False
+
+    def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
+        super().__init__(tokenizer, options)
+        self._before = self._asked("begin with BOS", tokenizer.bos_token_id) if options.bos else []
+        self._after = self._asked("end in EOS", tokenizer.eos_token_id) if options.eos else []
+        if options.empty == "keep" and not (self._before or self._after):
+            raise PrepareError("empty=keep: a document without text has no token without BOS and EOS. Ask for one.")
+        self._fim = self._fim_ids() if options.fim_rate else []
+        if options.fim_spm_rate and not options.fim_rate:
+            raise PrepareError("fim_spm_rate is a share of the documents that fim_rate chooses. Give fim_rate, too.")
+        self._never = np.zeros(tokenizer.vocab_size, np.bool_)
+        self._never[[*(number for number in tokenizer.control_ids if number < tokenizer.vocab_size), *self._fim]] = True
+
+    def pieces(self, conversation: Conversation) -> list[Piece]:
+        text, form = conversation.messages[0].content, self.chosen.normalize
+        if form is not None and not unicodedata.is_normalized(form, text):
+            text = unicodedata.normalize(form, text)
+            if self.special is not None:
+                self.special.check(text, f"text, after {form}")
+        return [*self._before, *self._permuted(text), *self._after]
+
+    def document(self, pieces: list[Piece], ids: list[list[int]]) -> Rendered:
+        """Return the document of `pieces`; without any tokens where its text has none and is to be dropped."""
+        texts = [index for index, (value, _) in enumerate(pieces) if isinstance(value, str)]
+        num_bytes, tokens = 0, np.concatenate([np.array(part, np.uint32) for part in ids])
+        for index in texts:
+            text: str = pieces[index][0]  # type: ignore[assignment]
+            num_bytes += len(text) if text.isascii() else len(text.encode())
+        if self.chosen.empty == "drop" and not any(ids[index] for index in texts):
+            tokens = tokens[:0]
+        elif int(np.count_nonzero(self._never[tokens])) > len(pieces) - len(texts):
+            for index in texts:
+                if self._never[ids[index]].any():
+                    self.refuse_control(str(pieces[index][0]))
+        return Rendered(tokens, np.broadcast_to(np.True_, len(tokens)), num_bytes)
+
+    def _permuted(self, text: str) -> list[Piece]:
+        """Return the pieces of a text: whole, or as prefix, suffix and middle, by numbers that its seed and bytes decide.
+
+        The text is cut at two characters drawn alike from all of its characters and its end, as in `GPTFIMDataset` of
+        NVIDIA/Megatron-LM (megatron/training/datasets/fim_dataset.py).
+        """
+        if not (self._fim and text):
+            return [(text, 1.0)]
+        digest = hashlib.blake2b(b"%d:%b" % (self.chosen.seed, text.encode()), digest_size=32).digest()
+        draws = np.frombuffer(digest, "<u8").tolist()
+        if draws[0] >= self.chosen.fim_rate * 2**64:
+            return [(text, 1.0)]
+        first, second = sorted(draw % (len(text) + 1) for draw in draws[2:])
+        prefix, middle, suffix = text[:first], text[first:second], text[second:]
+        to_prefix, to_middle, to_suffix = ([number] for number in self._fim)
+        order: list[str | list[int]] = [to_prefix, prefix, to_suffix, suffix, to_middle, middle]  # PSM
+        if draws[1] < self.chosen.fim_spm_rate * 2**64:
+            order = [to_prefix, to_suffix, suffix, to_middle, prefix, middle]
+        return [(piece, 1.0) for piece in order]
+
+    def _asked(self, asked: str, number: int | None) -> list[Piece]:
+        """Return the piece of the tokenizer's BOS or EOS."""
+        if number is None:
+            name = asked.split()[-1]
+            raise PrepareError(
+                f"template text: documents {asked}, and this tokenizer has none. Give one that has, or --no-{name.lower()}."
+            )
+        return [([number], 1.0)]
+
+    def _fim_ids(self) -> list[int]:
+        """Return the ids of the prefix, middle and suffix tokens: those named, or the tokenizer's own."""
+        special = self.tokenizer.special_tokens
+        named: Sequence[str] = self.chosen.fim_tokens or ()
+        if not named:
+            named = next((spellings for spellings in _FIM_TOKENS if special.keys() >= set(spellings)), ())
+        if len(named) != 3:
+            raise PrepareError(
+                f"fim_tokens: {len(named)} tokens; expected three, of prefix, middle and suffix. Name special tokens of the "
+                "tokenizer, or give their ids: --fim-tokens PREFIX MIDDLE SUFFIX."
+            )
+        ids = [special.get(token, int(token) if token.isdecimal() else -1) for token in named]
+        for token, number in zip(named, ids, strict=True):
+            if not 0 <= number < self.tokenizer.vocab_size or ids.count(number) > 1:
+                raise PrepareError(
+                    f"fim_tokens: {token!r} is not a special token of the tokenizer or an id below "
+                    f"{self.tokenizer.vocab_size} of its own. Name three different ones."
+                )
+        return ids
