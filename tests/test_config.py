@@ -314,7 +314,7 @@ def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
         ("sampler.global_batch", 1, "sampler: unknown key 'global_batch'. The nearest known: 'global_batch_size'."),
         ("inherits", 5, "inherits is 5; expected the path of another config."),
         ("corpus.path", 5, "corpus.path is 5; expected text or a list."),
-        ("corpus.path", [5], "corpus.path[0] is 5; expected text."),
+        ("corpus.path", [None], "corpus.path[0] is None; expected text or a number."),
         ("corpus.path", [], "empty list of files"),
         ("corpus.path", "none.txt", "none.txt"),
         ("corpus.path", "none/*.npy", "none/*.npy"),

@@ -116,12 +116,13 @@ CHANGES_NOTHING |= {"tokenizer", "audit", "observers"}
 ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
 OF_MIXTURES = {"mixture", "on_exhausted"}  # tested in mixture/
 OF_PAIRS = {"prompt_length", "long_pairs"}  # tested in layout/test_pairs.py
+OF_MEGATRON = {"split", "subset"}  # tested in corpus/test_megatron.py
 
 
 def test_every_key_of_a_config_is_tried():
     changed = {key for change in CHANGES.values() for part in change.values() if isinstance(part, dict) for key in part}
     known = {key for keys in known_keys().values() for key in keys} | (set(TOP) - {"inherits"})
-    assert known == changed | {"transforms"} | CHANGES_NOTHING | ELSEWHERE | OF_MIXTURES | OF_PAIRS
+    assert known == changed | {"transforms"} | CHANGES_NOTHING | ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON
 
 
 def test_the_width_of_tokens_changes_the_receipt(tmp_path):

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from grain_sft.config.sections import SECTIONS
+from grain_sft.corpus import PREFIX_SUFFIX, words_of
 from grain_sft.errors import ConfigError
 from grain_sft.storage import files
 
@@ -130,6 +131,8 @@ def _locate(path: object, folder: str) -> object:
     else as it is. What is not a path is left to `validate`."""
     if isinstance(path, list):
         return [_locate(item, folder) for item in path]
+    if isinstance(path, str) and len(words := words_of(path)) > 1:
+        return [_locate(word, folder) for word in words]
     if not isinstance(path, str) or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
         return path
     beside = os.path.join(folder, path)
@@ -137,4 +140,6 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _exists(path: str) -> bool:
-    return os.path.exists(path) or any(True for _ in glob.iglob(path, recursive=True))
+    return any(os.path.exists(path + suffix) for suffix in ("", PREFIX_SUFFIX)) or any(
+        True for _ in glob.iglob(path, recursive=True)
+    )

@@ -36,16 +36,16 @@ class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Keys of `corpus` besides the arguments of `open_corpus`.
 
     Args:
-      path: Where the tokens are: a directory, a glob, a mix file, a saved index, a token file, or a list of these; local or
-        a URL. A relative path starts at the folder of the config or, if nothing is there, at the working directory.
-        Required without `mixture`.
+      path: Where the tokens are: a directory, a glob, a mix file, a saved index, a token file, a list of these, or a blend
+        of Megatron's prefixes (`[0.3, a, 0.7, b]`); local or a URL. A relative path starts at the folder of the config or, if
+        nothing is there, at the working directory. Required without `mixture`.
       mixture: Several corpora with weights, by name. See [sources](#sources-of-a-mixture).
       remote: How files in a bucket are read; see [remote files](#remote-files).
       pad_token_id: Id of the token that fills rows; `null` is the token that ends a document. Without it, as the corpus
         states it, else its EOS token, else 0.
     """
 
-    path: str | list[str] | None = None
+    path: str | list[str | float] | None = None
     mixture: dict[str, Any] | None = None
     remote: RemoteOptions | None = None
     pad_token_id: int | None = None

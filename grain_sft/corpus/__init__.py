@@ -13,6 +13,7 @@ from grain_sft.corpus.formats import (
     TokenFile,
     scan_corpus,
 )
+from grain_sft.corpus.formats.megatron import PREFIX_SUFFIX, words_of
 from grain_sft.corpus.formats.metadata import LABEL_MASKS, PREPARE, SPLIT, Json, split_metadata
 from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.pairs import pair_lengths
@@ -21,12 +22,13 @@ from grain_sft.corpus.formats.scanning import THREADS
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
 from grain_sft.corpus.mixture import MixtureCorpus
 from grain_sft.corpus.open import AUTO, check_tokenizer, open_corpus
-from grain_sft.corpus.shard import TOKEN_DTYPES, RowFormat, Shard, TokenDtype, are_long
+from grain_sft.corpus.shard import TOKEN_DTYPES, RowFormat, Shard, TokenDtype, are_long, check_signed
 
 __all__ = [
-    "AUTO", "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREPARE", "ROWS_FORMAT", "ROWS_MANIFEST",
-    "ROWS_VERSION", "SPLIT", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata", "DirectoryListing", "Document",
-    "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader", "MixtureCorpus", "ReadOptions",
-    "RowFormat", "Shard", "Split", "TokenDtype", "TokenFile", "are_long", "check_tokenizer", "content", "open_corpus",
-    "pair_lengths", "part_by_part", "row_files", "scan_corpus", "scan_rows", "split_metadata",
+    "AUTO", "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "PREPARE", "ROWS_FORMAT",
+    "ROWS_MANIFEST", "ROWS_VERSION", "SPLIT", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata",
+    "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader",
+    "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype", "TokenFile", "are_long",
+    "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths", "part_by_part", "row_files",
+    "scan_corpus", "scan_rows", "split_metadata", "words_of",
 ]  # fmt: skip

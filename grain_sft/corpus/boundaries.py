@@ -1,4 +1,4 @@
-"""Boundary files: sidecar files of four kinds that state where the documents of one shard begin and end."""
+"""Boundary files: sidecar files of five kinds that state where the documents of one shard begin and end."""
 
 import dataclasses
 import functools
@@ -12,14 +12,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus import megatron_index
 from grain_sft.corpus.array_file import locate_values
 from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage import FileStamp, describe
+from grain_sft.storage import Count, FileStamp, describe
 
 Ints = npt.NDArray[np.int64]
-BoundaryKind = Literal["csv", "pairs", "starts", "preference"]
+BoundaryKind = Literal["csv", "pairs", "starts", "preference", "megatron"]
 CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
 """Kinds of boundary files for shards that may cut through documents."""
+SEQUENCE_KINDS = {"megatron": megatron_index.parse}
+"""Kinds of boundary files that group sequences to documents, and how they are parsed."""
 
 _BLOCK = 1 << 22  # bytes of lines that are parsed at once
 _LONGEST_LINE = 1 << 16  # with the names and paths of documents that Dolma's tokenizer writes
@@ -33,15 +36,24 @@ class BoundaryFile(FileStamp):
 
     Attributes:
       kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length),
-        "starts" (int64 starts) or "preference" (uint64 start, and lengths of prompt, chosen and rejected response).
+        "starts" (int64 starts), "preference" (uint64 start, and lengths of prompt, chosen and rejected response) or
+        "megatron" (an `.idx` file).
       continues: Whether the shard's first document began in the shard before; None: unknown.
+      sequences: Range of the file's sequences that the shard holds; None: all, or the file has none.
     """
 
     kind: BoundaryKind
     continues: bool | None = None
+    sequences: tuple[Count, Count] | None = None
 
-    def parse(self, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-        """Return (first token, length) of each document, int64 [documents], counted from the shard's first token."""
+    def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
+        """Return (first token, length) of each document, int64 [documents], counted from the shard's first token.
+
+        With `by_sequence`, return them of each sequence, if the file groups sequences to documents.
+        """
+        if self.kind in SEQUENCE_KINDS:
+            parse = SEQUENCE_KINDS[self.kind]
+            return parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
         return BOUNDARY_KINDS[self.kind](self.path, data, num_tokens)
 
 

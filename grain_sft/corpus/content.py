@@ -176,6 +176,13 @@ def fingerprint_of(corpus: Corpus) -> str:
         if shard.boundaries is not None:
             file = shard.boundaries
             digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
+            if file.sequences is not None:
+                first, stop = file.sequences
+                digest.update(f"\0sequences\0{first}\0{stop}\0{shard.data_offset}".encode())
+    if corpus.signed:
+        digest.update(b"\0signed")
+    if corpus.weights:
+        digest.update("\0".join(["\0weights", *map(repr, corpus.weights)]).encode())
     if corpus.rows is not None:
         rows = corpus.rows
         parts = rows.sequence_length, rows.made_of, rows.positions_dtype, rows.segments_dtype, rows.most_segments
@@ -190,7 +197,7 @@ def content_of_boundaries(corpus: Corpus, hashes: list[str]) -> str:
     the next part.
     """
     of_files = [
-        [shard.num_tokens, shard.digest, file.kind, file.continues, found]
+        [shard.num_tokens, shard.digest, file.kind, file.continues, found, *(file.sequences or ())]
         for shard, found in zip(corpus.shards, hashes, strict=True)
         if (file := shard.boundaries) is not None
     ]
@@ -219,12 +226,18 @@ def content_of_corpus(corpus: Corpus) -> str:
         if shard.loss is not None:
             of_files.append(["loss", shard.loss.kind, next(rest)])
         if shard.boundaries is not None:
-            of_files.append(["boundaries", shard.boundaries.kind, shard.boundaries.continues, next(rest)])
-    return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, of_files)
+            file = shard.boundaries
+            of_files.append(["boundaries", file.kind, file.continues, next(rest), *(file.sequences or ())])
+    return _hash(
+        "corpus", corpus.dtype.name, corpus.eos_token_id, of_files, *([corpus.weights] if corpus.weights else [])
+    )
 
 
 def hashed_of(corpus: Corpus) -> str:
     """Return what a scan of tokens hashes of each shard, as the argument `of` of `hashes_of`."""
+    ranges = [(shard.num_tokens, shard.boundaries.sequences) for shard in corpus.shards if shard.boundaries is not None]
+    if any(sequences is not None for _, sequences in ranges):
+        return f"tokens of ranges {[num_tokens for num_tokens, _ in ranges]}"
     return "bytes" if corpus.rows is None else "tokens in rows"
 
 

@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import index_writer
+from grain_sft.corpus import document_reader, index_writer
+from grain_sft.corpus.boundaries import SEQUENCE_KINDS
 from grain_sft.corpus.content import content_of_corpus, fingerprint_of
-from grain_sft.corpus.documents import Document, DocumentFinder, Documents
+from grain_sft.corpus.documents import Document, DocumentFinder, Documents, sequences_of
 from grain_sft.corpus.loss import LossFile, LossReader
-from grain_sft.corpus.shard import RowFormat, Shard
+from grain_sft.corpus.shard import RowFormat, Shard, check_signed, highest_token
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.storage import FileStamp, RemoteOptions, ShardReader, read_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped, UInt
-
-_BLOCK_TOKENS = 1 << 20  # per read of `iter_documents`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +41,8 @@ class Corpus:
       sources_file: File of `sources`; None if unknown.
       source_names: Names of the inputs, indexed by their numbers in `sources`.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
+      weights: Weight of each shard in a blend, as the path gives it; () where the path gives none.
+      signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
       remote: Options for reading remote files; None for those of the environment. Tokens and loss do not depend on it.
       ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
 
@@ -58,11 +59,13 @@ class Corpus:
     sources_file: FileStamp | None = None
     source_names: tuple[str, ...] = ()
     rows: RowFormat | None = None
+    weights: tuple[float, ...] = ()
+    signed: bool = False
     remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
     ignores_loss: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        highest = np.iinfo(self.dtype).max
+        highest = highest_token(self.dtype, self.signed)
         for name in ("eos_token_id", "pad_token_id"):
             number = getattr(self, name)
             if number is None:
@@ -168,6 +171,13 @@ class Corpus:
         return self._finder.documents
 
     @functools.cached_property
+    def sequences(self) -> Documents:
+        """Start and length of each sequence, in order: documents of a Megatron corpus are groups of sequences. In any other
+        corpus, `documents`. Errors are those of `documents`."""
+        files = [shard.boundaries for shard in self.shards]
+        return sequences_of(self) if any(file and file.kind in SEQUENCE_KINDS for file in files) else self.documents
+
+    @functools.cached_property
     def _finder(self) -> DocumentFinder:
         return DocumentFinder(self)
 
@@ -209,6 +219,7 @@ class Corpus:
         Raises:
           RowIndexError: The range is not within [0, num_tokens].
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
+          CorpusError: A token is negative.
         """
         start, stop = operator.index(start), operator.index(stop)
         if not 0 <= start <= stop <= self.num_tokens:
@@ -222,6 +233,8 @@ class Corpus:
         if len(tokens):
             offsets, sizes = (in_result * tokens.itemsize).tolist(), (length * tokens.itemsize).tolist()
             token_reader.gather(shard.tolist(), at.tolist(), offsets, sizes, tokens.data.cast("B"))
+        if self.signed:
+            check_signed(tokens, self.shards, self.dtype, lambda: (shard, at, in_result))
         return tokens, None if loss_reader is None else loss_reader.gather(shard, at, in_result, length, len(tokens))
 
     def document(self, number: int) -> Document:
@@ -229,34 +242,11 @@ class Corpus:
         number = operator.index(number)
         if not 0 <= number < len(self.documents):
             raise RowIndexError(f"document {number} of {self!r}: expected 0 to {len(self.documents) - 1}.")
-        return next(self._block(number, number + 1))
+        return next(document_reader.read_documents(self, number, number + 1))
 
     def iter_documents(self) -> Iterator[Document]:
         """Yield every document in order, as views of blocks of a few MB. Errors are those of `documents` and `read`."""
-        start, length = self.documents
-        stop = start + length
-        breaks = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))  # where a read has to end
-        first = 0
-        while first < len(start):
-            end = int(breaks[np.searchsorted(breaks, first, side="right")])
-            last = first + max(1, int(np.searchsorted(stop[first:end], start[first] + _BLOCK_TOKENS, side="right")))
-            yield from self._block(first, last)
-            first = last
-
-    def _block(self, first: int, last: int) -> Iterator[Document]:
-        """Yield documents `first` to `last - 1`, which must not overlap or go back, from one read."""
-        start, length = (each[first:last] for each in self.documents)
-        begin = int(start[0])
-        tokens, loss = self.read(begin, int(start[-1] + length[-1]))
-        if tokens.dtype.itemsize > 4 and (highest := int(tokens.max(initial=0))) > np.iinfo(np.uint32).max:
-            raise CorpusError(
-                f"a token id of {highest}: no vocabulary has it. The corpus was opened with the wrong dtype."
-            )
-        tokens = tokens.astype(np.uint32, copy=False)
-        loss = np.ones(len(tokens), np.bool_) if loss is None else loss
-        sources = [None] * (last - first) if self.sources is None else map(tuple, self.sources[first:last].tolist())
-        for at, size, source in zip((start - begin).tolist(), length.tolist(), sources, strict=True):
-            yield Document(tokens[at : at + size], loss[at : at + size], source)
+        return document_reader.iter_documents(self)
 
     def content_hash(self) -> str:
         """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".

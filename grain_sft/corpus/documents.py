@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import content
 from grain_sft.corpus.boundaries import CUTTING_KINDS
+from grain_sft.corpus.eos_scan import ARRAYS, scan
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import ShardReader, artifact, hashing, read_whole
 
@@ -22,10 +23,7 @@ if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus
 
 Ints = npt.NDArray[np.int64]
-Tokens = npt.NDArray[np.unsignedinteger]
 
-_SCAN_BYTES = hashing.BLOCK
-_ARRAYS = ("start", "length", "highest_token")
 _KEPT_FROM = 1 << 23  # bytes of tokens from which a scan is cached; fewer take a millisecond
 
 
@@ -127,6 +125,13 @@ def _written_to(corpus: Corpus) -> CorpusFileError:
     return CorpusFileError(f"{path}, or another file of its corpus, is being written to. Wait until it is complete.")
 
 
+def sequences_of(corpus: Corpus) -> Documents:
+    """Return the sequences of a corpus whose boundary files group them to documents."""
+    parts, hashes = _read_parts(corpus, by_sequence=True)
+    start, length = map(np.concatenate, zip(*parts, strict=True))
+    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes))
+
+
 def part_by_part(corpus: Corpus) -> Documents:
     """Return the documents of the boundary files, which every shard must have, without joining any across shards."""
     start, length = map(np.concatenate, zip(*_read_parts(corpus)[0], strict=True))
@@ -142,7 +147,7 @@ def _by_files(corpus: Corpus) -> Documents:
     return Documents(start, length, content=content.content_of_boundaries(corpus, hashes))
 
 
-def _read_parts(corpus: Corpus) -> tuple[list[tuple[Ints, Ints]], list[str]]:
+def _read_parts(corpus: Corpus, *, by_sequence: bool = False) -> tuple[list[tuple[Ints, Ints]], list[str]]:
     """Return (start, length) of each boundary file's documents, starts counted through all shards; and each file's hash."""
     parts: list[tuple[Ints, Ints]] = []
     hashes = []
@@ -152,7 +157,7 @@ def _read_parts(corpus: Corpus) -> tuple[list[tuple[Ints, Ints]], list[str]]:
             raise CorpusError(f"{shard.path}: has no document boundaries, but others have.")
         data = read_whole(shard.boundaries)
         hashes.append(hashing.of_bytes(data))
-        start, length = shard.boundaries.parse(data, shard.num_tokens)
+        start, length = shard.boundaries.parse(data, shard.num_tokens, by_sequence=by_sequence)
         parts.append((start + first, length))
         first += shard.num_tokens
     return parts, hashes
@@ -236,14 +241,14 @@ def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
         depends = {"documents": 3, "content": content.content_of_tokens(corpus, hashes, bos_token_id)}
         check = functools.partial(_check_documents, corpus.num_tokens)
         arrays = artifact.load_or_make("documents", depends, make, check=check)
-    start, length, highest = (arrays[name].view(np.ndarray) for name in _ARRAYS)
+    start, length, highest = (arrays[name].view(np.ndarray) for name in ARRAYS)
     key = content.content_of_tokens(corpus, hashes, bos_token_id)
     return Documents(start, length, int(highest[0]), key, content.hash_of_tokens(corpus, hashes))
 
 
 def _check_documents(num_tokens: int, arrays: artifact.Arrays) -> None:
     """Raise ValueError for cached arrays that no scan can have returned."""
-    start, length, highest = (arrays.get(name, np.empty((0, 0))) for name in _ARRAYS)
+    start, length, highest = (arrays.get(name, np.empty((0, 0))) for name in ARRAYS)
     if any(array.dtype != np.int64 or array.ndim != 1 for array in (start, length, highest)) or len(highest) != 1:
         raise ValueError("its arrays are not int64 [documents]")
     if start.shape != length.shape or (length < 1).any() or (length > num_tokens).any():
@@ -251,44 +256,3 @@ def _check_documents(num_tokens: int, arrays: artifact.Arrays) -> None:
     bounds = np.stack([start, start + length], axis=1).reshape(-1)
     if len(bounds) and (bounds[0] < 0 or bounds[-1] > num_tokens or (bounds[1:] < bounds[:-1]).any()):
         raise ValueError("its documents overlap or lie outside the corpus")
-
-
-def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[dict[str, Ints], list[str]]:
-    """Return the arrays of `Documents`, and the hash of each shard's tokens."""
-    starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    current, document_start, highest = -1, 0, 0
-    with hashing.BlockHasher(len(corpus.shards)) as hasher:
-        for shard, first, chunk, following in _chunks(corpus, ahead=0 if bos_token_id is None else 1):
-            hasher.add(shard, chunk.data)
-            highest = max(highest, int(chunk.max()))
-            found = np.flatnonzero(chunk == corpus.eos_token_id)
-            if bos_token_id is not None:
-                at_end = found == len(following)  # of the shard: no token follows
-                found = found[at_end | (following[found - at_end] == bos_token_id)] if len(following) else found
-            if shard != current:
-                current, document_start = shard, first
-            if len(found):
-                found = found + (first + 1)
-                starts.append(np.concatenate([[document_start], found[:-1]]))
-                ends.append(found)
-                document_start = int(found[-1])
-        hashes = [hasher.joined(shard) for shard in range(len(corpus.shards))]
-    start = np.concatenate(starts)
-    values = start, np.concatenate(ends) - start, np.array([min(highest, np.iinfo(np.int64).max)], np.int64)
-    return dict(zip(_ARRAYS, values, strict=True)), hashes
-
-
-def _chunks(corpus: Corpus, ahead: int = 0) -> Iterator[tuple[int, int, Tokens, Tokens]]:
-    """Yield (shard, token offset in the corpus, tokens, tokens from the second on) of each chunk, in memory of its own.
-
-    The last of these are up to `ahead` tokens of the shard that follow the chunk.
-    """
-    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
-    per_chunk = _SCAN_BYTES // corpus.dtype.itemsize
-    before = 0
-    for number, shard in enumerate(corpus.shards):
-        for start in range(0, shard.num_tokens, per_chunk):
-            read: Tokens = np.empty(min(per_chunk + ahead, shard.num_tokens - start), corpus.dtype)
-            reader.gather([number], [start], [0], [read.nbytes], memoryview(read.data).cast("B"))
-            yield number, before + start, read[:per_chunk], read[1:]
-        before += shard.num_tokens

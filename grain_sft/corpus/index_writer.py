@@ -54,6 +54,8 @@ def _own_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer:
         "pad_token_id": corpus.pad_token_id,
         "sources": None if corpus.sources_file is None else entry(corpus.sources_file),
         "source_names": list(corpus.source_names) or None,
+        "weights": corpus.weights or None,
+        "signed": corpus.signed or None,
     }
     return {
         "format": INDEX_FORMAT,

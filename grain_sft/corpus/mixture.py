@@ -49,9 +49,17 @@ class MixtureCorpus(Corpus):
     @functools.cached_property
     def documents(self) -> Documents:
         """Start, counted through all shards, and length of the documents of all corpora; see `Corpus.documents`."""
+        return self._concatenated([part.documents for part in self.parts])
+
+    @functools.cached_property
+    def sequences(self) -> Documents:
+        """Start, counted through all shards, and length of the sequences of all corpora; see `Corpus.sequences`."""
+        return self._concatenated([part.sequences for part in self.parts])
+
+    def _concatenated(self, found: list[Documents]) -> Documents:
         befores = itertools.accumulate((part.num_tokens for part in self.parts), initial=0)
-        starts = [part.documents.start + before for part, before in zip(self.parts, befores, strict=False)]
-        return Documents(np.concatenate(starts), np.concatenate([part.documents.length for part in self.parts]))
+        starts = [each.start + before for each, before in zip(found, befores, strict=False)]
+        return Documents(np.concatenate(starts), np.concatenate([each.length for each in found]))
 
     @property
     def num_documents(self) -> int | None:

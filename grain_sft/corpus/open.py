@@ -13,6 +13,7 @@ from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import FORMATS, DirectoryListing, ReadOptions, formats
 from grain_sft.corpus.formats.files import is_glob
 from grain_sft.corpus.formats.mix import remap_path
+from grain_sft.corpus.formats.scanning import SUBSETS, Subset
 from grain_sft.corpus.shard import TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError
 from grain_sft.registry import Registry
@@ -27,7 +28,7 @@ TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
 
 
 def open_corpus(
-    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    where: str | os.PathLike[str] | Sequence[str | os.PathLike[str] | float],
     *,
     format: str = AUTO,
     dtype: TokenDtype | None = None,
@@ -38,6 +39,8 @@ def open_corpus(
     root: str | os.PathLike[str] | None = None,
     label_mask_paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
     use_loss_mask: bool | None = None,
+    split: str | None = None,
+    subset: Subset | None = None,
 ) -> Corpus:
     """Open the token files that `where` names, in order: scanned, or as an index lists them.
 
@@ -54,10 +57,12 @@ def open_corpus(
         - any other directory: every .npy file below it, sorted by path, without validation splits of prepared corpora;
         - a glob: its matches, sorted;
         - one .npy or .bin file;
+        - a prefix of Megatron's `.bin` and `.idx` files, one of these files, a folder of them, a list of prefixes, or a
+          blend: weights and prefixes in turn, as a list (`[0.3, a, 0.7, b]`) or in one string ("0.3 a 0.7 b");
         - a list of files, globs and directories, in that order; a prepared SFT corpus is its training split here, too.
       format: Format of the files; `auto` infers it from `where`. The formats are "files", "mix", "index", those of SFT
         corpora, "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer",
-        "openchat" and "pairs" (preference pairs), and "rows", which `grain-sft pack --materialize` writes.
+        "openchat" and "pairs" (preference pairs), "megatron", and "rows", which `grain-sft pack --materialize` writes.
         `package.module:Name` is a `Format` of yours.
       dtype: Dtype of headerless arrays. Files with a .npy header carry their own. The default is the dtype that an SFT
         corpus's metadata or the sizes of its files imply, else uint32, as AI2 writes, if the tokens look like it.
@@ -74,6 +79,9 @@ def open_corpus(
         file in order, as in OLMo-core's `NumpyDatasetConfig`. The default is the sidecar files.
       use_loss_mask: Whether loss masks and weights are used: false ignores them, so that every token takes loss; true
         refuses a corpus without. The default uses them where they exist, or as a saved index states.
+      split: Weights of Megatron's training, validation and test splits, such as "969,30,1": each is a range of the sequences of
+        every prefix, as megatron-core computes it. The default is all sequences.
+      subset: Part of `split` that is opened: "train", "valid" or "test". The default is "train".
 
     Raises:
       CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
@@ -81,8 +89,14 @@ def open_corpus(
         length than their tokens, another tokenizer than the corpus was made with, or a file outside of `root`.
       WrongTypeError: an argument of another type.
     """
+    if not isinstance(where, str | os.PathLike | Mapping) and isinstance(where, Iterable):
+        where = [str(each) if type(each) in (int, float) else each for each in where]
     paths = as_paths("where", where)
-    _check_types(format, path_remap, tokenizer, remote, root, use_loss_mask)
+    _check_types(format, path_remap, tokenizer, remote, root, use_loss_mask, split)
+    if subset is not None and (split is None or subset not in SUBSETS):
+        raise CorpusError(
+            f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as split='969,30,1'."
+        )
     if label_mask_paths is not None and use_loss_mask is False:
         raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
     remote_options = None if remote is None else RemoteOptions.of(remote)
@@ -101,6 +115,8 @@ def open_corpus(
         eos_token_id=eos_token_id,
         use_loss_mask=use_loss_mask,
         masks=None if label_mask_paths is None else _expand_masks(remap(files.normalize(path)) for path in masks),
+        split=split,
+        subset=subset or "train",
         remap=remap,
         check_paths=lambda listed: _check_inside(local or folder, listed),
     )
@@ -109,8 +125,10 @@ def open_corpus(
         if named is not None:
             corpus = _open_path(named, format, options)
         else:
-            listed = [remap(files.normalize(path)) for path in paths]
-            corpus = FORMATS["files" if format == AUTO else format]().read_list(listed, options, DirectoryListing())
+            listed, listing = [remap(files.normalize(path)) for path in paths], DirectoryListing()
+            found = [form for form in formats() if form.detect_list(listed, listing)] if format == AUTO else []
+            form = found[0] if found else FORMATS["files" if format == AUTO else format]()
+            corpus = form.read_list(listed, options, listing)
     _check_inside(local or folder, (file.path for file in corpus.files()))
     if local is not None:
         corpus = corpus.map_files(lambda file: dataclasses.replace(file, root=local))
@@ -119,6 +137,11 @@ def open_corpus(
             f"{corpus.shards[0].path}: use_loss_mask=True, but this file has no loss mask. Name the masks with "
             "label_mask_paths, or leave use_loss_mask out."
         )
+    if split is not None and not all(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
+        raise CorpusError(
+            f"{corpus.shards[0].path}: split={split!r}, but only Megatron's files are split where they are opened. Open the "
+            "folder of a split, or leave split out."
+        )
     if tokenizer is not None:
         check_tokenizer(corpus, tokenizer)
         corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer or tokenizer)
@@ -126,7 +149,13 @@ def open_corpus(
 
 
 def _check_types(
-    format: object, path_remap: object, tokenizer: object, remote: object, root: object, use: object
+    format: object,
+    path_remap: object,
+    tokenizer: object,
+    remote: object,
+    root: object,
+    use: object,
+    split: object,
 ) -> None:
     texts = [each for pair in path_remap.items() for each in pair] if isinstance(path_remap, Mapping) else []
     for name, value, kind, expected in (
@@ -137,6 +166,7 @@ def _check_types(
         ("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
         ("root", root, str | os.PathLike | None, "a path"),
         ("use_loss_mask", use, bool | None, "True or False"),
+        ("split", split, str | None, "a string such as '969,30,1'"),
     ):
         check_type(name, value, kind, expected)
 

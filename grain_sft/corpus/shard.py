@@ -1,6 +1,7 @@
 """Shard: one token file; and RowFormat: how the rows that `grain-sft pack --materialize` writes are stored in it."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -142,3 +143,39 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
             f"{path}: a raw array whose first bytes don't read as {dtype.name} token ids, and no dtype was given. "
             "Give dtype=uint8, uint16, uint32 or uint64: usually the smallest that holds the vocabulary."
         )
+
+
+def highest_token(dtype: Dtype, signed: bool) -> int:
+    """Return the highest token id that a dtype holds; half as many fit in files of signed integers."""
+    return int(np.iinfo(dtype).max) >> signed
+
+
+def check_signed(
+    tokens: npt.NDArray[np.integer],
+    shards: Sequence[Shard],
+    dtype: Dtype,
+    pieces: Callable[[], tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]],
+) -> None:
+    """Refuse tokens that are negative as signed integers.
+
+    Args:
+      tokens: Tokens of files of signed integers of the width of `dtype`, read as unsigned ones, or as int32.
+      shards: Shards of the corpus.
+      pieces: Function that returns the shard, the first token in it, and the place in `tokens`, flattened, of each piece of
+        `tokens`, each int64 [pieces], in the order of places. It is called only for the message.
+    """
+    flat = tokens.reshape(-1)
+    if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:
+        flat = flat.view(dtype)
+    limit = highest_token(dtype, True)
+    if not len(flat) or flat.max() <= limit:
+        return
+    at = int(np.flatnonzero(flat > limit)[0])
+    shard, start, place = pieces()
+    piece = int(np.searchsorted(place, at, side="right")) - 1
+    file, offset = shards[int(shard[piece])], int(start[piece]) + at - int(place[piece])
+    raise CorpusError(
+        f"{file.path}: byte {file.data_offset + offset * dtype.itemsize}: token {offset} is {int(flat[at]) - 2 * (limit + 1)}; "
+        f"expected 0 or more. The files store signed integers. Find what wrote it, and write the corpus again; `grain-sft "
+        "verify --full` reads every token and names the first such one."
+    )

@@ -9,7 +9,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import LossReader, are_long
+from grain_sft.corpus import LossReader, are_long, check_signed
 from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, Layout, Pieces, checked_record, checked_rows
 from grain_sft.source import workers
@@ -125,7 +125,22 @@ class NpyDataSource(RowSource):
 
     def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if only `inputs` holds them), and False if a token was found not to fit in int32.
-        Without `shifted`, tokens are not checked, and targets and their segment ids may be uninitialised."""
+        Without `shifted`, tokens are not checked, and targets and their segment ids may be uninitialised.
+
+        Raises: as `read`; and CorpusError for a negative token."""
+        read, tokens, _ = found = self._read_unsigned(rows, shifted)
+        if self.layout.corpus.signed:
+            corpus, length = self.layout.corpus, self.layout.sequence_length
+
+            def pieces() -> tuple[Ints, Ints, Ints]:
+                of_rows = self.layout.pieces(rows)
+                return of_rows.shard, of_rows.start, of_rows.offsets(length)
+
+            check_signed(read.inputs if tokens is None else tokens, corpus.shards, corpus.dtype, pieces)
+        return found
+
+    def _read_unsigned(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
+        """Return what `_read` returns, of tokens that are not checked for their sign."""
         if self._row_reader is not None:
             return self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
         if self._segment_reader is None:

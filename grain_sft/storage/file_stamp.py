@@ -43,11 +43,13 @@ class FileStamp:
     root: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
-def describe(path: str) -> FileStamp:
-    """Return the stamp of a file as it is now."""
+def describe(path: str, data_offset: int = 0) -> FileStamp:
+    """Return the stamp of a file as it is now, whose data begin at byte `data_offset`."""
     size, head, version = read_head(path)
-    tail = files.read_range(path, max(0, size - DIGEST_BYTES), size, version=version)
-    return FileStamp(path, size, digest_of(head[:DIGEST_BYTES], tail), version=version)
+    if data_offset:
+        head = files.read_range(path, data_offset, data_offset + DIGEST_BYTES, version=version)
+    tail = files.read_range(path, max(data_offset, size - DIGEST_BYTES), size, version=version)
+    return FileStamp(path, size, digest_of(head[:DIGEST_BYTES], tail), data_offset, version)
 
 
 def read_whole(stored: FileStamp) -> bytes:

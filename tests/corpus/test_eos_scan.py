@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import GrainSftError, open_corpus
-from grain_sft.corpus import content
+from grain_sft.corpus import content, eos_scan
 from grain_sft.corpus import documents as documents_module
 
 EOS, BOS = 1, 2
@@ -38,7 +38,7 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
 )
 def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents_module, "_SCAN_BYTES", np.dtype(dtype).itemsize * block)
+        patch.setattr(eos_scan, "_SCAN_BYTES", np.dtype(dtype).itemsize * block)
         paths = [tmp_path_factory.getbasetemp() / f"blocks-{number}.npy" for number in range(len(files))]
         for path, tokens in zip(paths, files, strict=True):
             np.array(tokens, dtype).tofile(path)
@@ -99,7 +99,7 @@ def test_a_large_corpus_is_scanned_once(tmp_path, write_tokens, monkeypatch, rem
     corpus = open_corpus(write_tokens("0.npy", tokens), dtype="uint32", eos_token_id=EOS)
     first = corpus.documents
     assert len(list((tmp_path / "cache" / "documents").glob("*.arrays"))) == 1
-    monkeypatch.setattr(documents_module, "_chunks", None)
+    monkeypatch.setattr(eos_scan, "_chunks", None)
     again = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
     np.testing.assert_array_equal(again.start, first.start)
     np.testing.assert_array_equal(again.length, first.length)

@@ -276,7 +276,7 @@ def test_a_corpus_that_was_read_pickles_without_what_it_read(tmp_path):
 
 def test_documents_longer_than_a_block_and_out_of_order_are_read(tmp_path, monkeypatch):
     docs = documents(100)
-    monkeypatch.setattr("grain_sft.corpus.corpus._BLOCK_TOKENS", 20)
+    monkeypatch.setattr("grain_sft.corpus.document_reader._BLOCK_TOKENS", 20)
     root = write_episodes(tmp_path, docs, flat=True)
     assert_documents(open_corpus(root), docs)
     path = root / "train" / "episodes.idx"

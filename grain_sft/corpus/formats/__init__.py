@@ -30,6 +30,8 @@ class Format:
       any_path: Whether `read` takes any path, so that `detect` is asked only by "auto".
       lists_paths: Whether a path of this format lists further paths, to which `path_remap` applies instead of to itself.
       takes_globs: Whether `read` takes glob patterns.
+      takes_lists: Whether token files of this format that a glob, a list or a mix names are opened by `read_list`, and not
+        together with files of other formats.
       metadata_files: Regular expression of names of files that hold metadata, never tokens.
     """
 
@@ -38,11 +40,16 @@ class Format:
     any_path = False
     lists_paths = False
     takes_globs = False
+    takes_lists = False
     metadata_files = ""
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         """Return what `read` takes, such as the folder of the training split; None if `path` is of another format."""
         return None
+
+    def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
+        """Return whether `read_list` takes `paths` where no format is named."""
+        return False
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Return the corpus at `found`, the result of `detect`."""
@@ -92,6 +99,7 @@ FORMATS: Registry[type[Format]] = Registry(
         "pairs": "grain_sft.corpus.formats.pairs:Pairs",
         "primer": "grain_sft.corpus.formats.primer:Primer",
         "openchat": "grain_sft.corpus.formats.openchat:OpenChat",
+        "megatron": "grain_sft.corpus.formats.megatron:Megatron",
         "rows": "grain_sft.corpus.formats.rows:Rows",
     },
 )

@@ -144,9 +144,21 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
             )
     if not parts:
         raise CorpusError(f"{labels[0][0]}: holds no tokens, and no other file is named. Name the token files.")
-    for form in dict.fromkeys(form for form, _ in splits):
-        form.check_parts(parts, options, listing)
-    return scan_corpus(_joined(parts, split_of_part, options), parts, options)
+    forms = list(dict.fromkeys(form for form, _ in splits))
+    for form in forms:
+        if not form.takes_lists:
+            form.check_parts(parts, options, listing)
+        elif len(forms) > 1:
+            raise CorpusError(
+                f"{parts[0].tokens}: among the files are ones of another format. Files with an .idx of Megatron's are "
+                "opened by themselves: make a mixture of two corpora."
+            )
+        else:
+            corpus = form.read_list([part.tokens for part in parts], options, listing)
+            shards = zip(corpus.shards, parts, strict=True)
+            labelled = [dataclasses.replace(shard, label=part.label) for shard, part in shards]
+            return dataclasses.replace(corpus, shards=tuple(labelled))
+    return scan_corpus(joined_split(parts, split_of_part, options), parts, options)
 
 
 def boundaries_of(path: str, listing: DirectoryListing) -> str:
@@ -197,7 +209,7 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     return None if split.continued is None else part.tokens in split.continued
 
 
-def _joined(parts: Sequence[TokenFile], splits: Sequence[Split], options: ReadOptions) -> Split:
+def joined_split(parts: Sequence[TokenFile], splits: Sequence[Split], options: ReadOptions) -> Split:
     """Return one split of `parts`, with the metadata that `splits`, the split of each, share."""
     firsts: dict[int, tuple[str, Split]] = {}
     for part, split in zip(parts, splits, strict=True):

@@ -40,6 +40,10 @@ class Index(Format):
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         data = Json.load(found, _EXPECTED)
+        if options.split is not None:
+            raise CorpusError(
+                f"{found}: split={options.split!r}: an index lists ranges itself. Build it with that split."
+            )
         try:
             if data.get("format") == INDEX_FORMAT:
                 corpus = _read_own(data, options, listing)
@@ -72,6 +76,8 @@ class _OwnIndex(msgspec.Struct):
     shards: tuple[Shard, ...]
     sources: FileStamp | None = None
     use_loss_mask: bool | None = None
+    weights: tuple[float, ...] = ()
+    signed: bool = False
 
 
 def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -89,7 +95,8 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
         return dataclasses.replace(file, path=found, version=file.version if found == file.path else None, root=None)
 
     metadata = CorpusMetadata.of(data, _DAMAGED)
-    corpus = corpus_of(index.shards, token_dtype(index.dtype, path), metadata, sources_file=index.sources)
+    fields: dict[str, Any] = {"sources_file": index.sources, "weights": index.weights, "signed": index.signed}
+    corpus = corpus_of(index.shards, token_dtype(index.dtype, path), metadata, **fields)
     corpus = corpus.map_files(locate)
     _check_own(path, index.fingerprint, corpus)
     return _choose_loss(path, index.use_loss_mask, _pinned(corpus), options, listing)
@@ -108,7 +115,9 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
     """Refuse an index whose entries do not fit together, or local files of other sizes; remote ones are checked when read."""
     for number, shard in enumerate(corpus.shards):
         counted = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
-        if shard.data_offset + shard.num_tokens * corpus.dtype.itemsize != shard.size:
+        after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
+        is_range = shard.boundaries is not None and shard.boundaries.sequences is not None
+        if after < 0 or (after and not is_range):
             raise CorpusError(
                 f"{counted} after {shard.data_offset} bytes, which is not its size of {shard.size}. {_DAMAGED}"
             )
@@ -116,6 +125,8 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
             raise CorpusError(f"{counted}, but its loss file {shard.loss.count} values. {_DAMAGED}")
     if not corpus.shards:
         raise CorpusError(f"{path}: the index lists no shard.")
+    if len(corpus.weights) not in (0, len(corpus.shards)):
+        raise CorpusError(f"{path}: {len(corpus.weights)} weights for {len(corpus.shards)} shards. {_DAMAGED}")
     if fingerprint != corpus.fingerprint:
         raise CorpusError(
             f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries "

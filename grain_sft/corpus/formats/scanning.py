@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,8 @@ _LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")
 THREADS = 32  # a scan waits for the disk or for a bucket, not for the processor
 
 T = TypeVar("T")
+Subset = Literal["train", "valid", "test"]
+SUBSETS: tuple[str, ...] = get_args(Subset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,8 @@ class ReadOptions:
       eos_token_id: Token that ends a document; None: as the format states.
       use_loss_mask: Whether loss files are used; None: where they exist.
       masks: Label masks, one for each token file in order; None: the sidecar files.
+      split: Weights of Megatron's splits, such as "969,30,1"; None: all sequences.
+      subset: "train", "valid" or "test", where there is a `split`.
       remap: Function that applies `path_remap` to a path that a mix or an index lists.
       check_paths: Function that refuses paths outside of `root`.
     """
@@ -42,6 +46,8 @@ class ReadOptions:
     eos_token_id: int | None = None
     use_loss_mask: bool | None = None
     masks: tuple[str, ...] | None = None
+    split: str | None = None
+    subset: Subset = "train"
     remap: Callable[[str], str] = lambda path: path
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 

@@ -1,0 +1,235 @@
+"""Format megatron: the indexed datasets of Megatron-LM, `PREFIX.bin` (tokens) and `PREFIX.idx` (see `megatron_index`).
+
+Each prefix is a shard. Blends and splits are those of megatron-core 0.16.1: `get_blend_from_list` (datasets/utils.py),
+`parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
+"""
+
+import contextlib
+import itertools
+import math
+import os
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from grain_sft.corpus import megatron_index
+from grain_sft.corpus.boundaries import BoundaryFile
+from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.formats import Format
+from grain_sft.corpus.formats.files import joined_split
+from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, read_metadata
+from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, in_threads
+from grain_sft.corpus.megatron_index import HEADER_BYTES, MAGIC, IndexHeader
+from grain_sft.corpus.shard import Shard
+from grain_sft.errors import CorpusError, CorpusFileError, RemoteTimeoutError, shortened
+from grain_sft.storage import describe, files
+
+PREFIX_SUFFIX = ".idx"
+"""Suffix of the file that exists for every prefix."""
+
+_TOKENS, _INDEX = ".bin", PREFIX_SUFFIX
+_OTHERS = tuple(f"{suffix}{_INDEX}" for suffix in (".npy", ".parquet", ".json", ".csv", ".txt"))  # no prefix ends so
+_BLOCK = 1 << 24  # sequences whose sizes are read at once
+_SPLIT = re.compile(r"\s*[.0-9]+\s*(,\s*[.0-9]+\s*){0,2}")
+
+
+class Megatron(Format):
+    """One or several prefixes, in order."""
+
+    expected = "a prefix of .bin and .idx files, one of these, a folder of them, or weights and prefixes in turn"
+    any_path = lists_paths = takes_lists = True
+
+    def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        return path if self.detect_list(words_of(path), listing) or self._in_folder(path, listing) else None
+
+    def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
+        weights, prefixes = _blend(paths)
+        return bool(weights) or (bool(prefixes) and all(_is_index(f"{_stem(path)}{_INDEX}") for path in prefixes))
+
+    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        words = words_of(found)
+        return self.read_list(words if len(words) == 1 else [options.remap(word) for word in words], options, listing)
+
+    def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        if not paths:
+            raise CorpusError("an empty list of prefixes: a corpus has at least one.")
+        weights, named = _blend(paths)
+        named = [path for path in named if weights or f"{_stem(path)}{_TOKENS}" not in named or path.endswith(_TOKENS)]
+        found = [self._prefixes(files.absolute(path), listing) for path in named]
+        for path, prefixes in zip(named, found, strict=True):
+            if weights and len(prefixes) > 1:
+                raise CorpusError(f"{path}: holds {len(prefixes)} prefixes; expected one for each weight. Name them.")
+        prefixes = [prefix for some in found for prefix in some]
+        options.check_paths([prefix + suffix for prefix in prefixes for suffix in (_TOKENS, _INDEX)])
+        if options.masks is not None:
+            raise CorpusError(
+                f"{prefixes[0]}{_TOKENS}: label_mask_paths: Megatron's tokens all take loss. Leave it out."
+            )
+        splits = _splits(prefixes, options, listing)
+        scans = in_threads(lambda prefix: _scan(prefix, options), prefixes, work="Scanning files")
+        shards, headers = zip(*scans, strict=True)
+        parts = [TokenFile(shard.path) for shard in shards]
+        kinds = {(header.dtype, header.signed): shard.path for shard, header in reversed(scans)}
+        if len(kinds) > 1:
+            (one, path), (other, second) = list(kinds.items())[-2:]
+            raise CorpusError(
+                f"{path}: its tokens are {_named(*one)}, but those of {second} are {_named(*other)}. All files of a corpus "
+                "have one dtype: convert one of them with `grain-sft convert`."
+            )
+        header: IndexHeader = headers[0]
+        if options.dtype not in (None, header.dtype):
+            raise CorpusError(
+                f"{prefixes[0]}{_INDEX}: states {_named(header.dtype, header.signed)} tokens, but dtype={options.dtype} was "
+                "asked for. Leave it out."
+            )
+        split = joined_split(parts, splits, options)
+        sources = describe(split.sources) if split.sources and options.split is None else None
+        return corpus_of(
+            shards, header.dtype, split.metadata, options.eos_token_id,
+            sources_file=sources, weights=weights, signed=header.signed,
+        )  # fmt: skip
+
+    def part(self, path: str, listing: DirectoryListing) -> TokenFile:
+        return TokenFile(path, boundaries=f"{_stem(path)}{_INDEX}", boundaries_kind="megatron", continues=False)
+
+    def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        stem, suffix = os.path.splitext(path)
+        if suffix not in (_TOKENS, _INDEX) or not listing.sidecars(path, files.name_of(f"{stem}{_INDEX}")):
+            return None
+        return f"{stem}{_TOKENS}" if _is_index(f"{stem}{_INDEX}") else None
+
+    def _prefixes(self, path: str, listing: DirectoryListing) -> list[str]:
+        """Return the prefix of a path, or the prefixes in a folder."""
+        stem = _stem(path)
+        if stem != path or files.exists(f"{path}{_INDEX}"):
+            return [stem]
+        found = self._in_folder(path, listing)
+        if not found:
+            raise CorpusError(
+                f"{path}: neither {files.name_of(path)}{_INDEX} nor a folder of such files. Give a prefix."
+            )
+        return found
+
+    def _in_folder(self, path: str, listing: DirectoryListing) -> list[str]:
+        """Return the prefixes in a folder, or in its train/, sorted; [] where there are none."""
+        for folder in (path, files.join(path, "train")):
+            names = listing.names(folder)
+            stems = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
+            found = [files.join(folder, stem) for stem in stems if f"{stem}{_TOKENS}" in names]
+            if found and _is_index(f"{found[0]}{_INDEX}"):
+                return found
+        return []
+
+
+def _splits(prefixes: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> list[Split]:
+    """Return the metadata of each prefix as a split of one file."""
+    metadata: dict[str, CorpusMetadata] = {}
+    splits: dict[str, Split] = {}
+    for prefix in prefixes:
+        folder = files.parent(prefix)
+        if folder not in metadata:
+            metadata[folder] = read_metadata((folder, files.parent(folder)), listing)
+        sources = listing.find(folder, "sources.bin")
+        splits[prefix] = Split((f"{prefix}{_TOKENS}",), metadata[folder], sources=sources)
+    return [splits[prefix] for prefix in prefixes]
+
+
+def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
+    """Return the shard of a prefix, or of its part in a split, after a check of the sizes of its files."""
+    index, tokens = f"{prefix}{_INDEX}", f"{prefix}{_TOKENS}"
+    stamp = describe(index)
+    head = files.read_range(index, 0, HEADER_BYTES, version=stamp.version)
+    header = megatron_index.parse_header(index, head, stamp.size)
+    bounds = (0, header.sequences) if options.split is None else _range(options.split, options.subset, header.sequences)
+    total, before, inside = 0, 0, 0  # tokens
+    for first in range(0, header.sequences, _BLOCK):
+        last = min(first + _BLOCK, header.sequences)
+        data = files.read_range(index, HEADER_BYTES + 4 * first, HEADER_BYTES + 4 * last, version=stamp.version)
+        sizes = np.frombuffer(data, "<i4")
+        megatron_index.check_sizes(index, sizes, first)
+        begin, end = (min(max(bound, first), last) - first for bound in bounds)
+        total += int(sizes.sum(dtype=np.int64))
+        before += int(sizes[:begin].sum(dtype=np.int64))
+        inside += int(sizes[begin:end].sum(dtype=np.int64))
+    width = header.dtype.itemsize
+    found = describe(tokens, before * width)
+    if found.size != total * width:
+        raise CorpusError(
+            f"{tokens}: {found.size} bytes, but {index} lists {total} tokens of {width} bytes; expected {total * width}. A "
+            "file was cut short, or is of another corpus. Copy both again."
+        )
+    kept = None if options.split is None else bounds
+    boundaries = BoundaryFile(**vars(stamp), kind="megatron", sequences=kept)
+    return Shard(**vars(found), num_tokens=inside, boundaries=boundaries), header
+
+
+def _range(split: str, subset: str, sequences: int) -> tuple[int, int]:
+    """Return the range of `sequences` that is a subset of a split."""
+    stated = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
+    if not _SPLIT.fullmatch(split):
+        raise CorpusError(f"{stated}. Fix it.")
+    try:
+        numbers = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
+    except ValueError as error:
+        raise CorpusError(f"{stated} ({error}). Fix it.") from error
+    if not numbers.sum() > 0:
+        raise CorpusError(f"{stated}, of which one is above 0. Fix it.")
+    shares = (numbers / numbers.sum()).tolist()
+    bounds = [0, *itertools.accumulate(shares)]
+    at = SUBSETS.index(subset)
+    if bounds[at + 1] <= bounds[at]:
+        raise CorpusError(f"split={split!r} has nothing for subset={subset!r}. Open another subset.")
+    first, stop = (round(bound * float(sequences)) for bound in bounds[at : at + 2])
+    return first, stop
+
+
+def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
+    """Return the weights, () if there are none, and the prefixes of a list: Megatron's `get_blend_from_list`."""
+    prefixes = [path.strip() for path in paths]
+    numbers = [_number(path) for path in prefixes[::2]]
+    if len(paths) % 2 or all(number is None for number in numbers):
+        return (), prefixes
+    for at, number in enumerate(numbers):
+        if number is None or not (math.isfinite(number) and number >= 0):
+            raise CorpusError(
+                f"{shortened(prefixes[2 * at])!r}: expected a weight, 0 or more, before {shortened(prefixes[2 * at + 1])!r}, "
+                "as other prefixes have. Give weights and prefixes in turn, or prefixes alone."
+            )
+    weights = tuple(number for number in numbers if number is not None)
+    if not sum(weights):
+        raise CorpusError(f"{prefixes[1]}: all weights of the blend are 0. Give one above 0.")
+    return weights, prefixes[1::2]
+
+
+def _number(text: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return None
+
+
+def words_of(text: str) -> list[str]:
+    """Return the weights and prefixes of a blend in one string, or the string."""
+    words = text.split()
+    is_blend = len(words) > 1 and len(words) % 2 == 0 and None not in map(_number, words[::2])
+    return words if is_blend and not (not files.is_remote(text) and os.path.exists(text)) else [text]
+
+
+def _stem(path: str) -> str:
+    return path.removesuffix(_TOKENS).removesuffix(_INDEX)
+
+
+def _is_index(path: str) -> bool:
+    """Return whether the file exists and begins as Megatron's indexes do; a file that can't be read does not."""
+    if path.endswith(_OTHERS):
+        return False
+    try:
+        return files.exists(path) and files.read_range(path, 0, len(MAGIC)) == MAGIC
+    except RemoteTimeoutError:
+        raise
+    except CorpusFileError:
+        return False
+
+
+def _named(dtype: np.dtype[np.unsignedinteger], signed: bool) -> str:
+    return dtype.name[1:] if signed else dtype.name

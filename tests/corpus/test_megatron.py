@@ -1,0 +1,245 @@
+"""Megatron's corpora: as megatron-core reads and splits them, under every kind of path, and refused where they are damaged."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+from megatron_files import CASES, GOLDEN, write_megatron
+
+import grain_sft
+from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, open_corpus
+from grain_sft.verify import verify
+
+SUBSETS = ("train", "valid", "test")
+DOCS = [[[5, 6, 7], [8]], [[]], [[9, 10, 11, 12], [], [13, 14]], [], [[15, 16, 17]]]
+
+
+def joined(sequences):
+    return list(itertools.chain.from_iterable(sequences))
+
+
+def lists(corpus, documents):
+    return [corpus.read(start, start + length)[0].tolist() for start, length in zip(*documents, strict=True)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sequences_and_documents_are_megatron_cores(name):
+    corpus, case = open_corpus(GOLDEN / name), CASES[name]
+    assert lists(corpus, corpus.sequences) == case["sequences"]
+    borders = case["documents"]
+    grouped = [joined(case["sequences"][first:stop]) for first, stop in itertools.pairwise(borders)]
+    assert lists(corpus, corpus.documents) == grouped
+    assert corpus.signed == name.rpartition("_")[2].startswith("int")
+
+
+@pytest.mark.parametrize("name", ["web_uint16", "chat_int32"])
+def test_splits_are_the_ranges_that_megatron_core_builds(name):
+    tokens = CASES[name]["sequences"]
+    for split, ranges in CASES[name]["splits"].items():
+        found = []
+        for subset, expected in zip(SUBSETS, ranges, strict=True):
+            if expected is None:
+                with pytest.raises(GrainSftError, match=f"nothing for subset='{subset}'"):
+                    open_corpus(GOLDEN / name, split=split, subset=subset)
+                continue
+            corpus = open_corpus(GOLDEN / name, split=split, subset=subset)
+            assert lists(corpus, corpus.sequences) == (tokens[slice(*expected)] if expected else [])
+            assert corpus.documents.length.sum() == corpus.num_tokens
+            found += lists(corpus, corpus.sequences)
+        assert found == tokens
+
+
+def test_a_document_that_a_split_cuts_is_in_both_parts(tmp_path):
+    prefix = write_megatron(tmp_path / "a", DOCS)
+    found = [open_corpus(prefix, split="3,4,0", subset=subset) for subset in SUBSETS[:2]]
+    assert [lists(corpus, corpus.documents) for corpus in found] == [
+        [[5, 6, 7, 8], []],
+        [[9, 10, 11, 12, 13, 14], [], [15, 16, 17]],
+    ]
+    assert open_corpus(prefix, split="1").fingerprint != open_corpus(prefix).fingerprint
+
+
+@pytest.mark.parametrize("entries", [True, False])
+def test_the_size_of_the_index_tells_what_its_header_counts(tmp_path, entries):
+    corpus = open_corpus(write_megatron(tmp_path / "a", DOCS, entries=entries))
+    assert lists(corpus, corpus.documents) == [joined(document) for document in DOCS]
+
+
+def test_every_kind_of_path(tmp_path, monkeypatch):
+    one, two = (write_megatron(tmp_path / "data" / name, DOCS, "uint16") for name in ("one_text_document", "two"))
+    monkeypatch.chdir(tmp_path)
+    alone, both = open_corpus(one).fingerprint, open_corpus([one, two]).fingerprint
+    for path in (
+        f"{one}.bin",
+        f"{one}.idx",
+        "data/one_text_document",
+        [one],
+        "data/one_*.bin",
+        [f"{one}.bin", f"{one}.idx"],
+    ):
+        assert open_corpus(path).fingerprint == alone, path
+    for path in ("data", ["data/one_text_document", two], "data/*.bin", f"{one} {two}".split()):
+        assert open_corpus(path).fingerprint == both, path
+    blends = [
+        [0.3, one, 0.7, two],
+        ["0.3", one, "0.7", two],
+        f"0.3 {one} 0.7 {two}",
+        "0.3 data/one_text_document 0.7 data/two",
+    ]
+    for path in blends:
+        corpus = open_corpus(path)
+        assert (corpus.weights, [shard.num_tokens for shard in corpus.shards]) == ((0.3, 0.7), [13, 13])
+    assert open_corpus([1, one]).weights == (1.0,)
+    assert len({both, alone, corpus.fingerprint, open_corpus([1, one]).fingerprint}) == 4
+    (tmp_path / "mix.txt").write_text("web,data/one_text_document.bin\ncode,data/two.bin\n")
+    mixed = open_corpus(tmp_path / "mix.txt")
+    assert (mixed.fingerprint, [shard.label for shard in mixed.shards]) == (both, ["web", "code"])
+
+
+def test_layouts_read_every_token_of_a_split(tmp_path):
+    prefixes = [write_megatron(tmp_path / name, DOCS) for name in "ab"]
+    corpus = open_corpus(prefixes, split="3,4", subset="valid", eos_token_id=0)
+    windows = NpyDataSource(WindowLayout(corpus, 9)).read(range(2))["tokens"]
+    expected = [9, 10, 11, 12, 13, 14, 15, 16, 17]
+    assert windows.tolist() == [expected, expected]
+    padded = NpyDataSource(PaddedLayout(corpus, 6)).read(range(4))["tokens"]
+    assert padded.tolist() == [[9, 10, 11, 12, 13, 14], [15, 16, 17, 0, 0, 0]] * 2
+    packed = NpyDataSource(PackedLayout(corpus, 9))
+    assert sorted(packed.read(range(len(packed)))["tokens"].reshape(-1).tolist()) == sorted(expected * 2)
+
+
+def test_a_saved_index_keeps_ranges_and_weights(tmp_path):
+    one, two = (write_megatron(tmp_path / name, DOCS) for name in "ab")
+    corpus = open_corpus([3, one, 1, two], split="3,4", subset="valid", eos_token_id=0)
+    corpus.save(tmp_path / "index.json")
+    found = open_corpus(tmp_path / "index.json")
+    assert found == corpus and found.fingerprint == corpus.fingerprint
+    assert found.weights == (3, 1) and found.signed and lists(found, found.sequences) == lists(corpus, corpus.sequences)
+    with pytest.raises(GrainSftError, match="an index lists ranges itself"):
+        open_corpus(tmp_path / "index.json", split="3,4")
+    stored = json.loads((tmp_path / "index.json").read_text())
+    stored["shards"][0]["boundaries"]["sequences"] = [4, 7]
+    (tmp_path / "index.json").write_text(json.dumps(stored))
+    with pytest.raises(GrainSftError, match="It was edited or damaged"):
+        open_corpus(tmp_path / "index.json")
+
+
+def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
+    for name in ("one", "two"):
+        write_megatron(tmp_path / "data" / name, [[list(range(40))]] * 9)
+
+    def receipt(**corpus):
+        sampler = {"order": "sequential", "seed": 0, "global_batch_size": 2}
+        config = {"corpus": {"path": [0.3, "data/one", 0.7, "data/two"], **corpus}, "sampler": sampler}
+        (tmp_path / "config.json").write_text(
+            json.dumps(config | {"layout": {"kind": "windows", "sequence_length": 16}})
+        )
+        return grain_sft.load(tmp_path / "config.json").receipt.code
+
+    changes = [{"split": "1,1"}, {"split": "2,1"}, {"split": "1,1", "subset": "valid"}]
+    changes += [{"path": path} for path in ("data", [1, "data/one", 2, "data/two"], "0.3 data/one 0.7 data/two")]
+    *codes, same = [receipt(), *(receipt(**change) for change in changes)]
+    assert len(set(codes)) == len(codes) and same == codes[0]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+@pytest.mark.parametrize("layout", [WindowLayout, PaddedLayout, PackedLayout])
+def test_a_negative_token_is_never_in_a_row(tmp_path, dtype, layout):
+    prefix = write_megatron(tmp_path / "a", [[[5, 6, 7]] * 3, [[8, -9, 10]]], dtype)
+    source = NpyDataSource(layout(open_corpus(prefix, eos_token_id=0), 12))
+    byte = 10 * np.dtype(dtype).itemsize
+    for read in (source.read, source.read_rows) if dtype != "int64" else (source.read,):
+        with pytest.raises(GrainSftError, match=rf"a.bin: byte {byte}: token 10 is -9; expected 0 or more"):
+            read(range(len(source)))
+
+
+def test_verify_finds_a_negative_token_between_the_ends(tmp_path):
+    docs = [[[7] * 3000]] * 3
+    docs[1] = [[7] * 100 + [-2] + [7] * 2899]
+    prefix = write_megatron(tmp_path / "a", docs)
+    assert not any(finding.wrong for finding in verify(prefix).findings)
+    [found] = [finding for finding in verify(prefix, full=True).findings if finding.wrong]
+    assert "byte 12400: token 3100 is -2" in found.message
+
+
+HEADERS = {
+    "magic": ({"magic": b"MMIDIDX\0\1"}, "byte 0: expected the magic"),
+    "version": ({"version": 2}, "byte 9: version 2; expected 1"),
+    "code": ({"code": 9}, "byte 17: dtype code 9; expected 1 to 5 or 8"),
+    "floats": ({"code": 7}, "byte 17: dtype code 7 is float32; expected integers"),
+    "a wider code": ({"code": 5}, "52 bytes, but .*lists 13 tokens of 8 bytes; expected 104"),
+    "multimodal": (
+        {"tail": b"\0" * 7},
+        "byte 166: one byte per sequence follows the document index, so the data are multimodal",
+    ),
+    "longer": ({"tail": b"\0" * 3}, "169 bytes, but its header .bytes 18 and 26. states 7 sequences and 6 documents"),
+    "a negative size": ({"sizes": [3, 1, 0, -4, 8, 2, 3]}, "byte 46: sequence 3 has -4 tokens"),
+    "other sizes": ({"sizes": [3, 1, 0, 4, 1, 2, 3]}, "52 bytes, but .*a.idx lists 14 tokens of 4 bytes; expected 56"),
+}
+ARRAYS = {
+    "exchanged sizes": (
+        {"sizes": [1, 3, 0, 4, 0, 2, 3]},
+        "byte 70: sequence 1 begins at byte 12 of the .bin; expected 4",
+    ),
+    "pointers": (
+        {"pointers": [0, 12, 16, 16, 24, 32, 40]},
+        "byte 94: sequence 4 begins at byte 24 of the .bin; expected 32",
+    ),
+    "a document index from 1": ({"borders": [1, 2, 3, 6, 6, 7]}, "byte 118: entry 0 of the document index is 1"),
+    "one that descends": ({"borders": [0, 3, 2, 6, 6, 7]}, "byte 134: entry 2 of the document index is 2"),
+    "one that ends before": (
+        {"borders": [0, 2, 3, 6, 6, 6]},
+        "byte 158: entry 5 of the document index is 6; expected .* 0 to 7",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*HEADERS, *ARRAYS])
+def test_a_damaged_index_is_refused_with_its_byte(tmp_path, name):
+    changed, expected = (HEADERS | ARRAYS)[name]
+    prefix = write_megatron(tmp_path / "a", DOCS, **changed)
+    with pytest.raises(GrainSftError, match=expected) as error:
+        _ = open_corpus(prefix, format="megatron").documents
+    assert "a.idx" in str(error.value)
+    if name in HEADERS:
+        with pytest.raises(GrainSftError, match=expected):
+            open_corpus(prefix, format="megatron")
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path):
+    one, two, other = (
+        write_megatron(tmp_path / name, DOCS, dtype) for name, dtype in (("a", "int32"),) * 2 + (("c", "uint16"),)
+    )
+    np.arange(5, dtype=np.uint16).tofile(tmp_path / "x.npy")
+    for path, keys, expected in (
+        ([one, other], {}, "c.bin: its tokens are uint16, but those of .*a.bin are int32"),
+        ([f"{one}.bin", tmp_path / "x.npy"], {}, "among the files are ones of another format"),
+        ([1, one, "b", two], {}, "'b': expected a weight"),
+        ([0, one, 0, two], {}, "all weights of the blend are 0"),
+        ([-1, one, 2, two], {}, "expected a weight, 0 or more"),
+        ([1, tmp_path, 1, one], {}, "holds 2 prefixes; expected one for each weight"),
+        (tmp_path / "nothing", {"format": "megatron"}, "neither nothing.idx nor a folder"),
+        (one, {"dtype": "uint16"}, "states int32 tokens, but dtype=uint16 was asked for"),
+        (one, {"split": "a,b"}, "expected up to three numbers"),
+        (one, {"split": "0,0"}, "of which one is above 0"),
+        (one, {"subset": "valid"}, "with split, such as"),
+        (one, {"split": "1,1", "subset": "val"}, "expected one of train, valid, test"),
+        (one, {"use_loss_mask": True}, "this file has no loss mask"),
+        (one, {"label_mask_paths": str(tmp_path / "x.npy")}, "all take loss"),
+        (one, {"eos_token_id": 1 << 31}, "0 to 2147483647"),
+        (tmp_path / "x.npy", {"split": "1,1", "dtype": "uint16"}, "only Megatron's files are split"),
+    ):
+        with pytest.raises(GrainSftError, match=expected):
+            open_corpus(path, **keys)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path, suffix):
+    prefix = write_megatron(tmp_path / "a", [[[*range(100)]], [[*range(50)]]])
+    write_megatron(tmp_path / "b", [[[*range(99)]], [[*range(51)]]])
+    corpus = open_corpus(prefix)
+    shutil.copy(tmp_path / f"b{suffix}", tmp_path / f"a{suffix}")
+    with pytest.raises(GrainSftError, match=rf"a\{suffix}: the file has the size that was indexed, but other content"):
+        corpus.document(1)

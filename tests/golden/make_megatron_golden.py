@@ -1,0 +1,104 @@
+"""Write the Megatron corpora of tests/golden/megatron with megatron-core's builder, and what its readers say of them.
+
+PREFIX.bin, PREFIX.idx: small corpora with documents of several sequences, empty sequences and empty documents, in each dtype.
+corpora.json: of each prefix, the tokens of every sequence (as megatron-core's `IndexedDataset` reads them) and the document
+index; and of each split, the ranges of sequences that `BlendedMegatronDatasetBuilder` gives training, validation and test.
+
+Needed: megatron-core 0.16.1 with its compiled helpers, torch.
+"""
+
+import logging
+
+import numpy as np
+import torch
+from making import options, versions, write_json
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
+from megatron.core.datasets.utils import Split
+
+CORPORA = {
+    "web_uint16": 41,
+    "code_uint16": 12,
+    "chat_int32": 23,
+    "old_uint8": 7,
+    "old_int8": 5,
+    "old_int16": 6,
+    "old_int64": 4,
+}
+"""Number of documents by prefix."""
+SPLITS = ("969,30,1", "100,0,0", "80,15,5", "1", "0.5,0.25,0.25", "7,3", "0,0,1", "99.5,0.5,0", "1,1,1")
+
+
+class Recorder:
+    """Stands in for a dataset in the builder, and keeps the sequences that the builder chose for it."""
+
+    def __init__(self, dataset, path, indices, num_samples, split, config):
+        del dataset, path, num_samples, split, config
+        self.indices = indices
+
+    @staticmethod
+    def build_low_level_dataset(path, config):
+        del config
+        return IndexedDataset(path)
+
+    @staticmethod
+    def numel_low_level_dataset(dataset):
+        return dataset.sequence_lengths.shape[0]
+
+
+class Tokenizer:
+    """The ids that megatron-core's configuration asks for."""
+
+    vocab_size, eod = 256, 0
+
+
+def documents(count: int, high: int, seed: int) -> list[list[list[int]]]:
+    """Return documents, each a list of sequences, some of which are empty; some documents have none."""
+    random = np.random.RandomState(seed)
+    lengths = [random.choice([0, 1, 2, 3, 7, 12], random.randint(0, 4)) for _ in range(count)]
+    return [[random.randint(0, high, length).tolist() for length in each] for each in lengths]
+
+
+def write(prefix: str, dtype: type, docs: list[list[list[int]]]) -> None:
+    """Write a corpus with megatron-core's builder."""
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+    for document in docs:
+        tokens = [token for sequence in document for token in sequence]
+        builder.add_document(torch.tensor(tokens, dtype=torch.int64), [len(sequence) for sequence in document])
+    builder.finalize(f"{prefix}.idx")
+
+
+def ranges(prefix: str, split: str) -> list[list[int] | None]:
+    """Return the first and last sequences, as a range, of each split; None where megatron-core makes none."""
+    config = GPTDatasetConfig(
+        random_seed=1, sequence_length=4, blend=([prefix], None), split=split, tokenizer=Tokenizer(),
+        reset_position_ids=False, reset_attention_mask=False, eod_mask_loss=False,
+    )  # fmt: skip
+    builder = BlendedMegatronDatasetBuilder(Recorder, [None] * len(Split), lambda: True, config)
+    built = builder._build_blended_dataset_splits()
+    found = [None if each is None else each.indices.tolist() for each in built]
+    return [None if each is None else [each[0], each[-1] + 1] if each else [] for each in found]
+
+
+def main() -> None:
+    out = options("golden Megatron corpora").out / "megatron"
+    out.mkdir(exist_ok=True)
+    logging.disable()
+    corpora = {}
+    for seed, (name, count) in enumerate(CORPORA.items()):
+        dtype = np.dtype(name.rpartition("_")[2]).type
+        write(str(out / name), dtype, documents(count, 120, seed))
+        dataset = IndexedDataset(str(out / name))
+        corpora[name] = {
+            "code": DType.code_from_dtype(dtype),
+            "sequences": [dataset[number].tolist() for number in range(len(dataset))],
+            "documents": dataset.document_indices.tolist(),
+            "splits": {split: ranges(str(out / name), split) for split in SPLITS},
+        }
+    made = versions("megatron-core", "numpy", "torch", "python")
+    write_json(out / "corpora.json", {"versions": made, "cases": corpora}, compact=("cases",))
+
+
+if __name__ == "__main__":
+    main()
