@@ -26,7 +26,7 @@ from grain_sft.prepare.chunks import Header
 from grain_sft.prepare.documents import ChunkDocuments
 from grain_sft.prepare.job import Job
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.inputs import Input, Unit
+from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.request import Request
 from grain_sft.prepare.run import make_corpus
 from grain_sft.prepare.target import Target

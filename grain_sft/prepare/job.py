@@ -17,7 +17,7 @@ from grain_sft.errors import PrepareError
 from grain_sft.prepare.chunks import DROPPED, Chunks, Header
 from grain_sft.prepare.documents import ChunkDocuments, Documents, Ids
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.inputs import Input, Unit
+from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.render import Renderer
 from grain_sft.prepare.request import VERSION, Request, hash_of
 from grain_sft.prepare.splits import Splits, split

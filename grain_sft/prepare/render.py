@@ -14,9 +14,10 @@ from grain_sft.errors import PrepareError, RecordError
 from grain_sft.options import options_of
 from grain_sft.prepare.chunks import Contents
 from grain_sft.prepare.pairs import pair_of
-from grain_sft.prepare.records.inputs import Input, Unit, read_records
+from grain_sft.prepare.records.inputs import read_records
 from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.records.schema import read_record
+from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.request import TEXT_OPTIONS, Request
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, render, result_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer

@@ -20,7 +20,7 @@ from grain_sft import errors
 from grain_sft.errors import GrainSftError, PrepareError
 from grain_sft.prepare.job import Job, write_tasks
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.inputs import Input, Unit
+from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.writers import Plan, Task
 
 UNITS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer

@@ -108,6 +108,11 @@ def is_file(path: str) -> bool:
     return _remote_kind(path) == "file" if is_remote(path) else os.path.isfile(path)
 
 
+def is_folder(path: str) -> bool:
+    """Return whether a folder exists, local or remote."""
+    return _remote_kind(path) == "directory" if is_remote(path) else os.path.isdir(path)
+
+
 def _remote_kind(path: str) -> str | None:
     """Return "file", "directory" or None. fsspec's own `exists` takes any failure for absence."""
     with remote(path) as client:

@@ -39,15 +39,25 @@ def parquet(records: list[Record]) -> bytes:
     return bytes(sink.getvalue())
 
 
+def arrow(records: list[Record]) -> bytes:
+    arrow = pytest.importorskip("pyarrow")
+    sink, table = arrow.BufferOutputStream(), arrow.Table.from_pylist(records)
+    with arrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    return bytes(sink.getvalue())
+
+
 KINDS: dict[str, Callable[[list[Record]], bytes]] = {
     "jsonl": lines,
     "json": array,
     "parquet": parquet,
+    "arrow": arrow,
     "jsonl.gz": lambda records: gzip.compress(lines(records)),
     "json.gz": lambda records: gzip.compress(array(records)),
     "jsonl.zst": lambda records: zstandard.compress(lines(records)),
     "json.zst": lambda records: zstandard.compress(array(records)),
 }
+COLUMNS = ("parquet", "arrow")  # the same for all records of a file
 NAMES = {"system": "system", "user": "human", "assistant": "gpt"}
 SHAPES: dict[str, Callable[[Turns], Record]] = {
     "messages": lambda turns: {"messages": messages(turns), "id": "x"},
@@ -221,7 +231,7 @@ def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm,
     draw = random.Random(11)
     paths, bad = [], []
     for kind, write in KINDS.items():
-        shapes = ["messages"] if kind == "parquet" else ["messages", "sharegpt"]
+        shapes = ["messages"] if kind in COLUMNS else ["messages", "sharegpt"]
         records = [SHAPES[draw.choice(shapes)](turns) for turns in talks(draw, 25)]
         bad.append((f"{tmp_path}/{len(paths)}.{kind}", draw.randrange(1, 26)))
         records[bad[-1][1] - 1] = SHAPES["messages"]([("user", "u"), ("robot", "a")])

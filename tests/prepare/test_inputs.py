@@ -18,6 +18,7 @@ import zstandard
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError
 from grain_sft.prepare.records import inputs, unpacked
+from grain_sft.prepare.records.schema import parse_record
 from grain_sft.prepare.records.strict_json import parse_json
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -144,6 +145,29 @@ def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
         ("skipped.zst", skipped.join(map(COMPRESS["zstd"], (b'{"a"', b": 1}")))),
     ):
         assert [json.loads(raw) for _, raw in read_all(written(tmp_path / name, data))] == [{"a": 1}], name
+
+
+@ANY
+@pytest.mark.parametrize("name", ["a.txt", "a.md"])
+def test_a_text_is_one_document(tmp_path: Path, compression: str, name: str) -> None:
+    name += {"": "", "gzip": ".gz", "zstd": ".zst"}[compression]
+    for text in ("", "\n", "# A title\n\nTwo\r\nlines, é 中.\n", "[1] a note", "{\\small x}", "x" * 5000):
+        path = written(tmp_path / name, COMPRESS[compression](text.encode()))
+        assert read_all(path) == [(1, {"text": text})]
+    assert read_all(written(path, COMPRESS[compression](b"\xef\xbb\xbfa"))) == [(1, {"text": "a"})]
+    for records in (b'{"a": 1}\n', b'[\n {"a": 1}]'):  # as they have always been read, whatever the name
+        assert [json.loads(raw) for _, raw in read_all(written(path, COMPRESS[compression](records)))] == [{"a": 1}]
+
+
+def test_a_text_that_is_not_one_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [(_, record)] = read_all(written(tmp_path / "a.txt", b"four\xff"))
+    with pytest.raises(
+        RecordError, match=r"record\.text: bytes that are not UTF-8 \(byte 4 is 0xff\); expected a string"
+    ):
+        parse_record(record)
+    monkeypatch.setattr(unpacked, "MAX_RECORD", 1000)
+    with pytest.raises(RecordError, match=r"a\.txt: a text of more than 1000 bytes; expected at most that\. Split it"):
+        read_all(written(tmp_path / "a.txt", b"x" * 1001))
 
 
 @ANY

@@ -1,25 +1,25 @@
-"""Inputs: files of conversations, cut into units that can be read in any order and on any machine.
+"""Inputs: files of records, cut into units that can be read in any order and on any machine.
 
-Lines are cut every few MiB, and belong to the unit that has their first byte; Parquet is cut at its row groups, compressed
-files and arrays between records. The cuts depend on the files alone, and no output depends on the cuts.
+Lines are cut every few MiB, and belong to the unit that has their first byte; Parquet is cut at its row groups, Arrow at its
+record batches, compressed files and arrays between records. A text is one unit. The cuts depend on the files alone, and no
+output depends on the cuts.
 """
 
 import concurrent.futures
 import dataclasses
 import functools
-import glob
 import hashlib
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare.records import parquet_file, unpacked
+from grain_sft.prepare.records import arrow_file, parquet_file, unpacked, walk
 from grain_sft.prepare.records.strict_json import check_name
-from grain_sft.prepare.records.unpacked import Part, read_exactly
+from grain_sft.prepare.records.units import Input, Part, Unit
+from grain_sft.prepare.records.unpacked import read_exactly
 from grain_sft.storage import files
 
 BLOCK = 1 << 20  # bytes
@@ -28,59 +28,9 @@ MANY_BLOCKS = 1024  # an input of more gets units of more than one block
 
 SCAN_THREADS = 8
 PAUSE = 0.2  # seconds between two reports of progress
-_JSON = (".jsonl", ".ndjson", ".json")
-_COMPRESSED = (".gz", ".zst")
-_SUFFIXES = (*_JSON, ".parquet", *(name + packed for name in _JSON for packed in _COMPRESSED))
 
-ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file}
-"""Kinds of files that give rows instead of JSON: modules of `matches`, `parts` and `rows`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Input:
-    """One file.
-
-    Attributes:
-      dataset: Number of its dataset.
-      path: Path or URL.
-      size: Bytes of the file.
-      kind: "jsonl", "array", or a name in `ROW_FILES`.
-      compression: "gzip", "zstd" or "".
-      parts: Parts that are read whole; None for plain lines, which can be cut anywhere.
-      records: Number of its lines, elements or rows, once it is scanned.
-      digest: Hash of its content, once it is scanned: SHA-256 over those of its units.
-    """
-
-    dataset: int
-    path: str
-    size: int
-    kind: str
-    compression: str = ""
-    parts: tuple[Part, ...] | None = None
-    records: int = 0
-    digest: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Unit(Part):
-    """Consecutive records of one input: one of its parts, or the lines that begin in its bytes `start` to `stop`.
-
-    Attributes:
-      number: Number among the units of all inputs.
-      input: Number of its input.
-      part: Number among the units of its input; of Parquet, the row group.
-      first: Number of its first line, element or row in its input.
-    """
-
-    number: int = 0
-    input: int = 0
-    part: int = 0
-    first: int = 1
-
-    @property
-    def size(self) -> int:
-        """Number of bytes, decompressed; of Parquet, an equal share of the file for each row group."""
-        return self.stop - self.start
+ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file}
+"""Kinds of files that give rows instead of JSON: modules of `matches`, `describe` and `rows`."""
 
 
 def list_inputs(
@@ -98,7 +48,7 @@ def list_inputs(
       CorpusFileError: A path names no file, or a file is damaged.
       PrepareError: A file is of a kind that can't be read.
     """
-    names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in _expand(path)]
+    names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in walk.expand(path)]
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
         read = [0] * len(names)  # bytes of each file
         sizes = list(pool.map(lambda named: _size(named[1]), names))
@@ -177,12 +127,15 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
       RecordError: A line has more than 256 MiB.
     """
     if entry.kind in ROW_FILES:
-        yield from enumerate(ROW_FILES[entry.kind].rows(entry.path, unit.part), unit.first)
+        yield from enumerate(ROW_FILES[entry.kind].rows(entry, unit), unit.first)
         return
     if entry.parts is None:
         data = _lines_of(entry, unit)
     else:
         data = unpacked.read_part(entry.path, entry.size, entry.compression, unit)
+    if entry.kind == "text":
+        yield unit.first, {"text": unpacked.text_of(data)}
+        return
     if entry.kind == "array":
         yield from enumerate(unpacked.elements(data), unit.first)
         return
@@ -223,25 +176,6 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     return b"".join(tail)
 
 
-def _expand(path: str) -> list[str]:
-    """Return the files that a path, a glob or a directory names, sorted."""
-    path = files.normalize(path)
-    found = [path]
-    if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
-        found = files.glob(path)
-    elif files.is_remote(path):
-        with files.remote(path) as client:
-            if client.isdir(path):
-                found = [name for name in files.glob(path.rstrip("/") + "/*") if name.endswith(_SUFFIXES)]
-    elif os.path.isdir(path):
-        found = sorted(str(name) for name in Path(path).iterdir() if name.is_file() and name.name.endswith(_SUFFIXES))
-    if not found:
-        raise CorpusFileError(
-            f"{path}: names no file. Expected .jsonl, .json or .parquet files, a glob or a directory of them."
-        )
-    return found
-
-
 def _size(path: str) -> int:
     check_name("input", path)
     size = files.size(path)
@@ -255,12 +189,14 @@ def _describe(dataset: int, path: str, size: int, read: Callable[[int], None]) -
     head = files.read_range(path, 0, min(size, 16))
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):
-            return Input(dataset, path, size, kind, parts=module.parts(path, size))
-    if not size and path.endswith(_COMPRESSED):
+            parts, encoding = module.describe(path, size, MAX_BLOCKS * BLOCK, read)
+            read(size)
+            return Input(dataset, path, size, kind, parts=parts, encoding=encoding)
+    if not size and path.endswith((".gz", ".zst")):
         raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
     compression = unpacked.compression_of(path, head)
     kind, parts = unpacked.kind_of(path, size, compression), None
-    if compression or kind == "array":
+    if compression or kind != "jsonl":
         parts = tuple(unpacked.parts_of(path, size, compression, kind, MAX_BLOCKS * BLOCK, read))
     read(size)
     return Input(dataset, path, size, kind, compression, parts)

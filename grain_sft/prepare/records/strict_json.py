@@ -166,5 +166,15 @@ def kind(value: object) -> str:
         return f"the number {shown(value)}"
     if isinstance(value, str):
         return f"a string ({shown(value)})"
+    if isinstance(value, bytes):
+        return _bytes(value)
     names: dict[type[object], str] = {list: "a list", dict: "an object"}
     return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _bytes(value: bytes) -> str:
+    try:
+        value.decode()
+    except UnicodeDecodeError as error:
+        return f"bytes that are not UTF-8 (byte {error.start} is {value[error.start]:#04x})"
+    return f"bytes ({shown(value)})"

@@ -1,9 +1,8 @@
-"""Files that can be cut only between records, into parts of some MiB: compressed ones, and JSON arrays.
+"""Files that can be cut only between records, into parts of some MiB: compressed ones, JSON arrays, and texts.
 
 A part of a compressed file is reached by decompressing the bytes before it, so a process reads it forward, once.
 """
 
-import dataclasses
 import hashlib
 import itertools
 import re
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError, import_extra
+from grain_sft.prepare.records import walk
+from grain_sft.prepare.records.units import Part
 from grain_sft.storage import files
 
 BLOCK = 1 << 20  # bytes of a read
@@ -23,22 +24,14 @@ _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _OTHERS = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
 _STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes at once, which become 128 MiB at most
 _SPACE = b" \t\r\n"
+_HEAD = 64  # bytes that decide the kind of a file
+_OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')
 BOM = b"\xef\xbb\xbf"
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
 """A whole object without others inside or a whole string, which are skipped: arrays of chats are read 3 times as fast as
 by strings alone. Otherwise a bracket, a comma, or the quote of a string that is not whole."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Consecutive records: decompressed bytes `start` to `stop`, their number and SHA-256; 0 and "" where not known yet."""
-
-    start: int
-    stop: int
-    records: int = 0
-    digest: str = ""
 
 
 def compression_of(path: str, head: bytes) -> str:
@@ -53,15 +46,28 @@ def compression_of(path: str, head: bytes) -> str:
 
 
 def kind_of(path: str, size: int, compression: str) -> str:
-    """Return "array" or "jsonl", by the first character that is not blank. Compressed Parquet is refused."""
+    """Return "array" or "jsonl", by the first character that is not blank, or "text". Compressed Parquet is refused.
+
+    A text has the name of one, and does not begin as a JSON object or an array of these does.
+    """
     head = b""
     for data in _decompressed(path, size, compression):
         head = (head + data).removeprefix(BOM).lstrip(_SPACE)
-        if len(head) >= 4:
+        if len(head) >= _HEAD:
             break
     if head.startswith(b"PAR1"):
         raise PrepareError(f"{path}: is a compressed Parquet file, which can't be read from the middle. Decompress it.")
+    if walk.is_text(path) and not _OBJECT.match(head):
+        return "text"
     return "array" if head.startswith(b"[") else "jsonl"
+
+
+def text_of(data: bytes) -> str | bytes:
+    """Return the text of a file; its bytes where they are not UTF-8, which the checks of a record refuse."""
+    try:
+        return data.removeprefix(BOM).decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def parts_of(
@@ -69,7 +75,7 @@ def parts_of(
 ) -> Iterator[Part]:
     """Return the parts of a file, each of at least `least` bytes but the last; call `read` with the bytes read."""
     data = _decompressed(path, size, compression, read)
-    return _of_array(path, data, least) if kind == "array" else _of_lines(path, data, least)
+    return {"array": _of_array, "jsonl": _of_lines, "text": _of_text}[kind](path, data, least)
 
 
 def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
@@ -122,6 +128,15 @@ def _of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
             raise RecordError(f"{path}:{number}: a line of more than {MAX_RECORD} bytes; expected at most that.")
     if data:
         yield _part(data, 0, len(data), offset, data.count(b"\n") + (not data.endswith(b"\n")))
+
+
+def _of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) > MAX_RECORD:
+            raise RecordError(f"{path}: a text of more than {MAX_RECORD} bytes; expected at most that. Split it.")
+    yield _part(data, 0, len(data), 0, 1)
 
 
 def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:

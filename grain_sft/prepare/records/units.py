@@ -1,0 +1,62 @@
+"""Input files and their units: what a scan of the files gives, and what workers are sent."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Consecutive records: decompressed bytes `start` to `stop`, their number and SHA-256; 0 and "" where not known yet."""
+
+    start: int
+    stop: int
+    records: int = 0
+    digest: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One file.
+
+    Attributes:
+      dataset: Number of its dataset.
+      path: Path or URL.
+      size: Bytes of the file.
+      kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
+      compression: "gzip", "zstd" or "".
+      parts: Parts that are read whole; None for plain lines, which can be cut anywhere.
+      records: Number of its lines, elements or rows, once it is scanned.
+      digest: Hash of its content, once it is scanned: SHA-256 over those of its units.
+      encoding: Encoding of the records, where the kind of file allows several.
+    """
+
+    dataset: int
+    path: str
+    size: int
+    kind: str
+    compression: str = ""
+    parts: tuple[Part, ...] | None = None
+    records: int = 0
+    digest: str = ""
+    encoding: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit(Part):
+    """Consecutive records of one input: one of its parts, or the lines that begin in its bytes `start` to `stop`.
+
+    Attributes:
+      number: Number among the units of all inputs.
+      input: Number of its input.
+      part: Number among the units of its input; of Parquet, the row group.
+      first: Number of its first line, element or row in its input.
+    """
+
+    number: int = 0
+    input: int = 0
+    part: int = 0
+    first: int = 1
+
+    @property
+    def size(self) -> int:
+        """Number of bytes, decompressed; of Parquet, an equal share of the file for each row group."""
+        return self.stop - self.start

@@ -1,0 +1,127 @@
+"""The files that an input names: a file, a glob, or a folder with all that is below it."""
+
+import glob
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from grain_sft.errors import CorpusFileError
+from grain_sft.storage import files
+
+_PACKED = r"(\.gz|\.zst)?$"
+_RECORDS = re.compile(
+    rf"\.(jsonl|ndjson|json){_PACKED}|\.(parquet|arrow|feather)$|\.array_?record(-\d+-of-\d+)?$", re.ASCII
+)
+_TEXT = re.compile(rf"\.(txt|md){_PACKED}", re.ASCII)
+_ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow datasets
+_BESIDE_INFO = ("state.json", "features.json")  # the same, in the folder of a dataset_info.json
+
+
+def is_text(path: str) -> bool:
+    """Return whether a path has the name of a text, which is one document: .txt or .md, also .gz or .zst after it."""
+    return _TEXT.search(path) is not None
+
+
+def expand(path: str) -> Sequence[str]:
+    """Return the files that a path, a glob or a folder names, sorted.
+
+    A folder stands for the files of records below it; where it has none, for its texts. Left out are folders whose names
+    begin with a point or an underscore, and the files of a dataset that are not its data.
+
+    Raises:
+      CorpusFileError: There is no such file, or a folder has several splits of a dataset.
+    """
+    path = files.normalize(path)
+    found: Sequence[str] = [path]
+    if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
+        found = files.glob(path)
+    elif files.is_folder(path):
+        below = sorted(_remote(path) if files.is_remote(path) else _local(Path(path), frozenset()))
+        found = _data([name for name in below if _RECORDS.search(name)]) or [name for name in below if is_text(name)]
+    if not found:
+        raise CorpusFileError(
+            f"{path}: names no file. Expected .jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or "
+            "a folder of them."
+        )
+    return found
+
+
+def _remote(folder: str) -> Iterator[str]:
+    """Yield the files below a remote folder."""
+    with files.remote(folder) as client:
+        found = [str(client.unstrip_protocol(name)) for name in client.find(folder)]
+    start = len(folder.rstrip("/")) + 1
+    return (name for name in found if not any(map(_is_hidden, name[start:].split("/")[:-1])))
+
+
+def _local(folder: Path, above: frozenset[str]) -> Iterator[str]:
+    """Yield the files below a local folder, `above` being the folders that it is in, as `os.path.realpath` has them."""
+    here = os.path.realpath(folder)
+    if here in above:
+        raise CorpusFileError(f"{folder}: is a link to a folder that it is in. Remove the link, or name the files.")
+    with files.reading(str(folder)):
+        entries = list(Path(folder).iterdir())
+    for entry in entries:
+        if not entry.is_dir():
+            yield str(entry)
+        elif not _is_hidden(entry.name):
+            yield from _local(entry, above | {here})
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether the folders of a name are left out, as Arrow's and Spark's readers do."""
+    return name.startswith((".", "_"))
+
+
+def _data(names: Sequence[str]) -> list[str]:
+    """Return those of `names` that hold data."""
+    by_folder: dict[str, set[str]] = {}
+    for name in names:
+        by_folder.setdefault(files.parent(name), set()).add(files.name_of(name))
+    data = {folder: _data_of(folder, own) for folder, own in by_folder.items()}
+    return [name for name in names if files.name_of(name) in data[files.parent(name)]]
+
+
+def _data_of(folder: str, names: set[str]) -> set[str]:
+    """Return the names of the files in one folder that hold data. A dataset that was saved there names its own."""
+    if "dataset_dict.json" in names:
+        splits = _list(folder, "dataset_dict.json", "splits")
+        example = files.join(folder, *splits[:1])
+        raise CorpusFileError(
+            f"{folder}: is a dataset with the splits {', '.join(splits)}. Name one of them: {example}"
+        )
+    if "dataset_info.json" not in names:
+        return names.difference(_ABOUT)
+    data = names.difference(_ABOUT, _BESIDE_INFO)
+    if "state.json" in names:  # as save_to_disk writes it; others are caches of a dataset that was loaded from here
+        if _list(folder, "state.json", "_indices_data_files"):
+            raise CorpusFileError(
+                f"{folder}: its rows are chosen by an index. Load it and save it again with save_to_disk."
+            )
+        named = {str(entry["filename"]) for entry in _list(folder, "state.json", "_data_files")}
+        if missing := sorted(named - data):
+            raise CorpusFileError(
+                f"{files.join(folder, missing[0])}: is missing, but state.json names it. Copy it again."
+            )
+        return named
+    splits = [
+        str(each["name"]) if isinstance(each, dict) else each for each in _list(folder, "dataset_info.json", "splits")
+    ]
+    if len(splits) > 1 and data:
+        pattern = files.join(folder, f"*{splits[0]}*")
+        raise CorpusFileError(
+            f"{folder}: has the splits {', '.join(splits)} of a dataset. Name the files of one: '{pattern}'"
+        )
+    return {name for name in data if not name.startswith("cache-")}
+
+
+def _list(folder: str, name: str, key: str) -> list[Any]:
+    """Return the list, or the keys of the object, under a key of a JSON file; [] where it has none."""
+    path = files.join(folder, name)
+    try:
+        return list(json.loads(files.read_text(path)).get(key) or ())
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CorpusFileError(f"{path}: is not what a dataset has there ({error}). Copy the dataset again.") from error

@@ -1,0 +1,157 @@
+"""Arrow files and streams: the rows that their writers put in, once, however they are cut, or a sentence."""
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grain_sft.errors import CorpusFileError, MissingExtraError
+from grain_sft.prepare.records import inputs
+
+arrow = pytest.importorskip("pyarrow")
+GOLDEN = Path(__file__).parents[1] / "golden/inputs"
+
+Rows = list[dict[str, Any]]
+
+
+def rows_of(count: int) -> Rows:
+    texts = ("", "é中\U0001f600", '{"text": 1}', "two\nlines")
+    return [{"text": texts[n % 4] + str(n), "n": n, "tags": ["a"] * (n % 3)} for n in range(count)]
+
+
+def stream(rows: Rows, batch: int = 7, **options: Any) -> bytes:
+    return written(arrow.ipc.new_stream, rows, batch, **options)
+
+
+def file(rows: Rows, batch: int = 7, **options: Any) -> bytes:
+    return written(arrow.ipc.new_file, rows, batch, **options)
+
+
+def written(new: Callable[..., Any], rows: Rows, batch: int, **options: Any) -> bytes:
+    table, sink = arrow.Table.from_pylist(rows), arrow.BufferOutputStream()
+    with new(sink, table.schema, options=arrow.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    return bytes(sink.getvalue())
+
+
+def units_of(path: Path | str) -> tuple[inputs.Input, tuple[inputs.Unit, ...]]:
+    [entry] = inputs.list_inputs([[str(path)]])
+    return entry, inputs.assemble([entry], [inputs.scan_unit(entry, unit) for unit in inputs.plan_units([entry])])[1]
+
+
+def read(path: Path | str, draw: random.Random | None = None) -> list[tuple[int, Any]]:
+    entry, units = units_of(path)
+    shuffled = draw.sample(units, len(units)) if draw else units
+    return sorted(
+        (record for unit in shuffled for record in inputs.read_records(entry, unit)), key=lambda each: each[0]
+    )
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "MAX_BLOCKS", 1)
+    monkeypatch.setattr(inputs, "BLOCK", 500)
+
+
+def without_none(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if value is not None}
+
+
+@pytest.mark.parametrize(("folder", "name"), [("saved/train", "train"), ("saved/test", "test"), ("chosen", "chosen")])
+def test_a_dataset_that_datasets_saved_gives_its_rows(folder, name):
+    expected = [without_none(row) for row in json.loads((GOLDEN / "rows.json").read_text())[name]]
+    found = [raw for _, _, raw in inputs.all_records(inputs.list_inputs([[str(GOLDEN / folder)]]))]
+    assert found == expected
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"compression": "lz4"}], ids=str)
+@pytest.mark.parametrize("make", [stream, file])
+def test_every_row_is_one_record_in_one_unit(make, options, tmp_path, small_units):
+    draw, rows = random.Random(1), rows_of(100)
+    path = tmp_path / "named.as.it.may.be"
+    path.write_bytes(make(rows, **options))
+    assert read(path, draw) == read(path) == list(enumerate(rows, 1))
+    assert len(units_of(path)[1]) > 5
+    path.write_bytes(make(rows[:0] + rows, batch=1000))
+    assert read(path) == list(enumerate(rows, 1))
+
+
+@pytest.mark.parametrize("changing", [False, True], ids=["one dictionary", "dictionaries that change"])
+def test_columns_with_dictionaries_are_read(changing, tmp_path, small_units):
+    words = [[f"{part if changing else 0} {n % 5}" for n in range(20)] for part in range(30)]
+    sink = arrow.BufferOutputStream()
+    batches = [arrow.record_batch({"text": arrow.array(each).dictionary_encode()}) for each in words]
+    with arrow.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    (tmp_path / "a.arrow").write_bytes(sink.getvalue())
+    assert [raw["text"] for _, raw in read(tmp_path / "a.arrow")] == [word for each in words for word in each]
+    assert (len(units_of(tmp_path / "a.arrow")[1]) == 1) == changing
+
+
+def test_files_without_rows_have_none(tmp_path):
+    for make in (stream, file):
+        (tmp_path / "a.arrow").write_bytes(make(rows_of(1), batch=1))
+        schema = arrow.ipc.open_stream(stream(rows_of(1))).schema
+        sink = arrow.BufferOutputStream()
+        with (arrow.ipc.new_stream if make is stream else arrow.ipc.new_file)(sink, schema):
+            pass
+        (tmp_path / "a.arrow").write_bytes(sink.getvalue())
+        assert read(tmp_path / "a.arrow") == []
+
+
+@pytest.mark.parametrize("make", [stream, file])
+def test_a_cut_file_is_a_sentence(make, tmp_path, small_units):
+    whole, path = make(rows_of(40)), tmp_path / "a.arrow"
+    for length in (*range(1, 300), *range(300, len(whole), 37), len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CorpusFileError, match=rf"^{path}: (ends|byte \d+: not a message)"):
+            read(path)
+    for more in (b"\0", whole):
+        path.write_bytes(whole + more)
+        if make is stream:
+            with pytest.raises(CorpusFileError, match=rf"a.arrow: byte {len(whole)}: not a message of Arrow"):
+                read(path)
+
+
+@pytest.mark.parametrize("cases", [300, pytest.param(20_000, marks=pytest.mark.heavy)])
+def test_a_flipped_file_is_a_sentence_or_as_many_rows(cases, tmp_path, small_units):
+    """Arrow has no checksums, so that a letter may be another one."""
+    draw, path, rows = random.Random(2), tmp_path / "a.arrow", rows_of(30)
+    files = [stream(rows), file(rows), stream(rows, compression="zstd")]
+    refused = 0
+    for _ in range(cases):
+        data = bytearray(draw.choice(files))
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        try:
+            found = read(path)
+        except CorpusFileError as error:
+            assert str(error).startswith(f"{path}: ")
+            refused += 1
+        else:
+            assert len(found) == len(rows)
+    assert refused > cases / 10
+
+
+def test_a_file_that_changes_after_it_was_scanned_is_an_error(tmp_path):
+    path = tmp_path / "a.arrow"
+    path.write_bytes(stream(rows_of(40)))
+    entry, units = units_of(path)
+    path.write_bytes(path.read_bytes().replace(b"lines11", b"lines12"))
+    with pytest.raises(CorpusFileError, match="changed while it was read"):
+        list(inputs.read_records(entry, units[0]))
+
+
+def test_compressed_as_a_whole_is_refused_and_pyarrow_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "a.arrow"
+    path.write_bytes(gzip.compress(stream(rows_of(3))))
+    with pytest.raises(CorpusFileError, match="byte 0: not a message of Arrow"):
+        read(path)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"reading Arrow needs pyarrow.*parquet"):
+        read(path)

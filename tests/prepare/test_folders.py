@@ -1,0 +1,118 @@
+"""Folders as inputs: which files below them are read, and in which order, locally and in a bucket."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from grain_sft.errors import CorpusFileError
+from grain_sft.prepare.records import inputs
+
+SAVED = Path(__file__).parents[1] / "golden/inputs/saved"
+
+
+def files_in(folder: Path, names: Iterable[str], text: str = "{}\n") -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def named(where: str | Path) -> list[str]:
+    return [entry.path for entry in inputs.list_inputs([[str(where)]])]
+
+
+TREE = [
+    *("z.jsonl", "a/b.ndjson", "a/b/c.json.gz", "a.parquet", "B/x.jsonl.zst", "b/.x.jsonl", "b/_x.json"),
+    *("c4-train.array_record-00000-of-00002", "one.arrayrecord", "d/e.arrow", "d/e.feather"),
+]
+LEFT = [
+    "readme.md",
+    "notes.txt",
+    "a/b.py",
+    ".git/x.json",
+    "a/_temporary/x.jsonl",
+    "x.array_record.md5",
+    "a.parquet.crc",
+]
+
+
+def test_records_below_a_folder_are_its_files_and_hidden_folders_and_texts_are_not(tmp_path, monkeypatch, client):
+    files_in(tmp_path, [*TREE, *LEFT])
+    monkeypatch.setattr(inputs, "_describe", lambda dataset, path, size, read: inputs.Input(dataset, path, size, ""))
+    expected = sorted(f"{tmp_path}/{name}" for name in TREE)
+    assert named(tmp_path) == named(f"{tmp_path}/") == expected
+    monkeypatch.chdir(tmp_path)
+    assert named(".") == named("./") == sorted(TREE)
+    for name in (*TREE, *LEFT):
+        client.pipe_file(f"bucket/tree/{name}", b"{}\n")
+    for where in ("gs://bucket/tree", "gs://bucket/tree/"):
+        assert named(where) == sorted(f"gs://bucket/tree/{name}" for name in TREE)
+
+
+def test_a_folder_without_records_stands_for_its_texts(tmp_path):
+    texts = ["a.txt", "b/c.md", "b/d.txt"]
+    files_in(tmp_path, [*texts, "b/e.py", ".cache/f.txt", "g.html"], "# A text\n")
+    assert named(tmp_path) == sorted(f"{tmp_path}/{name}" for name in texts)
+    with pytest.raises(CorpusFileError, match=r"names no file\. Expected \.jsonl.* or a folder of them"):
+        named(files_in(tmp_path / "empty", ["a.py"]))
+
+
+def test_a_folder_may_be_a_link_but_not_to_a_folder_that_it_is_in(tmp_path):
+    files_in(tmp_path, ["data/a.jsonl", "other/b.jsonl"])
+    (tmp_path / "data/linked").symlink_to(tmp_path / "other")
+    assert named(tmp_path / "data") == [f"{tmp_path}/data/a.jsonl", f"{tmp_path}/data/linked/b.jsonl"]
+    (tmp_path / "other/back").symlink_to(tmp_path / "data")
+    with pytest.raises(CorpusFileError, match="linked/back: is a link to a folder that it is in"):
+        named(tmp_path / "data")
+
+
+def test_a_dataset_of_several_splits_names_them(tmp_path):
+    with pytest.raises(CorpusFileError) as error:
+        named(SAVED)
+    assert str(error.value) == f"{SAVED}: is a dataset with the splits train, test. Name one of them: {SAVED}/train"
+    assert [Path(path).parent.name for path in named(str(error.value).rpartition(": ")[2])] == ["train", "train"]
+    for splits in ({"train": {}, "test": {}}, [{"name": "train"}, {"name": "test"}]):  # Hugging Face, TensorFlow
+        files_in(tmp_path, ["d-train.jsonl", "d-test.jsonl", "features.json"])
+        (tmp_path / "dataset_info.json").write_text(json.dumps({"splits": splits}))
+        with pytest.raises(CorpusFileError) as error:
+            named(tmp_path)
+        assert "has the splits train, test of a dataset" in str(error.value)
+        assert named(str(error.value).rpartition(": ")[2].strip("'")) == [f"{tmp_path}/d-train.jsonl"]
+
+
+def arrow_files(folder: Path, state: dict[str, object] | None = None) -> Path:
+    for name in ("data-00000-of-00002.arrow", "data-00001-of-00002.arrow", "dataset_info.json", "state.json"):
+        files_in(folder, [name]).joinpath(name).write_bytes((SAVED / "train" / name).read_bytes())
+    if state is not None:
+        (folder / "state.json").write_text(json.dumps(state))
+    return folder
+
+
+def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
+    """`map` and `filter` of a dataset that was loaded from the folder leave their caches there."""
+    folder = arrow_files(tmp_path / "one")
+    (folder / "cache-1f0b9a.arrow").write_bytes((folder / "data-00000-of-00002.arrow").read_bytes())
+    expected = [f"{folder}/data-0000{number}-of-00002.arrow" for number in range(2)]
+    assert named(folder) == expected
+    (folder / "state.json").unlink()
+    assert named(folder) == expected
+
+
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (lambda folder: (folder / "data-00001-of-00002.arrow").unlink(), "data-00001-of-00002.arrow: is missing"),
+        (lambda folder: arrow_files(folder, {"_indices_data_files": ["i.arrow"]}), "its rows are chosen by an index"),
+        (lambda folder: (folder / "state.json").write_text("[]"), "state.json: is not what a dataset has there"),
+        (lambda folder: (folder / "state.json").write_text("{"), "state.json: is not what a dataset has there"),
+    ],
+)
+def test_a_saved_dataset_that_is_not_whole_is_a_sentence(
+    tmp_path: Path, damage: Callable[[Path], object], expected: str
+) -> None:
+    folder = arrow_files(tmp_path)
+    damage(folder)
+    with pytest.raises(CorpusFileError, match=expected):
+        named(folder)
