@@ -12,7 +12,7 @@ import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.config import known_keys
-from grain_sft.config.sections import TOP
+from grain_sft.config.sections import TOP, layout_options
 from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -116,13 +116,15 @@ CHANGES_NOTHING |= {"tokenizer", "audit", "observers"}
 ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
 OF_MIXTURES = {"mixture", "on_exhausted"}  # tested in mixture/
 OF_PAIRS = {"prompt_length", "long_pairs"}  # tested in layout/test_pairs.py
+OF_MEGATRON_ROWS = set(layout_options("megatron_gpt"))  # tested in layout/test_megatron_gpt.py
 OF_MEGATRON = {"split", "subset"}  # tested in corpus/test_megatron.py
 
 
 def test_every_key_of_a_config_is_tried():
     changed = {key for change in CHANGES.values() for part in change.values() if isinstance(part, dict) for key in part}
     known = {key for keys in known_keys().values() for key in keys} | (set(TOP) - {"inherits"})
-    assert known == changed | {"transforms"} | CHANGES_NOTHING | ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON
+    elsewhere = ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON | OF_MEGATRON_ROWS
+    assert known == changed | {"transforms"} | CHANGES_NOTHING | elsewhere
 
 
 def test_the_width_of_tokens_changes_the_receipt(tmp_path):

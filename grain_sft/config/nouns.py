@@ -62,6 +62,8 @@ def make_rows(
     opened = make_corpus(corpus, where)
     _follow_packing(layout, sampler, where)
     source = make_source(opened, layout)
+    if source.layout.orders_rows:
+        sampler.setdefault("order", "sequential")
     sampler["schedule"] = _sizes_of(sampler.get("schedule", []), layout["sequence_length"])
     return source, IndexSampler(len(source), host=host or Host.from_jax(), **sampler)
 
@@ -92,6 +94,8 @@ def make_mixture(
         order = {**orders, **section.get("sampler", {})}
         _check_source(own, order, f"{where}: source {name!r}")
         source = sources[name] = make_source(make_corpus(keys, where), own)
+        if source.layout.orders_rows:
+            order.setdefault("order", "sequential")
         return SourceOrder(len(source), **order)
 
     defaults = {key: value for key, value in corpus.items() if key != "mixture"}

@@ -20,7 +20,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Args:
       inherits: Path of a config that this one is laid over: sections are merged, lists are replaced whole.
       transforms: Transforms of each batch, in order. An item is a name, or `{name: {option: value}}`; the name may be
-        `package.module:Name`. Without this key, a layout of kind `pairs` takes `split_pairs` with its own options.
+        `package.module:Name`. Without this key, layouts of kinds `pairs` and `megatron_gpt` take those that their options need.
       observers: Observers of the batches, by name or as `{name: {option: value}}`; the name may be `package.module:Name`.
       audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
         `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
@@ -120,7 +120,8 @@ LAYOUT: Options = {
         Annotated[str, LAYOUTS],
         REQUIRED,
         "How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several, "
-        "`pairs` is one preference pair a row, and `materialized` reads rows that `grain-sft pack --materialize` wrote.",
+        "`pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote, and "
+        "`megatron_gpt` makes the rows of Megatron-LM.",
     ),
     "sequence_length": Option("sequence_length", int, REQUIRED, "Tokens of a row."),
 }

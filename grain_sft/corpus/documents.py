@@ -51,6 +51,8 @@ class Documents:
       highest_token: Highest token id, if finding the documents read every token; else None.
       content: Hash of all bytes that decide where these documents are: of the boundary files, or of every token.
       tokens: Hash of every token, if finding the documents read all of them; else None.
+      shard_ends: int64 [shards], number of documents up to and with each shard, by boundary files; None where each EOS ends
+        a document, so that none is empty.
     """
 
     start: Int64[np.ndarray, " documents"]
@@ -58,6 +60,7 @@ class Documents:
     highest_token: int | None = None
     content: str = ""
     tokens: str | None = None
+    shard_ends: Int64[np.ndarray, " shards"] | None = None
 
     def __len__(self) -> int:
         return len(self.start)
@@ -127,9 +130,7 @@ def _written_to(corpus: Corpus) -> CorpusFileError:
 
 def sequences_of(corpus: Corpus) -> Documents:
     """Return the sequences of a corpus whose boundary files group them to documents."""
-    parts, hashes = _read_parts(corpus, by_sequence=True)
-    start, length = map(np.concatenate, zip(*parts, strict=True))
-    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes))
+    return _joined(corpus, *_read_parts(corpus, by_sequence=True))
 
 
 def part_by_part(corpus: Corpus) -> Documents:
@@ -143,8 +144,13 @@ def _by_files(corpus: Corpus) -> Documents:
     for number, before in reversed(_continued(corpus, parts)):
         parts[before][1][-1] += parts[number][1][0]
         parts[number] = (parts[number][0][1:], parts[number][1][1:])
+    return _joined(corpus, parts, hashes)
+
+
+def _joined(corpus: Corpus, parts: list[tuple[Ints, Ints]], hashes: list[str]) -> Documents:
     start, length = map(np.concatenate, zip(*parts, strict=True))
-    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes))
+    ends = np.cumsum([len(each) for each, _ in parts], dtype=np.int64)
+    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes), shard_ends=ends)
 
 
 def _read_parts(corpus: Corpus, *, by_sequence: bool = False) -> tuple[list[tuple[Ints, Ints]], list[str]]:

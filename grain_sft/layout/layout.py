@@ -54,6 +54,7 @@ class Layout(Protocol):
       of_pairs: Whether the rows are preference pairs. No other layout may read a corpus of pairs.
       segment_names: Names of the segments 1, 2, … of each row; empty if a segment is any document. The first is a prompt, and
         the others are responses to it, which are shown next to each other.
+      orders_rows: Whether the rows are numbered in the order in which they are meant to be read. It is then a config's default.
       transforms: Default transforms of a config, by their names in configs.
     """
 
@@ -69,6 +70,7 @@ class Layout(Protocol):
     highest_token: int | None = None
     of_pairs: bool = False
     segment_names: Sequence[str] = ()
+    orders_rows: bool = False
     transforms: Sequence[Any] = ("shift_targets",)
 
     def __len__(self) -> int:

@@ -82,7 +82,7 @@ class Pieces(NamedTuple):
     def segment_columns(self) -> tuple[Ints, Ints]:
         """Columns `segment` and `position`, also where each row is one whole segment."""
         if self.segment is None or self.position is None:
-            return np.ones(len(self.row), np.int64), np.zeros(len(self.row), np.int64)
+            return np.ones(len(self.row), np.int64), self.column
         return self.segment, self.position
 
 

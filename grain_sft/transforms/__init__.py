@@ -6,7 +6,9 @@ from grain_sft.errors import TransformError
 from grain_sft.registry import Registry
 from grain_sft.transforms.drop_last_position import DropLastPosition
 from grain_sft.transforms.element import trait
+from grain_sft.transforms.mask_eod import MaskEod
 from grain_sft.transforms.ngram_filter import NgramFilter
+from grain_sft.transforms.reset_at_eod import ResetAtEod
 from grain_sft.transforms.shift_targets import ShiftTargets
 from grain_sft.transforms.split_pairs import SplitPairs
 from grain_sft.transforms.trim import TrimToMultiple
@@ -20,9 +22,14 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
         "split_pairs": SplitPairs,
         "trim_to_multiple": TrimToMultiple,
         "drop_last_position": DropLastPosition,
+        "mask_eod": MaskEod,
+        "reset_at_eod": ResetAtEod,
     },
 )
 """Transforms by their name in a config. The arguments of the constructor are the options. See `trait` for the attributes that
 a transform may have besides `map`."""
 
-__all__ = ["TRANSFORMS", "DropLastPosition", "NgramFilter", "ShiftTargets", "SplitPairs", "TrimToMultiple", "trait"]
+__all__ = [
+    "TRANSFORMS", "DropLastPosition", "MaskEod", "NgramFilter", "ResetAtEod", "ShiftTargets", "SplitPairs",
+    "TrimToMultiple", "trait",
+]  # fmt: skip

@@ -1,0 +1,208 @@
+"""MegatronGptLayout: rows as Megatron-LM and MaxText's `mmap` and `mmap_npy` make them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.corpus import Corpus
+from grain_sft.errors import LayoutError
+from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.megatron_blend import numbers_in
+from grain_sft.layout.megatron_recipe import VARIANTS, Recipe, Variants, check_indices
+from grain_sft.layout.megatron_stream import Cut, Stream
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined, ragged
+from grain_sft.storage import artifact, files
+
+_BLOCK = 1 << 22  # values that are hashed at a time
+
+
+class MegatronGptLayout(Layout):
+    """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
+
+    If the corpus has weights, or several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
+    shards. The order of the rows includes Megatron's shuffle, so a config reads them in order `sequential` by default. Rows
+    cut through documents. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
+
+    Advantages: a run goes on where Megatron-LM or MaxText left it, sample by sample. Disadvantages: the layout needs an index
+    of 12 bytes for each document and epoch and 4 for each row, which is made once per machine; rows of an epoch are fixed by
+    `num_samples`.
+
+    Args:
+      corpus: Corpus whose sequences make the stream.
+      sequence_length: Tokens of a row of the trainer's batch.
+      variant: System whose rows these are: "megatron", or MaxText's "mmap_npy" or "mmap" (windows of all documents in
+        order, without a shuffle).
+      num_samples: Rows that the run needs, `train_samples` of Megatron-LM; as many epochs as hold them are built. None means
+        one epoch.
+      seed: Seed of the shuffles, `--seed` of Megatron-LM.
+      add_extra_token_to_sequence: Whether a row holds the first token of the next one, so that its last token has a target.
+        None means true, but false in variant "mmap".
+      drop_last_partial_sequence: Whether a last row that lacks tokens is left out. Else it is padded.
+      eod_token_id: Token that ends a document; None for `corpus.eos_token_id`.
+      eod_mask_loss: Whether the prediction after an EOD takes no loss.
+      reset_attention_mask: Whether a segment ends after each EOD. None means false in variant "megatron", else true.
+      reset_position_ids: Whether positions begin anew after each EOD. None means as `reset_attention_mask` in MaxText's
+        variants, else false.
+      max_segments_per_row: MaxText's `packing_max_segments_per_sample`: a segment of at most `sequence_length` divided by
+        this is joined with the next. 0 joins none. None means 25 in MaxText's variants, else 0.
+      surplus: Share of rows that each data set of a blend has beyond its need, `mid_level_dataset_surplus`.
+      cache_dir: Folder, or URL in a bucket, where indices are kept; None for the cache folder.
+
+    Attributes:
+      sequence_length: Tokens of a row, with the extra token.
+
+    Raises:
+      LayoutError: Arguments that don't fit together, or documents that hold no row.
+      CorpusError, CorpusFileError: The documents cannot be found.
+    """
+
+    kind = "megatron_gpt"
+    follows_documents = one_segment = True
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        sequence_length: Annotated[int, msgspec.Meta(ge=1)],
+        *,
+        variant: Variants = "megatron",
+        num_samples: Annotated[int, msgspec.Meta(ge=1)] | None = None,
+        seed: Annotated[int, msgspec.Meta(ge=0)] = 1234,
+        add_extra_token_to_sequence: bool | None = None,
+        drop_last_partial_sequence: bool = True,
+        eod_token_id: Annotated[int, msgspec.Meta(ge=0)] | None = None,
+        eod_mask_loss: bool = False,
+        reset_attention_mask: bool | None = None,
+        reset_position_ids: bool | None = None,
+        max_segments_per_row: Annotated[int, msgspec.Meta(ge=0)] | None = None,
+        surplus: float = 0.005,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if variant not in VARIANTS:
+            raise LayoutError(f"variant={variant!r}: expected one of {', '.join(VARIANTS)}.")
+        traits = VARIANTS[variant]
+        length = as_sequence_length(sequence_length)
+        extra = traits.extra if add_extra_token_to_sequence is None else bool(add_extra_token_to_sequence)
+        if num_samples is not None:
+            num_samples = as_integer("num_samples", num_samples, 1, LayoutError)
+        if (seed := as_integer("seed", seed, 0, LayoutError)) >= 2**32:
+            raise LayoutError(f"seed={seed}: expected less than 2**32, which numpy's RandomState takes.")
+        if not surplus >= 0:
+            raise LayoutError(f"surplus={surplus!r}: expected a number, 0 or more.")
+        if eod_mask_loss and traits.masks_targets:
+            raise LayoutError(
+                f"eod_mask_loss=True: variant {variant} never takes loss on the prediction of an EOD. Leave it out."
+            )
+        self.corpus, self.sequence_length = corpus, as_sequence_length(length + extra)
+        self.orders_rows = traits.shuffles
+        self._cut = Cut(length, int(extra), bool(drop_last_partial_sequence))
+        self._recipe = Recipe(variant, self._cut, num_samples, seed if traits.shuffles else None, float(surplus))
+        self._folder = None if cache_dir is None else files.normalize(cache_dir)
+        resets = traits.resets if reset_attention_mask is None else reset_attention_mask
+        positions = traits.resets and resets if reset_position_ids is None else reset_position_ids
+        segments = traits.segments_per_row if max_segments_per_row is None else max_segments_per_row
+        joined = length // segments if segments and resets else 0
+        self.transforms = self._transforms(eod_token_id, eod_mask_loss, resets, positions, joined)
+        self._open()
+
+    def _transforms(self, eod: int | None, mask: bool, attention: bool, positions: bool, joined: int) -> list[Any]:
+        """Return the default transforms."""
+        targets = VARIANTS[self._recipe.variant].masks_targets
+        found: list[Any] = ["shift_targets"] + ["drop_last_position"] * self._cut.extra
+        if not (mask or targets or attention or positions):
+            return found
+        if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
+            raise LayoutError(
+                "masks and resets at EOD tokens need their id, and the corpus lacks it. Give eod_token_id."
+            )
+        if mask or targets:
+            found.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": targets}})
+        if attention or positions:
+            options = {"attention": attention, "positions": positions, "min_segment_length": joined}
+            found.append({"reset_at_eod": {"eod_token_id": eod, **options}})
+        return found
+
+    def _open(self) -> None:
+        """Open the indices, or make them."""
+        make = functools.partial(self._recipe.make, self.corpus)
+        depends = self._recipe.depends(self.corpus)
+        found = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
+        arrays = {name: array.view(np.ndarray) for name, array in found.items()}  # np.memmap is slow to index
+        self._arrays, self._blend = arrays, arrays.get("blend")
+        self._firsts: list[int] = arrays["firsts"].tolist()
+        self._streams = [
+            Stream(arrays[f"order {number}"], arrays[f"ends {number}"], arrays.get(f"shuffle {number}"))
+            for number in range(len(self._firsts))
+        ]
+        self._counts = [self._cut.samples_in(int(stream.ends[-1])) for stream in self._streams]
+        self._offsets = ShardOffsets(self.corpus)
+
+    def __len__(self) -> int:
+        return self._counts[0] if self._blend is None else len(self._blend)
+
+    def pieces(self, rows: Ints) -> Pieces:
+        if self._blend is None or not len(rows):
+            columns: Sequence[Ints] = self._segments(0, rows)
+        else:
+            dataset, number = numbers_in(self._blend, self._arrays["counts"], rows)
+            columns = joined(dataset, lambda each, index: self._segments(each, number[index]))
+        row, column, start, length, document = columns
+        found = self._offsets.pieces(row, column, start, length, np.ones(len(row), np.int64), document)
+        whole = self._cut.drop_last
+        return found._replace(segment=None if whole else found.segment, position=None if whole else found.column)
+
+    def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
+        """Return [row, column, start, length, document] of the parts of documents in some samples of a data set."""
+        stream, arrays = self._streams[dataset], self._arrays
+        if stream.shuffle is not None:
+            samples = stream.shuffle[samples].astype(np.int64)
+        begin = samples * self._cut.length
+        stop = np.minimum(begin + self.sequence_length, stream.ends[-1])
+        first = stream.ends.searchsorted(begin, side="right")
+        row, within = ragged(stream.ends.searchsorted(stop - 1, side="right") - first + 1)
+        entry = first[row] + within
+        entry_begin = np.where(entry > 0, stream.ends[entry - 1], 0)
+        at, end = np.maximum(begin[row], entry_begin), np.minimum(stop[row], stream.ends[entry])
+        unit = stream.order[entry] + np.int64(self._firsts[dataset])
+        document = arrays["documents"][unit] if "documents" in arrays else unit
+        columns = [row, at - begin[row], arrays["starts"][unit] + at - entry_begin, end - at, document]
+        some = end > at  # the others are empty documents
+        return columns if some.all() else [column[some] for column in columns]
+
+    def left_out(self) -> list[LeftOut]:
+        rest = sum(
+            max(0, int(stream.ends[-1]) - self._cut.extra - count * self._cut.length)
+            for stream, count in zip(self._streams, self._counts, strict=True)
+        )
+        lines: list[LeftOut] = [("ends of streams that fill no row", None, rest)]
+        return lines if self._cut.drop_last else [*lines, *super().left_out()]
+
+    def _rows_receipt(self) -> str:
+        """Return a hash of the indices, which decide the rows."""
+
+        def blocks() -> Iterator[Sequence[npt.NDArray[np.integer]]]:
+            for name, array in self._arrays.items():
+                yield [np.array([len(name), *array.shape], np.int64)]
+                for begin in range(0, len(array), _BLOCK):
+                    yield [array[begin : begin + _BLOCK].reshape(-1)]
+
+        return self._hash_of(blocks())
+
+    def __getstate__(self) -> dict[str, object]:
+        made = ("_arrays", "_streams", "_firsts", "_counts", "_blend", "_offsets")
+        return {name: value for name, value in vars(self).items() if name not in made}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state)
+        self._open()
+
+    def __repr__(self) -> str:
+        """Return exactly what decides the rows, because Grain compares this text when it restores an iterator."""
+        return f"MegatronGptLayout({self._recipe!r}, weights={self.corpus.weights}, rows={len(self)})"

@@ -1,0 +1,161 @@
+"""Recipe of Megatron's indices: the data sets of a corpus, the stream of each, and their blend."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.corpus import Corpus, Documents
+from grain_sft.errors import LayoutError
+from grain_sft.layout.megatron_blend import blend, counts_of, normalized
+from grain_sft.layout.megatron_stream import Cut, make_stream
+from grain_sft.storage import artifact
+
+_VERSION = 1  # of the indices; a new one makes them again
+
+
+class Variant(NamedTuple):
+    """What one system does and others do otherwise.
+
+    Attributes:
+      extra: Whether rows have the first token of the next one by default.
+      shuffles: Whether documents and samples are shuffled.
+      joins: Whether all shards without weights are one data set, instead of one each.
+      by_documents: Whether a document of several sequences stays together in the stream.
+      exact_size: Whether a blend has `num_samples` rows, instead of each data set's share rounded up.
+      blends_one: Whether a corpus with weights is a blend of `num_samples` rows if it has one shard, too.
+      resets: Whether attention and positions begin anew after each EOD by default.
+      segments_per_row: Default of `max_segments_per_row`.
+      masks_targets: Whether predictions of EOD take no loss.
+    """
+
+    extra: bool = True
+    shuffles: bool = True
+    joins: bool = True
+    by_documents: bool = True
+    exact_size: bool = True
+    blends_one: bool = False
+    resets: bool = True
+    segments_per_row: int = 25
+    masks_targets: bool = False
+
+
+VARIANTS = {
+    "megatron": Variant(
+        joins=False, by_documents=False, exact_size=False, blends_one=True, resets=False, segments_per_row=0
+    ),
+    "mmap_npy": Variant(),
+    "mmap": Variant(extra=False, shuffles=False, masks_targets=True),
+}
+
+Variants = Literal["megatron", "mmap_npy", "mmap"]
+"""Names of `VARIANTS`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """What decides the indices of a corpus.
+
+    Attributes:
+      variant: Name of an entry of `VARIANTS`.
+      cut: How streams are cut into samples.
+      num_samples: Samples that are needed; None for one epoch.
+      seed: Seed of the shuffles; None for no shuffle.
+      surplus: Share of samples that each data set of a blend has beyond its need.
+    """
+
+    variant: str
+    cut: Cut
+    num_samples: int | None
+    seed: int | None
+    surplus: float
+
+    def depends(self, corpus: Corpus) -> dict[str, Any]:
+        """Return all that the indices depend on, ready for JSON."""
+        content = corpus.find_documents().content
+        return {"megatron": _VERSION, "documents": content, "weights": list(corpus.weights), **dataclasses.asdict(self)}
+
+    def make(self, corpus: Corpus) -> dict[str, npt.NDArray[Any]]:
+        """Return the indices.
+
+        Returns:
+          `starts`, first token of each document (or sequence), counted through the corpus; `documents`, its number in
+          `corpus.documents`, unless it is the same; `firsts`, first document of each data set; `order N`, `ends N` and
+          `shuffle N`, the `Stream` of data set N; and, of several, `blend` and `counts`, as `numbers_in` takes them.
+
+        Raises:
+          LayoutError: The corpus has too few tokens or samples, or weights that the variant does not take.
+          CorpusError, CorpusFileError: The documents cannot be found.
+        """
+        traits = VARIANTS[self.variant]
+        units = corpus.documents if traits.by_documents else corpus.sequences
+        borders = [0, len(units)] if traits.joins and not corpus.weights else _borders(corpus, units)
+        weights, needs, size = self._needs(corpus.weights, len(borders) - 1)
+        used = [number for number, weight in enumerate(weights) if weight]
+        sizes = [units.length[borders[number] : borders[number + 1]] for number in used]
+        streams = [make_stream(each, needs[at], self.cut, self.seed) for each, at in zip(sizes, used, strict=True)]
+        made = {"starts": units.start, "firsts": np.array([borders[number] for number in used], np.int64)}
+        if len(units) != len(corpus.documents):
+            made["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
+        for number, stream in enumerate(streams):
+            made |= {f"order {number}": stream.order, f"ends {number}": stream.ends}
+            if stream.shuffle is not None:
+                made[f"shuffle {number}"] = stream.shuffle
+        if len(used) > 1 or (corpus.weights and traits.blends_one):
+            counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
+            shares = normalized([weights[number] for number in used] if corpus.weights else counts)
+            whole = math.floor((counts / shares).min()) if corpus.weights else sum(counts)
+            size = whole if size is None else size if corpus.weights else min(size, whole)
+            made["blend"] = blend(shares, size)
+            made["counts"] = counts_of(made["blend"], len(used))
+            for at, taken, count in zip(used, made["counts"][-1].tolist(), counts, strict=True):
+                if taken > count:
+                    raise LayoutError(
+                        f"{corpus.shards[at].path}: the blend takes {taken} samples of it, but its epochs have {count}. Give "
+                        f"a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
+                    )
+        return made
+
+    def _needs(self, given: Sequence[float], datasets: int) -> tuple[Sequence[float], Sequence[int | None], int | None]:
+        """Return the weight of each data set (1 if none is `given`), the samples that each needs (None for one epoch), and the
+        samples of their blend (None for all)."""
+        samples, traits = self.num_samples, VARIANTS[self.variant]
+        if not given:
+            return [1.0] * datasets, [samples if datasets == 1 else None] * datasets, samples
+        if not traits.shuffles:
+            raise LayoutError(
+                f"a corpus with weights: variant {self.variant} mixes its data sets otherwise. Give corpus.mixture."
+            )
+        if traits.blends_one and samples is None:
+            raise LayoutError("a corpus with weights needs num_samples, as in megatron-core. Give it.")
+        if traits.blends_one and not all(given):
+            raise LayoutError("a weight of 0, which megatron-core refuses. Take its prefix out of the corpus.")
+        weights = normalized(given).tolist()
+        if samples is None:
+            return weights, [None] * datasets, None
+        shares = [math.ceil(samples * weight) for weight in weights]
+        needs = [math.ceil(share * (1 + self.surplus)) for share in shares]
+        return weights, needs, samples if traits.exact_size else sum(shares)
+
+
+def _borders(corpus: Corpus, documents: Documents) -> list[int]:
+    """Return the number of the first document of each shard, and the number of all documents."""
+    ends = documents.shard_ends
+    if ends is None:
+        ends = documents.start.searchsorted(np.cumsum([shard.num_tokens for shard in corpus.shards]), side="left")
+    return [0, *ends.tolist()]
+
+
+def check_indices(arrays: artifact.Arrays) -> None:
+    """Raise ValueError for cached arrays that `Recipe.make` can't have returned."""
+    if "starts" not in arrays or "firsts" not in arrays or ("blend" in arrays) != ("counts" in arrays):
+        raise ValueError("it lacks an array")
+    for number in range(len(arrays["firsts"])):
+        order, ends = arrays.get(f"order {number}"), arrays.get(f"ends {number}")
+        if order is None or ends is None or order.shape != ends.shape or ends.dtype != np.int64 or ends.ndim != 1:
+            raise ValueError(f"its stream {number} is not a number and an end for each entry")

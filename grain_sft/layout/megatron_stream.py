@@ -1,0 +1,151 @@
+"""Indices of Megatron-core's `GPTDataset`: which tokens of a stream of shuffled documents each sample holds.
+
+`GPTDataset` concatenates its documents, shuffled, into one stream, cuts it into samples of `sequence_length` tokens (each
+with the first token of the next, its last target), and shuffles the samples. Its sample index states for each sample the
+document and the offset of its first token. Here the ends of documents in the stream say the same, in one cumulative sum; a
+sample's documents are found by a binary search when it is read (`bench --only megatron`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import LayoutError
+
+if TYPE_CHECKING:
+    from jaxtyping import Int32, Int64, UInt
+
+Ints = npt.NDArray[np.int64]
+
+_SEPARATE = 0.80  # share of an epoch's samples below which the last epoch is shuffled apart
+_BLOCK = 1 << 16  # entries that are summed at a time, so that they stay in the processor's cache
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """How a stream is cut into samples.
+
+    Attributes:
+      length: Tokens from one sample to the next.
+      extra: 1 if a sample holds the first token of the next one too, else 0.
+      drop_last: Whether a last sample that lacks tokens is left out.
+    """
+
+    length: int
+    extra: int
+    drop_last: bool = True
+
+    def samples_in(self, num_tokens: int) -> int:
+        """Return the number of samples in a stream. megatron-core rounds partial samples up in 32-bit floating point."""
+        if self.drop_last:
+            return max(0, num_tokens - self.extra) // self.length
+        exact = -(-max(0, num_tokens - self.extra) // self.length)
+        return min(exact, int(np.ceil(np.float32(num_tokens - self.extra) / np.float32(self.length))))
+
+    def epochs_for(self, num_samples: int | None, num_tokens: int) -> int:
+        """Return the number of epochs of `num_tokens` tokens that hold `num_samples` samples; None means one epoch."""
+        return 1 if num_samples is None else max(1, -(-(num_samples * self.length + self.extra) // num_tokens))
+
+    def apart(self, num_samples: int | None, num_tokens: int) -> int | None:
+        """Return the number of samples before the last epoch, if megatron-core shuffles that epoch apart; else None."""
+        epochs = self.epochs_for(num_samples, num_tokens)
+        if epochs == 1 or num_samples is None:
+            return None
+        before = ((epochs - 1) * num_tokens - self.extra) // self.length
+        in_epoch = (num_tokens - self.extra) // self.length
+        return before if num_samples - before < int(_SEPARATE * in_epoch) else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """The documents of one data set in the order of its stream, and the order of its samples.
+
+    Attributes:
+      order: int32 [entries], number of the document (from 0) of each entry of the stream.
+      ends: int64 [entries], tokens of the stream up to and with each entry.
+      shuffle: uint32 or int64 [samples], the sample that is at each place; None if samples are not shuffled.
+    """
+
+    order: Int32[np.ndarray, " entries"]
+    ends: Int64[np.ndarray, " entries"]
+    shuffle: UInt[np.ndarray, " samples"] | Int64[np.ndarray, " samples"] | None
+
+
+def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cut, seed: int | None) -> Stream:
+    """Return the stream of documents of `sizes` (integers [documents]), as megatron-core builds its indices.
+
+    Args:
+      num_samples: Samples that are needed: as many epochs as hold them are built. None builds one epoch.
+      seed: Seed of numpy's `RandomState`; None keeps documents and samples in order.
+
+    Raises:
+      LayoutError: the documents hold no token, or too few for one sample.
+    """
+    sizes = np.ascontiguousarray(sizes)
+    num_tokens = int(sizes.sum(dtype=np.int64))
+    if num_tokens < 1:
+        raise LayoutError(f"{len(sizes)} documents without a token: there is nothing to cut samples from.")
+    epochs, apart = cut.epochs_for(num_samples, num_tokens), cut.apart(num_samples, num_tokens)
+    count = cut.samples_in(epochs * num_tokens)
+    if not count:
+        raise LayoutError(
+            f"{num_tokens} tokens are too few for one sample of {cut.length} tokens and {cut.extra} more. Give a smaller "
+            "sequence_length."
+        )
+    documents = np.arange(len(sizes), dtype=np.int32)
+    if seed is None:
+        order = np.tile(documents, epochs)
+        return Stream(order, ends_of(sizes, order), None)
+    random = np.random.RandomState(seed)
+    parts = [np.tile(documents, part) for part in ((epochs,) if apart is None else (epochs - 1, 1))]
+    for part in parts:
+        random.shuffle(part)
+    order = parts[0] if apart is None else np.concatenate(parts)
+    shuffle = np.arange(count, dtype=np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
+    random.shuffle(shuffle[:apart])  # in place; of all samples if `apart` is None
+    if apart is not None:
+        random.shuffle(shuffle[apart:])
+    return Stream(order, ends_of(sizes, order), shuffle)
+
+
+def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> Ints:
+    """Return the sum of `sizes[order]` up to and with each entry, int64 [entries]."""
+    ends: Ints = np.empty(len(order), np.int64)
+    before = 0
+    for begin in range(0, len(order), _BLOCK):
+        block = ends[begin : begin + _BLOCK]
+        block[...] = sizes.take(order[begin : begin + _BLOCK])
+        block[0] += before
+        np.cumsum(block, out=block)
+        before = block[-1]
+    return ends
+
+
+def sample_index(ends: Ints, cut: Cut) -> Ints:
+    """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the offset in it where each sample begins.
+
+    Samples without an extra token begin at the end of an entry where others begin at the next one.
+    """
+    total = int(ends[-1])
+    count = cut.samples_in(total)
+    border = np.arange(1, count + 1) * cut.length
+    partial = count > 0 and border[-1] + cut.extra > total
+    if partial:
+        border[-1] = total - cut.extra
+    before = np.append(0, ends[:-1])
+    first = -(-(before + 1 - cut.extra) // cut.length)  # first border that is in an entry
+    after = np.append(first[1:], -(-(total + 1 - cut.extra) // cut.length))
+    counts = after - first
+    found: Ints = np.zeros((count + 1, 2), np.int64)
+    entry = np.arange(len(ends)).repeat(np.maximum(counts, 0))
+    border_number = np.arange(len(entry)) + int(first[0])
+    inside = (border_number >= 1) & (border_number <= count - partial)
+    found[border_number[inside], 0] = entry[inside]
+    if partial:
+        found[count, 0] = len(ends) - 1
+    found[1:, 1] = border - before[found[1:, 0]]
+    return found

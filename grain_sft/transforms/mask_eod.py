@@ -1,0 +1,37 @@
+"""MaskEod: no loss where a document ends, as Megatron's `eod_mask_loss` and MaxText's `mmap` take it."""
+
+import grain
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import TransformError
+from grain_sft.source import Element
+from grain_sft.transforms.element import require_keys
+
+
+class MaskEod(grain.transforms.Map):
+    """Takes the loss off predictions whose input is an EOD token. Takes and returns the source's dict.
+
+    Megatron's `eod_mask_loss`: the first token of the next document is not predicted from the EOD before it.
+
+    Args:
+      eod_token_id: Token that ends a document.
+      as_target: Whether to take the loss off predictions of the EOD instead, as MaxText's `grain_file_type=mmap` does.
+    """
+
+    def __init__(self, eod_token_id: int, *, as_target: bool = False) -> None:
+        self.eod_token_id = as_integer("MaskEod: eod_token_id", eod_token_id, 0, TransformError)
+        self.as_target = bool(as_target)
+
+    def map(self, element: Element) -> Element:
+        """Return `element` with a `loss_mask` that is False where the token before (or the token itself) is EOD."""
+        require_keys(self, element, ("tokens", "loss_mask"))
+        ends = element["tokens"] == self.eod_token_id
+        loss_mask = element["loss_mask"].copy()
+        if self.as_target:
+            loss_mask &= ~ends
+        else:
+            loss_mask[..., 1:] &= ~ends[..., :-1]
+        return {**element, "loss_mask": loss_mask}
+
+    def __repr__(self) -> str:
+        return f"MaskEod(eod_token_id={self.eod_token_id}, as_target={self.as_target})"

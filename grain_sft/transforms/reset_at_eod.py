@@ -1,0 +1,85 @@
+"""ResetAtEod: segments or positions that begin anew after each EOD token, as Megatron-LM and MaxText make them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grain
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import TransformError
+from grain_sft.source import Element
+from grain_sft.transforms.element import require_keys
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Integer
+
+
+class ResetAtEod(grain.transforms.Map):
+    """Divides the segments of a trainer's batch after each EOD token. Comes after ShiftTargets and DropLastPosition.
+
+    Megatron's `reset_attention_mask` and `reset_position_ids`. The loss stays as it is: with them alone, Megatron also takes
+    loss on the first token of a document, which is predicted from the EOD before it (see MaskEod).
+
+    Args:
+      eod_token_id: Token that ends a document.
+      attention: Whether a segment ends after each EOD.
+      positions: Whether positions begin anew after each EOD.
+      min_segment_length: A segment of this number of tokens or fewer is joined with the next, as in MaxText; 0 joins none.
+    """
+
+    def __init__(
+        self, eod_token_id: int, *, attention: bool = True, positions: bool = True, min_segment_length: int = 0
+    ) -> None:
+        self.eod_token_id = as_integer("ResetAtEod: eod_token_id", eod_token_id, 0, TransformError)
+        self.attention, self.positions = bool(attention), bool(positions)
+        self.min_segment_length = as_integer("ResetAtEod: min_segment_length", min_segment_length, 0, TransformError)
+
+    @property
+    def positions_apart(self) -> bool:
+        """Whether positions do not follow the segments."""
+        return self.attention != self.positions
+
+    def map(self, element: Element) -> Element:
+        """Return `element` with other segment ids and positions, int32. Padding keeps 0.
+
+        Raises:
+          TransformError: `element` is the source's dict, whose targets are not shifted yet.
+        """
+        require_keys(self, element, ("inputs", "inputs_segmentation", "targets_segmentation", "inputs_position"))
+        segments = element["inputs_segmentation"]
+        begins = self._begins(element["inputs"], segments)
+        found = dict(element)
+        if self.attention:
+            ids = np.cumsum(begins, axis=-1, dtype=np.int32)
+            found["inputs_segmentation"] = np.where(segments != 0, ids, np.int32(0))
+            found["targets_segmentation"] = np.where(element["targets_segmentation"] != 0, ids, np.int32(0))
+        if self.positions:
+            columns = np.arange(begins.shape[-1], dtype=np.int32)
+            positions = columns - np.maximum.accumulate(np.where(begins, columns, np.int32(0)), axis=-1)
+            positions[segments == 0] = 0
+            found["inputs_position"] = found["targets_position"] = positions
+        return found
+
+    def _begins(
+        self, tokens: Integer[np.ndarray, "*rows length"], segments: Integer[np.ndarray, "*rows length"]
+    ) -> Bool[np.ndarray, "*rows length"]:
+        """Return whether a segment begins at each token."""
+        begins: npt.NDArray[np.bool_] = np.ones(tokens.shape, np.bool_)
+        np.equal(tokens[..., :-1], self.eod_token_id, out=begins[..., 1:])
+        begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]
+        if self.min_segment_length > 1:
+            for row in begins.reshape(-1, begins.shape[-1]):
+                kept = 0
+                for begin in np.flatnonzero(row)[1:].tolist():
+                    if begin - kept > self.min_segment_length:
+                        kept = begin
+                    else:
+                        row[begin] = False
+        return begins
+
+    def __repr__(self) -> str:
+        options = ("eod_token_id", "attention", "positions", "min_segment_length")
+        return f"ResetAtEod({', '.join(f'{name}={getattr(self, name)}' for name in options)})"

@@ -1,0 +1,67 @@
+"""Write `megatron_samples.json`: samples of megatron-core's `GPTDataset` and `BlendedDataset` over `tests/megatron_corpora.py`.
+
+Needed: megatron-core 0.16.1 and torch.
+"""
+
+import hashlib
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from making import options, versions, write_json
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.utils import Split, get_blend_from_list
+from megatron_corpora import EOD, LENGTH, runs, write_prefixes
+
+TOKENIZER = SimpleNamespace(eod=EOD, eos=EOD, vocab_size=200, unique_identifiers={"made": "up"})
+KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
+FEW = 400  # samples that are hashed
+
+
+def dataset_of(folder: Path, run: dict[str, Any]) -> Any:
+    """Return megatron-core's data set of a run."""
+    where = [str(folder / each) if isinstance(each, str) else str(each) for each in run["blend"]]
+    split = Split[run["subset"]]
+    sizes: list[int | None] = [None, None, None]
+    if get_blend_from_list(where)[1] is not None:
+        sizes = [1, 1, 1]
+    sizes[split.value] = run["num_samples"]
+    config = GPTDatasetConfig(
+        random_seed=run.get("seed", 1234),
+        sequence_length=run.get("sequence_length", LENGTH),
+        blend=get_blend_from_list(where),
+        split=run["split"],
+        tokenizer=TOKENIZER,
+        reset_position_ids=run.get("reset_position_ids", False),
+        reset_attention_mask=run.get("reset_attention_mask", False),
+        eod_mask_loss=run.get("eod_mask_loss", False),
+        drop_last_partial_validation_sequence=run.get("drop_last_partial_sequence", True),
+        add_extra_token_to_sequence=run.get("add_extra_token_to_sequence", True),
+    )
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[split.value]
+
+
+def golden(dataset: Any) -> dict[str, Any]:
+    """Return the number of samples, the hash of each array of the first `FEW` samples, and the tokens of the last of these."""
+    digests = {key: hashlib.sha256() for key in KEYS}
+    count = min(len(dataset), FEW)
+    for number in range(count):
+        sample = {key: dataset[number][key].numpy() for key in KEYS}
+        for key, array in sample.items():
+            digests[key].update(np.ascontiguousarray(array, "u1" if array.dtype == bool else "<i4").tobytes())
+    hashes = {key: found.hexdigest()[:16] for key, found in digests.items()}
+    return {"samples": len(dataset), **hashes, "last": sample["tokens"].tolist()}
+
+
+if __name__ == "__main__":
+    out = options("megatron_samples.json").out
+    found = {}
+    for name, run in runs().items():  # each in a folder of its own: the keys of Megatron's cache leave out some options
+        with tempfile.TemporaryDirectory() as temporary:
+            write_prefixes(Path(temporary))
+            found[name] = golden(dataset_of(Path(temporary), run))
+    made = {**versions("megatron-core", "torch", "numpy"), "cases": found}
+    write_json(out / "megatron_samples.json", made, compact=("cases",))

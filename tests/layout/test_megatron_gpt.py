@@ -1,0 +1,143 @@
+"""Rows of Megatron-core's `GPTDataset` and `BlendedDataset`."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron_corpora import EOD, LENGTH, PAD, runs, write_prefixes
+
+import grain_sft
+from grain_sft import Host
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "megatron_samples.json").read_text())["cases"]
+RUNS = runs()
+OPTIONS = ("num_samples", "seed", "sequence_length", "add_extra_token_to_sequence", "drop_last_partial_sequence")
+OPTIONS += ("eod_mask_loss", "reset_attention_mask", "reset_position_ids")
+FEW = 400
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("megatron")
+    write_prefixes(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(own_cache):
+    pass
+
+
+def config_of(folder, run, **sections):
+    """The config of one of `runs()`."""
+    corpus = {"path": [str(folder / each) if isinstance(each, str) else str(each) for each in run["blend"]]}
+    corpus |= {"format": "megatron", "eos_token_id": EOD, "pad_token_id": PAD}
+    if run["split"] != "1,0,0":
+        corpus |= {"split": run["split"], "subset": run["subset"]}
+    layout = {"kind": "megatron_gpt", "sequence_length": LENGTH} | {key: run[key] for key in OPTIONS if key in run}
+    sampler = {"seed": 0, "global_batch_size": 1, "epochs": 1}
+    return {"corpus": corpus, "layout": layout, "sampler": sampler} | sections
+
+
+def arrays_of(batch):
+    """What megatron-core's samples hold, of a trainer's batch: tokens, labels, loss mask, positions, hidden by attention."""
+    segments, loss = batch["inputs_segmentation"], batch["targets_segmentation"] != 0
+    shown = np.tril(segments[:, :, None] == segments[:, None, :])
+    labels = np.where(segments == 0, 0, batch["targets"])
+    return batch["inputs"], labels, loss.astype("<f4"), batch["inputs_position"], ~shown[:, None]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_rows_are_the_samples_of_megatron_core(folder, name):
+    golden, run = GOLDEN[name], RUNS[name]
+    pipeline = grain_sft.load(config_of(folder, run), host=Host(0, 1))
+    assert len(pipeline.source) == golden["samples"]
+    few = min(FEW, golden["samples"])
+    rows = np.concatenate([pipeline.sampler.rows(step) for step in range(few)])
+    assert rows.tolist() == list(range(few))
+    element = pipeline.source.read(rows)
+    for transform in pipeline.transforms:
+        element = transform.map(element)
+    padded = "drop_last_partial_sequence" in run
+    keys = ("tokens", "labels", "loss_mask", *(() if padded else ("position_ids", "attention_mask")))
+    assert element["inputs"][-1].tolist() == golden["last"]
+    for key, array in zip(keys, arrays_of(element), strict=False):
+        kept = array.astype("u1" if array.dtype == bool else "<i4")
+        assert hashlib.sha256(kept.tobytes()).hexdigest()[:16] == golden[key], key
+
+
+def loaded(folder, name, host=Host(0, 1), **layout):
+    """The pipeline of one of `runs()`, with batches of 8 rows and options of the layout changed."""
+    config = config_of(folder, RUNS[name], sampler={"seed": 0, "global_batch_size": 8, "epochs": 1})
+    return grain_sft.load(config | {"layout": config["layout"] | layout}, host=host)
+
+
+BLEND = "blend of four, 400 samples"
+
+
+def test_hosts_divide_the_batches_and_a_run_goes_on_at_any_step(folder):
+    whole, halves = loaded(folder, BLEND), [loaded(folder, BLEND, Host(index, 2)) for index in range(2)]
+    assert whole.receipt.code == halves[0].receipt.code == halves[1].receipt.code
+    iterator = whole.iter(start_step=17)
+    for step in range(17, 20):
+        batch, parts = next(iterator), [half[step] for half in halves]
+        for key, array in batch.items():
+            np.testing.assert_array_equal(array, np.stack([part[key] for part in parts], axis=1).reshape(array.shape))
+
+
+def test_spans_name_the_documents_of_the_corpus(folder):
+    layout = loaded(folder, BLEND).source.layout
+    documents, tokens = layout.corpus.documents, layout.corpus.read(0, layout.corpus.num_tokens)[0]
+    begins = np.cumsum([0, *(shard.num_tokens for shard in layout.corpus.shards)])
+    found = np.unique(layout.pieces(np.arange(len(layout))).document)
+    for row in range(40):
+        read = []
+        for span in layout.spans(row):
+            start, stop = span.start + begins[span.shard], span.stop + begins[span.shard]
+            assert documents.start[span.document] <= start < stop
+            assert stop <= documents.start[span.document] + documents.length[span.document]
+            read += tokens[start:stop].tolist()
+        assert read == grain_sft.NpyDataSource(layout)[row]["tokens"].tolist()
+    some = found[[3, -3]]
+    holding = [row for row in range(len(layout)) if {span.document for span in layout.spans(row)} & set(some.tolist())]
+    assert layout.rows_of_documents(some).tolist() == holding
+
+
+CHANGES = {
+    "num_samples": 90,
+    "seed": 1,
+    "add_extra_token_to_sequence": False,
+    "eod_mask_loss": True,
+    "reset_attention_mask": True,
+    "reset_position_ids": True,
+    "surplus": 0.5,
+    "drop_last_partial_sequence": False,
+}
+
+
+def test_options_that_change_batches_change_the_receipt(folder):
+    codes = [loaded(folder, BLEND, **{key: value}).receipt.code for key, value in CHANGES.items()]
+    resets = {"reset_attention_mask": True}
+    codes += [
+        loaded(folder, BLEND, **resets, **more).receipt.code
+        for more in ({"max_segments_per_row": 4}, {"eod_token_id": 9})
+    ]
+    codes += [loaded(folder, BLEND).receipt.code, loaded(folder, "blend of three, 400 samples").receipt.code]
+    assert len(set(codes)) == len(codes)
+
+
+WRONG = {
+    "no samples": (BLEND, {"num_samples": None}, "a corpus with weights needs num_samples, as in megatron-core"),
+    "another mixture": (BLEND, {"variant": "mmap"}, "variant mmap mixes its data sets otherwise. Give corpus.mixture"),
+    "too few": ("by sizes, None samples", {"sequence_length": 10**6}, "tokens are too few for one sample of 1000000"),
+    "mask of mmap": (BLEND, {"variant": "mmap", "eod_mask_loss": True}, "never takes loss on the prediction of an EOD"),
+    "seed": (BLEND, {"seed": 2**32}, "less than 2..32, which numpy's RandomState takes"),
+}
+
+
+@pytest.mark.parametrize(("name", "layout", "message"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_built_is_an_error(folder, name, layout, message):
+    with pytest.raises(grain_sft.GrainSftError, match=message):
+        loaded(folder, name, **layout)
