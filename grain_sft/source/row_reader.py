@@ -26,11 +26,13 @@ class _Block(NamedTuple):
     """Consecutive rows of a batch that are read and widened before the next block is read.
 
     Attributes:
+      rows: Rows of the batch.
       buffers: Buffers that each row is read into.
       copied: (destination, index into it, source) of each copy after the read, in this order.
       by_ends: (table of segment ends, views of the row's arrays) of each row that stores the ends of its segments.
     """
 
+    rows: slice
     buffers: list[Buffers]
     copied: list[tuple[Any, Any, Any]]
     by_ends: list[tuple[memoryview, SegmentRow]]
@@ -70,9 +72,11 @@ class RowReader:
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
-        groups = [(block.buffers, len(block.buffers) * self._row.itemsize) for block in blocks]
-        numbers = None if shards is None else shards.tolist()
-        for _, block in zip(self._reader.fill(numbers, rows.tolist(), groups), blocks, strict=True):
+        of_shard, numbers = [0] * len(rows) if shards is None else shards.tolist(), rows.tolist()
+        pieces = [
+            (of_shard[here], numbers[here], buffers, len(buffers) * self._row.itemsize) for here, buffers, *_ in blocks
+        ]
+        for _, block in zip(self._reader.read(pieces), blocks, strict=True):
             self._widen(block)
         loss = None
         if self._loss_reader is not None and (self._weighted or not only_weights):
@@ -121,7 +125,7 @@ class RowReader:
             if self._counting is not None:
                 rows = (SegmentRow(stack, number, self._counting) for number in range(here.start, here.stop))
                 by_ends = list(zip((table.view(np.int64).data for table in sources["ends"]), rows, strict=False))
-            blocks.append(_Block(buffers, copied, by_ends))
+            blocks.append(_Block(here, buffers, copied, by_ends))
         return blocks
 
     def _read_loss(self, reader: ShardReader, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:

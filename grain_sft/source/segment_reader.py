@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from grain_sft.layout import Layout
 from grain_sft.source.arrays import Arrays, Int32s, ReadRows, Stack
-from grain_sft.storage import ShardReader
+from grain_sft.storage import Run, ShardReader
 
 ARRAYS = 5
 """Number of arrays in the `Stack` of a `SegmentRow`: inputs, targets, segment ids, positions, segment ids of targets."""
@@ -75,10 +75,12 @@ class SegmentReader:
     whether int32 is certain to hold all of them."""
 
     def __init__(self, layout: Layout, reader: ShardReader, fit: bool) -> None:
-        self._layout, self._reader, self._pad = layout, reader, layout.corpus.padding_token_id
+        assert layout.row_segments is not None
+        self._row_segments, self._reader, self._pad = layout.row_segments, reader, layout.corpus.padding_token_id
         self._dtype, self._length = layout.corpus.dtype, layout.sequence_length
         self._wide = self._dtype.itemsize == 4
         self._borders = [0, *accumulate(shard.num_tokens for shard in layout.corpus.shards)]
+        self._one_shard = len(layout.corpus.shards) == 1
         self._fit = fit or not self._wide
         self._counting = Counting(self._length)
 
@@ -95,20 +97,15 @@ class SegmentReader:
         views, (inputs, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._views
         )
-        runs, size = list(map(self._runs, rows.tolist())), self._dtype.itemsize
-        groups = []
-        shards: list[int] = []
-        starts: list[int] = []
-        for (_, memory, _), (of_row, begins, stops, _) in zip(views, runs, strict=True):
-            pieces, place = [], 0
-            for stop in stops:
-                pieces.append((memory[place : stop * size],))
-                place = stop * size
-            groups.append((pieces, place))
-            starts += begins
-            shards += of_row or ()
-        filled = self._reader.fill(shards or None, starts, groups)
-        for _, (tokens, _, row), (*_, ends) in zip(filled, views, runs, strict=True):
+        runs, ends_of = [], []
+        for number, (memory, _, _) in zip(rows.tolist(), views, strict=True):
+            starts, lengths = self._row_segments(number)
+            ends = list(accumulate(lengths))
+            ends_of.append(ends)
+            runs.append(
+                ([0] * len(ends), starts, ends, memory) if self._one_shard else self._in_shards(starts, ends, memory)
+            )
+        for _, (_, tokens, row), ends in zip(self._reader.fill(runs), views, ends_of, strict=True):
             if not ends or ends[-1] < self._length:
                 tokens[ends[-1] if ends else 0 :] = self._pad
             if not self._wide:
@@ -118,33 +115,23 @@ class SegmentReader:
             row.fill(ends, shifted)
             if shifted:
                 row.shift()
-        read = ReadRows(inputs, targets, positions, segments, target_segments, None)
-        return read, [ends for *_, ends in runs], fit
+        return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
 
-    def _runs(self, row: int) -> tuple[list[int] | None, list[int], list[int], list[int]]:
-        """Return the runs of tokens of one shard that make a row: the shard of each (None in a corpus of one), its first token
-        in the shard, and the column after it; and the column after each segment, which may be several runs."""
-        assert self._layout.row_segments is not None
-        starts, lengths = self._layout.row_segments(row)
-        borders, ends = self._borders, list(accumulate(lengths))
-        if len(borders) == 2:
-            return None, starts, ends, ends
-        shards, begins, counts = [], [], []
-        for start, length in zip(starts, lengths, strict=True):
-            stop = start + length
-            while start < stop:
-                shard = bisect_right(borders, start) - 1
-                end = min(stop, borders[shard + 1])
+    def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> Run:
+        """Return the segments of a row, cut where shards end: the first token of each in the corpus, the column after it."""
+        shards, begins, stops, place = [], [], [], 0
+        for start, end in zip(starts, ends, strict=True):
+            while place < end:
+                shard = bisect_right(self._borders, start) - 1
+                count = min(end - place, self._borders[shard + 1] - start)
                 shards.append(shard)
-                begins.append(start - borders[shard])
-                counts.append(end - start)
-                start = end
-        return shards, begins, list(accumulate(counts)), ends
+                begins.append(start - self._borders[shard])
+                start, place = start + count, place + count
+                stops.append(place)
+        return shards, begins, stops, memory
 
-    def _views(self, stack: Stack) -> list[tuple[npt.NDArray[Any], memoryview, SegmentRow]]:
-        """Return, for each row, its tokens, their bytes, and views of its arrays."""
+    def _views(self, stack: Stack) -> list[tuple[memoryview, npt.NDArray[Any], SegmentRow]]:
+        """Return, for each row, the memory of its tokens, the same as an array, and views of its arrays."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
-        return [
-            (each, each.view(np.uint8).data, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)
-        ]
+        return [(each.data, each, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)]

@@ -23,11 +23,11 @@ from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote.shards import identify
-from grain_sft.storage.shard_reader import Buffers, ShardReader
+from grain_sft.storage.shard_reader import Buffers, Run, ShardReader
 
 __all__ = [
     "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MAGIC", "Buffers", "Count", "FileStamp", "ForkSafeLock", "HeldLock", "Limits",
-    "Range", "RemoteOptions", "ShardReader", "activity", "artifact", "atomic_write", "describe",
+    "Range", "RemoteOptions", "Run", "ShardReader", "activity", "artifact", "atomic_write", "describe",
     "digest_of", "exclusive", "files", "hashing", "identify", "inside", "npy_header", "open_regular", "open_remote",
     "outside", "read_head", "read_regular", "read_whole", "remote_files", "replaced", "size_change",
     "without_interrupts", "write_bytes",

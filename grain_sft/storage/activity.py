@@ -1,6 +1,6 @@
 """Record of what each thread is doing now, and counters of what this process has done, for the watchdog and the metrics.
 
-An operation is a format text and its values, formatted when it is read: `activity.doing[get_ident()] = READING, shard, offset`.
+An operation is a format text and its values, formatted when it is read: `activity.doing[get_ident()] = OPENING, shard`.
 """
 
 import contextlib
@@ -15,8 +15,7 @@ from grain_sft.storage.locks import ForkSafeLock
 
 CHOOSING = "choosing the rows of its batch"
 OPENING = "opening {.path}"
-READING = "reading {.path} at byte {}"
-READING_PIECES = "reading {} pieces, the first from {.path} at byte {}"
+READING = "reading {} pieces, the first from {.path} at byte {}"
 COPYING = "reading {} pieces of {.path} and {} other files"
 CHECKING = "checking whether {} files have changed, such as {.path}"
 TRANSFORMING = "in the transform {0.__class__.__name__}"

@@ -3,7 +3,7 @@
 import contextlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import get_ident
 
 import numpy as np
@@ -98,18 +98,19 @@ class LocalFile:
         status = os.fstat(self.fd)  # again: a file that is cut just now has other ends too
         return status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns), other
 
-    def read_rest(self, offset: int, out: memoryview, done: int) -> None:
-        """Fill `out`, whose first `done` bytes are there already, from byte `offset` of the file on."""
-        while done < len(out):
-            try:
-                count = os.preadv(self.fd, (out[done:],), offset + done)
-            except OSError as error:
-                raise CorpusFileError(
-                    f"{self.shard.path}: can't be read at byte {offset + done} ({error.strerror})."
-                ) from error
-            if not count:
-                raise self._cut(os.fstat(self.fd).st_size)
-            done += count
+    def read_again(self, offset: int, buffers: Iterable[memoryview]) -> None:
+        """Fill `buffers`, one after the other, from byte `offset` of the file on, in as many reads as it takes."""
+        for out in buffers:
+            while out:
+                try:
+                    count = os.preadv(self.fd, (out,), offset)
+                except OSError as error:
+                    raise CorpusFileError(
+                        f"{self.shard.path}: can't be read at byte {offset} ({error.strerror})."
+                    ) from error
+                if not count:
+                    raise self._cut(os.fstat(self.fd).st_size)
+                out, offset = out[count:], offset + count
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:

@@ -6,6 +6,7 @@ import resource
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ from grain_sft.storage.file_stamp import FileStamp
 from grain_sft.storage.local_file import LocalFile, Stamp
 from grain_sft.storage.locks import ForkSafeLock
 from grain_sft.storage.remote.options import RemoteOptions
-from grain_sft.storage.remote.shards import Piece, RemoteShards
+from grain_sft.storage.remote.shards import RemoteShards
 from grain_sft.storage.vectored_copy import copies
 
 _MAX_OPEN_FILES = 1024
@@ -28,8 +29,11 @@ IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
 """Memory that is read into, one after the other, as `os.preadv` takes it; each item is a byte."""
 
-Group = tuple[Sequence[Buffers], int]
-"""Buffers of some pieces, and how many bytes they have together."""
+Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
+"""Pieces of files: number of the file of each, its first value, and its memory; and the bytes of all."""
+
+Run = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
+"""Pieces that fill memory, whose items are values, in turn: the file of each, its first value, and its end in the memory."""
 
 
 class ShardReader:
@@ -93,16 +97,13 @@ class ShardReader:
                 if self._copy(of_shard, at, to, size_of, out):
                     return
         columns = (shards, starts, places, sizes)
-        listed = [each.tolist() if isinstance(each, np.ndarray) else each for each in columns]
-        pieces: Iterable[Piece] = zip(*listed, strict=True)
+        listed: Any = [each.tolist() if isinstance(each, np.ndarray) else each for each in columns]
         if self._remote:
-            pieces = self._remote.gather(list(pieces), out)
-        self._fill(pieces, out)
-        files = [file for file in map(self._open.get, set(listed[0])) if file is not None]
-        if files:
-            activity.doing[get_ident()] = activity.CHECKING, len(files), files[0].shard
-        for file in files:
-            file.check_unchanged()
+            listed = list(zip(*self._remote.gather(list(zip(*listed, strict=True)), out), strict=True)) or [()] * 4
+        numbers, begins, *ranges = listed
+        buffers = [(out[place : place + size],) for place, size in zip(*ranges, strict=True)]
+        self._read((numbers, begins, buffers, sum(listed[3])))
+        self._check(set(numbers))
 
     def _by_row(self, row: tuple[int, int], *pieces: IntsOrList) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the same pieces, cut where rows end; each begins at a place in its file, in values."""
@@ -119,20 +120,31 @@ class ShardReader:
         to = places[piece] + (begins - starts[piece]) * self._itemsize
         return shards[piece], in_file, to, (ends - begins) * self._itemsize
 
-    def _fill(self, pieces: Iterable[Piece], out: memoryview) -> None:
-        """Fill `out` with pieces of plain files. The caller checks the files before it uses the tokens."""
-        opened, itemsize, preadv, doing, thread = self._open, self._itemsize, os.preadv, activity.doing, get_ident()
-        for shard, start, place, size in pieces:
-            file = opened.get(shard) or self._open_file(shard)
-            offset = file.data_offset + start * itemsize
-            piece = out[place : place + size]
-            doing[thread] = activity.READING, file.shard, offset
-            try:
-                done = preadv(file.fd, (piece,), offset)
-            except OSError:
-                done = 0  # read_rest raises what it is
-            if done != size:
-                file.read_rest(offset, piece, done)
+    def _read(self, pieces: Pieces) -> None:
+        """Read pieces of plain files. The caller checks the files before it uses what was read."""
+        (shards, starts, buffers, num_bytes), num_read = pieces, 0
+        opened, itemsize, preadv = self._open, self._itemsize, os.preadv
+        if shards:
+            first = self._shards[shards[0]]
+            activity.doing[get_ident()] = activity.READING, len(shards), first, first.data_offset + starts[0] * itemsize
+        try:
+            for shard, start, out in zip(shards, starts, buffers):  # noqa: B905
+                file = opened.get(shard) or self._open_file(shard)
+                num_read += preadv(file.fd, out, file.data_offset + start * itemsize)
+        except OSError:
+            num_read = -1
+        if num_read != num_bytes:  # read again what came back short, or raise what is wrong
+            for shard, start, out in zip(shards, starts, buffers, strict=True):
+                file = opened.get(shard) or self._open_file(shard)
+                file.read_again(file.data_offset + start * itemsize, out)
+
+    def _check(self, shards: Iterable[int]) -> None:
+        """Check that files have not changed since they were indexed."""
+        files = [file for file in map(self._open.get, shards) if file is not None]
+        if files:
+            activity.doing[get_ident()] = activity.CHECKING, len(files), files[0].shard
+        for file in files:
+            file.check_unchanged()
 
     def values(self, shards: Ints | None, starts: Ints) -> npt.NDArray[np.uint8]:
         """Return value `starts[i]` of file `shards[i]` (of the first file, without `shards`) for each i: [values, itemsize]."""
@@ -142,60 +154,58 @@ class ShardReader:
         self.gather(numbers, starts.tolist(), range(0, count * size, size), [size] * count, found.reshape(-1).data)
         return found
 
-    def fill(self, shards: Sequence[int] | None, starts: Sequence[int], groups: Sequence[Group]) -> Iterator[None]:
-        """Fill the buffers of each group in turn, and yield after each group, so that it is used while it is in the cache.
-
-        Args:
-          shards: Number of the file of each piece; None: all are of the first file.
-          starts: First value of each piece.
-          groups: Buffers of the pieces. The files are checked after the last group.
+    def fill(self, runs: Sequence[Run]) -> Iterator[None]:
+        """Fill the memory of each run in turn, and yield after each, so that it is used while it is in the processor's cache.
+        The files are checked after the last run.
         """
-        opened, size = self._open, self._itemsize
-        few = shards is None or len(shards) <= self._max_open_files or len(set(shards)) <= self._max_open_files
-        if not (self._plain and few):
-            yield from self._fill_by_gathering(shards, starts, groups)
+        if not self._plain or len(self._shards) > 1:
+            yield from self.read([self._pieces(run) for run in runs])
             return
-        if shards is None:
-            file = opened.get(0) or self._open_file(0)
-            files, distinct, fds = [file] * len(starts), {file}, [file.fd] * len(starts)
-            first = file.data_offset
-            offsets = [first + start * size for start in starts]
-        else:
-            files = [opened.get(shard) or self._open_file(shard) for shard in shards]
-            distinct, fds = set(files), [file.fd for file in files]
-            offsets = [file.data_offset + start * size for file, start in zip(files, starts)]  # noqa: B905
-        at = total = 0
-        if files:
-            activity.doing[get_ident()] = activity.READING_PIECES, len(files), files[0].shard, offsets[0]
-        for pieces, num_bytes in groups:
-            here = slice(at, at + len(pieces))
+        file = self._open.get(0) or self._open_file(
+            0
+        )  # without lists of buffers, which take 10 % of a batch of padded rows
+        fd, begin, size, preadv, total = file.fd, file.data_offset, self._itemsize, os.preadv, 0
+        first = next((starts[0] for _, starts, _, _ in runs if starts), 0)
+        activity.doing[get_ident()] = activity.READING, len(runs), file.shard, begin + first * size
+        for run in runs:
+            _, starts, stops, memory = run
+            place = num_read = 0
             try:
-                num_read = sum(map(os.preadv, fds[here], pieces, offsets[here]))
+                for start, stop in zip(starts, stops):  # noqa: B905
+                    num_read += preadv(fd, (memory[place:stop],), begin + start * size)
+                    place = stop
             except OSError:
                 num_read = -1
-            if num_read != num_bytes:  # read again what came back short, or raise what is wrong
-                for file, offset, buffers in zip(files[here], offsets[here], pieces, strict=True):
-                    for view in buffers:
-                        file.read_rest(offset, view, 0)
-                        offset += len(view)
-            at, total = here.stop, total + num_bytes
+            if num_read != place * size:
+                self._read(self._pieces(run))
+            total += num_read
             yield
-        for file in distinct:
-            file.check_unchanged()
+        file.check_unchanged()
         activity.count(local_bytes=total)
 
-    def _fill_by_gathering(
-        self, shards: Sequence[int] | None, starts: Sequence[int], groups: Sequence[Group]
-    ) -> Iterator[None]:
-        """Do what `fill` does, for remote files and where more files than may be open are read."""
-        sizes = [sum(map(len, buffers)) for pieces, _ in groups for buffers in pieces]
+    def _pieces(self, run: Run) -> Pieces:
+        shards, starts, stops, memory = run
+        buffers = [(memory[at:to].cast("B"),) for at, to in zip([0, *stops], stops, strict=False)]
+        return shards, starts, buffers, sum(len(out) for (out,) in buffers)
+
+    def read(self, groups: Sequence[Pieces]) -> Iterator[None]:
+        """Do the same with groups of pieces."""
+        if self._plain:
+            for group in groups:
+                self._read(group)
+                yield
+            self._check({shard for shards, *_ in groups for shard in shards})
+            activity.count(local_bytes=sum([num_bytes for *_, num_bytes in groups]))
+            return
+        sizes = [sum(map(len, out)) for _, _, buffers, _ in groups for out in buffers]
         places = [0, *itertools.accumulate(sizes)]
-        found, place = memoryview(bytearray(places.pop())), 0
-        self.gather([0] * len(starts) if shards is None else shards, starts, places, sizes, found)
-        for pieces, _ in groups:
-            for view in itertools.chain.from_iterable(pieces):
-                view[:] = found[place : place + len(view)]
-                place += len(view)
+        found = memoryview(bytearray(places.pop()))
+        shards = [shard for group in groups for shard in group[0]]
+        starts = [start for group in groups for start in group[1]]
+        self.gather(shards, starts, places, sizes, found)
+        for _, _, buffers, _ in groups:
+            for view in itertools.chain.from_iterable(buffers):
+                view[:], found = found[: len(view)], found[len(view) :]
             yield
 
     def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
