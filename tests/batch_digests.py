@@ -189,7 +189,7 @@ def tokenized(folder: Path) -> Iterator[tuple[str, str]]:
     for name in TEMPLATES:
         chosen = {"openchat": "openchat", "episode_tool": "tools", "text": "texts"}.get(name, "chats")
         inputs = (Dataset((str(folder / f"{chosen}.jsonl"),)),)
-        for format in (name for name in FORMATS if not FORMATS[name].of_pairs):
+        for format in (name for name in FORMATS if FORMATS[name].holds_loss and not FORMATS[name].of_pairs):
             out = folder / f"{name}-{format}"
             digest = hashlib.sha256()
             try:

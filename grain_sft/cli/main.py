@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "demo": "train a small model on this machine's own text, kill it, resume it, and compare",
     "prepare": "make a corpus of conversations",
-    "convert": "rewrite an SFT corpus in another format",
+    "convert": "rewrite a corpus in another format",
     "train-tokenizer": "train a SentencePiece model on conversations",
     "pack": "pack documents into rows and compare algorithms",
     "trace": "list the documents of steps, or the steps that read a document",

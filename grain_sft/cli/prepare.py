@@ -8,6 +8,7 @@ from typing import Any
 
 from grain_sft import prepare as preparing
 from grain_sft.cli.arguments import Parser, at_least, check_output, values_of
+from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import CHAT_TOKENS, FORMATS, MIN_VOCAB, SCHEMAS, TEMPLATES, TEXT_OPTIONS, Dataset, Request
 from grain_sft.progress import elapsed, progress_bar
@@ -177,17 +178,18 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
 def convert(parser: Parser) -> None:
     """Declare `grain-sft convert`."""
     add = parser.add_argument
-    add("corpus", help="a directory in format olmo, episodes, primer or openchat")
+    add("corpus", help="what open_corpus takes: a folder, a prefix of Megatron's files, token files, ...")
     add("-o", "--output", required=True, help=_FOLDER)
     add("--format", required=True, choices=list(FORMATS), help="format of the output")
     add("--tokenizer", help="tokenizer of a corpus that holds none")
+    parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
     add("--overwrite", action="store_true", help="begin anew where the output is of another corpus")
     parser.set_defaults(run=_convert)
 
 
 def _convert(options: argparse.Namespace) -> int:
-    given = values_of(options, ("format", "tokenizer", *SIZES, "overwrite"))
+    given = values_of(options, ("format", "tokenizer", "dtype", "eos_token_id", *SIZES, "overwrite"))
     with progress_bar() as progress:
         manifest = preparing.convert(options.corpus, options.output, **given, progress=progress)
     print_summary(manifest, options.output)

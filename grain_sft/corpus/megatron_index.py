@@ -6,6 +6,7 @@ the `.bin`, int64; document index, int64: the first sequence of each document, a
 Source: megatron-core 0.16.1, `megatron/core/datasets/indexed_dataset.py`.
 """
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -88,6 +89,20 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     if not rest:
         raise CorpusError(f"{path}: byte 26: the document index has no entry; expected at least one. {_WRITE_AGAIN}")
     return IndexHeader(np.dtype(f"u{stored.itemsize}"), stored.kind == "i", sequences, rest // 8)
+
+
+def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
+    """Yield the parts of the index of documents of one sequence each, of `sizes` tokens, as megatron-core writes it."""
+    code = next(code for code, name in CODES.items() if name == dtype.name)
+    head = (
+        VERSION.to_bytes(8, "little"),
+        bytes([code]),
+        *(n.to_bytes(8, "little") for n in (len(sizes), len(sizes) + 1)),
+    )
+    yield b"".join([MAGIC, *head])
+    yield sizes.astype("<i4").tobytes()
+    yield ((np.cumsum(sizes, dtype=np.int64) - sizes) * dtype.itemsize).astype("<i8").tobytes()
+    yield np.arange(len(sizes) + 1, dtype="<i8").tobytes()
 
 
 def check_sizes(path: str, sizes: npt.NDArray[np.int32], first: int) -> None:

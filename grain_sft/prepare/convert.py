@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
+from grain_sft.corpus import Corpus, TokenDtype, check_tokenizer, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare.documents import Documents, Ids
 from grain_sft.prepare.job import finish, reported, write_tasks
@@ -24,6 +24,7 @@ VALIDATION = (
     ("val/token_ids_part_*.npy", "val"),
     ("val/**/episodes.idx", "val"),
     ("val_idx.npy", "val"),
+    ("val/*.idx", "val"),
     ("*.eval.parquet", ""),
 )
 """Glob patterns of files of a validation split, and the folder to open where one matches; "" opens the file itself."""
@@ -35,18 +36,22 @@ def convert(
     format: str,
     *,
     tokenizer: str | None = None,
+    dtype: TokenDtype | None = None,
+    eos_token_id: int | None = None,
     part_bytes: int = GIB,
     shard_tokens: int = 50_000_000,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write the documents of an SFT corpus in another format: split train and, if the corpus has it, split val.
+    """Write the documents of a corpus in another format: split train and, if the corpus has it, split val.
 
     Args:
-      corpus: Directory in format olmo, episodes, primer or openchat.
+      corpus: Path of a corpus, as `open_corpus` takes it: a folder, a prefix of Megatron's files, ...
       output: Folder that does not exist yet or is empty.
       format: Format of the output.
       tokenizer: Path of the corpus's tokenizer; None uses the one in the corpus folder, if any.
+      dtype: Dtype of headerless tokens, as in `open_corpus`.
+      eos_token_id: Token that ends a document, for a corpus that does not state where its documents end.
       part_bytes: Bytes of tokens in one part (olmo).
       shard_tokens: Tokens in one shard (episodes).
       overwrite: Whether to replace an output of other documents or options.
@@ -56,17 +61,17 @@ def convert(
       The output's manifest, as `prepare` returns it.
 
     Raises:
-      CorpusError, CorpusFileError: The corpus can't be read, or has no documents.
+      CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.
       PrepareError: The format can't hold the documents, or the output is of another corpus.
     """
     made, target, where = FORMATS[format], Target(output), files.normalize(corpus)
     target.check_writable()
-    splits = _open(where)
+    splits = _open(where, dtype=dtype, eos_token_id=eos_token_id)
     if made.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
         raise PrepareError(
             f"{where}: preference pairs are not converted. Prepare their records again, in another format."
         )
-    documents = _Splits(splits)
+    documents = _Splits(splits, keep_empty=made.holds_empty)
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
     source = _manifest(where)
     request = Request(
@@ -87,12 +92,16 @@ def convert(
     def make() -> dict[str, Any]:
         statistics, binary = documents.count()
         names = [str(entry.get("path")) for entry in inputs if isinstance(entry, dict)]
-        plan = Plan(target.stage, request, described, documents, documents.ids, statistics, binary, names)
+        masked = any(part.has_loss for part in splits.values())
+        plan = Plan(
+            target.stage, request, described, documents, documents.ids, statistics, binary, names, masked=masked
+        )  # fmt: skip
         made.check(plan)
         tasks = [task for split in plan.splits for task in made.tasks(plan, split)]
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
         counts = {name: source.get(name) for name in ("without_final_eos", "with_inner_eos")}
-        return finish(plan, identity, tokenizer_files, {"dropped": {}, "rejected": 0, **counts})
+        dropped = {"no token, which this format can't hold": documents.dropped} if documents.dropped else {}
+        return finish(plan, identity, tokenizer_files, {"dropped": dropped, "rejected": 0, **counts})
 
     return target.produce(identity, make, overwrite=overwrite)
 
@@ -107,14 +116,16 @@ def _manifest(where: str) -> dict[str, Any]:
 class _Splits(Documents):
     """Documents of all splits of a corpus, numbered consecutively; its parts are the splits, and all `ids` are of one."""
 
-    def __init__(self, corpora: Mapping[str, Corpus]) -> None:
+    def __init__(self, corpora: Mapping[str, Corpus], keep_empty: bool) -> None:
         self.corpora = list(corpora.values())
         found = [corpus.documents for corpus in self.corpora]
         firsts = np.cumsum([0, *map(len, found)])
         lengths, starts = (np.concatenate([getattr(each, name) for each in found]) for name in ("length", "start"))
         loss_dtype = np.float32 if any(corpus.has_weights for corpus in self.corpora) else np.bool_
         super().__init__(lengths, starts, firsts, self.corpora[0].dtype, loss_dtype)
-        self.ids = {name: np.arange(*firsts[split : split + 2], dtype=np.int64) for split, name in enumerate(corpora)}
+        ids = {name: np.arange(*firsts[split : split + 2], dtype=np.int64) for split, name in enumerate(corpora)}
+        self.ids = {name: part if keep_empty else part[lengths[part] > 0] for name, part in ids.items()}
+        self.dropped = len(lengths) - sum(map(len, self.ids.values()))
 
     def count(self) -> tuple[dict[str, SplitStatistics], bool]:
         """Return the statistics of each split, and whether every weight is 0 or 1; set `first_weights`."""
@@ -142,17 +153,19 @@ class _Splits(Documents):
             yield np.stack([np.zeros_like(numbers), numbers + 1], axis=1) if sources is None else sources[numbers]
 
 
-def _open(where: str) -> dict[str, Corpus]:
+def _open(where: str, **options: Any) -> dict[str, Corpus]:
     """Return the corpora of split train and, if it exists, split val, by name."""
     inner = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
-    train = open_corpus(files.join(where, "train") if inner else where)
-    if not (train.has_loss or train.has_weights):
+    train = open_corpus(files.join(where, "train") if inner else where, **options)
+    if train.num_documents is None:
         raise CorpusError(
-            f"{where}: holds tokens without a mask. Expected a corpus in format olmo, episodes, primer or openchat."
+            f"{where}: where documents end is not known: no boundary files. Give eos_token_id (--eos-token-id)."
         )
+    if train.weights:
+        raise CorpusError(f"{where}: the weights of a blend are not converted. Name a prefix, or a folder of prefixes.")
     for pattern, name in VALIDATION:
         if matches := files.glob(files.join(glob.escape(where), pattern)):
-            return {"train": train, "val": open_corpus(files.join(where, name) if name else matches[0])}
+            return {"train": train, "val": open_corpus(files.join(where, name) if name else matches[0], **options)}
     return {"train": train}
 
 

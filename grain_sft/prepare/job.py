@@ -49,7 +49,11 @@ class Job(Renderer):
             raise PrepareError(f"seed={request.seed}: expected at most {max_seed} for format {request.format}.")
         scanned, placed = inputs.assemble(entries, units)
         job = cls(request, scanned, "", output, placed)
-        _ = job.template  # raises an error for an unknown template
+        if job.template.masked and not job.format.holds_loss:
+            raise PrepareError(
+                f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves some "
+                "without. Choose the template text for plain documents, or a format with masks: olmo, episodes or openchat."
+            )
         paths, hashes = [entry.path for entry in scanned], [entry.digest for entry in scanned]
         return dataclasses.replace(job, key=hash_of([request.as_dict(), paths, hashes, job.tokenizer.sha256]))
 

@@ -1,6 +1,7 @@
-"""Write the Megatron corpora of tests/golden/megatron with megatron-core's builder, and what its readers say of them.
+"""Write the Megatron corpora of tests/golden/megatron with megatron-core's builder, and the values that its readers give.
 
-PREFIX.bin, PREFIX.idx: small corpora with documents of several sequences, empty sequences and empty documents, in each dtype.
+PREFIX.bin, PREFIX.idx: small corpora with documents of several sequences, empty sequences and empty documents, in each dtype;
+  the names that begin with "plain" have one sequence a document.
 corpora.json: of each prefix, the tokens of every sequence (as megatron-core's `IndexedDataset` reads them) and the document
 index; and of each split, the ranges of sequences that `BlendedMegatronDatasetBuilder` gives training, validation and test.
 
@@ -26,6 +27,7 @@ CORPORA = {
     "old_int16": 6,
     "old_int64": 4,
 }
+CORPORA |= {"plain_uint16": 9, "plain_int32": 9}
 """Number of documents by prefix."""
 SPLITS = ("969,30,1", "100,0,0", "80,15,5", "1", "0.5,0.25,0.25", "7,3", "0,0,1", "99.5,0.5,0", "1,1,1")
 
@@ -53,11 +55,14 @@ class Tokenizer:
     vocab_size, eod = 256, 0
 
 
-def documents(count: int, high: int, seed: int) -> list[list[list[int]]]:
+def documents(count: int, seed: int, name: str) -> list[list[list[int]]]:
     """Return documents, each a list of sequences, some of which are empty; some documents have none."""
     random = np.random.RandomState(seed)
+    if name.startswith("plain"):
+        high = 65_498 if name.endswith("uint16") else 100_000
+        return [[[high, *random.randint(0, high, length).tolist()]] for length in random.randint(0, 12, count)] + [[[]]]
     lengths = [random.choice([0, 1, 2, 3, 7, 12], random.randint(0, 4)) for _ in range(count)]
-    return [[random.randint(0, high, length).tolist() for length in each] for each in lengths]
+    return [[random.randint(0, 120, length).tolist() for length in each] for each in lengths]
 
 
 def write(prefix: str, dtype: type, docs: list[list[list[int]]]) -> None:
@@ -88,7 +93,7 @@ def main() -> None:
     corpora = {}
     for seed, (name, count) in enumerate(CORPORA.items()):
         dtype = np.dtype(name.rpartition("_")[2]).type
-        write(str(out / name), dtype, documents(count, 120, seed))
+        write(str(out / name), dtype, documents(count, seed, name))
         dataset = IndexedDataset(str(out / name))
         corpora[name] = {
             "code": DType.code_from_dtype(dtype),

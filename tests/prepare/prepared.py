@@ -8,7 +8,7 @@ from typing import Any
 
 from grain_sft.prepare import FORMATS
 
-CHAT_FORMATS = [name for name in FORMATS if not FORMATS[name].of_pairs]
+CHAT_FORMATS = [name for name in FORMATS if FORMATS[name].holds_loss and not FORMATS[name].of_pairs]
 """Formats of corpora of conversations."""
 
 CHATML = (

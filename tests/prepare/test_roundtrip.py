@@ -19,7 +19,7 @@ from template_rules import REFERENCES, SPECIAL, Run, in_one, openchat, spelled, 
 from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface, save_tiktoken
 
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.errors import CorpusError, PrepareError
+from grain_sft.errors import PrepareError
 from grain_sft.prepare import TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
 from grain_sft.prepare.training import train_tokenizer
 
@@ -251,13 +251,6 @@ def test_seq_level_weight_is_a_message_s_weight_over_its_length(format, tokenize
             weight = message.get("weight", float(message["role"] == "assistant"))
             message["weight"] = weight / (len(loaded.encode([message["content"]])[0]) + 1)
         assert spelled(loaded, document.tokens, document.loss) == in_one(openchat(record)), (file, line)
-
-
-def test_a_corpus_without_loss_is_not_converted(tmp_path: Path) -> None:
-    np.arange(100, dtype=np.uint32).tofile(tmp_path / "a.npy")
-    with pytest.raises(CorpusError, match="holds tokens without a mask"):
-        convert(tmp_path, tmp_path / "out", "episodes")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_part_that_ends_with_a_document_does_not_join_it_to_the_next(folder: Path, tmp_path: Path) -> None:

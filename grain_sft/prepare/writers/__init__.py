@@ -9,6 +9,9 @@ __all__ = ["FORMATS", "Format", "Plan", "SplitStatistics", "Task"]
 FORMATS: Registry[Format] = Registry(
     "format",
     PrepareError,
-    {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in ("olmo", "episodes", "primer", "openchat", "pairs")},
+    {
+        name: f"grain_sft.prepare.writers.{name}:FORMAT"
+        for name in ("olmo", "episodes", "primer", "openchat", "pairs", "megatron")
+    },
 )
 """Formats of prepared corpora by name."""

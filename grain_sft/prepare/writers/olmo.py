@@ -100,4 +100,13 @@ def _write_statistics(plan: Plan, split: str) -> None:
         file.write("\n".join(lines) + "\n")
 
 
-FORMAT = Format(splits.by_datasets_shuffle, check, tasks, write, finish, drops_untrainable=True, found_by_eos=True)
+FORMAT = Format(
+    splits.by_datasets_shuffle,
+    check,
+    tasks,
+    write,
+    finish,
+    drops_untrainable=True,
+    found_by_eos=True,
+    holds_empty=False,
+)

@@ -136,6 +136,8 @@ class Format:
       drops_untrainable: Whether documents without a token that takes loss are left out.
       of_pairs: Whether documents are preference pairs, whose loss is the number of each token's part.
       found_by_eos: Whether the format's own readers find documents by their EOS token.
+      holds_empty: Whether a document without tokens has a place in the files.
+      holds_loss: Whether the files state which tokens take loss. Otherwise all do.
       max_seed: Largest seed of the split; None for any.
     """
 
@@ -148,6 +150,8 @@ class Format:
     drops_untrainable: bool = False
     of_pairs: bool = False
     found_by_eos: bool = False
+    holds_empty: bool = True
+    holds_loss: bool = True
     max_seed: int | None = None
 
 

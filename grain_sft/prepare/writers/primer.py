@@ -97,4 +97,4 @@ def _link(plan: Plan, split: str) -> None:
         raise StorageError(f"{folder}: can't be written ({error.strerror}).") from error
 
 
-FORMAT = Format(splits.by_random_shuffle, check, whole_split, write, finish)
+FORMAT = Format(splits.by_random_shuffle, check, whole_split, write, finish, holds_empty=False)

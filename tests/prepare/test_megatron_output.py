@@ -1,0 +1,122 @@
+"""Megatron's files as an output: byte for byte as megatron-core writes them, and converted both ways."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from megatron_files import GOLDEN, write_megatron
+from sft_files import documents, write_olmo
+
+from grain_sft import open_corpus
+from grain_sft.cli.main import main
+from grain_sft.corpus import Corpus
+from grain_sft.errors import CorpusError, PrepareError
+from grain_sft.prepare import Dataset, Request, convert, load_tokenizer, prepare, train_tokenizer
+
+DOCS = [[[5, 6, 7, 1]], [[9, 1]], [[]], [[4, 4], [4, 4, 1]]]
+
+
+def tokens_of(corpus: Corpus) -> list[list[int]]:
+    return [document.tokens.tolist() for document in corpus.iter_documents()]
+
+
+def prefix(output: Path, split: str = "train") -> Path:
+    return output / split / "text_document"
+
+
+@pytest.mark.parametrize("name", ["plain_uint16", "plain_int32"])
+def test_files_are_those_that_megatron_core_writes(tmp_path: Path, name: str) -> None:
+    convert(GOLDEN / name, tmp_path / "out", "megatron")
+    for suffix in (".bin", ".idx"):
+        assert Path(f"{prefix(tmp_path / 'out')}{suffix}").read_bytes() == (GOLDEN / f"{name}{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat", "megatron"])
+def test_documents_are_the_same_in_every_format_and_back(tmp_path: Path, format: str) -> None:
+    if format == "openchat":
+        pytest.importorskip("pyarrow")
+    given = write_megatron(tmp_path / "data" / "a", DOCS)
+    manifest = convert(given, tmp_path / format, format)
+    expected = [[5, 6, 7, 1], [9, 1], [], [4, 4, 4, 4, 1]]
+    if format in ("olmo", "primer"):
+        expected.remove([])
+        assert manifest["dropped"] == {"no token, which this format can't hold": 1}
+    corpus = open_corpus(tmp_path / format, eos_token_id=1)
+    assert tokens_of(corpus) == expected and corpus.sources is not None
+    convert(tmp_path / format, tmp_path / "back", "megatron")
+    assert tokens_of(open_corpus(prefix(tmp_path / "back"))) == expected
+    assert all(document.loss.all() for document in corpus.iter_documents())
+
+
+def test_shards_of_plain_tokens_become_megatrons(tmp_path: Path) -> None:
+    docs = [(tokens, np.ones(len(tokens), bool)) for tokens, _ in documents(60)]
+    folder = write_olmo(tmp_path / "olmo", docs, part_tokens=200)
+    for mask in folder.glob("labels_mask*"):
+        mask.unlink()
+    expected = [tokens.tolist() for tokens, _ in docs]
+    convert(folder, tmp_path / "a", "megatron", dtype="uint16", eos_token_id=2)
+    for boundaries in folder.glob("*.csv.gz"):
+        boundaries.unlink()
+    np.concatenate([tokens for tokens, _ in docs]).astype(np.uint16).tofile(tmp_path / "whole.npy")
+    command = ["convert", str(tmp_path / "whole.npy"), "-o", str(tmp_path / "b"), "--format", "megatron"]
+    assert main([*command, "--dtype", "uint16", "--eos-token-id", "2"]) == 0
+    for name in ("a", "b"):
+        assert tokens_of(open_corpus(tmp_path / name)) == expected
+
+
+def test_what_megatrons_files_cannot_hold_is_refused(tmp_path: Path) -> None:
+    masked = write_olmo(tmp_path / "sft", documents(20))
+    with pytest.raises(PrepareError, match=r"all of them take loss, but .* of the .* tokens of train take none"):
+        convert(masked, tmp_path / "out", "megatron", eos_token_id=2)
+    one = write_megatron(tmp_path / "a", DOCS)
+    with pytest.raises(CorpusError, match="weights of a blend are not converted"):
+        convert(f"1 {one} 2 {one}", tmp_path / "out", "olmo")
+    np.arange(9, dtype=np.uint32).tofile(tmp_path / "x.npy")
+    with pytest.raises(CorpusError, match="where documents end is not known"):
+        convert(tmp_path / "x.npy", tmp_path / "out", "megatron")
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_become_megatrons_files(tmp_path: Path) -> None:
+    texts = [f"the answer number {number} " * (1 + number % 7) for number in range(200)]
+    (tmp_path / "spm.model").write_bytes(train_tokenizer(texts, 300))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer = load_tokenizer(tmp_path / "spm.model")
+    ids = [[*tokenizer.encode([text])[0], tokenizer.eos_token_id] for text in texts]
+
+    def made(**options: Any) -> dict[str, Any]:
+        request = (Dataset((str(tmp_path / "a.jsonl"),)),), options.pop("template", "text"), str(tmp_path / "spm.model")
+        return prepare(
+            Request(*request, "megatron", val_frac=0.1, **options), tmp_path / "out", workers=1, overwrite=True
+        )
+
+    assert made()["splits"]["val"]["documents"] == 20
+    train, held_out = (tokens_of(open_corpus(prefix(tmp_path / "out", split))) for split in ("train", "val"))
+    assert sorted(train + held_out) == sorted(ids)
+    assert train == [document for document in ids if document in train]  # the order of the input
+    opened = open_corpus(tmp_path / "out")
+    assert tokens_of(opened) == train and (opened.eos_token_id, opened.dtype) == (tokenizer.eos_token_id, np.uint16)
+    assert opened.source_names == (str(tmp_path / "a.jsonl"),) and opened.document(3).source is not None
+    assert [line for _, line in opened.sources.tolist()] == [
+        number + 1 for number, each in enumerate(ids) if each in train
+    ]
+    with pytest.raises(PrepareError, match="template primer leaves some without"):
+        made(template="primer")
+
+
+@pytest.mark.parity
+def test_megatron_core_reads_what_was_written(tmp_path: Path) -> None:
+    indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    convert(GOLDEN / "web_uint16", tmp_path / "out", "megatron")
+    dataset = indexed.IndexedDataset(str(prefix(tmp_path / "out")))
+    assert [dataset[number].tolist() for number in range(len(dataset))] == tokens_of(open_corpus(GOLDEN / "web_uint16"))
+
+
+@pytest.mark.parity
+def test_maxtext_reads_what_was_written(tmp_path: Path) -> None:
+    reader = pytest.importorskip("maxtext.input_pipeline._mmap_datasource")
+    convert(GOLDEN / "web_uint16", tmp_path / "out", "megatron")
+    dataset = reader.MMapIndexedDataset(str(prefix(tmp_path / "out")))
+    assert [tokens.tolist() for tokens in dataset[:]] == tokens_of(open_corpus(GOLDEN / "web_uint16"))
