@@ -23,7 +23,7 @@ from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, T
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 
-BATCH = 256  # conversations that are tokenized together
+BATCH, BATCH_CHARACTERS = 256, 1 << 20  # most conversations that are tokenized together, and about their characters
 _NO_LOSS, _TOO_SHORT, _TOO_LONG, _NO_TEXT = range(4)  # indices in chunks.DROPPED
 _TEMPLATE_OPTIONS = ("seq_level_weight", "condition", "chat_template", "system_prompt", *TEXT_OPTIONS)
 
@@ -112,14 +112,18 @@ class Renderer:
                     self._add(line, result, made)
             batch.clear()
 
+        characters = 0
         for line, raw in read_records(self.inputs[unit.input], unit):
             try:
                 batch.append((line, raw, self.read(raw)))
             except RecordError as error:
                 flush()  # an earlier record may be bad too, and comes first
                 made.rejected.append(self._rejected(path, line, raw, error))
-            if len(batch) == BATCH:
+            else:
+                characters += sum(len(message.content) for message in batch[-1][2].messages)
+            if len(batch) == BATCH or characters > BATCH_CHARACTERS:
                 flush()
+                characters = 0
         flush()
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
         weighted = self.template.weighted or self.format.of_pairs

@@ -248,7 +248,8 @@ SCHEMAS: Mapping[str, Schema] = {
 
 _KNOWN = {name: frozenset(schema.keys) for name, schema in SCHEMAS.items()}
 _SIGNS = {name: schema.signs for name, schema in SCHEMAS.items() if schema.signs}
-_ALL_KEYS = (*(key for keys in _SIGNS.values() for key in keys), "text")
+_SIGN_KEYS = tuple(key for keys in _SIGNS.values() for key in keys)
+_ALL_KEYS = (*_SIGN_KEYS, "text")
 _EXPECTED = (
     "'messages', 'conversations' (ShareGPT), 'instruction' and 'output' (Alpaca), 'prompt' and 'completion', 'items' "
     "(OpenChat), 'chosen' and 'rejected' or 'text'"
@@ -260,6 +261,8 @@ def _detect(record: Record) -> str:
     """Return the schema of a record, by its keys; one with none of the signs and the key 'text' is a plain document."""
     if record.keys() == {"messages"}:  # as nearly always; the comparisons below cost a tenth of reading a record
         return "chat"
+    if "text" in record and record.keys().isdisjoint(_SIGN_KEYS):
+        return "text"
     present = [name for name, keys in _SIGNS.items() if all(key in record for key in keys)]
     if len(present) > 1:  # Parquet and some tools write null for what is absent
         filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]

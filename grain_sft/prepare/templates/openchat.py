@@ -7,7 +7,7 @@ text and end of turn have the message's weight, by default 1 for the assistant a
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
@@ -62,7 +62,7 @@ class OpenChat(PiecesTemplate):
             return messages[0].content, messages[1:]
         return (self.chosen.system_prompt if conversation.system is None else conversation.system), messages
 
-    def weights(self, ids: list[list[int]], weights: list[float]) -> list[float]:
+    def weights(self, ids: Sequence[Sequence[int]], weights: list[float]) -> list[float]:
         """Return `weights`. With `seq_level_weight`, divide each message's by its number of tokens, end of turn included."""
         if not self.chosen.seq_level_weight:
             return weights

@@ -183,14 +183,18 @@ class PiecesTemplate(Template):
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return the pieces of a conversation that `check` has passed, or raise a RecordError."""
 
-    def weights(self, ids: list[list[int]], weights: list[float]) -> list[float]:
+    def weights(self, ids: Sequence[Sequence[int]], weights: list[float]) -> list[float]:
         """Return the loss of each piece's tokens, given the `ids` and the loss (`weights`) of each piece."""
         return weights
+
+    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
+        """Return the ids of each text."""
+        return self.tokenizer.encode(texts)
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         all_pieces: Iterator[Piece] = itertools.chain.from_iterable(each for each in checked if isinstance(each, list))
-        encoded = iter(self.tokenizer.encode([value for value, _ in all_pieces if isinstance(value, str)]))
+        encoded = iter(self.encode([value for value, _ in all_pieces if isinstance(value, str)]))
         results: list[Result] = []
         for pieces in checked:
             if isinstance(pieces, RecordError):
@@ -213,7 +217,7 @@ class PiecesTemplate(Template):
         self.check(conversation)
         return self.pieces(conversation)
 
-    def document(self, pieces: list[Piece], ids: list[list[int]]) -> Rendered:
+    def document(self, pieces: list[Piece], ids: Sequence[Sequence[int]]) -> Rendered:
         """Return the document of `pieces`, given the ids of each, or raise a RecordError."""
         tokens = np.array(list(itertools.chain.from_iterable(ids)), np.uint32)
         weights: Any = self.weights(ids, [weight for _, weight in pieces])
@@ -251,6 +255,8 @@ class SpecialText:
 
     def check(self, value: object, where: str) -> None:
         """Refuse a parsed JSON `value` if one of its strings spells a special token."""
+        if value is None or (type(value) is str and self.find(value) is None):
+            return
         for path, text in strings(value, where):
             if found := self.find(text):
                 raise RecordError(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
@@ -50,20 +52,21 @@ class Text(PiecesTemplate):
                 self.special.check(text, f"text, after {form}")
         return [*self._before, *self._permuted(text), *self._after]
 
-    def document(self, pieces: list[Piece], ids: list[list[int]]) -> Rendered:
+    def encode(self, texts: Sequence[str]) -> Sequence[Any]:
+        return self.tokenizer.encode_arrays(texts)
+
+    def document(self, pieces: list[Piece], ids: Sequence[Any]) -> Rendered:
         """Return the document of `pieces`; without any tokens where its text has none and is to be dropped."""
-        texts = [index for index, (value, _) in enumerate(pieces) if isinstance(value, str)]
-        num_bytes, tokens = 0, np.concatenate([np.array(part, np.uint32) for part in ids])
-        for index in texts:
-            text: str = pieces[index][0]  # type: ignore[assignment]
-            num_bytes += len(text) if text.isascii() else len(text.encode())
-        if self.chosen.empty == "drop" and not any(ids[index] for index in texts):
+        tokens: npt.NDArray[np.uint32] = np.concatenate(ids, dtype=np.uint32, casting="unsafe")
+        texts = [(value, part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str)]
+        if int(np.count_nonzero(self._never[tokens])) > len(pieces) - len(texts):
+            for text, part in texts:
+                if self._never[part].any():
+                    self.refuse_control(text)
+        if self.chosen.empty == "drop" and not any(len(part) for _, part in texts):
             tokens = tokens[:0]
-        elif int(np.count_nonzero(self._never[tokens])) > len(pieces) - len(texts):
-            for index in texts:
-                if self._never[ids[index]].any():
-                    self.refuse_control(str(pieces[index][0]))
-        return Rendered(tokens, np.broadcast_to(np.True_, len(tokens)), num_bytes)
+        num_bytes = sum(len(text) if text.isascii() else len(text.encode()) for text, _ in texts)
+        return Rendered(tokens, np.ones(len(tokens), np.bool_), num_bytes)
 
     def _permuted(self, text: str) -> list[Piece]:
         """Return the pieces of a text: whole, or as prefix, suffix and middle, by numbers that its seed and bytes decide.

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import sentencepiece
 from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
@@ -59,6 +60,12 @@ class SentencePieceTokenizer(OneFileTokenizer):
         """See `Tokenizer`. Uses one thread, because a preparation has a process per core."""
         found: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return found
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
+        """See `Tokenizer`. SentencePiece makes the arrays itself, in recent versions."""
+        if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):
+            return super().encode_arrays(texts)
+        return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
