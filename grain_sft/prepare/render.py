@@ -172,7 +172,7 @@ class Renderer:
         else:
             made.tokens.append(tokens)
             made.loss.append(loss)
-            if result.text_bytes:
+            if result.text_bytes is not None:
                 made.text_bytes += result.text_bytes
                 made.text_tokens += total
         made.records.append((line, length, trainable, total - length, total_trainable - trainable))

@@ -60,12 +60,12 @@ class TemplateOptions:
 class Rendered:
     """Tokens of a document, uint32 [n], and the loss of each token, bool or float32 [n], unshifted.
 
-    `text_bytes` is the number of bytes of a plain document's text, in UTF-8; 0 for conversations.
+    `text_bytes` is the number of bytes of a plain document's text, in UTF-8; None for conversations.
     """
 
     tokens: npt.NDArray[np.uint32]
     loss: npt.NDArray[Any]
-    text_bytes: int = 0
+    text_bytes: int | None = None
 
 
 Result = Rendered | RecordError

@@ -71,8 +71,7 @@ class Text(PiecesTemplate):
     def _permuted(self, text: str) -> list[Piece]:
         """Return the pieces of a text: whole, or as prefix, suffix and middle, by numbers that its seed and bytes decide.
 
-        The text is cut at two characters drawn alike from all of its characters and its end, as in `GPTFIMDataset` of
-        NVIDIA/Megatron-LM (megatron/training/datasets/fim_dataset.py).
+        The two cuts are drawn alike from all of its characters and its end, as in Megatron-LM.
         """
         if not (self._fim and text):
             return [(text, 1.0)]
@@ -80,13 +79,8 @@ class Text(PiecesTemplate):
         draws = np.frombuffer(digest, "<u8").tolist()
         if draws[0] >= self.chosen.fim_rate * 2**64:
             return [(text, 1.0)]
-        first, second = sorted(draw % (len(text) + 1) for draw in draws[2:])
-        prefix, middle, suffix = text[:first], text[first:second], text[second:]
-        to_prefix, to_middle, to_suffix = ([number] for number in self._fim)
-        order: list[str | list[int]] = [to_prefix, prefix, to_suffix, suffix, to_middle, middle]  # PSM
-        if draws[1] < self.chosen.fim_spm_rate * 2**64:
-            order = [to_prefix, to_suffix, suffix, to_middle, prefix, middle]
-        return [(piece, 1.0) for piece in order]
+        cuts = sorted(draw % (len(text) + 1) for draw in draws[2:])
+        return fim_pieces(text, cuts, self._fim, suffix_first=draws[1] < self.chosen.fim_spm_rate * 2**64)
 
     def _asked(self, asked: str, number: int | None) -> list[Piece]:
         """Return the piece of the tokenizer's BOS or EOS."""
@@ -116,3 +110,17 @@ class Text(PiecesTemplate):
                     f"{self.tokenizer.vocab_size} of its own. Name three different ones."
                 )
         return ids
+
+
+def fim_pieces(text: str, cuts: Sequence[int], tokens: Sequence[int], *, suffix_first: bool) -> list[Piece]:
+    """Return the pieces of a text whose middle is between two `cuts`, characters in ascending order.
+
+    `tokens` are the ids before prefix, middle and suffix. Source: `GPTFIMDataset` of NVIDIA/Megatron-LM
+    (megatron/training/datasets/fim_dataset.py).
+    """
+    prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
+    to_prefix, to_middle, to_suffix = ([number] for number in tokens)
+    order: list[str | list[int]] = [to_prefix, prefix, to_suffix, suffix, to_middle, middle]  # PSM
+    if suffix_first:
+        order = [to_prefix, to_suffix, suffix, to_middle, prefix, middle]  # SPM
+    return [(piece, 1.0) for piece in order]
