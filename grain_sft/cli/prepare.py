@@ -24,9 +24,9 @@ SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _FOLDER = "a folder that is new or empty; local or gs://"
-_INPUTS = """JSONL, JSON arrays, Parquet, Arrow (a dataset's folder), or texts (.txt, .md), of these JSON and texts also .gz
-and .zst; files, globs or folders with all below them, local or gs://. An amount may follow each: a factor with a point (0.5,
-3.0) or a number of records (5000)"""
+_INPUTS = """JSONL, JSON arrays, Parquet, Arrow (a dataset's folder), ArrayRecord, or texts (.txt, .md), of these JSON and
+texts also .gz and .zst; files, globs or folders with all below them, local or gs://. An amount may follow each: a factor with a
+point (0.5, 3.0) or a number of records (5000)"""
 _RUNNER = """prepare by Apache Beam pipelines: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own options
 follow, after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the inputs, the
 tokenizer and the output, and have grain_sft installed (--sdk_container_image=..., --requirements_file=...). The corpus is the

@@ -1,6 +1,12 @@
-"""Write `inputs/`: a dataset of two splits as `datasets` saves it, and its rows. Needed: datasets 5.2.0, pyarrow."""
+"""Write `inputs/`: a dataset of two splits as `datasets` saves it and its rows, and records of tf.train.Example as MaxText
+reads them. Needed: datasets 5.2.0, pyarrow, maxtext 0.2.5."""
 
+import base64
 import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import datasets
 from making import options, versions
@@ -8,7 +14,7 @@ from making import options, versions
 TEXTS = ("", "a", "Two\nlines.", "é 中 \U0001f600", '{"text": "no record"}', "x" * 300)
 
 
-def rows(count: int) -> list[dict[str, object]]:
+def rows(count: int) -> list[dict[str, Any]]:
     return [
         {
             "id": number,
@@ -20,6 +26,32 @@ def rows(count: int) -> list[dict[str, object]]:
     ]
 
 
+def examples() -> list[dict[str, Any]]:
+    """Records, each with the features that its fields are to be."""
+    spec = find_spec("maxtext")
+    assert spec is not None and spec.submodule_search_locations is not None
+    sys.path.insert(0, str(Path(spec.submodule_search_locations[0]).parent))
+    from maxtext.input_pipeline.protos import example_pb2
+
+    found = []
+    for number in range(20):
+        example = example_pb2.Example()
+        feature = example.features.feature
+        feature["text"].bytes_list.value.append(f"{TEXTS[number % len(TEXTS)]} {number}".encode())
+        feature["id"].int64_list.value.append(number - 5)
+        feature["scores"].float_list.value.extend([0.5, -2.0][: number % 3])
+        feature["urls"].bytes_list.value.extend([b"a", b"b"][: number % 3])
+        if number % 2:
+            feature["raw"].bytes_list.value.append(b"\xff\x00")
+        fields: dict[str, Any] = {"text": f"{TEXTS[number % len(TEXTS)]} {number}", "id": number - 5}
+        if number % 3 == 1:
+            fields |= {"scores": 0.5, "urls": "a"}
+        if number % 3 == 2:
+            fields |= {"scores": [0.5, -2.0], "urls": ["a", "b"]}
+        found.append({"record": base64.b64encode(example.SerializeToString()).decode(), "fields": fields})
+    return found
+
+
 if __name__ == "__main__":
     out = options("inputs/").out / "inputs"
     train, test = datasets.Dataset.from_list(rows(20)), datasets.Dataset.from_list(rows(3))
@@ -28,3 +60,6 @@ if __name__ == "__main__":
     chosen.save_to_disk(out / "chosen")
     made = {"train": train.to_list(), "test": test.to_list(), "chosen": chosen.to_list()}
     (out / "rows.json").write_text(json.dumps({**versions("datasets", "pyarrow"), **made}, indent=1))
+    (out / "examples.json").write_text(
+        json.dumps({**versions("maxtext", "protobuf"), "examples": examples()}, indent=1)
+    )

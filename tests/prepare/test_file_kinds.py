@@ -5,12 +5,14 @@ import gzip
 import json
 import random
 import shlex
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zstandard
+from array_record.python.array_record_module import ArrayRecordWriter
 from prepared import StoppedError, digests
 from template_rules import in_one, primer, save_trained, spelled
 
@@ -47,11 +49,21 @@ def arrow(records: list[Record]) -> bytes:
     return bytes(sink.getvalue())
 
 
+def array_record(records: list[Record]) -> bytes:
+    with tempfile.NamedTemporaryFile() as file:
+        writer = ArrayRecordWriter(file.name, "group_size:3")
+        for record in records:
+            writer.write(json.dumps(record, ensure_ascii=False).encode())
+        writer.close()
+        return Path(file.name).read_bytes()
+
+
 KINDS: dict[str, Callable[[list[Record]], bytes]] = {
     "jsonl": lines,
     "json": array,
     "parquet": parquet,
     "arrow": arrow,
+    "array_record": array_record,
     "jsonl.gz": lambda records: gzip.compress(lines(records)),
     "json.gz": lambda records: gzip.compress(array(records)),
     "jsonl.zst": lambda records: zstandard.compress(lines(records)),

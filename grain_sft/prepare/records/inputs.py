@@ -1,8 +1,8 @@
 """Inputs: files of records, cut into units that can be read in any order and on any machine.
 
 Lines are cut every few MiB, and belong to the unit that has their first byte; Parquet is cut at its row groups, Arrow at its
-record batches, compressed files and arrays between records. A text is one unit. The cuts depend on the files alone, and no
-output depends on the cuts.
+record batches, ArrayRecord at its groups, compressed files and arrays between records. A text is one unit. The cuts depend on
+the files alone, and no output depends on the cuts.
 """
 
 import concurrent.futures
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare.records import arrow_file, parquet_file, unpacked, walk
+from grain_sft.prepare.records import array_record_file, arrow_file, parquet_file, unpacked, walk
 from grain_sft.prepare.records.strict_json import check_name
 from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.prepare.records.unpacked import read_exactly
@@ -29,7 +29,11 @@ MANY_BLOCKS = 1024  # an input of more gets units of more than one block
 SCAN_THREADS = 8
 PAUSE = 0.2  # seconds between two reports of progress
 
-ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file}
+ROW_FILES: Mapping[str, ModuleType] = {
+    "parquet": parquet_file,
+    "arrow": arrow_file,
+    "array_record": array_record_file,
+}
 """Kinds of files that give rows instead of JSON: modules of `matches`, `describe` and `rows`."""
 
 

@@ -12,10 +12,9 @@ from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
 
 _PACKED = r"(\.gz|\.zst)?$"
-_RECORDS = re.compile(
-    rf"\.(jsonl|ndjson|json){_PACKED}|\.(parquet|arrow|feather)$|\.array_?record(-\d+-of-\d+)?$", re.ASCII
-)
-_TEXT = re.compile(rf"\.(txt|md){_PACKED}", re.ASCII)
+_RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_PACKED}|\.(parquet|arrow|feather)$")
+_ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
+_TEXT = re.compile(rf"\.(txt|md){_PACKED}")
 _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow datasets
 _BESIDE_INFO = ("state.json", "features.json")  # the same, in the folder of a dataset_info.json
 
@@ -23,6 +22,11 @@ _BESIDE_INFO = ("state.json", "features.json")  # the same, in the folder of a d
 def is_text(path: str) -> bool:
     """Return whether a path has the name of a text, which is one document: .txt or .md, also .gz or .zst after it."""
     return _TEXT.search(path) is not None
+
+
+def is_array_record(path: str) -> bool:
+    """Return whether a path has the name of an ArrayRecord."""
+    return _ARRAY_RECORD.search(path) is not None
 
 
 def expand(path: str) -> Sequence[str]:
@@ -40,7 +44,9 @@ def expand(path: str) -> Sequence[str]:
         found = files.glob(path)
     elif files.is_folder(path):
         below = sorted(_remote(path) if files.is_remote(path) else _local(Path(path), frozenset()))
-        found = _data([name for name in below if _RECORDS.search(name)]) or [name for name in below if is_text(name)]
+        found = _data([name for name in below if _RECORDS.search(name) or is_array_record(name)]) or [
+            name for name in below if is_text(name)
+        ]
     if not found:
         raise CorpusFileError(
             f"{path}: names no file. Expected .jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or "

@@ -1,0 +1,198 @@
+"""ArrayRecord files, read by their groups of records. A record is a `tf.train.Example`, an object of JSON, or a text.
+
+An ArrayRecord is a file of Riegeli: chunks, each with a header, the last but one with the offsets of the others, and at the
+end a postscript with its offset. A block header interrupts the chunks at every multiple of 64 KiB. The library reads chunks and
+checks their hashes; here their headers are read, to know where the file can be cut, so that of a file in a bucket only the
+chunks of a unit are copied. Format: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
+"""
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from grain_sft.errors import CorpusFileError, RecordError
+from grain_sft.prepare.records import walk
+from grain_sft.prepare.records.example import fields_of
+from grain_sft.prepare.records.scanner import Scanner
+from grain_sft.prepare.records.strict_json import parse_json
+from grain_sft.prepare.records.units import Input, Part, Unit
+from grain_sft.prepare.records.unpacked import check_digest, read_exactly, text_of
+from grain_sft.storage import files
+
+SAMPLE = 100  # records that decide the encoding of a file
+
+_MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
+_POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
+_BLOCK, _BLOCK_HEADER, _CHUNK_HEADER = 1 << 16, 24, 40  # bytes
+_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
+
+
+class _Chunk(NamedTuple):
+    """Number of records of a chunk, and bytes of these, decompressed."""
+
+    records: int
+    bytes: int
+
+
+def matches(path: str, head: bytes) -> bool:
+    """Return whether a file is of ArrayRecord, by its first bytes and its name."""
+    return head.startswith(_MAGIC) or walk.is_array_record(path)
+
+
+def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
+    """Return parts of whole chunks, each of at least `least` bytes, decompressed, but the last; and the records' encoding.
+
+    The encoding is "example" or "json" where the first records are all of it, else "text".
+    """
+    scanner, parts = Scanner(path, size, read), list[Part]()
+    stop = _footer_offset(path, size)
+    group = chunk_records = records = decoded = 0
+    for chunk in _chunks(scanner, stop):
+        if group and chunk_records != group:
+            raise CorpusFileError(
+                f"{path}: byte {scanner.position}: a group of {chunk_records} records among those of {group}. Expected groups "
+                "of one size. Write the file again."
+            )
+        group, chunk_records = group or chunk.records, chunk.records
+        records, decoded = records + chunk.records, decoded + chunk.bytes
+        if decoded >= least:
+            parts.append(scanner.part(records))
+            records = decoded = 0
+    if records:
+        parts.append(scanner.part(records))
+    if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # the offsets of all chunks are one more
+        raise _damaged(path, stop)
+    return tuple(parts), _encoding(path, size, parts[0]) if parts else "text"
+
+
+def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes]:
+    """Yield the records of a unit: features, {"text"}, or JSON as bytes."""
+    for number, record in enumerate(_records(entry.path, entry.size, unit, unit.first - 1, unit.records), unit.first):
+        if entry.encoding == "json":
+            yield record
+        elif entry.encoding == "text":
+            yield {"text": text_of(record)}
+        elif (found := fields_of(record)) is not None:
+            yield found
+        else:
+            raise RecordError(
+                f"{entry.path}:{number}: is not a tf.train.Example with features, as the first records are."
+            )
+
+
+def _encoding(path: str, size: int, part: Part) -> str:
+    sample = [record for record in _records(path, size, part, 0, min(SAMPLE, part.records)) if record]
+    if sample and all(fields_of(record) is not None for record in sample):
+        return "example"
+    return "json" if sample and all(map(_is_object, sample)) else "text"
+
+
+def _is_object(record: bytes) -> bool:
+    try:
+        return isinstance(parse_json(record), dict)
+    except RecordError:
+        return False
+
+
+def _records(path: str, size: int, part: Part, first: int, count: int) -> list[bytes]:
+    """Return `count` records from number `first`, from 0, which are in a part."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    where = f"{path}: bytes {part.start} to {part.stop}"
+    data = read_exactly(path, size, part.start, part.stop)
+    check_digest(path, data, part.digest)
+    with _local(path, size, part.start, data) as local:
+        try:
+            reader = ArrayRecordReader(local, _OPTIONS)
+            try:
+                found: list[bytes] = reader.read(first, first + count) if count else []
+            finally:
+                reader.close()  # raises what is wrong with the file; `read` would find no records
+        except (RuntimeError, ValueError, IndexError, OSError) as error:
+            raise CorpusFileError(f"{where}: can't be read as ArrayRecord ({error}). Write the file again.") from error
+    if len(found) != count:
+        raise CorpusFileError(f"{where}: {len(found)} records, expected {count}. Write the file again.")
+    return found
+
+
+@contextlib.contextmanager
+def _local(path: str, size: int, start: int, data: bytes) -> Iterator[str]:
+    """Yield a local file with the bytes from `start` on and those that say where they are: the file, or a sparse copy."""
+    if not files.is_remote(path):
+        yield path
+        return
+    footer = _footer(path, size)
+    with tempfile.NamedTemporaryFile(prefix="grain_sft-") as copy:
+        for place, each in ((start, data), (size - len(footer), footer)):
+            copy.seek(place)
+            copy.write(each)
+        copy.flush()
+        yield copy.name
+
+
+@functools.lru_cache(4)
+def _footer(path: str, size: int) -> bytes:
+    return read_exactly(path, size, _footer_offset(path, size), size)
+
+
+def _footer_offset(path: str, size: int) -> int:
+    """Return where the chunk with the offsets begins, and the records end."""
+    start = size - _BLOCK
+    data = (
+        read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size)
+        if start > 0 and not size % _BLOCK
+        else b""
+    )
+    if data[:2] == b"\0\3":  # uncompressed, three times the same
+        fields = _varints(data[5 : 5 + data[2]])
+        if fields[::2] == [8, 16] and fields[3:] == [_POSTSCRIPT_MAGIC] and fields[1] <= start:
+            return fields[1]
+    raise CorpusFileError(
+        f"{path}: byte {max(0, start)}: expected the last 64 KiB of an ArrayRecord. Is the file cut short? Copy it again."
+    )
+
+
+def _varints(data: bytes) -> list[int]:
+    found, value, shift = [], 0, 0
+    for byte in data:
+        value, shift = value | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            found.append(value)
+            value = shift = 0
+    return found
+
+
+def _chunks(scanner: Scanner, stop: int) -> Iterator[_Chunk]:
+    """Yield each chunk that has records, when it is passed, up to byte `stop`."""
+    while scanner.position < stop:
+        begin = scanner.position
+        header = b"".join(map(scanner.take, _steps(scanner, _CHUNK_HEADER)))
+        size, records = (int.from_bytes(header[place : place + 8], "little") for place in (8, 24))
+        records >>= 8  # the byte before is the type
+        if scanner.position + size > stop:
+            raise _damaged(scanner.path, begin)
+        for step in _steps(scanner, size):
+            scanner.skip(step)
+        after = begin + records
+        after += max(0, _BLOCK_HEADER - after % _BLOCK) if after % _BLOCK else 0
+        if max(after, scanner.position) > stop:
+            raise _damaged(scanner.path, begin)
+        scanner.skip(max(0, after - scanner.position))  # each record has a position of its own, also an empty one
+        if records:
+            yield _Chunk(records, int.from_bytes(header[32:], "little"))
+
+
+def _steps(scanner: Scanner, count: int) -> Iterator[int]:
+    """Yield numbers of bytes that sum to `count`, and pass the block headers before each; the caller passes the bytes."""
+    while count:
+        if not scanner.position % _BLOCK:
+            scanner.skip(_BLOCK_HEADER)
+        step = min(count, _BLOCK - scanner.position % _BLOCK)
+        yield step
+        count -= step
+
+
+def _damaged(path: str, byte: int) -> CorpusFileError:
+    return CorpusFileError(f"{path}: byte {byte}: not a chunk of ArrayRecord. Is the file damaged? Write it again.")

@@ -1,0 +1,165 @@
+"""ArrayRecord files: every record once, of each encoding, however they are grouped and packed, or a sentence."""
+
+import base64
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from grain_sft.errors import CorpusFileError, RecordError
+from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records.schema import parse_record
+from grain_sft.storage import files
+
+GOLDEN = Path(__file__).parents[1] / "golden/inputs"
+EXAMPLES = json.loads((GOLDEN / "examples.json").read_text())["examples"]
+OPTIONS = [
+    *("group_size:1", "group_size:3,uncompressed", "group_size:7,brotli:3", "group_size:50,snappy"),
+    *("group_size:5,transpose:true", "group_size:4,pad_to_block_boundary:true"),
+]
+
+
+def array_record(path: Path, records: list[bytes], options: str = "group_size:3") -> Path:
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def units_of(path: Path | str) -> tuple[inputs.Input, tuple[inputs.Unit, ...]]:
+    [entry] = inputs.list_inputs([[str(path)]])
+    return entry, inputs.assemble([entry], [inputs.scan_unit(entry, unit) for unit in inputs.plan_units([entry])])[1]
+
+
+def read(path: Path | str, draw: random.Random | None = None) -> list[Any]:
+    entry, units = units_of(path)
+    shuffled = draw.sample(units, len(units)) if draw else units
+    found = sorted(
+        (record for unit in shuffled for record in inputs.read_records(entry, unit)), key=lambda each: each[0]
+    )
+    assert [number for number, _ in found] == list(range(1, len(found) + 1))
+    return [raw for _, raw in found]
+
+
+def texts(draw: random.Random, count: int) -> list[str]:
+    lengths = (0, 1, 30, 2000, 70_000)
+    return ["".join(draw.choices("ab \n中é", k=draw.choice(lengths))) for _ in range(count)]
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "MAX_BLOCKS", 1)
+    monkeypatch.setattr(inputs, "BLOCK", 5000)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, small_units):
+    draw = random.Random(options)
+    expected = [{"text": text} for text in texts(draw, 60)]
+    path = array_record(tmp_path / "named.as.it.may.be", [record["text"].encode() for record in expected], options)
+    assert read(path, draw) == read(path) == expected
+    assert len(units_of(path)[1]) > 1
+
+
+def test_empty_records_are_records(tmp_path, small_units):
+    """A chunk takes at least one byte for each of its records."""
+    for count, group in ((0, 3), (1, 1), (70_000, 30_000)):
+        path = array_record(tmp_path / "a", [b""] * count, f"group_size:{group}")
+        assert read(path) == [{"text": ""}] * count
+
+
+def test_examples_give_their_features(tmp_path):
+    records = [base64.b64decode(example["record"]) for example in EXAMPLES]
+    found = read(array_record(tmp_path / "a.array_record", records))
+    assert [record.pop("raw", None) for record in found] == [None, b"\xff\x00"] * 10
+    assert found == [example["fields"] for example in EXAMPLES]
+    with pytest.raises(
+        RecordError, match=r"record\.text: bytes that are not UTF-8 \(byte 0 is 0xff\); expected a string"
+    ):
+        parse_record({"raw": b"\xff\x00"}, "text:text=raw")
+    path = array_record(tmp_path / "a.array_record", [*records * 10, b"no example"])
+    with pytest.raises(RecordError, match=r"a\.array_record:201: is not a tf\.train\.Example"):
+        read(path)
+
+
+def test_objects_of_json_are_records_and_bad_ones_are_named_later(tmp_path):
+    records = [json.dumps({"text": f"{n} é"}).encode() for n in range(150)]
+    assert [json.loads(raw) for raw in read(array_record(tmp_path / "a", records))] == [
+        {"text": f"{n} é"} for n in range(150)
+    ]
+    assert read(array_record(tmp_path / "a", [*records, b"{"]))[-1] == b"{"
+
+
+def test_records_are_texts_unless_all_of_the_first_are_objects_or_examples(tmp_path):
+    mixed = [b"", b'{"text": "a program"}', b"\n\x05hello", b"[1]", b"  ", b"{x}", EXAMPLES[0]["record"].encode()]
+    expected = [{"text": record.decode()} for record in mixed]
+    assert read(array_record(tmp_path / "a", mixed)) == expected
+    assert read(array_record(tmp_path / "a", mixed[2:3])) == expected[2:3]
+    assert read(array_record(tmp_path / "a", [b"a", b"\xff"])) == [{"text": "a"}, {"text": b"\xff"}]
+
+
+def test_a_cut_or_other_file_is_a_sentence(tmp_path):
+    path = array_record(tmp_path / "a.array_record", [b"one record %d" % n for n in range(50)])
+    whole = path.read_bytes()
+    for length in (0, 1, 30, 100, 65536, 70_000, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(
+            CorpusFileError, match=r"a\.array_record: byte \d+: expected the last 64 KiB of an ArrayRecord"
+        ):
+            read(path)
+    path.write_bytes(whole + whole)  # the offsets at the end are those of the second
+    with pytest.raises(CorpusFileError, match=r"a\.array_record: "):
+        read(path)
+
+
+@pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.heavy)])
+def test_a_flipped_file_is_a_sentence_or_the_same_records(cases, tmp_path):
+    draw = random.Random(3)
+    path = array_record(tmp_path / "a.array_record", [b"one record %d" % n for n in range(50)])
+    whole, expected, refused = path.read_bytes(), read(path), 0
+    used = [place for place in range(len(whole)) if whole[place]]
+    for _ in range(cases):
+        data = bytearray(whole)
+        data[draw.choice(used) + draw.randrange(3)] ^= 1 << draw.randrange(8)
+        path.write_bytes(data)
+        try:
+            assert read(path) == expected
+        except CorpusFileError as error:
+            assert str(error).startswith(f"{path}: ")
+            refused += 1
+    assert refused > cases / 2
+
+
+def test_a_file_that_changes_after_it_was_scanned_is_an_error(tmp_path):
+    path = array_record(tmp_path / "a", [b"%d" % n for n in range(9)])
+    entry, [unit] = units_of(path)
+    array_record(path, [b"%d" % (n + 1) for n in range(9)])
+    with pytest.raises(CorpusFileError, match="changed while it was read"):
+        list(inputs.read_records(entry, unit))
+
+
+def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_path, small_units, monkeypatch):
+    draw = random.Random(4)
+    expected = [{"text": text} for text in texts(draw, 60)]
+    path = array_record(tmp_path / "a", [record["text"].encode() for record in expected], "group_size:2,uncompressed")
+    url = "gs://bucket/some.array_record-00000-of-00001"
+    client.pipe_file(url, path.read_bytes())
+    assert read(url) == expected
+    entry, units = units_of(url)
+    read_bytes = 0
+    read_range = files.read_range
+
+    def counted(path: str, start: int, stop: int) -> bytes:
+        nonlocal read_bytes
+        read_bytes += stop - start
+        return read_range(path, start, stop)
+
+    monkeypatch.setattr(files, "read_range", counted)
+    assert [raw for _, raw in inputs.read_records(entry, units[1])] == expected[units[1].first - 1 :][
+        : units[1].records
+    ]
+    assert read_bytes == units[1].size < entry.size / 5
