@@ -1,7 +1,7 @@
 """Ctrl-C in a process that runs one command: within two seconds it is gone, with one line on stderr and exit status 130.
 
-The handler raises KeyboardInterrupt in the main thread, but not in an import: that can crash extension modules. A thread ends
-the process where the main one is not done in time: in native code, in an import, or waiting for threads."""
+The signal handler ends the process at once: it kills the children, runs the `atexit` functions and raises nothing, as an
+exception in an import can crash extension modules. A thread does so where the main one is in native code."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-UNWIND = 0.7  # seconds that the main thread gets to clean up
-LEAVE = 0.7  # seconds for child processes and `atexit` functions
+NATIVE = 0.4  # seconds that the main thread gets to leave native code
+LEAVE = 1.0  # seconds for child processes and `atexit` functions
 STATUS = 130
-
-_AGAIN = 0.02  # seconds between attempts to interrupt an import
 
 
 class Guard:
@@ -33,39 +31,20 @@ class Guard:
     """
 
     def __init__(self, name: str, *, ends_process: bool = False) -> None:
-        self.name = name
-        self._ends_process = ends_process
-        self._interrupted = self._raised = self._finished = False
+        self.name, self._ends_process = name, ends_process
         self._status, self._pid = 0, os.getpid()
         self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
 
     def run(self, command: Callable[[], int]) -> int:
         """Return the exit status of `command`; on Ctrl-C end the process instead."""
+        self._install()
         try:
-            self._install()
             self._status = command()
-        except KeyboardInterrupt:
-            self._interrupted = True
-            raise
         except BaseException as error:
             status = error.code if isinstance(error, SystemExit) else 1
             self._status = status if isinstance(status, int) else int(status is not None)
             raise
-        finally:  # only the end of the interpreter is left, which takes a while
-            self._finished = True
-            if self._interrupted:
-                self.leave()
         return self._status
-
-    def leave(self) -> None:
-        """End the process with status 130."""
-        self._status = STATUS
-        self._announce()
-        if self._leaving.acquire(False):
-            _kill_children()
-            atexit._run_exitfuncs()
-            os._exit(STATUS)
-        time.sleep(2 * LEAVE)  # another thread is at it
 
     def _install(self) -> None:
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -84,7 +63,7 @@ class Guard:
             os.close(write)
 
     def _end(self) -> None:
-        """End the process with its status."""
+        """End the process with its status: only the end of the interpreter is left, which takes a while."""
         if os.getpid() != self._pid:  # a forked child
             return
         for stream in (sys.stdout, sys.stderr):
@@ -95,31 +74,26 @@ class Guard:
         os._exit(self._status)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._interrupted = True
-        if self._finished:  # the `atexit` functions go on, at most until the deadline
-            self._status = STATUS
-            self._announce()
-            _kill_children()
-            return
-        if self._raised or _importing(frame):
-            return
-        self._raised = True
-        self._announce()
-        raise KeyboardInterrupt
+        if os.getpid() == self._pid:
+            self._leave()
 
     def _watch(self, read: int) -> None:
         while signal.SIGINT not in os.read(read, 1):
             pass
-        self._interrupted = True
         self._announce()
-        deadline = time.monotonic() + UNWIND
-        while time.monotonic() < deadline:
-            time.sleep(_AGAIN)
-            if not self._raised:
-                _thread.interrupt_main(signal.SIGINT)
-        _thread.start_new_thread(self.leave, ())
+        time.sleep(NATIVE)
+        _thread.start_new_thread(self._leave, ())
         time.sleep(LEAVE)
         os._exit(STATUS)
+
+    def _leave(self) -> None:
+        """End the process with status 130, unless another thread is at it."""
+        if self._leaving.acquire(False):
+            self._status = STATUS
+            self._announce()
+            _kill_children()
+            atexit._run_exitfuncs()
+            os._exit(STATUS)
 
     def _announce(self) -> None:
         """Write the one line, and nothing else from then on: neither tracebacks nor the warnings of libraries."""
@@ -131,13 +105,6 @@ class Guard:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         except OSError:  # stderr is closed
             pass
-
-
-def _importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported in `frame` or in one that called it."""
-    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
-        frame = frame.f_back
-    return frame is not None
 
 
 def _kill_children() -> None:
