@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 import warnings
@@ -34,12 +33,16 @@ MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture",
 """New module of each name of the former module `grain_sft.mixture`."""
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Finder:
     """Importer of modules by their former path. Both paths give the same module object."""
+
+    @staticmethod
+    def create_module(spec: object) -> None:
+        """Leave it to the import system to make the module."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         is_former = fullname.removeprefix("grain_sft.") in (*MODULES, "mixture")
-        return importlib.machinery.ModuleSpec(fullname, self) if is_former else None
+        return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:
         former = module.__name__

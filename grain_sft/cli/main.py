@@ -3,13 +3,14 @@ Functions import what they need, so that the Ctrl-C handler is installed before 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from grain_sft.cli.interrupts import STATUS, Guard
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from grain_sft.cli.arguments import Parser
 
@@ -39,7 +40,8 @@ MODULES = {
     "legacy": ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft"),
     "pack": ("index", "pack"),
     "prepare": ("convert", "prepare", "train-tokenizer"),
-    "view": ("inspect", "report", "trace"),
+    "trace": ("trace",),
+    "view": ("inspect", "report"),
 }
 """Commands by the module that declares them."""
 
@@ -89,14 +91,13 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     parser.add_argument("--version", action="version", version=f"grain_sft {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     named = next((word for word in arguments if word in COMMANDS), None)
-    if own_process and named in WITHOUT_JAX:
-        _import_grain_without_jax()
-    for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if name == named:
-            subparser.set_defaults(parser=subparser)
-            declare(name, subparser)
-    options, unknown = parser.parse_known_args(arguments)
+    with _grain_without_jax() if own_process and named in WITHOUT_JAX else contextlib.nullcontext():
+        for name, summary in COMMANDS.items():
+            subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+            if name == named:
+                subparser.set_defaults(parser=subparser)
+                declare(name, subparser)
+        options, unknown = parser.parse_known_args(arguments)
     options.unknown = [word for word in unknown if word != "--"]
     if options.unknown and getattr(options, "runner", None) is None:  # with a runner, they are Beam's options
         options.parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
@@ -110,8 +111,6 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        if own_process:  # `Guard` handles it
-            raise
         print(f"\n{prefix} interrupted.", file=sys.stderr)
         return STATUS
     except (OSError, MemoryError) as error:
@@ -119,8 +118,9 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     return 1
 
 
-def _import_grain_without_jax() -> None:
-    """Import Grain without JAX, which takes a third of the time."""
+@contextlib.contextmanager
+def _grain_without_jax() -> Iterator[None]:
+    """Have Grain imported without JAX, which takes a third of the time, at the end of the context if not within it."""
     import importlib
 
     from absl import logging
@@ -129,6 +129,7 @@ def _import_grain_without_jax() -> None:
     logging.set_verbosity(logging.ERROR)  # Grain warns that it can't profile
     sys.modules["jax"] = None  # type: ignore[assignment]
     try:
+        yield
         importlib.import_module("grain")
     finally:
         del sys.modules["jax"]
