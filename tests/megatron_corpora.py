@@ -1,6 +1,8 @@
 """Megatron prefixes of made-up documents, and the runs over them that golden files hold. Makers of golden files use it too."""
 
+import hashlib
 import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,15 @@ import numpy as np
 
 EOD, PAD = 7, 0
 LENGTH = 16
-_HEADER = b"MMIDIDX\0\0" + (1).to_bytes(8, "little")
-_CODES = {"uint8": 1, "int32": 4, "uint16": 8}
+FEW = 400
+"""Samples of a run that golden files hold."""
+
+_HEADER = b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + b"\x08"  # version, and the code of uint16
 
 PREFIXES = {
     "a": {"documents": 60, "seed": 1},
     "b": {"documents": 25, "seed": 2, "longest": 90},
-    "c": {"documents": 7, "seed": 3, "dtype": "int32"},
+    "c": {"documents": 7, "seed": 3},
     "sentences": {"documents": 20, "seed": 4, "sequences": 4},
     "d": {"documents": 40, "seed": 5, "longest": 5},
 }
@@ -29,7 +33,6 @@ def write_prefix(
     *,
     sequences: int = 1,
     longest: int = 40,
-    dtype: str = "uint16",
 ) -> Path:
     """Write `name`.bin and `name`.idx, and return the prefix. Three of four documents end with `EOD`."""
     random = np.random.default_rng(seed)
@@ -38,7 +41,7 @@ def write_prefix(
     if sequences > 1:
         sizes[random.random(len(sizes)) < 0.2] = 0
         sizes[-1] = 5
-    tokens = random.integers(8, 200, sizes.sum()).astype(dtype)
+    tokens = random.integers(8, 200, sizes.sum()).astype("<u2")
     borders = np.append(0, counts.cumsum())
     ends = sizes.cumsum(dtype=np.int64)[borders[1:] - 1]
     tokens[ends[random.random(documents) < 0.75] - 1] = EOD
@@ -47,7 +50,7 @@ def write_prefix(
     folder.mkdir(parents=True, exist_ok=True)
     counted = len(sizes).to_bytes(8, "little") + len(borders).to_bytes(8, "little")
     arrays = sizes.astype("<i4"), pointers.astype("<i8"), borders.astype("<i8")
-    data = _HEADER + bytes([_CODES[dtype]]) + counted + b"".join(array.tobytes() for array in arrays)
+    data = _HEADER + counted + b"".join(array.tobytes() for array in arrays)
     (folder / f"{name}.idx").write_bytes(data)
     tokens.tofile(folder / f"{name}.bin")
     return folder / name
@@ -104,3 +107,44 @@ def runs() -> dict[str, dict[str, Any]]:
     for samples in (None, 30, 10**6):
         add(f"by sizes, {samples} samples", blend=["a", "b", "d"], num_samples=samples)
     return found
+
+
+def maxtext_runs() -> dict[str, dict[str, Any]]:
+    """Return runs as `runs` does, with the layout's `variant`. Prefixes without weights are one data set."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, **options: Any) -> None:
+        found[name] = {"variant": "mmap_npy", "blend": ["a"], "num_samples": None, **options}
+
+    for seed, samples in itertools.product((1234, 3), (None, 1, 90, 130, 400)):
+        add(f"seed {seed}, {samples} samples", seed=seed, num_samples=samples)
+    for segments, samples in itertools.product((0, 4, 25), (None, 40)):
+        add(f"{segments} segments, {samples} samples", max_segments_per_row=segments, sequence_length=100, blend=["b"])
+        found[f"{segments} segments, {samples} samples"]["num_samples"] = samples
+    for mask, reset in itertools.product((False, True), repeat=2):
+        add(f"eod {mask}, {reset}", eod_mask_loss=mask, reset_attention_mask=reset, num_samples=100)
+    for blend, samples in itertools.product((["a", "b"], ["a", "b", "d"], ["sentences"]), (None, 200)):
+        add(f"{' and '.join(blend)}, {samples} samples", blend=blend, num_samples=samples)
+    for subset, samples in itertools.product(("train", "valid"), (None, 30)):
+        add(f"split, {subset}, {samples} samples", split="80,20", subset=subset, num_samples=samples, blend=["d"])
+    for samples in (None, 50, 400):
+        add(f"blend, {samples} samples", blend=[0.3, "a", 0.7, "b"], num_samples=samples)
+        add(f"blend of three, {samples} samples", blend=[2, "a", 0, "b", 1, "d", 5, "c"], num_samples=samples)
+    add("blend of one", blend=[0, "a", 3, "b"], num_samples=77)
+    for blend, length in itertools.product((["a"], ["sentences"]), (16, 100)):
+        add(f"mmap of {blend[0]}, {length}", variant="mmap", blend=blend, sequence_length=length)
+        add(f"mmap of {blend[0]}, {length}, no reset", variant="mmap", blend=blend, sequence_length=length)
+        found[f"mmap of {blend[0]}, {length}, no reset"]["reset_attention_mask"] = False
+    return found
+
+
+def hashes_of(batches: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the hash of each array of a trainer's batches. Targets count where they take loss."""
+    keys = ("inputs", "targets", "inputs_position", "inputs_segmentation", "loss")
+    digests = {key: hashlib.sha256() for key in keys}
+    for batch in batches:
+        loss = batch["targets_segmentation"] != 0
+        arrays = {**batch, "loss": loss, "targets": np.where(loss, batch["targets"], 0)}
+        for key, digest in digests.items():
+            digest.update(np.ascontiguousarray(arrays[key], "<i4").tobytes())
+    return {key: digest.hexdigest()[:12] for key, digest in digests.items()}

@@ -95,6 +95,8 @@ class Recipe:
         traits = VARIANTS[self.variant]
         units = corpus.documents if traits.by_documents else corpus.sequences
         borders = [0, len(units)] if traits.joins and not corpus.weights else _borders(corpus, units)
+        if len(borders) <= len(corpus.shards) or len(units) != len(corpus.sequences):
+            self._refuse_split(corpus)
         weights, needs, size = self._needs(corpus.weights, len(borders) - 1)
         used = [number for number, weight in enumerate(weights) if weight]
         sizes = [units.length[borders[number] : borders[number + 1]] for number in used]
@@ -120,6 +122,15 @@ class Recipe:
                         f"a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
                     )
         return made
+
+    def _refuse_split(self, corpus: Corpus) -> None:
+        """Raise a `LayoutError` if the corpus is one split, by ranges of each prefix's sequences."""
+        for shard in corpus.shards:
+            if shard.boundaries is not None and shard.boundaries.sequences is not None:
+                raise LayoutError(
+                    f"{shard.path}: variant {self.variant} splits the documents of all prefixes together, but the corpus is a "
+                    "split of the sequences of each. Write the split as a prefix of its own, without `split`."
+                )
 
     def _needs(self, given: Sequence[float], datasets: int) -> tuple[Sequence[float], Sequence[int | None], int | None]:
         """Return the weight of each data set (1 if none is `given`), the samples that each needs (None for one epoch), and the

@@ -14,11 +14,10 @@ from making import options, versions, write_json
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import Split, get_blend_from_list
-from megatron_corpora import EOD, LENGTH, runs, write_prefixes
+from megatron_corpora import EOD, FEW, LENGTH, runs, write_prefixes
 
 TOKENIZER = SimpleNamespace(eod=EOD, eos=EOD, vocab_size=200, unique_identifiers={"made": "up"})
 KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
-FEW = 400  # samples that are hashed
 
 
 def dataset_of(folder: Path, run: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Rows of Megatron-core's `GPTDataset` and `BlendedDataset`."""
+"""Rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's `mmap_npy` and `mmap`."""
 
 import hashlib
 import json
@@ -6,16 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from megatron_corpora import EOD, LENGTH, PAD, runs, write_prefixes
+from megatron_corpora import EOD, FEW, LENGTH, PAD, hashes_of, maxtext_runs, runs, write_prefixes
 
 import grain_sft
 from grain_sft import Host
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "megatron_samples.json").read_text())["cases"]
-RUNS = runs()
+FOLDER = Path(__file__).parents[1] / "golden"
+GOLDEN = json.loads((FOLDER / "megatron_samples.json").read_text())["cases"]
+MAXTEXT_GOLDEN = json.loads((FOLDER / "maxtext_mmap.json").read_text())["cases"]
+RUNS, MAXTEXT_RUNS = runs(), maxtext_runs()
 OPTIONS = ("num_samples", "seed", "sequence_length", "add_extra_token_to_sequence", "drop_last_partial_sequence")
-OPTIONS += ("eod_mask_loss", "reset_attention_mask", "reset_position_ids")
-FEW = 400
+OPTIONS += ("eod_mask_loss", "reset_attention_mask", "reset_position_ids", "variant", "max_segments_per_row")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def config_of(folder, run, **sections):
     """The config of one of `runs()`."""
     corpus = {"path": [str(folder / each) if isinstance(each, str) else str(each) for each in run["blend"]]}
     corpus |= {"format": "megatron", "eos_token_id": EOD, "pad_token_id": PAD}
-    if run["split"] != "1,0,0":
+    if run.get("split", "1,0,0") != "1,0,0":
         corpus |= {"split": run["split"], "subset": run["subset"]}
     layout = {"kind": "megatron_gpt", "sequence_length": LENGTH} | {key: run[key] for key in OPTIONS if key in run}
     sampler = {"seed": 0, "global_batch_size": 1, "epochs": 1}
@@ -49,23 +50,33 @@ def arrays_of(batch):
     return batch["inputs"], labels, loss.astype("<f4"), batch["inputs_position"], ~shown[:, None]
 
 
+def first_rows(folder, run, samples):
+    """The first rows of a run of `samples` rows, as one batch of its pipeline."""
+    pipeline = grain_sft.load(config_of(folder, run), host=Host(0, 1))
+    assert len(pipeline.source) == samples
+    element = pipeline.source.read(np.arange(min(FEW, samples)))
+    for transform in pipeline.transforms:
+        element = transform.map(element)
+    return element
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_rows_are_the_samples_of_megatron_core(folder, name):
     golden, run = GOLDEN[name], RUNS[name]
-    pipeline = grain_sft.load(config_of(folder, run), host=Host(0, 1))
-    assert len(pipeline.source) == golden["samples"]
-    few = min(FEW, golden["samples"])
-    rows = np.concatenate([pipeline.sampler.rows(step) for step in range(few)])
-    assert rows.tolist() == list(range(few))
-    element = pipeline.source.read(rows)
-    for transform in pipeline.transforms:
-        element = transform.map(element)
+    batch = first_rows(folder, run, golden["samples"])
     padded = "drop_last_partial_sequence" in run
     keys = ("tokens", "labels", "loss_mask", *(() if padded else ("position_ids", "attention_mask")))
-    assert element["inputs"][-1].tolist() == golden["last"]
-    for key, array in zip(keys, arrays_of(element), strict=False):
+    assert batch["inputs"][-1].tolist() == golden["last"]
+    for key, array in zip(keys, arrays_of(batch), strict=False):
         kept = array.astype("u1" if array.dtype == bool else "<i4")
         assert hashlib.sha256(kept.tobytes()).hexdigest()[:16] == golden[key], key
+
+
+@pytest.mark.parametrize("name", MAXTEXT_RUNS)
+def test_rows_are_those_of_maxtext(folder, name):
+    golden = MAXTEXT_GOLDEN[name]
+    batch = first_rows(folder, MAXTEXT_RUNS[name], golden["samples"])
+    assert {"samples": golden["samples"], **hashes_of([batch])} == golden
 
 
 def loaded(folder, name, host=Host(0, 1), **layout):
@@ -133,6 +144,7 @@ WRONG = {
     "another mixture": (BLEND, {"variant": "mmap"}, "variant mmap mixes its data sets otherwise. Give corpus.mixture"),
     "too few": ("by sizes, None samples", {"sequence_length": 10**6}, "tokens are too few for one sample of 1000000"),
     "mask of mmap": (BLEND, {"variant": "mmap", "eod_mask_loss": True}, "never takes loss on the prediction of an EOD"),
+    "split of several": ("blend, split", {"variant": "mmap_npy"}, "splits the documents of all prefixes together"),
     "seed": (BLEND, {"seed": 2**32}, "less than 2..32, which numpy's RandomState takes"),
 }
 

@@ -1,0 +1,55 @@
+"""Write `maxtext_mmap.json`: what MaxText's `mmap_npy` and `mmap` make of the prefixes of `tests/megatron_corpora.py`.
+
+Needed: maxtext 0.2.5 (Python 3.12).
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from making import options, versions, write_json
+from maxtext.input_pipeline._mmap_datasource import create_mmap_source, get_mmap_npy_dataset
+from maxtext.input_pipeline.input_pipeline_utils import (
+    GenerateDocSegmentIds,
+    MegatronSplitInputsTargets,
+    Rekey,
+    ShiftData,
+)
+from megatron_corpora import EOD, FEW, LENGTH, hashes_of, maxtext_runs, write_prefixes
+
+
+def dataset_of(folder: Path, run: dict[str, Any]) -> Any:
+    """Return MaxText's data set of a run, with the elements of batches of one row."""
+    length, weights = run.get("sequence_length", LENGTH), run["blend"][::2]
+    blend = [folder / each if isinstance(each, str) else each for each in run["blend"]]
+    segments = run.get("max_segments_per_row", 25)
+    reset, mask = run.get("reset_attention_mask", True), run.get("eod_mask_loss", False)
+    named = {"eod_id": EOD, "reset_attention_mask": reset, "eod_mask_loss": mask}
+    named["min_segment_length"] = length // segments if segments and reset else 0
+    sentences = "sentences" in run["blend"]
+    if run["variant"] == "mmap":
+        dataset = create_mmap_source(str(blend[0]), sentences, length, EOD)
+        dataset = dataset.map(Rekey({"inputs": "text", "targets": "text"})).map(GenerateDocSegmentIds(**named))
+        return dataset.batch(1).map(ShiftData(ignored_ids=[EOD], axis=1))
+    if isinstance(weights[0], str):
+        pattern = f"{folder / 'indices'}|{':'.join(map(str, blend))}"
+    else:
+        pairs = zip(blend[::2], blend[1::2], strict=True)
+        pattern = ";".join(f"{folder / 'indices'}{prefix.name}|{prefix},{weight}" for weight, prefix in pairs)
+    dataset = get_mmap_npy_dataset(
+        pattern, sentences, length, EOD, 1, 0, 1, 1, 1, None, None, "train", lambda dataset, *_: dataset,
+        num_samples=run["num_samples"], seed=run.get("seed", 1234), blend_margin=100 * run.get("surplus", 0.005),
+        split=run.get("split"), split_index=("train", "valid", "test").index(run.get("subset", "train")),
+    )  # fmt: skip
+    return dataset.map(MegatronSplitInputsTargets(**named)).batch(1)
+
+
+if __name__ == "__main__":
+    out, found = options("maxtext_mmap.json").out, {}
+    for name, run in maxtext_runs().items():
+        with tempfile.TemporaryDirectory() as temporary:
+            write_prefixes(Path(temporary))
+            batches = list(dataset_of(Path(temporary), run))
+            found[name] = {"samples": len(batches), **hashes_of(batches[:FEW])}
+    made = {**versions("maxtext", "grain", "numpy", "python"), "cases": found}
+    write_json(out / "maxtext_mmap.json", made, compact=("cases",))
