@@ -11,7 +11,8 @@ from grain_sft.config.nouns import make_entry, make_mixture, make_rows, rows_of_
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.sections import SECTIONS, config_schema, known_keys
 from grain_sft.config.validation import validate
-from grain_sft.errors import GrainSftError, WrongTypeError, shortened
+from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shortened
+from grain_sft.layout import Layout
 from grain_sft.pipeline import OBSERVERS, Pipeline
 from grain_sft.sampling import Host
 from grain_sft.storage import files
@@ -49,6 +50,7 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
         make = make_mixture if corpus.get("mixture") is not None else make_rows
         source, rows = make(corpus, layout, sampler, where, host)
         if "transforms" not in sections:
+            _check_defaults(source.layout, where)
             transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in source.layout.transforms]
         return Pipeline(source, rows, transforms, audit=sections.get("audit"), observers=observers)
 
@@ -78,6 +80,17 @@ def stated(config: Config) -> tuple[str, dict[str, Any]]:
 def is_config(stated: Mapping[str, Any]) -> bool:
     """Return whether a mapping read from a file has keys of a config."""
     return INHERITS in stated or gpt_config.is_gpt_config(stated) or bool(set(stated) & set(SECTIONS))
+
+
+def _check_defaults(layout: Layout, where: str) -> None:
+    """Refuse a mixture of layouts with different default transforms."""
+    stated = {name: list(part.transforms) for name, part in layout.parts.items()}
+    if len({repr(each) for each in stated.values()}) > 1:
+        listed = "; ".join(f"{name}: {each}" for name, each in stated.items())
+        raise ConfigError(
+            f"{where} lacks the key 'transforms', and the layouts of its sources take different ones ({listed}). State "
+            "those of the mixture."
+        )
 
 
 def _renamed(section: Any, where: str) -> Any:

@@ -94,8 +94,8 @@ def make_mixture(
         order = {**orders, **section.get("sampler", {})}
         _check_source(own, order, f"{where}: source {name!r}")
         source = sources[name] = make_source(make_corpus(keys, where), own)
-        if source.layout.orders_rows:
-            order.setdefault("order", "sequential")
+        if source.layout.orders_rows and "order" not in section.get("sampler", {}):
+            order["order"] = "sequential"
         return SourceOrder(len(source), **order)
 
     defaults = {key: value for key, value in corpus.items() if key != "mixture"}

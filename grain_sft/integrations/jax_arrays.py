@@ -78,7 +78,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
         self._widths = {pipeline.source.layout.sequence_length}
-        if pipeline.end_step and any(trait(transform, "splits_rows") for transform in pipeline.transforms):
+        if pipeline.end_step and any(
+            trait(each, "splits_rows") or trait(each, "cuts_columns") for each in pipeline.transforms
+        ):
             self._widths = {array.shape[1] for array in pipeline.read(0, np.zeros(0, np.int64)).values()}
         self._placements: dict[tuple[int, int], Placement] = {}  # by the rows of the batch and the columns of the array
         for batch_rows, width in itertools.product(set(pipeline.sampler.batch_sizes.sizes), self._widths):

@@ -14,6 +14,8 @@ class DropLastPosition(grain.transforms.Map):
     shifted by one". Comes after ShiftTargets. Its arrays are contiguous.
     """
 
+    cuts_columns = True
+
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.
 

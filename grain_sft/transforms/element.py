@@ -22,6 +22,9 @@ def trait(transform: object, name: str) -> bool:
         "shifts_targets": makes a trainer's batch of the source's dict;
         "splits_rows": makes arrays of other lengths than the sequence length, the same in every batch;
         "trims_columns": changes nothing but the length of rows;
+        "cuts_columns": cuts the same columns off every batch;
+        "divides_segments": divides the segments of the batch into shorter ones;
+        "positions_apart": makes positions that do not follow the segments;
         "filters_repetition": has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """
     return bool(getattr(transform, name, False))

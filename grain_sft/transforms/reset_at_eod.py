@@ -38,6 +38,11 @@ class ResetAtEod(grain.transforms.Map):
         self.min_segment_length = as_integer("ResetAtEod: min_segment_length", min_segment_length, 0, TransformError)
 
     @property
+    def divides_segments(self) -> bool:
+        """Whether segments end at EOD tokens."""
+        return self.attention
+
+    @property
     def positions_apart(self) -> bool:
         """Whether positions do not follow the segments."""
         return self.attention != self.positions

@@ -119,6 +119,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     """Check the arrays of the first and the last batch."""
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
+    apart = any(trait(transform, "positions_apart") for transform in pipeline.transforms)
     one_shape = not (trims or pipeline.sampler.batch_sizes.schedule)
     for step in _end_steps(pipeline):
         with report.errors("batches", where, f"step {step}"):
@@ -127,7 +128,7 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             shapes = shapes or here
             if one_shape and here != shapes:
                 report.wrong("batches", where, f"its arrays are {here}, those of step 0 {shapes}.", f"step {step}")
-            sentence = wrong_in_batch(batch, vocab_size)
+            sentence = wrong_in_batch(batch, vocab_size, positions_apart=apart)
             if sentence:
                 report.wrong("batches", where, sentence, f"step {step}")
     report.figures["batch"] = {key: [list(shape), dtype] for key, (shape, dtype) in shapes.items()}
@@ -158,8 +159,9 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
         report.note("loss", where, sentence, f"row {found[0]}")
 
 
-def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:
-    """Return a sentence about the first error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch."""
+def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: bool = False) -> str:
+    """Return a sentence about the first error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch.
+    With `positions_apart`, positions may begin anew elsewhere than segments."""
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if any(name not in batch for name in names):
         return ""
@@ -169,9 +171,12 @@ def wrong_in_batch(batch: Element, vocab_size: int | None) -> str:
     if vocab_size is not None and inputs.size and int(max(inputs.max(), targets.max())) >= vocab_size:
         return f"holds the token {max(inputs.max(), targets.max())}, but the vocabulary has {vocab_size} ids."
     inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
-    wrong: dict[str, npt.NDArray[np.bool_]] = {
-        "a segment does not begin at position 0": np.diff(segments, axis=1, prepend=0) * positions != 0,
-        "a position does not count on in its segment": inside & (positions[:, 1:] != positions[:, :-1] + 1),
+    wrong: dict[str, npt.NDArray[np.bool_]] = {}
+    if not positions_apart:
+        wrong["a segment does not begin at position 0"] = np.diff(segments, axis=1, prepend=0) * positions != 0
+        counts_on = positions[:, 1:] == positions[:, :-1] + 1
+        wrong["a position does not count on in its segment"] = inside & ~counts_on
+    wrong |= {
         "a target is not the token that follows": inside & (taken[:, :-1] != 0) & (targets[:, :-1] != inputs[:, 1:]),
         "a target takes loss in another segment than its input": (taken != 0) & (taken != segments),
     }

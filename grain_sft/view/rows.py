@@ -93,6 +93,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     lines = trace(pipeline, range(step, step + 1), host=pipeline.sampler.host, trainable=False)
     slots = np.unique(lines.row)
+    divided = any(trait(each, "divides_segments") for each in pipeline.transforms)
     chosen_filter: Any = next((each for each in pipeline.transforms if trait(each, "filters_repetition")), None)
     tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
     failing = np.zeros(count, bool)
@@ -103,6 +104,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         of_row = lines.select(lines.row == slots[row])
         columns = _columns({name: array[row] for name, array in batch.items()})
         pieces = _pieces(of_row)
+        if divided:
+            pieces = _divided(pieces, columns["segments"])
         notes = _notes(batch, row, columns["segments"], pieces)
         if failing[row]:
             notes.append("NgramFilter took the loss off this row: it repeats itself.")
@@ -168,6 +171,20 @@ def _pieces(lines: Trace) -> tuple[Piece, ...]:
         document, record = (None if each < 0 else each for each in (number, line))
         pieces.append(Piece(segment, document, found.source_names[source], record, found.paths[shard], *tokens))
     return tuple(pieces)
+
+
+def _divided(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
+    """Return the pieces of a row, cut where a segment of the batch ends."""
+    borders, column, found = np.flatnonzero(np.diff(segments)) + 1, 0, []
+    for piece in pieces:
+        stop = column + piece.stop - piece.start
+        edges = [column, *borders[(borders > column) & (borders < stop)].tolist(), stop]
+        for begin, end in itertools.pairwise(edges):
+            if begin < len(segments):
+                tokens = {"start": piece.start + begin - column, "stop": piece.start + end - column}
+                found.append(dataclasses.replace(piece, segment=int(segments[begin]), **tokens))
+        column = stop
+    return tuple(found)
 
 
 def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) -> list[str]:

@@ -10,8 +10,9 @@ from batches import assert_same, sections
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax_processes import CASES, LOCAL, digest, run
 
-from grain_sft import GrainSftError, Host, load
+from grain_sft import GrainSftError, Host, Pipeline, ShiftTargets, load
 from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
+from grain_sft.transforms import DropLastPosition
 
 LENGTH, BATCH, STEPS = 32, 8, 3
 DEVICES = 4  # of all processes together
@@ -204,6 +205,19 @@ def test_what_does_not_fit_is_named(folder, pipeline, options, message):
         GlobalBatches(pipeline, sharding(), **options)
     with pytest.raises(GrainSftError, match=r"load it with host=Host\(0, 1\)"):
         GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
-    cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]}, host=Host(0, 1))
+    cut = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Cut()])
     with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*take out"):
         next(GlobalBatches(cut, sharding()))
+
+
+class Cut(DropLastPosition):
+    """A transform of a user's that does not state what it cuts off."""
+
+    cuts_columns = False
+
+
+def test_every_batch_may_lack_the_same_columns(folder, pipeline):
+    cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]}, host=Host(0, 1))
+    batch, whole = next(GlobalBatches(cut, sharding())), next(GlobalBatches(pipeline, sharding()))
+    for key, array in batch.items():
+        np.testing.assert_array_equal(array, whole[key][:, :-1])

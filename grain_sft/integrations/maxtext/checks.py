@@ -12,6 +12,7 @@ from grain_sft.errors import ConfigError, PipelineError, TransformError
 from grain_sft.integrations.maxtext.trainers import KEYS, Trainer
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element
+from grain_sft.transforms import trait
 
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for states that were saved on more hosts, but here any number of hosts may resume. Set it to -1."
@@ -63,7 +64,9 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
                 f"{where}: {name} is {token}, but MaxText's vocab_size is {config.vocab_size}: the tokens are of a larger "
                 "vocabulary. Set vocab_size to at least the tokenizer's."
             )
-    if not (config.packing or trainer.of_pairs or all(part.one_segment for part in layout.parts.values())):
+    divided = any(trait(transform, "divides_segments") for transform in pipeline.transforms)
+    one_segment = not divided and all(part.one_segment for part in layout.parts.values())
+    if not (config.packing or trainer.of_pairs or one_segment):
         raise ConfigError(
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
             "look across documents. Set packing=True."

@@ -1,0 +1,80 @@
+"""A run of an OLMo mix, a Megatron blend and an SFT corpus."""
+
+import json
+
+import numpy as np
+import pytest
+from megatron_corpora import EOD, PAD, write_prefixes
+from sft_files import documents, write_olmo
+
+import grain_sft
+from grain_sft import GrainSftError, Host
+from grain_sft.cli.main import main
+from grain_sft.provenance import find_document, trace
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture
+def config(tmp_path, write_tokens):
+    write_prefixes(tmp_path)
+    write_olmo(tmp_path / "sft", documents(60))
+    random = np.random.default_rng(0)
+    lines = [f"{name},{write_tokens(f'{name}.npy', random.integers(0, 99, 999), 'uint16').name}" for name in "xyz"]
+    (tmp_path / "mix.txt").write_text("\n".join(lines))
+    blend = ["0.7", str(tmp_path / "b"), "0.3", str(tmp_path / "sentences")]
+    rows = {"kind": "megatron_gpt", "sequence_length": 32, "num_samples": 90, "reset_attention_mask": True}
+    sources = {
+        "mix": {"weight": 5, "path": str(tmp_path / "mix.txt"), "dtype": "uint16", "eos_token_id": 2},
+        "blend": {
+            "weight": 3,
+            "path": blend,
+            "format": "megatron",
+            "eos_token_id": EOD,
+            "pad_token_id": PAD,
+            "layout": rows,
+        },
+        "sft": {"weight": 2, "path": str(tmp_path / "sft"), "dtype": "uint16", "eos_token_id": 2},
+    }
+    sources["sft"]["layout"] = {"kind": "packed"}
+    return {
+        "corpus": {"mixture": sources},
+        "layout": {"kind": "windows", "sequence_length": 33},
+        "sampler": {"seed": 1, "global_batch_size": 10, "order": "olmo"},
+        "transforms": ["shift_targets", "drop_last_position"],
+    }
+
+
+def test_it_goes_on_at_any_step_on_other_hosts_and_names_documents(config, tmp_path, capsys):
+    whole, halves = grain_sft.load(config, host=Host(0, 1)), [grain_sft.load(config, host=Host(at, 2)) for at in (0, 1)]
+    iterator = whole.iter(start_step=30)
+    for step in (30, 31):
+        batch, parts = next(iterator), [half[step] for half in halves]
+        assert batch["inputs"].shape == (10, 32)
+        for key, array in batch.items():
+            np.testing.assert_array_equal(array, np.stack([part[key] for part in parts], axis=1).reshape(array.shape))
+    lines = trace(whole, range(30, 31), host=Host(0, 1))
+    corpora = {name: part.corpus for name, part in whole.source.layout.parts.items()}
+    seen = {name: 0 for name in corpora}
+    for name, corpus in corpora.items():
+        paths = {shard.path for shard in corpus.shards}
+        for at in np.flatnonzero([lines.paths[shard] in paths for shard in lines.shard.tolist()]).tolist():
+            seen[name] += 1
+            row, start, stop = int(lines.row[at]), int(lines.start[at]), int(lines.stop[at])
+            if lines.row.searchsorted(row) == at:
+                tokens = np.fromfile(lines.paths[lines.shard[at]], "<u2")[start : min(stop, start + 32)]
+                assert whole[30]["inputs"][row, : len(tokens)].tolist() == tokens.tolist()
+    assert all(seen.values())
+    at = [lines.paths[shard].endswith("b.bin") for shard in lines.shard].index(True)
+    found = find_document(whole, int(lines.document[at]), epochs=2)
+    assert (30, int(lines.row[at])) in set(zip(found.step.tolist(), found.row.tolist(), strict=True))
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config))
+    for command in (("verify", str(path), "--full"), ("inspect", str(path), "--step", "3"), ("receipt", str(path))):
+        assert main(command) == 0, capsys.readouterr().err
+
+
+def test_its_transforms_are_stated(config):
+    del config["transforms"]
+    with pytest.raises(GrainSftError, match="lacks the key 'transforms', and the layouts of its sources"):
+        grain_sft.load(config, host=Host(0, 1))
