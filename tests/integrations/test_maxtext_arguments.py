@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from batches import sections
+from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError, Host, load
@@ -54,6 +55,8 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
         (["grain_sft_confg=a.json"], "unknown key 'grain_sft_confg'. The nearest known: 'grain_sft_config'."),
         (["grain_sft_allow_other_data=yes"], "expected true or false"),
         (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
+        (["grain_sft_config={config}", "steps"], "'steps': expected key=value."),
+        (["--grain_sft_config={config}"], "options have no dashes here. Write grain_sft_config="),
         (["grain_sft_trainer=stf"], "grain_sft_trainer is 'stf': expected one of pre_train, sft, dpo, distill."),
         (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),
         (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data are grain_sft's"),
@@ -154,12 +157,48 @@ def test_a_step_of_tunix_takes_micro_batches_and_its_checkpoints_count_completed
 @pytest.mark.parametrize(("name", "first"), [("pre_train", "get_first_step"), ("sft", "train_model")])
 def test_the_data_follow_the_step_of_the_weights(name, first):
     """MaxText's own functions get their arguments and return their results."""
-    followed, restored = [], types.SimpleNamespace(train_steps=6)
+    followed, restored = [], types.SimpleNamespace(train_steps=6, grad_accumulator=None)
     module = types.SimpleNamespace(**{first: lambda *arguments: 6 if name == "pre_train" else arguments})
     TRAINERS[name].follow(module, followed.append)
-    arguments = ("config", restored, "mesh")
+    config = maxtext_config(gradient_accumulation_steps=1)
+    arguments = (config, restored, "mesh")
     assert getattr(module, first)(*arguments) == (6 if name == "pre_train" else arguments)
     assert followed == [6]
+    if name == "sft":  # its train step fails without an accumulator
+        config.gradient_accumulation_steps, config.use_tunix_gradient_accumulation = 2, True
+        with pytest.raises(GrainSftError, match="its train_sft fails above 1 with this version of google-tunix"):
+            module.train_model(*arguments)
+        restored.grad_accumulator = "accumulator"
+        assert module.train_model(*arguments) == arguments and followed == [6, 6]
+
+
+@pytest.mark.parametrize(("name", "first"), [("sft", "train"), ("dpo", "train"), ("distill", "train_distill")])
+def test_the_data_are_checked_before_weights_are_loaded(name, first):
+    calls = []
+    module = types.SimpleNamespace(**{first: lambda *arguments: calls.append(arguments) or "result"})
+    TRAINERS[name].check_first(module, calls.append)
+    assert getattr(module, first)("config", "recorder") == "result"
+    assert calls == ["config", ("config", "recorder")]
+
+
+def test_texts_and_pairs_are_told_apart(config, tmp_path):
+    write_pairs(tmp_path / "pairs", make_pairs(20, 1))
+    pairs = load(sections(tmp_path / "pairs", 32, layout="pairs"), host=Host(0, 1))
+    keys = maxtext_config(max_target_length=32, dpo=types.SimpleNamespace(max_prompt_length=16), vocab_size=256)
+    keys.gradient_accumulation_steps = 1
+    check_batches(keys, pairs, "here", TRAINERS["dpo"], training=True)
+    with pytest.raises(
+        GrainSftError, match=r"rows are preference pairs, but this trainer takes texts.* first word: dpo"
+    ):
+        check_batches(keys, pairs, "here", TRAINERS["sft"], training=True)
+    with pytest.raises(
+        GrainSftError, match=r"rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"
+    ):
+        check_batches(keys, load(str(config), host=Host(0, 1)), "here", TRAINERS["dpo"], training=True)
+    keys.dpo.max_prompt_length = 8
+    advice = r"prompt_ids has 16 tokens .* 8 by .* Set layout.sequence_length: 32 and layout.prompt_length: 8, or"
+    with pytest.raises(GrainSftError, match=advice):
+        check_batches(keys, pairs, "here", TRAINERS["dpo"], training=True)
 
 
 def test_the_data_follow_the_weights_that_a_distillation_restores_after_the_data_were_made():

@@ -1,8 +1,25 @@
-"""`python -m grain_sft.integrations.maxtext`: MaxText's trainer on grain_sft's batches."""
+"""MaxText's trainers on grain_sft's batches.
 
-from absl import app
+    python -m grain_sft.integrations.maxtext [TRAINER] [CONFIG.yml] key=value … grain_sft_config=PATH
+
+TRAINER is pre_train (the default), sft, dpo (also ORPO, with dpo.algo=orpo) or distill. CONFIG.yml and the keys are those of
+MaxText's own command; without CONFIG.yml they are MaxText's default for the trainer. Keys of grain_sft, each also an
+environment variable such as GRAIN_SFT_CONFIG:
+
+    grain_sft_config=PATH               the config of the data to train on
+    grain_sft_eval_config=PATH          the config of the data to evaluate on; needed unless eval_interval=-1
+    grain_sft_allow_other_data=true     continue from a checkpoint of a run on other data
+    grain_sft_ignore_weights=true       train although the corpus has token weights, which MaxText's loss does not use
+
+The page docs/maxtext.md describes them.
+"""
+
+from absl import app, flags
 
 from grain_sft.integrations.maxtext import main
 
 if __name__ == "__main__":
-    app.run(lambda argv: main(argv[1:]))
+    app.run(
+        lambda argv: main(argv[1:]),
+        flags_parser=lambda argv: flags.FLAGS(["--help" if each == "-h" else each for each in argv], known_only=True),
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from absl import logging
 
 from grain_sft.errors import ConfigError, PipelineError, TransformError
-from grain_sft.integrations.maxtext.trainers import KEYS, Trainer
+from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS, Trainer
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element
 from grain_sft.transforms import trait
@@ -42,20 +42,30 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
     _check_rows(config, pipeline, where, trainer, training)
     layout, corpus = pipeline.source.layout, pipeline.source.layout.corpus
     found, expected = _widths(pipeline), trainer.widths(config)
+    if layout.of_pairs != trainer.of_pairs:
+        rows, needed = (
+            ("preference pairs", "texts") if layout.of_pairs else ("texts", "preference pairs (layout of kind pairs)")
+        )
+        others = ", ".join(name for name, each in TRAINERS.items() if each.of_pairs == layout.of_pairs)
+        raise ConfigError(
+            f"{where}: its rows are {rows}, but this trainer takes {needed}. Give another config, or a trainer of {rows} as "
+            f"the first word: {others}."
+        )
     missing = [key for key in expected if key not in found]
     if missing:
-        kind, name = ("kind: pairs", "split_pairs") if trainer.of_pairs else ("another kind", "shift_targets")
+        name = "split_pairs" if trainer.of_pairs else "shift_targets"
         raise PipelineError(
-            f"{where}: batches lack {', '.join(missing)}, which MaxText needs. Add the transform {name} as the last one, to a "
-            f"layout of {kind}."
+            f"{where}: batches lack {', '.join(missing)}, which MaxText needs. Add the transform {name} as the last one."
         )
     for key, width in expected.items():
         if found[key] != width:
-            names = "max_target_length and dpo.max_prompt_length" if trainer.of_pairs else "max_target_length"
-            ours = "sequence_length and layout.prompt_length" if trainer.of_pairs else "sequence_length"
+            names, ours = ["max_target_length"], f"sequence_length: {config.max_target_length}"
+            if trainer.of_pairs:
+                names.append("dpo.max_prompt_length")
+                ours += f" and layout.prompt_length: {config.dpo.max_prompt_length}"
             raise ConfigError(
-                f"{where}: {key} has {found[key]} tokens a row, but {width} by MaxText's {names}. Make layout.{ours} equal to "
-                "MaxText's."
+                f"{where}: {key} has {found[key]} tokens a row, but {width} by MaxText's {' and '.join(names)}. Set "
+                f"layout.{ours}, or change MaxText's."
             )
     for name in ("eos_token_id", "pad_token_id"):
         token = getattr(corpus, name, None)  # a mixture's corpora may have several

@@ -77,8 +77,7 @@ def make_train_iterator(
       GrainSftError: no config, a config that does not fit MaxText's, or a checkpoint of a run on other data.
     """
     options = options or Options.from_environment()
-    where = options.required("config", TRAINING_CONFIG)
-    pipeline = load(where, host=Host(0, 1))
+    pipeline, where = load_checked(config, options, training=True)
     batches = _batches(config, mesh, process_indices, pipeline, where, options, training=True)
     step = first_step(config, options.of_trainer)
     continue_at(step, config, batches, options, process_indices)
@@ -98,11 +97,30 @@ def make_eval_iterator(
       GrainSftError: no config, a config that does not fit MaxText's, or one that never ends.
     """
     options = options or Options.from_environment()
-    where = options.required("eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
-    pipeline = load_evaluation(where)
-    if pipeline.num_steps is None and config.eval_steps <= 0:
-        raise ConfigError(f"{where}: these data never end, and MaxText's eval_steps is {config.eval_steps}. Set it.")
+    pipeline, where = load_checked(config, options, training=False)
     return _batches(config, mesh, process_indices, pipeline, where, options, training=False)
+
+
+def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipeline, str]:
+    """Return the pipeline of training or of evaluation, and the path of its config.
+
+    Raises:
+      GrainSftError: no config, one that does not fit MaxText's `config`, or evaluation data that never end.
+    """
+    checks.check_trainer(config)
+    if training:
+        where = options.required("config", TRAINING_CONFIG)
+        pipeline = load(where, host=Host(0, 1))
+    else:
+        where = options.required("eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
+        pipeline = load_evaluation(where)
+        if pipeline.num_steps is None and config.eval_steps <= 0:
+            raise ConfigError(
+                f"{where}: these data never end, and MaxText's eval_steps is {config.eval_steps}. Set it."
+            )
+    checks.check_batches(config, pipeline, where, options.of_trainer, training=training)
+    checks.check_weights(pipeline, where, options.ignore_weights)
+    return pipeline, where
 
 
 def load_evaluation(where: str) -> Pipeline:
@@ -134,10 +152,7 @@ def _batches(
     from jax.sharding import NamedSharding, PartitionSpec
     from maxtext.utils.sharding import get_input_data_sharding
 
-    checks.check_trainer(config)
     trainer = options.of_trainer
-    checks.check_batches(config, pipeline, where, trainer, training=training)
-    checks.check_weights(pipeline, where, options.ignore_weights)
     kind: type[MaxTextBatches]
     if training:
         kind, rows = MaxTextBatches, trainer.rows(config, config.global_batch_size_to_load)

@@ -15,14 +15,15 @@ from grain_sft.integrations.maxtext.iterators import (
     TRAINING_CONFIG,
     MaxTextBatches,
     continue_at,
+    load_checked,
     make_eval_iterator,
     make_train_iterator,
 )
 from grain_sft.integrations.maxtext.options import Options, split
 
 
-def train(argv: Sequence[str], options: Options) -> None:
-    """Run MaxText's trainer with a command line, the program first.
+def train(arguments: Sequence[str], options: Options) -> None:
+    """Run MaxText's trainer with the arguments of its command.
 
     Raises:
       MissingExtraError: MaxText is not installed.
@@ -55,16 +56,25 @@ def train(argv: Sequence[str], options: Options) -> None:
                 logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
                 continue_at(step, config, batches, options, process_indices)
 
+    def check(config: Any) -> None:
+        load_checked(config, options, training=True)
+        if config.eval_interval > 0:
+            load_checked(config, options, training=False)
+
     interface.make_olmo_grain_train_iterator = training_batches
     interface.make_olmo_grain_eval_iterator = evaluation_batches
+    trainer.check_first(module, check)
     trainer.follow(module, weights_are_of)
     try:
-        module.main(list(argv))
+        module.main([str(module.__file__), *arguments])  # by the path MaxText finds the trainer's default config
     finally:
         for batches in made:
             batches.close()
     for failure in filter(None, (batches.failure for batches in made)):
         raise failure
+    for config, batches, _ in training:
+        steps = batches.next_step // trainer.batches_per_step(config)
+        logging.info("grain_sft: the run is complete: the data were read up to step %d of %d.", steps, config.steps)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         stated(options.required("config", TRAINING_CONFIG))
         if options.eval_config:
             stated(options.eval_config)
-        train(["grain_sft.integrations.maxtext", *theirs], options)
+        train(theirs, options)
     except GrainSftError as error:
         print(f"grain_sft.integrations.maxtext: {error}", file=sys.stderr)
         return 1

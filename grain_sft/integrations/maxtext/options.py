@@ -76,7 +76,7 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     """Return MaxText's arguments, and the options among them.
 
     Raises:
-      ConfigError: as `Options.from_environment`, or another `dataset_type`.
+      ConfigError: as `Options.from_environment`, another `dataset_type`, or a word that MaxText would ignore.
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]
@@ -86,4 +86,10 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     for word in arguments:
         if word.startswith("dataset_type=") and word != "dataset_type=olmo_grain":
             raise ConfigError(f"{word}: the data are grain_sft's here. Remove this argument.")
+    for number, word in enumerate(theirs):
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: options have no dashes here. Write {word.lstrip('-')}.")
+        if "=" not in word and (number or not word.endswith(".yml")):
+            first = f", or before all of them one of {', '.join(TRAINERS)} and a config file of MaxText (NAME.yml)"
+            raise ConfigError(f"{word!r}: expected key=value{'' if number else first}.")
     return [*theirs, "dataset_type=olmo_grain"], options

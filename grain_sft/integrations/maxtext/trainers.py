@@ -48,6 +48,11 @@ class Trainer(abc.ABC):
         """Return the step at which a run continues from the checkpoint with this number."""
 
     @abc.abstractmethod
+    def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
+        """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes,
+        unless it makes the data before that."""
+
+    @abc.abstractmethod
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
         """Patch the trainer's `module` to call `continue_at` with the step of the weights that it restores.
 
@@ -67,6 +72,9 @@ class PreTraining(Trainer):
     def step_after(self, checkpoint: int) -> int:
         return checkpoint + 1
 
+    def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
+        pass  # it makes the data first
+
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
         get_first_step = module.get_first_step
 
@@ -78,8 +86,24 @@ class PreTraining(Trainer):
         module.get_first_step = first_step
 
 
+@dataclasses.dataclass(frozen=True)
 class Tunix(Trainer):
-    """A trainer of Tunix. It writes checkpoint N after N steps, and each micro-batch of a step is a batch of its own."""
+    """A trainer of Tunix. It writes checkpoint N after N steps, and each micro-batch of a step is a batch of its own.
+
+    Attributes:
+      begin: Name of the module's function that loads weights, given MaxText's config.
+    """
+
+    begin: str = "train"
+
+    def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
+        begin = getattr(module, self.begin)
+
+        def begin_checked(config: Any, *others: Any) -> Any:
+            check(config)
+            return begin(config, *others)
+
+        setattr(module, self.begin, begin_checked)
 
     def batches_per_step(self, config: Any) -> int:
         batches = int(config.gradient_accumulation_steps)
@@ -100,10 +124,27 @@ class Tunix(Trainer):
         train_model = module.train_model
 
         def train(config: Any, trainer: Any, mesh: Any) -> Any:
+            self.check_accumulation(config, trainer)
             continue_at(trainer.train_steps)
             return train_model(config, trainer, mesh)
 
         module.train_model = train
+
+    def check_accumulation(self, config: Any, trainer: Any) -> None:
+        """Refuse accumulation where Tunix's `trainer` fails in it."""
+
+
+class FineTuning(Tunix):
+    """MaxText's fine-tuning trainer, built on Tunix. Its own train step needs the accumulator of later versions of Tunix."""
+
+    def check_accumulation(self, config: Any, trainer: Any) -> None:
+        batches = self.batches_per_step(config)
+        if batches > 1 and getattr(trainer, "grad_accumulator", None) is None:
+            raise ConfigError(
+                f"MaxText's gradient_accumulation_steps is {batches}, but its train_sft fails above 1 with this version of "
+                "google-tunix, whose trainer has no grad_accumulator. Set gradient_accumulation_steps=1, or install a later "
+                "version (docs/maxtext.md)."
+            )
 
 
 class Distillation(Tunix):
@@ -123,8 +164,8 @@ class Distillation(Tunix):
 
 TRAINERS: dict[str, Trainer] = {
     "pre_train": PreTraining("maxtext.trainers.pre_train.train"),
-    "sft": Tunix("maxtext.trainers.post_train.sft.train_sft"),
+    "sft": FineTuning("maxtext.trainers.post_train.sft.train_sft"),
     "dpo": Tunix("maxtext.trainers.post_train.dpo.train_dpo", of_pairs=True),
-    "distill": Distillation("maxtext.trainers.post_train.distillation.train_distill"),
+    "distill": Distillation("maxtext.trainers.post_train.distillation.train_distill", begin="train_distill"),
 }
 """Trainers by their names on the command line."""
