@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from batches import sections
 from children import run
+from megatron_files import write_megatron
 from mutators import ODD_NUMBERS, change_json, changed_bytes
 from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
 
@@ -156,6 +157,7 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     write_episodes(whole / "episodes", weighted, shards=2)
     write_primer(whole / "primer", docs, sources=True)
     write_openchat(whole / "openchat", weighted)
+    write_megatron(whole / "megatron" / "a", [[tokens.tolist()] for tokens, _ in docs])
     sha = {"tokenizer": {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc", "vocab_size": 1000}}
     manifest = {**sha, "inputs": [{"path": name} for name in "abc"], "splits": {"train": {"documents": 40}}}
     for name in ("olmo", "episodes", "primer", "openchat"):
@@ -182,6 +184,7 @@ def make_whole(folder: Path) -> dict[str, Kind]:
         "olmo: boundaries unpacked": Kind(whole / "olmo", read_corpus, of_gzip, "*.csv.gz"),
         "episodes: index": Kind(whole / "episodes", read_corpus, changed_bytes, "episodes.idx"),
         "openchat: Parquet": Kind(whole / "openchat", read_corpus, changed_bytes, "*.parquet"),
+        "megatron: index": Kind(whole / "megatron", read_corpus, changed_bytes, "*.idx"),
         "rows: any file": Kind(whole / "rows", read_rows, changed_bytes),
         "rows: rows.json": Kind(whole / "rows", read_rows, of_json, "*.json"),
         "plan: bytes": Kind(whole / "plan.arrays", read_plan, changed_bytes),
@@ -248,7 +251,7 @@ def test_mutants_of_every_kind_are_refused_with_a_sentence_or_read(tmp_path):
     found = json.loads(out.splitlines()[-1])
     print(json.dumps(found, indent=1))
     assert not found["wrong"], json.dumps(found["wrong"], indent=1)
-    assert sum(found["made"].values()) == MUTANTS and len(found["made"]) == 20
+    assert sum(found["made"].values()) == MUTANTS and len(found["made"]) == 21
     assert set(found["refused"]) == set(found["made"]), "of each kind some are refused"
 
 

@@ -20,7 +20,7 @@ from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import joined_split
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, read_metadata
 from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, in_threads
-from grain_sft.corpus.megatron_index import HEADER_BYTES, MAGIC, IndexHeader
+from grain_sft.corpus.megatron_index import HEADER_BYTES, IndexHeader
 from grain_sft.corpus.shard import Shard
 from grain_sft.errors import CorpusError, CorpusFileError, RemoteTimeoutError, shortened
 from grain_sft.storage import describe, files
@@ -94,15 +94,14 @@ class Megatron(Format):
         return TokenFile(path, boundaries=f"{_stem(path)}{_INDEX}", boundaries_kind="megatron", continues=False)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        stem, suffix = os.path.splitext(path)
-        if suffix not in (_TOKENS, _INDEX) or not listing.sidecars(path, files.name_of(f"{stem}{_INDEX}")):
-            return None
-        return f"{stem}{_TOKENS}" if _is_index(f"{stem}{_INDEX}") else None
+        stem = _stem(path)
+        pair = [files.name_of(stem) + suffix for suffix in (_TOKENS, _INDEX)]
+        return f"{stem}{_TOKENS}" if stem != path and len(listing.sidecars(path, *pair)) == len(pair) else None
 
     def _prefixes(self, path: str, listing: DirectoryListing) -> list[str]:
         """Return the prefix of a path, or the prefixes in a folder."""
         stem = _stem(path)
-        if stem != path or files.exists(f"{path}{_INDEX}"):
+        if stem != path or _is_index(f"{path}{_INDEX}"):
             return [stem]
         found = self._in_folder(path, listing)
         if not found:
@@ -117,7 +116,7 @@ class Megatron(Format):
             names = listing.names(folder)
             stems = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
             found = [files.join(folder, stem) for stem in stems if f"{stem}{_TOKENS}" in names]
-            if found and _is_index(f"{found[0]}{_INDEX}"):
+            if found:
                 return found
         return []
 
@@ -220,11 +219,11 @@ def _stem(path: str) -> str:
 
 
 def _is_index(path: str) -> bool:
-    """Return whether the file exists and begins as Megatron's indexes do; a file that can't be read does not."""
+    """Return whether the index of a prefix exists. Its content is checked when it is read."""
     if path.endswith(_OTHERS):
         return False
     try:
-        return files.exists(path) and files.read_range(path, 0, len(MAGIC)) == MAGIC
+        return files.exists(path)
     except RemoteTimeoutError:
         raise
     except CorpusFileError:
