@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
     from grain_sft.sampling import Host
 
+_DECLARED = ("dtype", "eos_token_id", "use_loss_mask", "split", "subset")
+"""Options of `open_corpus` that commands declare as it does."""
+
 _TOKENIZER_NAME = """name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is
 refused"""
 
@@ -56,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
         add = self.group(group).add_argument
         add("--format", default="auto", help=f"{', '.join(FORMATS)}, or package.module:Name")
-        self.add_declared(open_corpus, ("dtype", "eos_token_id", "use_loss_mask"), group)
+        self.add_declared(open_corpus, _DECLARED, group)
         add("--tokenizer-name", metavar="NAME", help=_TOKENIZER_NAME)
         add("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
         remap = "replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times"
@@ -153,7 +156,7 @@ def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
             "or directory that is opened. Write --tokenizer-name.",
             file=sys.stderr,
         )
-    names = ("format", "dtype", "eos_token_id", "label_mask_paths", "use_loss_mask")
+    names = ("format", "label_mask_paths", *_DECLARED)
     return {"tokenizer": tokenizer, "path_remap": dict(options.path_remap), **values_of(options, names)}
 
 

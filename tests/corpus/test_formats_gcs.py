@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from megatron_files import write_megatron
 from sft_files import (
     EOS,
     assert_documents,
@@ -116,3 +117,36 @@ def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, 
     for pattern in ("*.npy", "*"):
         corpus = grain_sft.open_corpus(f"{bucket}/olmo/train/{pattern}", eos_token_id=EOS)
         assert corpus.fingerprint == local["olmo"].fingerprint
+
+
+def located(path, place):
+    """A path, or a list of paths and weights, below `place`."""
+    if isinstance(path, list):
+        return [located(each, place) for each in path]
+    return path.format(place) if isinstance(path, str) else path
+
+
+def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    for name, count in (("web", 40), ("code", 30)):
+        write_megatron(tmp_path / "data" / name, [[tokens.tolist()] for tokens, _ in documents(count)])
+    client.put(f"{tmp_path / 'data'}/", "bucket/megatron/", recursive=True)
+    bucket, local = "gs://bucket/megatron", str(tmp_path / "data")
+    try:
+        for path in ("{}", "{}/web", "{}/web.idx", "{}/*.bin", ["{}/code", "{}/web"], [0.3, "{}/web", 0.7, "{}/code"]):
+            for split in (None, "3,1"):
+                found, expected = (
+                    grain_sft.open_corpus(located(path, place), split=split) for place in (bucket, local)
+                )
+                assert_same(found, expected)
+                np.testing.assert_array_equal(found.sequences.start, expected.sequences.start)
+        remote = grain_sft.open_corpus(f"{bucket}/web", split="3,1", subset="valid")
+        remote.save(tmp_path / "index.json")
+        assert grain_sft.open_corpus(tmp_path / "index.json") == remote
+        client.put(f"{local}/code.idx", "bucket/megatron/web.idx")
+        with pytest.raises(grain_sft.GrainSftError, match=r"web\.idx"):
+            _ = remote.documents
+        with pytest.raises(grain_sft.GrainSftError, match=r"web\.bin: .* bytes, but .*web\.idx lists"):
+            grain_sft.open_corpus(f"{bucket}/web")
+    finally:
+        client.rm("bucket/megatron", recursive=True)

@@ -10,6 +10,7 @@ from megatron_files import CASES, GOLDEN, write_megatron
 
 import grain_sft
 from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, open_corpus
+from grain_sft.cli.main import main
 from grain_sft.verify import verify
 
 SUBSETS = ("train", "valid", "test")
@@ -243,3 +244,20 @@ def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path, suffix
     shutil.copy(tmp_path / f"b{suffix}", tmp_path / f"a{suffix}")
     with pytest.raises(GrainSftError, match=rf"a\{suffix}: the file has the size that was indexed, but other content"):
         corpus.document(1)
+
+
+def test_commands_take_a_blend_and_a_split(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+    web, code = (write_megatron(tmp_path / name, [[[*range(3, 12), 2]]] * 20) for name in ("web", "code"))
+    where = ["0.3", web, "0.7", code, "--split", "3,1", "--eos-token-id", "2"]
+    assert main(["index", *where, "--subset", "valid", "--output", str(tmp_path / "index.json")]) == 0
+    assert open_corpus(tmp_path / "index.json").num_documents == 10
+    assert main(["verify", " ".join(where[:4]), *where[4:], "--full", "--vocab-size", "12"]) == 0
+    assert "tokens in documents     300" in capsys.readouterr().out
+    sections = {"layout": {"kind": "packed", "sequence_length": 20}, "sampler": {"global_batch_size": 2, "seed": 0}}
+    corpus = {"path": f"0.3 {web} 0.7 {code}", "split": "3,1", "subset": "valid", "eos_token_id": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"corpus": corpus} | sections))
+    for command in ("inspect", "trace"):
+        assert main([command, str(tmp_path / "config.json"), "--step", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert any(name in shown for name in ("web.bin", "code.bin")) and "document" in shown
