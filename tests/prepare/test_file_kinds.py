@@ -157,7 +157,7 @@ def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_
     check_documents(tmp_path / "one", spm, "messages", conversations)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "parquet"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.heavy)])
 def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm, tmp_path, monkeypatch):
     """Else the corpus would hold records that its manifest's hashes are not of."""

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError
-from grain_sft.prepare.records import inputs, unpacked
+from grain_sft.prepare.records import inputs, parquet_file, unpacked
 from grain_sft.prepare.records.schema import parse_record
 from grain_sft.prepare.records.strict_json import parse_json
 
@@ -130,6 +130,23 @@ def test_parquet_rows_are_records(tmp_path):
     assert [line for line, _ in found] == list(range(1, 11))
     assert found[0][1] == {"messages": [{"role": "user", "content": "0"}]}
     assert json.loads(json.dumps(found[3][1])) == {"messages": [{"role": "user", "content": "3", "weight": 0.5}]}
+
+
+@pytest.mark.parametrize("part_bytes", [500, 1 << 26], ids=["parts of row groups", "whole row groups"])
+def test_a_row_group_is_read_in_parts_by_one_pass(tmp_path, monkeypatch, part_bytes):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    monkeypatch.setattr(parquet_file, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(parquet_file, "_BATCH", 7)
+    path, expected = tmp_path / "a.parquet", [{"text": f"a text {number}"} for number in range(250)]
+    parquet.write_table(arrow.Table.from_pylist(expected), path, row_group_size=100)
+    assert read_all(path, random.Random(1)) == list(enumerate(expected, 1))
+    opened, open_file = [], parquet_file._open
+    monkeypatch.setattr(parquet_file, "_open", lambda path: opened.append(path) or open_file(path))
+    assert read_all(path) == list(enumerate(expected, 1))
+    assert len(opened) == 2  # to describe it, and to read it
+    assert (len(inputs.plan_units(inputs.list_inputs([[str(path)]]))) > 3) == (part_bytes == 500)
 
 
 def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> t
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes]:
     """Yield the records of a unit: features, {"text"}, or JSON as bytes."""
     for number, record in enumerate(_records(entry.path, entry.size, unit, unit.first - 1, unit.records), unit.first):
-        if entry.encoding == "json":
+        if entry.note == "json":
             yield record
-        elif entry.encoding == "text":
+        elif entry.note == "text":
             yield {"text": text_of(record)}
         elif (found := fields_of(record)) is not None:
             yield found

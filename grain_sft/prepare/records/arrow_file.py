@@ -21,6 +21,7 @@ _MESSAGE = b"\xff\xff\xff\xff"  # at the beginning of each message
 _END = _MESSAGE + bytes(4)
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # types of messages
 _ROWS = 1024  # of a batch, converted at once
+_READ = 1 << 23  # bytes
 
 
 class _Message(NamedTuple):
@@ -37,7 +38,7 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
-    """Return parts of whole record batches, each of at least `least` bytes but the last; and no encoding.
+    """Return parts of whole record batches, each of at least `least` bytes but the last; and no note.
 
     A file whose dictionaries change between two batches is one part.
     """
@@ -50,14 +51,16 @@ def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> t
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
-    data = read_exactly(entry.path, entry.size, unit.start, unit.stop)
-    check_digest(entry.path, data, unit.digest)
-    data = _head(entry.path, entry.size) + data if unit.start else data.removeprefix(_FILE_HEAD)
-    from pyarrow import ArrowException, ipc
+    from pyarrow import ArrowException, ipc, py_buffer
 
+    head = _head(entry.path, entry.size) if unit.start else b""
+    data = bytearray(head)
+    for start in range(unit.start, unit.stop, _READ):  # a batch may be large, and is in memory once
+        data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
+    check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
     found = 0
     try:
-        for batch in ipc.open_stream(data):
+        for batch in ipc.open_stream(py_buffer(data).slice(len(_FILE_HEAD) if data.startswith(_FILE) else 0)):
             batch.validate(full=True)
             found += batch.num_rows
             yield from rows_of(batch)

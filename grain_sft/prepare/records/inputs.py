@@ -1,6 +1,6 @@
 """Inputs: files of records, cut into units that can be read in any order and on any machine.
 
-Lines are cut every few MiB, and belong to the unit that has their first byte; Parquet is cut at its row groups, Arrow at its
+Lines are cut every few MiB, and belong to the unit that has their first byte; Parquet is cut in its row groups, Arrow at its
 record batches, ArrayRecord at its groups, compressed files and arrays between records. A text is one unit. The cuts depend on
 the files alone, and no output depends on the cuts.
 """
@@ -80,7 +80,7 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
         if parts is None:
             parts = tuple(Part(start, min(start + step, entry.size)) for start in range(0, entry.size, step))
         units += [
-            Unit(part.start, part.stop, part.records, part.digest, len(units) + index, number, index)
+            Unit(part.start, part.stop, part.records, part.digest, len(units) + index, number)
             for index, part in enumerate(parts)
         ]
     return units
@@ -193,9 +193,9 @@ def _describe(dataset: int, path: str, size: int, read: Callable[[int], None]) -
     head = files.read_range(path, 0, min(size, 16))
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):
-            parts, encoding = module.describe(path, size, MAX_BLOCKS * BLOCK, read)
+            parts, note = module.describe(path, size, MAX_BLOCKS * BLOCK, read)
             read(size)
-            return Input(dataset, path, size, kind, parts=parts, encoding=encoding)
+            return Input(dataset, path, size, kind, parts=parts, note=note)
     if not size and path.endswith((".gz", ".zst")):
         raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
     compression = unpacked.compression_of(path, head)

@@ -26,7 +26,7 @@ class Input:
       parts: Parts that are read whole; None for plain lines, which can be cut anywhere.
       records: Number of its lines, elements or rows, once it is scanned.
       digest: Hash of its content, once it is scanned: SHA-256 over those of its units.
-      encoding: Encoding of the records, where the kind of file allows several.
+      note: What its reader needs: the encoding of an ArrayRecord's records, the version of a Parquet file.
     """
 
     dataset: int
@@ -37,7 +37,7 @@ class Input:
     parts: tuple[Part, ...] | None = None
     records: int = 0
     digest: str = ""
-    encoding: str = ""
+    note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +47,14 @@ class Unit(Part):
     Attributes:
       number: Number among the units of all inputs.
       input: Number of its input.
-      part: Number among the units of its input; of Parquet, the row group.
       first: Number of its first line, element or row in its input.
     """
 
     number: int = 0
     input: int = 0
-    part: int = 0
     first: int = 1
 
     @property
     def size(self) -> int:
-        """Number of bytes, decompressed; of Parquet, an equal share of the file for each row group."""
+        """Number of bytes, decompressed; of Parquet, an equal share of the file for each part."""
         return self.stop - self.start
