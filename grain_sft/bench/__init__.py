@@ -28,6 +28,7 @@ class Scale:
       order_rows: Rows of the exact order (orders).
       plan_documents: Documents, of some 9,000 tokens, as sparse files (plans).
       conversations: Conversations, of some 200 tokens (prepare).
+      texts: Plain documents, of some 3,000 bytes (prepare).
       documents: Documents, of some 10,000 tokens, as sparse files (trace); OLMo-3's run has 2,268,468.
     """
 
@@ -41,6 +42,7 @@ class Scale:
     order_rows: Count = 100_000_000
     plan_documents: Count = 2_270_000
     conversations: Count = 100_000
+    texts: Count = 8_000
     documents: Count = 100_000
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from grain_sft.bench import Scale, Table
 from grain_sft.bench.measuring import run_program
+from grain_sft.bench.texts import texts
 from grain_sft.corpus import open_corpus
 from grain_sft.demo import docstrings
 from grain_sft.errors import StorageError
@@ -145,7 +146,8 @@ def measure_first_batch(folder: Path) -> dict[str, Any]:
 
 
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the speed and memory of `prepare` for a tenth of the chats and for all, and the speed of SentencePiece alone."""
+    """Yield the speed and memory of `prepare` for a tenth of the chats and for all, and the speed of SentencePiece alone; then
+    those of plain documents."""
     rows: dict[str, dict[str, Any]] = {}
     count = scale.conversations
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -168,6 +170,7 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     columns = {"Mtok/s": "{mtok_per_s:.2f}", "of bare": "{of_bare:.2f}", "MB before": "{mb_before:.0f}"}
     columns["MB at most"] = "{peak_mb:.0f}"
     yield Table("prepare", "preparing chats, one core", columns, rows)
+    yield from texts(folder, scale)
 
 
 def _write(path: Path, text: str, count: int) -> None:

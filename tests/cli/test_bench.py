@@ -39,10 +39,12 @@ def test_every_loader_is_beside_its_limit(bench):
 
 @pytest.mark.heavy
 def test_preparing_is_beside_bare_sentencepiece(bench):
-    figures, printed = bench("--only prepare --conversations 200")
+    figures, printed = bench("--only prepare --conversations 200 --texts 40 --repeats 1")
     speed = figures["prepare"]["200 conversations, speed"]
     assert speed["documents"] == 200 and speed["tokens"] == speed["bare_tokens"] + 4 * 200
     assert "sentencepiece.encode on the same texts" in printed
+    rows = {name: row for name, row in figures["prepare_text"].items() if name.endswith(" 40 documents")}
+    assert len(rows) == 3 and all(row["of_bare"] > 0 and row["peak_mb"] < 1000 for row in rows.values())
 
 
 def test_packed_rows_are_beside_grains(bench, monkeypatch):
