@@ -61,8 +61,8 @@ print(json.dumps({"documents": len(texts), "tokens": tokens, "of_bare": of_bare,
 
 
 def texts(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the speed of `prepare` and of each tokenizer's own batch call, in CPU seconds of one core, and the memory of `prepare`
-    for a tenth of the documents and for all."""
+    """Yield the speed of `prepare` and of each tokenizer's own batch call, by CPU time on one core, and the memory of
+    `prepare` for a tenth of the documents and for all."""
     rows = {}
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)

@@ -1,10 +1,12 @@
 """Chunks: the documents of one unit, rendered and cut, each in one file that appears whole.
 
-A file holds: magic, header, a `RECORD` for each valid record, tokens, loss, and the rejected records as lines of JSON.
+A file holds: magic, header, a `RECORD` for each valid record, tokens, loss where it is not 1 everywhere, and the rejected
+records as lines of JSON.
 """
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -51,6 +53,7 @@ class Header:
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents for each reason in `DROPPED`.
       rejected, rejected_bytes: Number of records that were left out, and the bytes of their lines.
+      all_loss: Whether all tokens have the loss 1, which the file leaves out.
       text_bytes, text_tokens: Bytes of the texts of kept plain documents, and their tokens before a cut.
       size: Bytes of the header in the file.
     """
@@ -67,21 +70,22 @@ class Header:
     dropped: tuple[int, ...]
     rejected: int
     rejected_bytes: int
+    all_loss: bool = False
     text_bytes: int = 0
     text_tokens: int = 0
     size: int = 0
 
-    @property
+    @functools.cached_property
     def tokens_at(self) -> int:
         return self.size + self.records * RECORD.itemsize
 
-    @property
+    @functools.cached_property
     def loss_at(self) -> int:
         return self.tokens_at + self.tokens * np.dtype(self.token_dtype).itemsize
 
     @property
     def rejected_at(self) -> int:
-        return self.loss_at + self.tokens * np.dtype(self.loss_dtype).itemsize
+        return self.loss_at + (0 if self.all_loss else self.tokens * np.dtype(self.loss_dtype).itemsize)
 
     @property
     def end(self) -> int:
@@ -118,11 +122,13 @@ class Contents:
             dropped=tuple(self.dropped),
             rejected=len(self.rejected),
             rejected_bytes=len(rejected),
+            all_loss=bool((loss == 1).all()),
             text_bytes=self.text_bytes,
             text_tokens=self.text_tokens,
         )
         text = msgspec.json.encode(header)
-        parts = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), loss.tobytes(), rejected]
+        stored = b"" if header.all_loss else loss.tobytes()
+        parts = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), stored, rejected]
         return b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
 
 

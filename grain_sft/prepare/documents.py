@@ -164,17 +164,21 @@ class ChunkDocuments(Documents):
             if len(data) != header.end:
                 raise StorageError(f"{self._chunks.path(unit)}: changed while in use. Prepare again.")
             unit_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
-            unit_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
+            if header.all_loss:
+                unit_loss = np.ones(header.tokens, self.loss_dtype)
+            else:
+                unit_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
             for start, target, length in np.stack([starts, targets, lengths], axis=1)[part].tolist():
                 tokens[target : target + length] = unit_tokens[start : start + length]
                 loss[target : target + length] = unit_loss[start : start + length]
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         header, file = self.headers[part], self._file(part)
-        for offset, out in ((header.tokens_at, tokens), (header.loss_at, loss)):
-            file.seek(offset + start * out.itemsize)
-            if file.readinto(out) != out.nbytes:  # type: ignore[arg-type]
-                raise StorageError(f"{file.name}: was cut short while in use. Prepare again.")
+        _read_into(file, header.tokens_at + start * tokens.itemsize, tokens)
+        if header.all_loss:
+            loss[:] = 1
+        else:
+            _read_into(file, header.loss_at + start * loss.itemsize, loss)
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. Reads no tokens."""
@@ -182,6 +186,13 @@ class ChunkDocuments(Documents):
         for begin in range(0, len(ids), BLOCK_SOURCES):
             some = ids[begin : begin + BLOCK_SOURCES]
             yield np.stack([self._unit_inputs[self.parts_of(some)], lines[some].astype(np.int64)], axis=1)
+
+
+def _read_into(file: io.FileIO, offset: int, out: npt.NDArray[Any]) -> None:
+    """Fill `out` with the bytes of a file from `offset` on."""
+    file.seek(offset)
+    if file.readinto(out) != out.nbytes:  # type: ignore[arg-type]
+        raise StorageError(f"{file.name}: was cut short while in use. Prepare again.")
 
 
 @contextlib.contextmanager

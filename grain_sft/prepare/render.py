@@ -158,14 +158,15 @@ class Renderer:
             tokens, loss = tokens[:end], loss[:end]
         length = len(tokens)
         trainable = total_trainable if length == total else int(np.count_nonzero(loss))
-        drops_untrainable = self.template.trim_trailing or self.format.drops_untrainable
-        reasons = {
-            _NO_TEXT: not total,
-            _TOO_LONG: too_long and self.request.long_documents == "drop",
-            _NO_LOSS: drops_untrainable and not trainable,
-            _TOO_SHORT: length < self.min_length,
-        }
-        reason = next((reason for reason, applies in reasons.items() if applies), None)
+        reason = None
+        if not total:
+            reason = _NO_TEXT
+        elif too_long and self.request.long_documents == "drop":
+            reason = _TOO_LONG
+        elif not trainable and (self.template.trim_trailing or self.format.drops_untrainable):
+            reason = _NO_LOSS
+        elif length < self.min_length:
+            reason = _TOO_SHORT
         if reason is not None:
             made.dropped[reason] += 1
             length = trainable = 0

@@ -209,7 +209,7 @@ def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
         pieces = [
             piece for piece, _ in fim_pieces(case["text"], case["cuts"], tokens, suffix_first=case["suffix_first"])
         ]
-        ids = [tokenizer.encode([piece])[0] if isinstance(piece, str) else piece for piece in pieces]
+        ids = [tokenizer.encode([piece])[0] if isinstance(piece, str) else list(piece) for piece in pieces]
         assert [number for part in ids for number in part] == case["ids"]
 
 

@@ -172,7 +172,7 @@ class Template(abc.ABC):
         return [[self.tokenizer.special_tokens[text]] for text in spellings]
 
 
-Piece = tuple[str | list[int], float]
+Piece = tuple[str | list[int] | npt.NDArray[np.uint32], float]
 """A text to encode, or token ids; and the loss of each of its tokens."""
 
 

@@ -44,6 +44,12 @@ class Text(PiecesTemplate):
         self._never = np.zeros(tokenizer.vocab_size, np.bool_)
         self._never[[*(number for number in tokenizer.control_ids if number < tokenizer.vocab_size), *self._fim]] = True
 
+    def check(self, conversation: Conversation) -> None:
+        if conversation.messages[0].role != DOCUMENT:
+            super().check(conversation)  # names the template to give instead
+        if self.special is not None:
+            self.special.check(conversation.messages[0].content, "text")
+
     def pieces(self, conversation: Conversation) -> list[Piece]:
         text, form = conversation.messages[0].content, self.chosen.normalize
         if form is not None and not unicodedata.is_normalized(form, text):
@@ -57,7 +63,7 @@ class Text(PiecesTemplate):
 
     def document(self, pieces: list[Piece], ids: Sequence[Any]) -> Rendered:
         """Return the document of `pieces`; without any tokens where its text has none and is to be dropped."""
-        tokens: npt.NDArray[np.uint32] = np.concatenate(ids, dtype=np.uint32, casting="unsafe")
+        tokens: npt.NDArray[np.uint32] = np.concatenate(ids)
         texts = [(value, part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str)]
         if int(np.count_nonzero(self._never[tokens])) > len(pieces) - len(texts):
             for text, part in texts:
@@ -89,7 +95,7 @@ class Text(PiecesTemplate):
             raise PrepareError(
                 f"template text: documents {asked}, and this tokenizer has none. Give one that has, or --no-{name.lower()}."
             )
-        return [([number], 1.0)]
+        return [(np.array([number], np.uint32), 1.0)]
 
     def _fim_ids(self) -> list[int]:
         """Return the ids of the prefix, middle and suffix tokens: those named, or the tokenizer's own."""
@@ -119,8 +125,8 @@ def fim_pieces(text: str, cuts: Sequence[int], tokens: Sequence[int], *, suffix_
     (megatron/training/datasets/fim_dataset.py).
     """
     prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
-    to_prefix, to_middle, to_suffix = ([number] for number in tokens)
-    order: list[str | list[int]] = [to_prefix, prefix, to_suffix, suffix, to_middle, middle]  # PSM
+    to_prefix, to_middle, to_suffix = (np.array([number], np.uint32) for number in tokens)
+    order: list[str | npt.NDArray[np.uint32]] = [to_prefix, prefix, to_suffix, suffix, to_middle, middle]  # PSM
     if suffix_first:
         order = [to_prefix, to_suffix, suffix, to_middle, prefix, middle]  # SPM
     return [(piece, 1.0) for piece in order]
