@@ -1,19 +1,23 @@
 """A run that was killed, at any moment, and started again gives the bytes of one that was not."""
 
 import gzip
+import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
 from prepared import write_chats
 
 KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "6"))
 """Of each case; `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
 
 _PROGRAM = """
-import os, random, shutil, signal, sys, time
+import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare, train_tokenizer
 from grain_sft.storage import locks
@@ -23,10 +27,13 @@ folder, format, workers, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]
 model = folder / "spm.model"
 if not model.exists():
     words = [f"word {number} of the question, and the answer" for number in range(300)]
-    model.write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
+    special = (*CHAT_TOKENS, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+    model.write_bytes(train_tokenizer(words, 350, special))
+options = {"template": "primer", "max_length": 60} | json.loads(sys.argv[5])
+[a], [b] = (map(str, folder.glob(pattern)) for pattern in ("a.*", "b.*"))
 request = Request(
-    (Dataset((str(folder / "a.*"),), "2.5"), Dataset((str(folder / "b.*"),), "0.5")), "primer", str(model), format,
-    val_frac=0.1, max_length=60, part_bytes=20_000, shard_tokens=15_000, on_error="skip",
+    (Dataset((a,), "2.5"), Dataset((b,), "0.5")), tokenizer=str(model), format=format,
+    val_frac=0.1, part_bytes=20_000, shard_tokens=15_000, on_error="skip", **options,
 )
 
 def run(out):
@@ -87,7 +94,51 @@ def test_killed_and_started_again(tmp_path: Path, format: str, workers: int, nam
         pytest.importorskip("pyarrow")
     for name, count in zip(names, (3000, 1200), strict=True):
         write(tmp_path / name, count)
-    command = [sys.executable, "-c", _PROGRAM, str(tmp_path), format, str(workers), str(KILLS if workers == 1 else 2)]
+    run(tmp_path, format, workers, KILLS if workers == 1 else 2, {})
+
+
+def write_texts(path: Path, count: int) -> None:
+    """Write texts in the kind of file, or the folder of them, that the name is of."""
+    draw = random.Random(path.name)
+    texts = ["".join(draw.choices("the answer \n\té漢😀", k=draw.randrange(200))) for _ in range(count)]
+    if path.suffix == ".folder":
+        path.mkdir()
+        for number, text in enumerate(texts):
+            (path / f"{number}.txt").write_text(text)
+    elif path.suffix == ".array_record":
+        writer = ArrayRecordWriter(str(path), "group_size:10")
+        for text in texts:
+            writer.write(text.encode())
+        writer.close()
+    elif path.suffix == ".arrow":
+        arrow = pytest.importorskip("pyarrow")
+        with arrow.ipc.new_stream(path, arrow.schema({"text": arrow.string()})) as stream:
+            stream.write_table(arrow.table({"text": texts}), max_chunksize=100)
+    else:
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
+        path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
+
+
+@pytest.mark.parametrize(
+    ("format", "names", "kills"),
+    [
+        ("olmo", ("a.jsonl", "b.array_record"), 3),
+        *(
+            pytest.param(format, names, 25, marks=pytest.mark.heavy)
+            for format in ("olmo", "megatron")
+            for names in (("a.jsonl.gz", "b.arrow"), ("a.array_record", "b.folder"))
+        ),
+    ],
+)
+def test_texts_killed_and_started_again(tmp_path: Path, format: str, names: tuple[str, str], kills: int) -> None:
+    for name, count in zip(names, (40 * kills, 10 * kills), strict=True):
+        write_texts(tmp_path / name, count)
+    run(tmp_path, format, 1, kills, {"template": "text", "fim_rate": 0.5, "empty": "keep", "max_length": 150})
+
+
+def run(folder: Path, format: str, workers: int, kills: int, options: dict[str, Any]) -> None:
+    arguments = [str(folder), format, str(workers), str(kills), json.dumps(options)]
+    command = [sys.executable, "-c", _PROGRAM, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)
     assert result.returncode == 0, result.stderr[-3000:]

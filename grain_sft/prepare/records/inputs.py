@@ -183,6 +183,8 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
 def _size(path: str) -> int:
     check_name("input", path)
     size = files.size(path)
+    if not files.is_remote(path) and os.path.isdir(path):
+        raise CorpusFileError(f"{path}: is a folder. Name it as an input of its own, not by a glob, or its files.")
     if not files.is_remote(path) and not os.path.isfile(path):
         raise CorpusFileError(f"{path}: is not a regular file. Expected a file that can be read more than once.")
     return size
