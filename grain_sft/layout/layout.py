@@ -52,6 +52,7 @@ class Layout(Protocol):
         corpus, and its length. Readers call it for rows of few long segments; None in a layout that has `pieces` alone.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
       of_pairs: Whether the rows are preference pairs. No other layout may read a corpus of pairs.
+      takes_weights: Whether the rows follow `corpus.weights`. No other layout may read a corpus that has some.
       segment_names: Names of the segments 1, 2, … of each row; empty if a segment is any document. The first is a prompt, and
         the others are responses to it, which are shown next to each other.
       orders_rows: Whether the rows are numbered in the order in which they are meant to be read. It is then a config's default.
@@ -69,6 +70,7 @@ class Layout(Protocol):
     plans: Sequence[Plan] = ()
     highest_token: int | None = None
     of_pairs: bool = False
+    takes_weights: bool = False
     segment_names: Sequence[str] = ()
     orders_rows: bool = False
     transforms: Sequence[Any] = ("shift_targets",)

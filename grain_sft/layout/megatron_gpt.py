@@ -65,7 +65,7 @@ class MegatronGptLayout(Layout):
     """
 
     kind = "megatron_gpt"
-    follows_documents = one_segment = True
+    follows_documents = one_segment = takes_weights = True
 
     def __init__(
         self,

@@ -71,7 +71,8 @@ class NpyDataSource(RowSource):
       max_open_files: Most files that stay open; None for 1024, or less under a low `ulimit -n`.
 
     Raises:
-      LayoutError: `layout` is the layout of a mixture, which MixtureSource reads, or of other rows than the corpus's pairs.
+      LayoutError: `layout` is the layout of a mixture, which MixtureSource reads, is of other rows than the corpus's pairs, or
+        does not follow the corpus's weights.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
@@ -84,6 +85,11 @@ class NpyDataSource(RowSource):
             raise LayoutError(
                 f"{layout!r}: the corpus holds preference pairs, of which it would train on rejected responses. Take the "
                 "layout of kind pairs."
+            )
+        if corpus.weights and not layout.takes_weights:
+            raise LayoutError(
+                f"{layout!r}: the corpus is a blend of weights {corpus.weights}, which this layout does not follow. Leave the "
+                "weights out, make a mixture of the prefixes, or take the layout of kind megatron_gpt."
             )
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._wide = corpus.dtype.itemsize == 4
@@ -128,8 +134,8 @@ class NpyDataSource(RowSource):
         Without `shifted`, tokens are not checked, and targets and their segment ids may be uninitialised.
 
         Raises: as `read`; and CorpusError for a negative token."""
-        read, tokens, _ = found = self._read_unsigned(rows, shifted)
-        if self.layout.corpus.signed:
+        read, tokens, fit = found = self._read_unsigned(rows, shifted)
+        if self.layout.corpus.signed and not (shifted and self._wide and fit):  # which was checked, or is certain
             corpus, length = self.layout.corpus, self.layout.sequence_length
 
             def pieces() -> tuple[Ints, Ints, Ints]:

@@ -111,6 +111,13 @@ def test_layouts_read_every_token_of_a_split(tmp_path):
     assert sorted(packed.read(range(len(packed)))["tokens"].reshape(-1).tolist()) == sorted(expected * 2)
 
 
+def test_a_layout_that_does_not_follow_the_weights_of_a_blend_is_refused(tmp_path):
+    one = write_megatron(tmp_path / "a", DOCS)
+    for layout in (WindowLayout, PaddedLayout, PackedLayout):
+        with pytest.raises(GrainSftError, match=r"a blend of weights .* does not follow. Leave the weights out"):
+            NpyDataSource(layout(open_corpus([1, one, 2, one]), 4))
+
+
 def test_a_saved_index_keeps_ranges_and_weights(tmp_path):
     one, two = (write_megatron(tmp_path / name, DOCS) for name in "ab")
     corpus = open_corpus([3, one, 1, two], split="3,4", subset="valid", eos_token_id=0)
@@ -134,9 +141,8 @@ def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
     def receipt(**corpus):
         sampler = {"order": "sequential", "seed": 0, "global_batch_size": 2}
         config = {"corpus": {"path": [0.3, "data/one", 0.7, "data/two"], **corpus}, "sampler": sampler}
-        (tmp_path / "config.json").write_text(
-            json.dumps(config | {"layout": {"kind": "windows", "sequence_length": 16}})
-        )
+        layout = {"kind": "megatron_gpt", "sequence_length": 16, "num_samples": 20}
+        (tmp_path / "config.json").write_text(json.dumps(config | {"layout": layout}))
         return grain_sft.load(tmp_path / "config.json").receipt.code
 
     changes = [{"split": "1,1"}, {"split": "2,1"}, {"split": "1,1", "subset": "valid"}]
@@ -255,7 +261,7 @@ def test_commands_take_a_blend_and_a_split(tmp_path, capsys, monkeypatch):
     assert main(["verify", " ".join(where[:4]), *where[4:], "--full", "--vocab-size", "12"]) == 0
     assert "tokens in documents     300" in capsys.readouterr().out
     sections = {"layout": {"kind": "packed", "sequence_length": 20}, "sampler": {"global_batch_size": 2, "seed": 0}}
-    corpus = {"path": f"0.3 {web} 0.7 {code}", "split": "3,1", "subset": "valid", "eos_token_id": 2}
+    corpus = {"path": [web, code], "split": "3,1", "subset": "valid", "eos_token_id": 2}
     (tmp_path / "config.json").write_text(json.dumps({"corpus": corpus} | sections))
     for command in ("inspect", "trace"):
         assert main([command, str(tmp_path / "config.json"), "--step", "1"]) == 0
