@@ -109,6 +109,18 @@ def runs() -> dict[str, dict[str, Any]]:
     return found
 
 
+BLENDS: dict[str, list[float]] = {
+    "tenths": [0.3, 0.7],
+    "equal": [1, 1, 1],
+    "thirds and halves": [2, 3, 6, 1],
+    "uneven": [0.000123, 17.3, 2.71828, 0.9],
+    "twenty": [number * number + 0.5 for number in range(20)],
+    "three hundred": [1 + number % 7 for number in range(300)],
+}
+BLEND_SIZE = 20_000
+"""Weights, and the samples of their blends that golden files hold."""
+
+
 def maxtext_runs() -> dict[str, dict[str, Any]]:
     """Return runs as `runs` does, with the layout's `variant`. Prefixes without weights are one data set."""
     found: dict[str, dict[str, Any]] = {}

@@ -2,30 +2,71 @@
 
 Sample t is of the data set with the greatest `weight * max(t, 1) - taken`, the first of equals, in 64-bit floating point. That
 is a loop over samples in which each step needs the one before. Here thousands of chains run it at once, each over its own
-part of the samples. Where a chain begins, the samples taken so far are guessed to be in proportion to the weights, and some
-steps before its part correct the guess: a data set that was given one too many waits for its turn. What a chain began with is
-then compared with what the chain before it ended with, and a chain that began with anything else runs again, so the result is
-the loop's, whatever was guessed. `bench --only megatron` measures it beside the compiled loop.
+`BLOCK` samples. Where a chain begins, the samples taken so far are guessed to be in proportion to the weights, and some steps
+before its samples correct the guess: a data set that was given one too many waits for its turn. What a chain began with is then
+compared with what the chain before it ended with, and a chain that began with anything else runs again, so the result is the
+loop's, whatever was guessed. `bench --only megatron` measures it beside the compiled loop.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import concurrent.futures
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.storage import hashing
+
 if TYPE_CHECKING:
-    from jaxtyping import Float64, UInt16
+    from jaxtyping import Float64, Int64, UInt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.unsignedinteger]
 
 BLOCK = 1 << 10
-"""Samples between two entries of the counts of a `Blend`."""
+"""Samples of a chain."""
 
-_CHAINS = 1 << 13
-_STEPS = 8  # per data set, that correct a guess
+STEPS = 4
+"""Steps for each data set that correct a guess."""
+
+_CHAINS = 1 << 13  # of a thread at a time: their arrays stay in the processor's cache
+_ROWS = 64  # steps whose choices are transposed at once
+
+
+class Blend(NamedTuple):
+    """A blend.
+
+    Attributes:
+      chosen: uint8 or uint16 [samples], number of the data set of each sample.
+      taken: int64 [blocks, datasets], samples of each data set before each block of `BLOCK` samples.
+    """
+
+    chosen: UInt[np.ndarray, " samples"]
+    taken: Int64[np.ndarray, "blocks datasets"]
+
+    def numbers_of(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Ints, Ints]:
+        """Return the data set of each of `rows`, and its number among that data set's samples: int64 [rows] each."""
+        dataset = self.chosen[rows].astype(np.int64)
+        block, within = np.divmod(rows, BLOCK)
+        number: Ints = self.taken[block, dataset]
+        for each in np.unique(block).tolist():  # rows in order are in one or two blocks
+            here = self.chosen[each * BLOCK : (each + 1) * BLOCK]
+            order = here.argsort(kind="stable")
+            chosen = here[order]
+            in_block = np.empty(len(here), np.int64)
+            in_block[order] = np.arange(len(here)) - chosen.searchsorted(chosen)
+            asked = block == each
+            number[asked] += in_block[within[asked]]
+        return dataset, number
+
+    @property
+    def counts(self) -> Ints:
+        """Return the samples of each data set, int64 [datasets]."""
+        last = np.bincount(self.chosen[(len(self.taken) - 1) * BLOCK :], minlength=self.taken.shape[1])
+        counts: Ints = self.taken[-1] + last
+        return counts
 
 
 def normalized(weights: npt.ArrayLike) -> Floats:
@@ -35,28 +76,33 @@ def normalized(weights: npt.ArrayLike) -> Floats:
     return found
 
 
-def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> UInt16[np.ndarray, " size"]:
-    """Return the number of the data set of each of `size` samples, for weights that sum to 1."""
-    found = np.zeros(size, np.uint16)
-    if not size:
-        return found
-    first = int(weights.argmax())
-    found[0], count, warm = first, size - 1, _STEPS * len(weights)
-    chains = max(1, min(_CHAINS, count // (4 * warm)))
-    steps = -(-count // chains)
-    step = np.arange(chains, dtype=np.float64) * steps + 1
-    taken = _guess(weights, np.maximum(step - warm, 0))
-    _run(weights, step - warm, taken, np.empty((warm, chains), np.uint16))
-    taken[:, 0] = np.arange(len(weights)) == first
-    begun, chosen = taken.copy(), np.empty((steps, chains), np.uint16)
-    _run(weights, step, taken, chosen)
-    while len(wrong := 1 + np.flatnonzero((taken[:, :-1] != begun[:, 1:]).any(axis=0))):
-        begun[:, wrong] = taken[:, wrong - 1]
-        ended, again = np.ascontiguousarray(begun[:, wrong]), np.empty((steps, len(wrong)), np.uint16)
-        _run(weights, step[wrong], ended, again)
-        taken[:, wrong], chosen[:, wrong] = ended, again
-    found[1:] = chosen.T.reshape(-1)[:count]
-    return found
+def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
+    """Return the blend of `size` samples, 1 or more, by weights that sum to 1."""
+    blocks, datasets, steps = -(-size // BLOCK), len(weights), min(size, BLOCK)
+    chosen = np.empty((blocks, steps), np.min_scalar_type(datasets - 1))
+    step = np.arange(blocks, dtype=np.float64) * BLOCK
+    begun, ended = np.zeros((2, datasets, blocks))
+
+    def run(group: slice | Ints) -> None:
+        taken = begun[:, group].copy(order="C")
+        chosen[group] = _run(weights, step[group], taken, steps, chosen.dtype)
+        ended[:, group] = taken
+
+    def guess_and_run(first: int) -> None:
+        group, warm = slice(max(1, first), min(first + chains, blocks)), min(STEPS * datasets, BLOCK // 2)
+        if group.start < group.stop:
+            taken = _guess(weights, np.maximum(step[group] - warm, 0))
+            _run(weights, step[group] - warm, taken, warm, chosen.dtype)
+            begun[:, group] = taken
+        run(slice(first, group.stop))
+
+    chains = min(_CHAINS, max(_CHAINS // 2, -(-blocks // hashing.THREADS)))
+    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
+        list(pool.map(guess_and_run, range(0, blocks, chains)))
+    while len(wrong := 1 + np.flatnonzero((ended[:, :-1] != begun[:, 1:]).any(axis=0))):
+        begun[:, wrong] = ended[:, wrong - 1]
+        run(wrong)
+    return Blend(chosen.reshape(-1)[:size], begun.T.astype(np.int64))
 
 
 def _guess(weights: Floats, step: Floats) -> Floats:
@@ -68,45 +114,33 @@ def _guess(weights: Floats, step: Floats) -> Floats:
     return taken
 
 
-def _run(weights: Floats, step: Floats, taken: Floats, chosen: npt.NDArray[np.uint16]) -> None:
-    """Run chains (float64 [chains]: the step where each begins), and add what each took to `taken`, float64 [datasets, chains].
-    `chosen`, uint16 [steps, chains], is filled with the data sets."""
-    shape, chains = step.shape, len(step)
-    step, columns = step.copy(), np.arange(chains)
-    error, greatest, place = np.empty(shape), np.empty(shape), np.empty(shape, np.int64)
-    greater, number = np.empty(shape, np.bool_), np.empty(shape, np.uint16)
-    flat = taken.reshape(-1)
-    for row in chosen:
-        np.multiply(step, weights[0], out=greatest)
-        np.subtract(greatest, taken[0], out=greatest)
-        row[:] = 0
-        for dataset in range(1, len(weights)):
-            np.multiply(step, weights[dataset], out=error)
-            np.subtract(error, taken[dataset], out=error)
-            np.greater(error, greatest, out=greater)
-            np.maximum(greatest, error, out=greatest)
-            np.multiply(greater, dataset, out=number, dtype=np.uint16)
-            np.maximum(row, number, out=row)  # numbers grow, so the last that was greater stays
-        np.multiply(row, chains, out=place, dtype=np.int64)
-        place += columns
-        flat[place] += 1
-        step += 1
+def _run(weights: Floats, step: Floats, taken: Floats, steps: int, dtype: np.dtype[np.unsignedinteger]) -> Numbers:
+    """Run chains that begin at `step` (float64 [chains]), and return the data sets that they choose, [chains, steps].
 
-
-def counts_of(chosen: npt.NDArray[np.integer], datasets: int) -> Ints:
-    """Return the samples of each data set before each block of `BLOCK` samples, and all: int64 [blocks + 1, datasets]."""
-    blocks = [chosen[begin : begin + BLOCK] for begin in range(0, len(chosen), BLOCK)]
-    found = np.zeros((len(blocks) + 1, datasets), np.int64)
-    for number, block in enumerate(blocks):
-        found[number + 1] = np.bincount(block, minlength=datasets)
-    return found.cumsum(axis=0)
-
-
-def numbers_in(chosen: npt.NDArray[np.integer], counts: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the data set of each of `rows`, and its number among that data set's samples: int64 [n] each."""
-    dataset = chosen[rows].astype(np.int64)
-    block, within = np.divmod(rows, BLOCK)
-    at = block[:, None] * BLOCK + np.arange(BLOCK)
-    same = chosen[np.minimum(at, len(chosen) - 1)] == dataset[:, None]
-    same &= np.arange(BLOCK) < within[:, None]
-    return dataset, counts[block, dataset] + np.count_nonzero(same, axis=1)
+    Args:
+      taken: float64 [datasets, chains], samples of each data set before the chains begin. What they take is added.
+    """
+    datasets, chains = taken.shape
+    codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]  # the first has the highest
+    error, greatest, at = np.empty(taken.shape), np.empty(chains), np.empty(chains)
+    equal, coded = np.empty(taken.shape, np.bool_), np.empty(taken.shape, codes.dtype)
+    place, columns = np.empty(chains, np.int64), np.arange(chains) + taken.size
+    found, rows = np.empty((chains, steps), dtype), np.empty((_ROWS, chains), codes.dtype)
+    weights, flat = weights[:, None], taken.reshape(-1)
+    for first in range(0, steps, _ROWS):
+        count = min(_ROWS, steps - first)
+        for number, code in enumerate(rows[:count], first):
+            np.add(step, number, out=at)
+            if not number:
+                np.maximum(at, 1, out=at)
+            np.multiply(weights, at, out=error)
+            np.subtract(error, taken, out=error)
+            np.maximum.reduce(error, axis=0, out=greatest)
+            np.equal(error, greatest, out=equal)
+            np.multiply(equal.view(np.uint8), codes, out=coded)
+            np.maximum.reduce(coded, axis=0, out=code)
+            np.multiply(code, -chains, out=place, dtype=np.int64)
+            np.add(place, columns, out=place)
+            np.add.at(flat, place, 1.0)
+        found[:, first : first + count] = (datasets - rows[:count]).T
+    return found

@@ -15,7 +15,7 @@ from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut
-from grain_sft.layout.megatron_blend import numbers_in
+from grain_sft.layout.megatron_blend import Blend
 from grain_sft.layout.megatron_recipe import VARIANTS, Recipe, Variants, check_indices
 from grain_sft.layout.megatron_stream import Cut, Stream
 from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined, ragged
@@ -135,7 +135,8 @@ class MegatronGptLayout(Layout):
         depends = self._recipe.depends(self.corpus)
         found = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
         arrays = {name: array.view(np.ndarray) for name, array in found.items()}  # np.memmap is slow to index
-        self._arrays, self._blend = arrays, arrays.get("blend")
+        self._arrays = arrays
+        self._blend = Blend(arrays["chosen"], arrays["taken"]) if "chosen" in arrays else None
         self._firsts: list[int] = arrays["firsts"].tolist()
         self._streams = [
             Stream(arrays[f"order {number}"], arrays[f"ends {number}"], arrays.get(f"shuffle {number}"))
@@ -145,13 +146,13 @@ class MegatronGptLayout(Layout):
         self._offsets = ShardOffsets(self.corpus)
 
     def __len__(self) -> int:
-        return self._counts[0] if self._blend is None else len(self._blend)
+        return self._counts[0] if self._blend is None else len(self._blend.chosen)
 
     def pieces(self, rows: Ints) -> Pieces:
         if self._blend is None or not len(rows):
             columns: Sequence[Ints] = self._segments(0, rows)
         else:
-            dataset, number = numbers_in(self._blend, self._arrays["counts"], rows)
+            dataset, number = self._blend.numbers_of(rows)
             columns = joined(dataset, lambda each, index: self._segments(each, number[index]))
         row, column, start, length, document = columns
         found = self._offsets.pieces(row, column, start, length, np.ones(len(row), np.int64), document)

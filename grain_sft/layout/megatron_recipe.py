@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, Documents
 from grain_sft.errors import LayoutError
-from grain_sft.layout.megatron_blend import blend, counts_of, normalized
+from grain_sft.layout.megatron_blend import blend, normalized
 from grain_sft.layout.megatron_stream import Cut, make_stream
 from grain_sft.storage import artifact
 
@@ -86,7 +86,7 @@ class Recipe:
         Returns:
           `starts`, first token of each document (or sequence), counted through the corpus; `documents`, its number in
           `corpus.documents`, unless it is the same; `firsts`, first document of each data set; `order N`, `ends N` and
-          `shuffle N`, the `Stream` of data set N; and, of several, `blend` and `counts`, as `numbers_in` takes them.
+          `shuffle N`, the `Stream` of data set N; and, of several, `chosen` and `taken`, their `Blend`.
 
         Raises:
           LayoutError: The corpus has too few tokens or samples, or weights that the variant does not take.
@@ -113,9 +113,9 @@ class Recipe:
             shares = normalized([weights[number] for number in used] if corpus.weights else counts)
             whole = math.floor((counts / shares).min()) if corpus.weights else sum(counts)
             size = whole if size is None else size if corpus.weights else min(size, whole)
-            made["blend"] = blend(shares, size)
-            made["counts"] = counts_of(made["blend"], len(used))
-            for at, taken, count in zip(used, made["counts"][-1].tolist(), counts, strict=True):
+            found = blend(shares, size)
+            made |= {"chosen": found.chosen, "taken": found.taken}
+            for at, taken, count in zip(used, found.counts.tolist(), counts, strict=True):
                 if taken > count:
                     raise LayoutError(
                         f"{corpus.shards[at].path}: the blend takes {taken} samples of it, but its epochs have {count}. Give "
@@ -164,7 +164,7 @@ def _borders(corpus: Corpus, documents: Documents) -> list[int]:
 
 def check_indices(arrays: artifact.Arrays) -> None:
     """Raise ValueError for cached arrays that `Recipe.make` can't have returned."""
-    if "starts" not in arrays or "firsts" not in arrays or ("blend" in arrays) != ("counts" in arrays):
+    if "starts" not in arrays or "firsts" not in arrays or ("chosen" in arrays) != ("taken" in arrays):
         raise ValueError("it lacks an array")
     for number in range(len(arrays["firsts"])):
         order, ends = arrays.get(f"order {number}"), arrays.get(f"ends {number}")

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 from making import options, versions, write_json
+from megatron.core.datasets import helpers
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-from megatron.core.datasets.utils import Split, get_blend_from_list
-from megatron_corpora import EOD, FEW, LENGTH, runs, write_prefixes
+from megatron.core.datasets.utils import Split, get_blend_from_list, normalize
+from megatron_corpora import BLEND_SIZE, BLENDS, EOD, FEW, LENGTH, runs, write_prefixes
 
 TOKENIZER = SimpleNamespace(eod=EOD, eos=EOD, vocab_size=200, unique_identifiers={"made": "up"})
 KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
@@ -62,5 +63,10 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as temporary:
             write_prefixes(Path(temporary))
             found[name] = golden(dataset_of(Path(temporary), run))
-    made = {**versions("megatron-core", "torch", "numpy"), "cases": found}
+    blends = {}
+    for name, weights in BLENDS.items():
+        index, numbers = np.zeros(BLEND_SIZE, np.int16), np.zeros(BLEND_SIZE, np.int64)
+        helpers.build_blending_indices(index, numbers, normalize(weights), len(weights), BLEND_SIZE, False)
+        blends[name] = hashlib.sha256(index.astype("<i8").tobytes() + numbers.astype("<i8").tobytes()).hexdigest()[:16]
+    made = {**versions("megatron-core", "torch", "numpy"), "blends": blends, "cases": found}
     write_json(out / "megatron_samples.json", made, compact=("cases",))
