@@ -91,7 +91,8 @@ class Metrics(Observer):
         with self._lock:
             handed_out = _take(self._handed_out)
             steps, rows, tokens, waits = (handed_out[field::4] for field in range(4))
-            activity.count(rows=int(sum(rows)), tokens=int(sum(tokens)))
+            activity.count("rows", int(sum(rows)))
+            activity.count("tokens", int(sum(tokens)))
             seconds = {"wait": waits, "make": _take(self._made)}
             for name, histogram in self._histograms.items():
                 for value in seconds[name]:

@@ -43,11 +43,10 @@ counts: dict[str, int] = dict.fromkeys(
 _lock = ForkSafeLock()
 
 
-def count(**amounts: int) -> None:
-    """Add to counters by name."""
+def count(name: str, amount: int) -> None:
+    """Add to a counter."""
     with _lock.lock:
-        for name, amount in amounts.items():
-            counts[name] += amount
+        counts[name] += amount
 
 
 @contextlib.contextmanager
@@ -109,7 +108,7 @@ def open_request(what: str) -> Iterator[None]:
 
 def request_failed(reason: str) -> None:
     """Record that the last try of this task's request failed, and that another follows."""
-    count(remote_retries=1)
+    count("remote_retries", 1)
     if (request := _current.get()) is not None:
         request.tries, request.failure = request.tries + 1, reason
 

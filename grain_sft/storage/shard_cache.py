@@ -45,7 +45,8 @@ class ShardCache:
         """Copy all pieces to `out`."""
         jobs = self._jobs(pieces)
         pending = {block: wanted for block, wanted in jobs.items() if not self._serve(block, wanted, out)}
-        activity.count(shard_cache_hits=len(jobs) - len(pending), shard_cache_misses=len(pending))
+        activity.count("shard_cache_hits", len(jobs) - len(pending))
+        activity.count("shard_cache_misses", len(pending))
         pause, since = _POLL, time.monotonic()
         while pending:
             others: dict[Block, list[RemotePiece]] = {}
@@ -149,7 +150,7 @@ class ShardCache:
             first = group[0][0]
             activity.doing[get_ident()] = activity.DOWNLOADING, len(group), first.start, first.stop, first.file.path
             bodies = fetch_exactly([wanted for _, wanted in group], self._limits)
-            activity.count(shard_cache_fetched_bytes=sum(map(len, bodies)))
+            activity.count("shard_cache_fetched_bytes", sum(map(len, bodies)))
             for (block, wanted), body in zip(group, bodies, strict=True):
                 try:
                     block.write(reserved[block], wanted.start, body)

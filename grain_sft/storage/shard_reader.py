@@ -91,7 +91,7 @@ class ShardReader:
             shards, starts, places, sizes = self._by_row(self._row, shards, starts, places, sizes)
         if not self._remote:  # which counts its own
             total = int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes)
-            activity.count(local_bytes=total)
+            activity.count("local_bytes", total)
             if len(sizes) >= _MANY_PIECES and total <= len(sizes) * _SMALL_PIECE and not self._scattered:
                 of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in (shards, starts, places, sizes))
                 if self._copy(of_shard, at, to, size_of, out):
@@ -161,9 +161,8 @@ class ShardReader:
         if not self._plain or len(self._shards) > 1:
             yield from self.read([self._pieces(run) for run in runs])
             return
-        file = self._open.get(0) or self._open_file(
-            0
-        )  # without lists of buffers, which take 10 % of a batch of padded rows
+        # of one file without lists of buffers, which take 10 % of a batch of padded rows
+        file = self._open.get(0) or self._open_file(0)
         fd, begin, size, preadv, total = file.fd, file.data_offset, self._itemsize, os.preadv, 0
         first = next((starts[0] for _, starts, _, _ in runs if starts), 0)
         activity.doing[get_ident()] = activity.READING, len(runs), file.shard, begin + first * size
@@ -178,10 +177,10 @@ class ShardReader:
                 num_read = -1
             if num_read != place * size:
                 self._read(self._pieces(run))
-            total += num_read
+            total += stops[-1] * size if stops else 0
             yield
         file.check_unchanged()
-        activity.count(local_bytes=total)
+        activity.count("local_bytes", total)
 
     def _pieces(self, run: Run) -> Pieces:
         shards, starts, stops, memory = run
@@ -195,7 +194,7 @@ class ShardReader:
                 self._read(group)
                 yield
             self._check({shard for shards, *_ in groups for shard in shards})
-            activity.count(local_bytes=sum([num_bytes for *_, num_bytes in groups]))
+            activity.count("local_bytes", sum([num_bytes for *_, num_bytes in groups]))
             return
         sizes = [sum(map(len, out)) for _, _, buffers, _ in groups for out in buffers]
         places = [0, *itertools.accumulate(sizes)]

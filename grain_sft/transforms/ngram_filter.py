@@ -71,7 +71,7 @@ class NgramFilter(grain.transforms.Map):
         failing = self._failing(tokens, element.get("segment_ids"))
         if failing is None:
             return element
-        activity.count(filtered_rows=int(np.count_nonzero(failing)))
+        activity.count("filtered_rows", int(np.count_nonzero(failing)))
         loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
         return {**element, "loss_mask": loss_mask}
 

@@ -118,7 +118,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> Body:
             size = int((await request_info(path, seconds, client))["size"])
             if min(stop, size) - start > len(body.data):
                 raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {stop - start}")
-        activity.count(remote_received_bytes=len(body.data))
+        activity.count("remote_received_bytes", len(body.data))
         return body
 
     # a server that stated the version has been reached by another process, if not by this one

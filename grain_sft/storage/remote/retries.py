@@ -112,7 +112,7 @@ async def retried(
             known = reached or server in _reached
             deadline = end if known else min(end, begin + FIRST_CONTACT)
             longest = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number, 30)
-            activity.count(remote_requests=1)
+            activity.count("remote_requests", 1)
             try:
                 left = max(0.001, deadline - time.monotonic())
                 found = await asyncio.wait_for(attempt(), min(left, longest) if bounded else None)
