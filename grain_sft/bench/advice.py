@@ -1,4 +1,4 @@
-"""What measured settings of `pipeline.iter` recommend: which to take, why, and how many accelerators they feed; as text."""
+"""Recommendation of a setting of `pipeline.iter` from measurements: its reason, and how many accelerators it feeds, as text."""
 
 import math
 import textwrap
@@ -62,7 +62,7 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
 
 
 def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
-    """Return in one sentence why that is recommended."""
+    """Return the reason for a recommendation, in one sentence."""
     direct = next(row for row in delivered if not row["threads"] and not row["worker_count"])
     steps = sorted(wait["step_ms"] for wait in recommended["waits"])
     if choice.step_ms is None:

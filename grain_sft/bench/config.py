@@ -171,14 +171,14 @@ class _Run:
         return measured, [str(setting) for setting in (*threads, *workers) if setting not in measured]
 
     def last_rounds(self, setting: Setting) -> list[_Round]:
-        """Measure the recommended setting by itself; once where the time is up."""
+        """Measure the recommended setting alone; only once if the time is up."""
         plan, rounds = self._plan, list[_Round]()
         while not rounds or (len(rounds) < plan.repeats and self.elapsed() <= plan.seconds):
             rounds.append(self._round(setting, plan.seconds * _LAST / plan.repeats))
         return rounds
 
     def _round(self, setting: Setting, seconds: float) -> _Round:
-        """Measure a setting for half of the time as fast as it goes, and then beside each step."""
+        """Measure a setting: half of the time as fast as possible, then with a trainer that takes each of the steps."""
         waits: dict[float, list[float]] = {step_ms: [] for step_ms in self._plan.steps_ms}
         with self._iterator(setting, seconds / 2) as batches:
             taken = seconds_a_batch(batches.__next__, seconds / 2)
@@ -261,8 +261,8 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
 
 
 def facts(batches: Sequence[Element]) -> dict[str, Any]:
-    """Return what batches hold: the rows, bytes and arrays of the first, of which one under two keys counts once; the mean
-    tokens, padding included; and the share of padding, None where a batch has no segments."""
+    """Return the rows, bytes and number of arrays of the first batch (an array under two keys counts once), the mean tokens of
+    all batches with padding, and the share of padding, None for batches without segments."""
     arrays = {id(array): array for array in batches[0].values()}.values()
     sizes = [next(iter(batch.values())).size for batch in batches]
     key = next((key for key in ("inputs_segmentation", "segment_ids") if key in batches[0]), None)

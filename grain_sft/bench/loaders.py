@@ -1,5 +1,5 @@
-"""Loaders in turn, in one process, beside a plain copy of rows that are in memory: of windows, beside MaxText's where it is
-installed; of packed rows, beside Grain's packing."""
+"""Loaders measured in turn, in one process, with a plain copy of rows in memory as the limit: of windows, with MaxText's loader
+if it is installed; of packed rows, with Grain's packing."""
 
 import contextlib
 import itertools

@@ -1,5 +1,5 @@
-"""Plans, beside OLMo-core's packer where it is installed, and traces of corpora of the size of OLMo-3 Think SFT's: documents of
-log-normal lengths, whose tokens and masks are holes of sparse files with open-instruct's boundaries, so that no disk counts."""
+"""Plans, with OLMo-core's packer if it is installed, and traces, of corpora as large as OLMo-3 Think SFT's. Documents have
+log-normal lengths and open-instruct's boundaries. Tokens and masks are holes of sparse files: the disk does not count."""
 
 import gzip
 import importlib.util

@@ -13,7 +13,7 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.progress import elapsed
 from grain_sft.provenance import Labels, Trace
 
-_BETWEEN = """two checkpoints, such as step1000 step7000: the steps from the one to the other. stepN is written after N steps,
+_BETWEEN = """two checkpoints, such as step1000 step7000: the steps between them. stepN is written after N steps,
 so these are steps 1000 to 6999"""
 
 
@@ -121,7 +121,7 @@ def _steps(pipeline: Pipeline, text: str) -> range:
     except ValueError:
         begin = end = -1
     if end is None:
-        raise RowIndexError(f"--steps {text}: the run never ends; say where to: A:B.")
+        raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
     if begin < 0 or end < begin:
         raise RowIndexError(f"--steps {text}: expected A:B with A up to B, which are steps A to B - 1, or one step.")
     return range(begin, end)

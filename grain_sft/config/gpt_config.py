@@ -70,7 +70,7 @@ _NEAR = 0.8  # of difflib: from here on a key that is not ours is taken for a mi
 
 
 def is_gpt_config(stated: Mapping[str, Any]) -> bool:
-    """Return whether a config has keys of a GPTConfig, and no layout of its own kind."""
+    """Return whether a config has keys of a GPTConfig, and no `layout.kind`."""
     layout = stated.get("layout")
     return any(key in stated for key in GPT_CONFIG) and not (isinstance(layout, Mapping) and "kind" in layout)
 

@@ -21,7 +21,7 @@ DATASET_DIR = "dataset_dir"
 
 _MOST_INHERITED = 100
 _EXCLUSIVE = (("sampler", ("global_batch_size", "global_batch_tokens")), ("corpus", ("path", "mixture")))
-"""Keys of a section of which each replaces the inherited other."""
+"""Keys of a section that exclude each other: one replaces the other, inherited one."""
 
 
 class _RepeatedKeyError(Exception):

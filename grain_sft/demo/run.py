@@ -196,7 +196,7 @@ def started(options: Options) -> Iterator[subprocess.Popen[str]]:
 
 
 def _compare(steps: int, resumed_from: int, logs: Logs) -> bool:
-    """Print the losses of both halves of the killed training and of the other, and return whether they are equal."""
+    """Print the losses of the interrupted, resumed and uninterrupted runs, and return whether they are equal."""
     end = len(logs[INTERRUPTED])
     shown = {0, *range(resumed_from - 1, resumed_from + 2), end - 1, end, (end + steps) // 2, steps - 2, steps - 1}
     _say("\nLoss in nats a token, and the same float exactly, in hexadecimal:")

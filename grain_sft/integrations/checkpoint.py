@@ -104,7 +104,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
       item: Name of the item of `save_args`.
 
     Returns:
-      Step of the next batch; None where there is no checkpoint, and nothing is changed.
+      Step of the next batch; None without a checkpoint, and nothing is changed.
 
     Raises:
       PipelineError: the checkpoint has no such item, or is one of other data.
@@ -161,7 +161,7 @@ class RunRecord:
             files.write_bytes(self.path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the states in the file, by step; none without a file. Raise a PipelineError where it is no such record."""
+        """Return the states in the file, by step; [] without a file. Raise a PipelineError if the file is not such a record."""
         if not files.exists(self.path):
             return []
         try:

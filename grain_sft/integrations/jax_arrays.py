@@ -29,7 +29,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator of a pipeline's batches as global arrays. Every process makes one, and takes from it in step.
 
     Row g of the global batch is at index g of the global array, whatever the number of processes and the sharding. A process
-    reads the rows of which its devices have a part, as the sharding says; it has no host index. Where devices of several
+    reads the rows that its devices have a part of, according to the sharding; it has no host index. Where devices of several
     processes have the same rows (a mesh axis that divides the model, or the sequence), each of these processes reads them.
 
     Threads begin the transfer of the next batches to the devices before they are asked for, so that a training step hides it.

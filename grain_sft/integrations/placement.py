@@ -25,7 +25,7 @@ class ProcessRows:
 
     Attributes:
       shape: Shape of the global array.
-      rows: int64 [n], rows of which the devices have a part, ascending.
+      rows: int64 [n], rows that the devices have a part of, ascending.
       indices: Part of the array by device.
       first: Process that has row 0; of several, the first.
     """
@@ -104,7 +104,7 @@ class Placement(abc.ABC):
 
 
 class DirectPlacement(Placement):
-    """Placement where every process puts the rows of its own devices there."""
+    """Placement in which every process transfers the rows of its own devices."""
 
     def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int) -> None:
         mine = process_rows(sharding, shape)

@@ -109,7 +109,7 @@ class IteratorStats:
       waited: Seconds inside `next`.
       elsewhere: Seconds between a batch and the next call of `next`, which are the training loop's.
       longest: Longest wait, in seconds; the reader may set it to 0.
-      waiting: Step that is waited for, and since when on `time.perf_counter`'s clock; None while nobody waits.
+      waiting: Step that is waited for, and since when on `time.perf_counter`'s clock; None while no step is waited for.
       next_step: Step after the last one that was waited for.
     """
 

@@ -31,12 +31,12 @@ class Slot(Generic[T]):
 class ReadAhead(Generic[T]):
     """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
-    An exception that arrives in the caller's thread, as Ctrl-C does, loses nothing and blocks nobody: the caller waits only
+    An exception that arrives in the caller's thread, as Ctrl-C does, loses nothing and blocks no thread: the caller waits only
     for locks of C, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good when an exception
     arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use one, so executors and Grain's prefetching do
     not survive Ctrl-C.
 
-    Callers take turns: their lock is held around each method.
+    Callers take turns: they hold a lock of their own around each method.
 
     Args:
       make: Function of a step. One thread calls it in the order of the steps.

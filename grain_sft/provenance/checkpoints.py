@@ -74,7 +74,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
 
 
 def _into_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
-    """Return the epoch in which `step` begins, and whole steps and rows of that epoch (of all hosts) before it."""
+    """Return the epoch that `step` begins in, and the whole steps and rows of that epoch (of all hosts) before it."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
     if layout.epochs > 1:
         rows = sampler.batch_sizes.before(step)

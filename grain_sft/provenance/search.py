@@ -54,7 +54,7 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
     table = sources_of(corpus)
     if table is None:
         hint = "`grain-sft prepare` writes that next to what it prepares; else ask for --document or --find"
-        raise CorpusError(f"record {record!r}: this corpus does not say where its documents come from. {hint}.")
+        raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
     name, _, line = record.rpartition(":")
     if not (line.isascii() and line.isdigit()):
         raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")

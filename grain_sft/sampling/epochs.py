@@ -20,7 +20,7 @@ class RunningEpochs:
         self._num_rows, self._sizes = num_rows, sizes
 
     def begin(self, step: int) -> tuple[int, int]:
-        """Return the epoch in which `step` begins, and the index of its first row there."""
+        """Return the epoch that `step` begins in, and the index of its first row there."""
         return divmod(self._sizes.before(step), self._num_rows)
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:

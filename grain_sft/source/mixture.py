@@ -1,4 +1,4 @@
-"""MixtureSource: the arrays of rows of several sources, in one set of keys and dtypes."""
+"""MixtureSource: rows of several sources as arrays with the same keys and dtypes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

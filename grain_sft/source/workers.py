@@ -122,7 +122,7 @@ def _close(iterator: Any) -> None:
 
 
 def end_with_parent() -> None:
-    """In a worker process of Grain's, end when its parent does: it would wait for room in its queue for ever."""
+    """In a worker process of Grain's, end when its parent does: it would wait for room in its queue without end."""
     parent = multiprocessing.parent_process()
     if parent is None or not in_worker():
         return
@@ -166,7 +166,7 @@ def _tree(iterator: Any) -> Iterator[Any]:
 def _startable() -> Iterator[None]:
     """While this is entered, Grain can start worker processes.
 
-    Grain asks absl for its own flags, which fails where nobody parsed the command line. And `multiprocessing` makes every
+    Grain asks absl for its own flags, which fails before the command line is parsed. And `multiprocessing` makes every
     worker run the main script again, which fails in a script without an `if __name__ == "__main__"` guard, and at best
     imports what no worker needs: Grain sends workers what they run by cloudpickle, classes of the main script included.
     """

@@ -127,7 +127,7 @@ class Space:
         self._folder, self._max, self._counted = folder, max_bytes - _LOCK_BYTES, False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Make the claimed file `fd` `size` bytes long; return False where there is no room for it."""
+        """Make the claimed file `fd` `size` bytes long; return False if the folder has no room for it."""
         with self._locked() as lock:
             used = self._used(lock) - os.fstat(fd).st_size  # bytes that a killed maker left
             os.ftruncate(fd, 0)

@@ -130,7 +130,7 @@ def npy_header(path: str, head: bytes, size: int, version: str | None = None) ->
         with _PARSING.lock:
             header = ast.literal_eval(text.decode("utf-8" if written[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
-        header["fortran_order"]  # has to be there, and is all one in 1-D
+        header["fortran_order"]  # required, and without meaning for one dimension
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise CorpusError(f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error}).") from error
     return descr, shape, offset

@@ -1,4 +1,4 @@
-"""DropLastPosition: batches in which every input has its target, as nanoGPT and its kin make them."""
+"""DropLastPosition: batches whose inputs all have a target, as in nanoGPT."""
 
 import grain
 import numpy as np

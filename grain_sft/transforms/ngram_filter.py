@@ -131,7 +131,7 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 
 
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
-    """Return the rows, with the period, in which an equal pair (row, at, at - period) may belong to a long enough run."""
+    """Return the rows and periods where an equal pair (row, at, at - period) may belong to a run that is long enough."""
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     keep, row_of = np.zeros(len(row), np.bool_), row[:, np.newaxis]
     for side in (probes, -probes):  # a run reaches at least half its length to one side of any place in it

@@ -69,7 +69,7 @@ def verify(
         check_corpus(report, opened, path, vocab_size)
         other = os.path.join(path, "val")
         if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
-            sentence = "only the training split was checked. Check the other"
+            sentence = "only the training split was checked. Check the other one"
             report.note("files", path, f"{sentence}: grain-sft verify {other}")
     return report
 

@@ -228,7 +228,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 
 def _of_preparation(corpus: Corpus) -> list[LeftOut]:
-    """Return what `grain-sft prepare` cut and left out, from its manifest of the corpus; [] if there is no manifest."""
+    """Return what `grain-sft prepare` cut and left out, from its manifest of the corpus; [] without a manifest."""
     path = files.sidecar(corpus.shards[0].path, PREPARE)
     if path is None:
         return []

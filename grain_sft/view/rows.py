@@ -200,7 +200,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         at = differing[0]
         notes.append(
             f"segment {at} has {found[at]} tokens in the batch, {stated[at]} in the layout: a transform changed the rows, so "
-            "the sources may stand at the wrong tokens."
+            "the sources may be shown at the wrong tokens."
         )
     if "targets" in batch:
         taken = batch["targets_segmentation"][row, :-1] != 0

@@ -1,4 +1,4 @@
-"""Options of remote shards: how long failures are borne, and whether a cache on the local disk is used."""
+"""Options of remote shards: the time for retries, and the cache on the local disk."""
 
 import os
 import re

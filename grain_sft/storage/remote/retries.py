@@ -31,7 +31,7 @@ _TRANSIENT_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, err
 _CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
 _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
 
-_jitter = random.Random()  # its own, so that nobody's random numbers depend on failures
+_jitter = random.Random()  # its own, so that no other random numbers depend on failures
 _reached: set[str] = set()  # servers that have answered this process
 _repeated: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_repeated", default=False)
 """Whether this task is part of an attempt, which is repeated as a whole."""

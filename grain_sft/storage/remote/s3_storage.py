@@ -12,7 +12,7 @@ class S3Storage(S3FileSystem):
     """s3fs's file system."""
 
     async def read_range(self, wanted: Range, stated: Answer) -> bytes:
-        """Return the body of a range of an object, and note in `stated` what the server says of the object."""
+        """Return the body of a range of an object, and record in `stated` the size and version that the server states."""
         bucket, key, version_id = self.split_path(wanted.path)
         options = {**self.req_kw, **({"VersionId": version_id} if version_id else {})}
         kind, _, tag = (wanted.version or "").partition(" ")
