@@ -1,0 +1,154 @@
+"""Plain documents have the ids of the tokenizer's own library, and the same bytes however they are prepared."""
+
+import dataclasses
+import json
+import random
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from prepared import digests
+from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface, save_sentencepiece
+
+from grain_sft.bench.measuring import run_program
+from grain_sft.corpus import open_corpus
+from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
+
+Encode = Callable[[list[str]], list[list[int]]]
+
+
+def sentencepiece_of(folder: Path, **options: Any) -> tuple[Path, Encode]:
+    path = save_sentencepiece(folder, **options)
+    own = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return path, lambda texts: list(own.encode(texts, num_threads=1))
+
+
+def huggingface_of(folder: Path, serialized: str) -> tuple[Path, Encode]:
+    tokenizers = pytest.importorskip("tokenizers")
+    path = save_huggingface(folder, serialized, eos="</s>")
+    own = tokenizers.Tokenizer.from_str(serialized)
+    return path, lambda texts: [encoding.ids for encoding in own.encode_batch(texts, add_special_tokens=False)]
+
+
+MAKERS: dict[str, Callable[[Path], tuple[Path, Encode]]] = {
+    "bpe": sentencepiece_of,
+    "unigram": lambda folder: sentencepiece_of(folder, model_type="unigram", normalization="nmt_nfkc"),
+    "byte-level": lambda folder: huggingface_of(folder, byte_level_json(("</s>",))),
+    "pattern": lambda folder: huggingface_of(folder, byte_level_json(("</s>",), style="llama3")),
+    "metaspace": lambda folder: huggingface_of(folder, metaspace_json(("</s>",))),
+}
+
+
+def texts_of(count: int, longest: int) -> list[str]:
+    """Return texts: an empty one, characters alone, one of `longest` bytes, and characters of every Unicode plane."""
+    draw = random.Random(3)
+    planes = [[chr(draw.randrange(plane << 16, (plane + 1) << 16)) for _ in range(400)] for plane in range(17)]
+    planes = [[each for each in plane if not "\ud800" <= each <= "\udfff" and each != "\0"] for plane in planes]
+    words = [
+        "the",
+        "answer",
+        " ",
+        "  ",
+        "\n",
+        "\t",
+        "don't",
+        "2,000.5",
+        "été",
+        "漢字",
+        "한국어",
+        "👩‍👩‍👧‍👦",
+        "עברית",
+        "x" * 60,
+    ]
+    found = ["", " ", "\n", *(plane[0] for plane in planes), *map("".join, planes)]
+    while len(found) < count - 1:
+        pool = words if draw.random() < 0.7 else draw.choice(planes)
+        found.append(draw.choice(["", " "]).join(draw.choices(pool, k=draw.randrange(1, 60))))
+    long = " ".join(draw.choices(words, k=longest // 8)).encode()[:longest].decode(errors="ignore")
+    return [*found, long]
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize(
+    ("count", "longest"),
+    [pytest.param(600, 100_000, id="few"), pytest.param(20_000, 10_000_000, id="many", marks=pytest.mark.heavy)],
+)
+def test_ids_and_boundaries_are_those_of_the_tokenizer(count: int, longest: int, maker: str, tmp_path: Path) -> None:
+    path, encode = MAKERS[maker](tmp_path)
+    texts = texts_of(count, longest)
+    with (tmp_path / "a.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"text": text}, ensure_ascii=n % 2 == 0) + "\n" for n, text in enumerate(texts))
+    datasets = (Dataset((str(tmp_path / "a.jsonl"),)),)
+    request = Request(datasets, "text", str(path), "olmo", shuffle=False, empty="keep", part_bytes=20_000_000)
+    prepare(request, tmp_path / "out", workers=1)
+    eos = load_tokenizer(path).eos_token_id
+    corpus = open_corpus(tmp_path / "out")
+    assert corpus.num_documents == len(texts)
+    for number, (document, ids) in enumerate(zip(corpus.iter_documents(), encode(texts), strict=True)):
+        assert document.tokens.tolist() == [*ids, eos], number
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 10 << 20  # KiB
+
+
+def text_request(folder: Path) -> Request:
+    """Return a request of seven files of documents, whose options draw numbers and cut."""
+    path = save_sentencepiece(folder)
+    draw = random.Random(1)
+    for number in range(7):
+        lines = (json.dumps({"text": "".join(draw.choices("the answer ", k=2 * k))}) for k in range(40))
+        (folder / f"{number}.jsonl").write_text("\n".join(lines))
+    fim: dict[str, Any] = {"fim_rate": 0.5, "fim_spm_rate": 0.5, "fim_tokens": ("<|sys|>", "<|usr|>", "<|asst|>")}
+    datasets = (Dataset((f"{folder}/[0-4].jsonl",), "1.5"), Dataset((f"{folder}/[5-9].jsonl",)))
+    return Request(datasets, "text", str(path), "olmo", val_frac=0.1, max_length=60, part_bytes=3000, **fim)
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
+    request = text_request(tmp_path)
+    expected = prepare(request, tmp_path / "one", workers=1)
+    assert prepare(request, tmp_path / "two", workers=2) == expected
+    assert digests(tmp_path / "two") == digests(tmp_path / "one")
+    assert expected["splits"]["val"]["documents"] == expected["splits"]["train"]["documents"] // 9
+
+
+@pytest.mark.heavy
+def test_beam_gives_the_same_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("apache_beam")
+    from grain_sft.prepare import beam
+
+    request = text_request(tmp_path)
+    expected = prepare(request, tmp_path / "here", workers=1)
+    assert beam.prepare(request, tmp_path / "there") == expected
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+
+
+def test_the_validation_documents_are_drawn_by_the_seed(tmp_path: Path) -> None:
+    request = text_request(tmp_path)
+    held = []
+    for number, seed in enumerate((42, 42, 43)):
+        prepare(dataclasses.replace(request, seed=seed), tmp_path / f"out-{number}", workers=1)
+        sources = open_corpus(tmp_path / f"out-{number}/val").sources
+        assert sources is not None
+        held.append(sources.tolist())
+    assert held[0] == held[1] != held[2]
+
+
+_MEMORY = """
+from grain_sft.prepare import Dataset, Request, prepare
+prepare(Request((Dataset((sys.argv[1],)),), "text", sys.argv[2], "olmo"), sys.argv[3], workers=1)
+print(json.dumps(memory()))
+"""
+
+
+@pytest.mark.heavy
+def test_ten_times_the_documents_take_the_same_memory(tmp_path: Path) -> None:
+    path, peaks = save_sentencepiece(tmp_path, model_type="unigram"), []
+    texts = [json.dumps({"text": text}) + "\n" for text in texts_of(2000, 100_000)]
+    for times in (10, 100):
+        (tmp_path / f"{times}.jsonl").write_text("".join(texts) * times)
+        words = (str(tmp_path / f"{times}.jsonl"), str(path), str(tmp_path / f"out-{times}"))
+        peaks.append(run_program(_MEMORY, *words)["peak_mb"])
+    size = (tmp_path / "100.jsonl").stat().st_size
+    print(f"{size:,} bytes: {peaks[1]:.0f} MB at most, a tenth: {peaks[0]:.0f} MB")
+    assert peaks[1] < 600 and peaks[1] < peaks[0] + 100
