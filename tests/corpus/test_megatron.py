@@ -92,7 +92,11 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
     for path in blends:
         corpus = open_corpus(path)
         assert (corpus.weights, [shard.num_tokens for shard in corpus.shards]) == ((0.3, 0.7), [13, 13])
+    (tmp_path / "1").mkdir()  # a number that is also a path
     assert open_corpus([1, one]).weights == (1.0,)
+    for path in ("/far/two", "1 /far/one_text_document 2 /far/two", ["/far/one_text_document", "/far/two"]):
+        here = {"/far/": str(tmp_path / "data")}
+        assert open_corpus(path, path_remap=here).shards[-1].path == f"{two}.bin"
     assert len({both, alone, corpus.fingerprint, open_corpus([1, one]).fingerprint}) == 4
     (tmp_path / "mix.txt").write_text("web,data/one_text_document.bin\ncode,data/two.bin\n")
     mixed = open_corpus(tmp_path / "mix.txt")
@@ -223,9 +227,14 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
     for path, keys, expected in (
         ([one, other], {}, "c.bin: its tokens are uint16, but those of .*a.bin are int32"),
         ([f"{one}.bin", tmp_path / "x.npy"], {}, "among the files are ones of another format"),
-        ([1, one, "b", two], {}, "'b': expected a weight"),
-        ([0, one, 0, two], {}, "all weights of the blend are 0"),
-        ([-1, one, 2, two], {}, "expected a weight, 0 or more"),
+        *(
+            (wrong, {}, "expected weights and prefixes in turn")
+            for wrong in ([1, one, "b", two], [1, one, two], [one, 1])
+        ),
+        (f"1 {one} 2", {}, "expected weights and prefixes in turn"),
+        *((wrong, {}, "expected finite numbers, 0 or more") for wrong in ([0, one, 0, two], [-1, one, 2, two])),
+        ([one, tmp_path / "nothing"], {}, "nothing: neither nothing.idx nor a folder"),
+        (one, {"root": tmp_path / "other"}, "lies outside of"),
         ([1, tmp_path, 1, one], {}, "holds 2 prefixes; expected one for each weight"),
         (tmp_path / "nothing", {"format": "megatron"}, "neither nothing.idx nor a folder"),
         (one, {"dtype": "uint16"}, "states int32 tokens, but dtype=uint16 was asked for"),

@@ -43,7 +43,8 @@ class Files(Format):
                 raise
             except (OSError, ValueError) as error:  # ValueError: no file can have that name
                 raise CorpusFileError(
-                    f"{path}: can't be opened ({error}). Expected a mix file, an index, a directory, a glob or a token file."
+                    f"{path}: can't be opened ({error}). Expected a mix file, an index, a directory, a glob, a token file, or "
+                    "a prefix of Megatron's .bin and .idx."
                 ) from error
         return path
 

@@ -4,7 +4,6 @@ Each prefix is a shard. Blends and splits are those of megatron-core 0.16.1: `ge
 `parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
 
-import contextlib
 import itertools
 import math
 import os
@@ -44,8 +43,9 @@ class Megatron(Format):
         return path if self.detect_list(words_of(path), listing) or self._in_folder(path, listing) else None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        weights, prefixes = _blend(paths)
-        return bool(weights) or (bool(prefixes) and all(_is_index(f"{_stem(path)}{_INDEX}") for path in prefixes))
+        if _is_blend(paths) or any(path == _stem(path) and _is_index(f"{path}{_INDEX}") for path in paths):
+            return True
+        return bool(paths) and all(_is_index(f"{_stem(path)}{_INDEX}") for path in paths)
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         words = words_of(found)
@@ -106,7 +106,7 @@ class Megatron(Format):
         found = self._in_folder(path, listing)
         if not found:
             raise CorpusError(
-                f"{path}: neither {files.name_of(path)}{_INDEX} nor a folder of such files. Give a prefix."
+                f"{path}: neither {files.name_of(path)}{_INDEX} nor a folder of .bin and .idx files. Give a prefix."
             )
         return found
 
@@ -184,34 +184,47 @@ def _range(split: str, subset: str, sequences: int) -> tuple[int, int]:
 
 
 def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
-    """Return the weights, () if there are none, and the prefixes of a list: Megatron's `get_blend_from_list`."""
-    prefixes = [path.strip() for path in paths]
-    numbers = [_number(path) for path in prefixes[::2]]
-    if len(paths) % 2 or all(number is None for number in numbers):
-        return (), prefixes
-    for at, number in enumerate(numbers):
-        if number is None or not (math.isfinite(number) and number >= 0):
-            raise CorpusError(
-                f"{shortened(prefixes[2 * at])!r}: expected a weight, 0 or more, before {shortened(prefixes[2 * at + 1])!r}, "
-                "as other prefixes have. Give weights and prefixes in turn, or prefixes alone."
-            )
-    weights = tuple(number for number in numbers if number is not None)
-    if not sum(weights):
-        raise CorpusError(f"{prefixes[1]}: all weights of the blend are 0. Give one above 0.")
-    return weights, prefixes[1::2]
+    """Return the weights, () if there are none, and the prefixes of a list: Megatron's `get_blend_from_list`, but a weight in a
+    wrong place is an error, and not a prefix."""
+    words = [path.strip() for path in paths]
+    if not _is_blend(words):
+        return (), words
+    if list(map(_is_number, words)) != [True, False] * (len(words) // 2):
+        raise CorpusError(
+            f"{shortened(' '.join(words))!r}: expected weights and prefixes in turn, such as '0.3 A 0.7 B'. Give each prefix "
+            "its weight before it, or prefixes alone."
+        )
+    weights = tuple(map(float, words[::2]))
+    if not (all(0 <= weight < math.inf for weight in weights) and max(weights) > 0):
+        raise CorpusError(
+            f"weights {weights} of a blend: expected finite numbers, 0 or more, and one above 0. Fix them."
+        )
+    return weights, words[1::2]
 
 
-def _number(text: str) -> float | None:
-    with contextlib.suppress(ValueError):
-        return float(text)
-    return None
+def _is_blend(words: Sequence[str]) -> bool:
+    """Return whether weights are among the words; a number that is also a path is a weight where each prefix has one."""
+    numbers = list(map(_is_number, words))
+    if len(words) < 2 or not any(numbers):
+        return False
+    named = [word for word, is_number in zip(words, numbers, strict=True) if is_number]
+    in_turn = numbers == [True, False] * (len(words) // 2)
+    return in_turn or not all(os.path.exists(word) or _is_index(f"{word}{_INDEX}") for word in named)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def words_of(text: str) -> list[str]:
     """Return the weights and prefixes of a blend in one string, or the string."""
     words = text.split()
-    is_blend = len(words) > 1 and len(words) % 2 == 0 and None not in map(_number, words[::2])
-    return words if is_blend and not (not files.is_remote(text) and os.path.exists(text)) else [text]
+    is_path = len(words) < 2 or (not files.is_remote(text) and os.path.exists(text))
+    return [text] if is_path or not _is_number(words[0]) else words
 
 
 def _stem(path: str) -> str:
