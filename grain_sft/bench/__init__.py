@@ -26,6 +26,7 @@ class Scale:
       batch_size: Rows of a batch (windows).
       startup_files: Files of each index (startup).
       order_rows: Rows of the exact order (orders).
+      samples: Samples of Megatron's indices (megatron).
       plan_documents: Documents, of some 9,000 tokens, as sparse files (plans).
       conversations: Conversations, of some 200 tokens (prepare).
       texts: Plain documents, of some 3,000 bytes (prepare).
@@ -40,6 +41,7 @@ class Scale:
     batch_size: Count = 8
     startup_files: tuple[Count, ...] = (8, 950)
     order_rows: Count = 100_000_000
+    samples: Count = 10_000_000
     plan_documents: Count = 2_270_000
     conversations: Count = 100_000
     texts: Count = 8_000
@@ -90,6 +92,7 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "orders": "grain_sft.bench.processes:orders",
         "packed": "grain_sft.bench.loaders:packed",
         "plans": "grain_sft.bench.plans:plans",
+        "megatron": "grain_sft.bench.megatron:megatron",
         "prepare": "grain_sft.bench.processes:preparing",
         "trace": "grain_sft.bench.plans:traces",
     },

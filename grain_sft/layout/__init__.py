@@ -5,7 +5,9 @@ from collections.abc import Callable
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of
 from grain_sft.layout.materialized import MaterializedLayout
+from grain_sft.layout.megatron_blend import Blend, blend, normalized
 from grain_sft.layout.megatron_gpt import MegatronGptLayout
+from grain_sft.layout.megatron_stream import Cut, ends_of, sample_index
 from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgorithm, PackingOptions
@@ -39,9 +41,9 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
 """Layouts by their kind in a config. The arguments of the constructor behind `corpus` are the options of the layout."""
 
 __all__ = [
-    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "TIES", "FillKey", "Layout", "LeftOut",
-    "MaterializedLayout", "MegatronGptLayout", "MixtureLayout", "PackedLayout", "PackedRows", "PackingAlgorithm",
-    "PackingOptions", "PaddedLayout", "PairsLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "check_columns",
-    "checked_record", "checked_rows", "compare_algorithms", "digest", "packing_report", "padding_share", "plan_columns",
-    "plan_files", "plan_places", "sources_of",
+    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "TIES", "Blend", "Cut", "FillKey", "Layout",
+    "LeftOut", "MaterializedLayout", "MegatronGptLayout", "MixtureLayout", "PackedLayout", "PackedRows", "PackingAlgorithm",
+    "PackingOptions", "PaddedLayout", "PairsLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "blend",
+    "check_columns", "checked_record", "checked_rows", "compare_algorithms", "digest", "ends_of", "normalized",
+    "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places", "sample_index", "sources_of",
 ]  # fmt: skip

@@ -1,0 +1,103 @@
+"""Megatron's indices, beside megatron-core's compiled helpers and MaxText's loops where these are installed."""
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from grain_sft.bench import Scale, Table
+from grain_sft.bench.measuring import run_program
+from grain_sft.bench.plans import made_up_lengths
+from grain_sft.errors import PipelineError
+
+LENGTH, MEAN = 4096, 1_000  # tokens of a sample; median tokens of a document
+DATASETS = (2, 8)
+MAXTEXT_SHARE = 100  # of the samples: MaxText's loops take minutes for all
+
+_BEGIN = """
+import hashlib
+import numpy as np
+sizes, order, length = np.load(sys.argv[1] + "/sizes.npy"), np.load(sys.argv[1] + "/order.npy"), int(sys.argv[2])
+datasets, count = int(sys.argv[3]), int(sys.argv[4])
+weights = np.random.default_rng(0).random(datasets) + 0.1 if datasets else None
+def digest(*arrays):
+    return hashlib.sha256(b"".join(np.ascontiguousarray(each, "<i8").tobytes() for each in arrays)).hexdigest()
+"""
+_END = """
+print(json.dumps({"seconds": seconds, "cpu": cpu, "samples": count, "digest": digest(*found), **memory()}))
+"""
+_TIMED = """
+begin, cpu = time.perf_counter(), time.process_time()
+{call}
+seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+"""
+_OURS = {
+    "samples": (
+        "from grain_sft.layout import Cut, ends_of, sample_index",
+        "ends = ends_of(sizes, order)",
+        "found = [sample_index(ends, Cut(length, 1))]; count = len(found[0]) - 1",
+    ),
+    "blend": (
+        "from grain_sft.layout import blend, normalized\nweights = normalized(weights)",
+        "made = blend(weights, count)",
+        "found = made.numbers_of(np.arange(count))",
+    ),
+}
+_MEGATRON = {
+    "samples": (
+        "from megatron.core.datasets import helpers\ntotal = int(sizes.sum())",
+        "index = helpers.build_sample_idx(sizes, order, length, 1, total, True, True)",
+        "found = [index]; count = len(index) - 1",
+    ),
+    "blend": (
+        "from megatron.core.datasets import helpers\nfrom megatron.core.datasets.utils import normalize\n"
+        "weights, found = normalize(weights), [np.zeros(count, np.int16), np.zeros(count, np.int64)]",
+        "helpers.build_blending_indices(*found, weights, datasets, count, False)",
+        "",
+    ),
+}
+_MAXTEXT = {
+    "samples": (
+        "from maxtext.input_pipeline._mmap_index_utils import build_sample_index\n"
+        f"order = order[: len(order) // {MAXTEXT_SHARE}]",
+        "index = build_sample_index(sizes, order, length)",
+        "found = [index]; count = len(index) - 1",
+    ),
+    "blend": (
+        "from maxtext.input_pipeline._megatron_blending import build_blending_indices\n"
+        f"count //= {MAXTEXT_SHARE}\n"
+        "weights, found = weights / weights.sum(), [np.zeros(count, np.int16), np.zeros(count, np.int64)]",
+        "build_blending_indices(*found, weights, datasets, count)",
+        "",
+    ),
+}
+PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTEXT)}
+"""Name of each system, the package that has to be installed, and its programs."""
+
+
+def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield seconds and processor seconds of the index of samples, and of blends. megatron-core's indices must be the same."""
+    systems = {"grain_sft": _OURS}
+    systems |= {name: made for name, (package, made) in PEERS.items() if importlib.util.find_spec(package) is not None}
+    figures = {}
+    with tempfile.TemporaryDirectory(dir=folder) as here:
+        lengths = made_up_lengths(max(2, scale.samples * LENGTH // (MEAN * 8 // 5)), MEAN, 1 << 20).astype(np.int32)
+        np.save(Path(here) / "sizes.npy", lengths)
+        order = np.random.RandomState(0).permutation(len(lengths)).astype(np.int32)
+        np.save(Path(here) / "order.npy", order)
+        for what, datasets in (("samples", 0), *(("blend", number) for number in DATASETS)):
+            title = "samples" if not datasets else f"blend of {datasets}"
+            expected = ""
+            for name, made in systems.items():
+                setup, call, after = made[what]
+                program = "\n".join([_BEGIN, setup, _TIMED.format(call=call), after, _END])
+                found = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
+                expected = expected or found["digest"]
+                if found["samples"] > scale.samples // 2 and found["digest"] != expected:
+                    raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
+                found["ns"] = found["seconds"] / found["samples"] * 1e9
+                figures[f"{title}, {name}"] = found
+    columns = {"s": "{seconds:.2f}", "CPU s": "{cpu:.2f}", "ns a sample": "{ns:.1f}", "samples": "{samples:,}"}
+    yield Table("megatron", "Megatron's indices", columns, figures)
