@@ -138,7 +138,8 @@ def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, monkey
                 found, expected = (
                     grain_sft.open_corpus(located(path, place), split=split) for place in (bucket, local)
                 )
-                assert_same(found, expected)
+                assert found.weights == expected.weights
+                assert_same(*(dataclasses.replace(each, weights=()) for each in (found, expected)))
                 np.testing.assert_array_equal(found.sequences.start, expected.sequences.start)
         remote = grain_sft.open_corpus(f"{bucket}/web", split="3,1", subset="valid")
         remote.save(tmp_path / "index.json")
