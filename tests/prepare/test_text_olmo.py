@@ -1,0 +1,70 @@
+"""Plain documents in OLMo-core's shards: the instances that OLMo-core reads of them."""
+
+import base64
+import csv
+import gzip
+import hashlib
+import itertools
+import json
+import random
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from grain_sft import NpyDataSource, WindowLayout, open_corpus
+from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def model(folder: Path) -> Path:
+    path = folder / "fim.model"
+    path.write_bytes(zlib.decompress(base64.b64decode(json.loads((GOLDEN / "fim.json").read_text())["model"])))
+    return path
+
+
+def prepared(folder: Path, texts: list[str], **options: Any) -> Path:
+    path = folder / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    request = Request(
+        (Dataset((str(path),)),), "text", str(model(folder)), "olmo", empty="keep", shuffle=False, **options
+    )
+    prepare(request, folder / "out", workers=1)
+    return folder / "out/train"
+
+
+def digests(rows: Iterable[npt.NDArray[Any]]) -> list[str]:
+    return [hashlib.sha256(np.asarray(row, "<i8").tobytes()).hexdigest() for row in rows]
+
+
+def test_rows_and_boundaries_are_those_that_olmo_core_reads(tmp_path: Path) -> None:
+    """Against `text_olmo.json`, made by OLMo-core of ids from SentencePiece."""
+    golden = json.loads((GOLDEN / "text_olmo.json").read_text())
+    folder, length = prepared(tmp_path, golden["texts"]), golden["length"]
+    windows = NpyDataSource(WindowLayout(open_corpus(folder), length))
+    assert digests(windows[row]["tokens"] for row in range(len(windows))) == golden["windows"]
+    with gzip.open(folder / "token_ids_part_0000.csv.gz", "rt") as file:
+        ends = [int(stop) for _, stop, *_ in csv.reader(file)]
+    borders = np.union1d(ends, np.arange(0, (len(windows) + 1) * length, length))
+    lengths = np.diff(borders[borders <= len(windows) * length]).tolist()
+    assert lengths == list(itertools.chain.from_iterable(golden["document_lengths"]))
+
+
+@pytest.mark.parity
+def test_olmo_core_opens_what_is_made(tmp_path: Path) -> None:
+    data = pytest.importorskip("olmo_core.data")
+    draw = random.Random(1)
+    texts = ["".join(draw.choices("the quick\n é漢😀", k=draw.randrange(300))) for _ in range(400)]
+    folder = prepared(tmp_path, texts, part_bytes=20_000)
+    paths, eos = sorted(map(str, folder.glob("*.npy"))), load_tokenizer(model(tmp_path)).eos_token_id
+    options = {"pad_token_id": 0, "eos_token_id": eos, "vocab_size": 500, "dtype": np.uint16}
+    theirs = data.NumpyFSLDataset(*paths, sequence_length=128, **options)
+    ours = NpyDataSource(WindowLayout(open_corpus(folder), 128))
+    assert len(theirs) == len(ours) > 100 and len(paths) > 3
+    for row in range(len(ours)):
+        np.testing.assert_array_equal(theirs[row]["input_ids"].numpy(), ours[row]["tokens"])
