@@ -213,7 +213,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch, k
     expected = NpyDataSource(PackedLayout(make(tmp_path, kind), LENGTH))
     places = (tmp_path / "rows", f"gs://bucket/{kind}-rows")
     for where in places:
-        materialize(expected.layout, where, shard_bytes=1 << 10)
+        materialize(expected.layout, where, shard_bytes=1 << 13)
     here, there = map(grain_sft.open_corpus, places)
     assert here.fingerprint == there.fingerprint
     found = NpyDataSource(MaterializedLayout(there))

@@ -47,8 +47,10 @@ def folder(tmp_path, docs, monkeypatch):
 
 
 @pytest.fixture
-def bucket(client, folder):
-    client.put(f"{folder}/", "bucket/sft/", recursive=True)
+def bucket(client, folder, request):
+    """The folder, or what a test of one format needs of it, in a bucket."""
+    name = request.node.callspec.params.get("name", "")
+    client.put(f"{folder / name}/", f"bucket/sft/{name}", recursive=True)
     yield "gs://bucket/sft"
     client.rm("bucket/sft", recursive=True)
 

@@ -23,7 +23,7 @@ from grain_sft.storage import files
 pytest.importorskip("apache_beam")
 from grain_sft.prepare import beam
 
-TWO_PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+ANOTHER_PROCESS = ("--direct_running_mode=multi_processing", "--direct_num_workers=1")
 FILES = 7
 
 
@@ -61,7 +61,7 @@ def half_done(request: Request, output: Path) -> None:
 
 @pytest.mark.parametrize(
     ("format", "arguments", "resumed"),
-    [("olmo", TWO_PROCESSES, False), ("episodes", TWO_PROCESSES, True), ("primer", (), False), ("openchat", (), False)],
+    [("olmo", ANOTHER_PROCESS, False), ("episodes", (), True), ("primer", (), False), ("openchat", (), False)],
 )
 def test_beam_gives_the_bytes_of_a_local_run(chats, tmp_path, format, arguments, resumed):
     request = request_of(chats, format, on_error="stop" if arguments else "skip")

@@ -13,7 +13,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from prepared import write_chats
 
-KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "6"))
+KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "4"))
 """Of each case; `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
 
 _PROGRAM = """
@@ -92,7 +92,7 @@ def write(path: Path, count: int) -> None:
 def test_killed_and_started_again(tmp_path: Path, format: str, workers: int, names: tuple[str, str]) -> None:
     if format == "openchat":
         pytest.importorskip("pyarrow")
-    for name, count in zip(names, (3000, 1200), strict=True):
+    for name, count in zip(names, (1500, 600), strict=True):
         write(tmp_path / name, count)
     run(tmp_path, format, workers, KILLS if workers == 1 else 2, {})
 

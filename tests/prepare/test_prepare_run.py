@@ -117,7 +117,7 @@ def workers_of_this_process() -> list[int]:
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds its children in /proc")
 def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place) -> None:
-    place.chats += [write_chats(place.folder / f"in/more-{number}.jsonl", 800) for number in range(6)]
+    place.chats += [write_chats(place.folder / f"in/more-{number}.jsonl", 400) for number in range(6)]
     request = place.request()
     killed: list[int] = []
 
@@ -136,7 +136,7 @@ def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place) ->
 
 
 def test_ctrl_c_is_a_sentence_and_the_next_run_goes_on(place: Place) -> None:
-    place.chats += [write_chats(place.folder / f"in/more-{number}.jsonl", 2500) for number in range(3)]
+    place.chats += [write_chats(place.folder / f"in/more-{number}.jsonl", 1500) for number in range(3)]
     request = place.request()
     command = [sys.executable, "-m", "grain_sft.cli.main", *place.command(request, "--workers", "2")]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
