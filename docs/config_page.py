@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from grain_sft.config import config_schema
+from grain_sft.config.amendments import AMENDMENTS
 from grain_sft.config.gpt_config import GPT_CONFIG
 from grain_sft.config.sections import CORPUS, LAYOUT, SAMPLER, TOP, ScheduleEntry, Source, layout_options
 from grain_sft.layout import LAYOUTS
@@ -35,6 +36,7 @@ def tables() -> dict[str, Options]:
         "source": options_of(Source),
         "schedule": options_of(ScheduleEntry),
         **{f"transform {name}": options for name in TRANSFORMS if (options := options_of(TRANSFORMS[name]))},
+        **{f"amendment {kind}": options for kind, options in AMENDMENTS.items()},
         "GPTConfig": GPT_CONFIG,
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grain_sft.config import gpt_config
+from grain_sft.config.amendments import make_amendments
 from grain_sft.config.nouns import make_entry, make_mixture, make_rows, rows_of_batch
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.sections import SECTIONS, config_schema, known_keys
@@ -52,7 +53,10 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
         if "transforms" not in sections:
             _check_defaults(source.layout, where)
             transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in source.layout.transforms]
-        return Pipeline(source, rows, transforms, audit=sections.get("audit"), observers=observers)
+        amendments = make_amendments(sections.get("amendments", ()), source.layout)
+        return Pipeline(
+            source, rows, transforms, audit=sections.get("audit"), observers=observers, amendments=amendments
+        )
 
 
 def stated(config: Config) -> tuple[str, dict[str, Any]]:

@@ -75,6 +75,8 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
     corpus = stated.get("corpus")
     if isinstance(corpus, Mapping):
         stated["corpus"] = _located(corpus, folder)
+    if isinstance(amendments := stated.get("amendments"), list):
+        stated["amendments"] = [_with_located_documents(entry, folder) for entry in amendments]
     if DATASET_DIR in stated:
         stated[DATASET_DIR] = _locate(stated[DATASET_DIR], folder)
     parent = stated.pop(INHERITS, None)
@@ -124,6 +126,14 @@ def _located(corpus: Mapping[str, Any], folder: str) -> dict[str, Any]:
             name: _located(each, folder) if isinstance(each, Mapping) else each for name, each in sources
         }
     return found
+
+
+def _with_located_documents(amendment: object, folder: str) -> object:
+    """Return an amendment whose `withdraw.documents`, which may be paths, are as `_locate` finds them."""
+    section = amendment.get("withdraw") if isinstance(amendment, Mapping) else None
+    if not isinstance(section, Mapping) or "documents" not in section:
+        return amendment
+    return {**amendment, "withdraw": {**section, "documents": _locate(section["documents"], folder)}}  # type: ignore[dict-item]
 
 
 def _locate(path: object, folder: str) -> object:

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from grain_sft.config.amendments import AMENDMENTS
 from grain_sft.corpus import open_corpus
 from grain_sft.layout import LAYOUTS
 from grain_sft.options import REQUIRED, Option, Options, options_of, struct_of
@@ -24,12 +25,15 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
       observers: Observers of the batches, by name or as `{name: {option: value}}`; the name may be `package.module:Name`.
       audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
         `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
+      amendments: Changes of the run, each from a step on, in the order in which they were made. See
+        [amendments](#amendments).
     """
 
     inherits: str | None = None
     transforms: tuple[Any, ...] = ("shift_targets",)
     observers: tuple[Any, ...] = ()
     audit: str | None = None
+    amendments: tuple[Any, ...] = ()
 
 
 class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -168,9 +172,20 @@ def config_schema() -> dict[str, Any]:
         "sampler": {"$ref": "#/$defs/Sampler"},
         "transforms": {"type": "array", "items": _items(TRANSFORMS, found)},
         "observers": {"type": "array", "items": _items(OBSERVERS, found)},
+        "amendments": {"type": "array", "items": {"anyOf": _amendments(found)}},
     }
     title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Config of grain_sft"}
     return {**schema, **title, "$defs": found}
+
+
+def _amendments(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the schema of each kind of amendment."""
+    structs = [struct_of(kind, options) for kind, options in AMENDMENTS.items()]
+    schemas, parts = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
+    found |= parts
+    kinds = zip(AMENDMENTS, schemas, strict=True)
+    closed = {"type": "object", "additionalProperties": False}
+    return [{**closed, "properties": {kind: schema}, "required": [kind]} for kind, schema in kinds]
 
 
 def _items(table: Registry[Any], found: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from grain_sft.config import sections
+from grain_sft.config.amendments import check_amendments
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import LAYOUTS
 from grain_sft.options import check, check_keys, check_value, options_of
@@ -16,6 +17,7 @@ def validate(config: Mapping[str, Any], where: str) -> None:
     """Check the keys and values of a whole config, inherited parts included; the first that is wrong is a `ConfigError`."""
     check_keys(config, (*sections.SECTIONS, *sections.TOP), where)
     check({key: value for key, value in config.items() if key in sections.TOP}, sections.TOP, where)
+    check_amendments(config.get("amendments", ()), where)
     corpus, layout, sampler = (config.get(section) for section in sections.SECTIONS)
     check(corpus, sections.CORPUS, f"{where}: corpus")
     check_layout(layout, f"{where}: layout")

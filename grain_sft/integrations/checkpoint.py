@@ -31,7 +31,7 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
     step, parts = state.get(_STEP), state.get(_PARTS)
     if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
         raise PipelineError(f"not the data state of a checkpoint: {dict(state)!r}; expected '{_STEP}' and '{_PARTS}'.")
-    found = [] if allow_other_data else pipeline.receipt.differences(parts)
+    found = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
     if found:
         raise PipelineError(
             f"the checkpoint's next step is {step}, of a run on other data (receipt {state.get('receipt')}, here "

@@ -13,7 +13,7 @@ from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pairs import PairsLayout
-from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows
+from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows, ragged
 from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
     algorithm_title,
@@ -45,5 +45,6 @@ __all__ = [
     "LeftOut", "MaterializedLayout", "MegatronGptLayout", "MixtureLayout", "PackedLayout", "PackedRows", "PackingAlgorithm",
     "PackingOptions", "PaddedLayout", "PairsLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "blend",
     "check_columns", "checked_record", "checked_rows", "compare_algorithms", "digest", "ends_of", "normalized",
-    "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places", "sample_index", "sources_of",
+    "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places", "ragged", "sample_index",
+    "sources_of",
 ]  # fmt: skip

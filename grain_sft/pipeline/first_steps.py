@@ -72,7 +72,7 @@ def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
         rows = rows[rows != FILL_ROW][:_MOST_ROWS]
         if not len(rows):
             return "all their rows are filling. Start at an earlier step."
-        element, layout = pipeline.source.read(rows), pipeline.source.layout
+        element, layout = pipeline.source_at(max(steps)).read(rows), pipeline.source.layout
         why = "" if layout.of_pairs else _why_none_is_read(layout, rows, element)
         return why or _why_taken_off(pipeline, element)
     except GrainSftError as error:

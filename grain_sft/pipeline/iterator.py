@@ -9,6 +9,7 @@ import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
+from grain_sft.pipeline.amendments import check_amendments
 from grain_sft.pipeline.data_loader import StepDataset
 from grain_sft.pipeline.observer import make_batch
 from grain_sft.pipeline.read_ahead import ReadAhead
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 READ_THREADS = 2
 PREFETCH = 8  # batches
-_STEP, _PIPELINE = "next_step", "pipeline"  # keys of a state
+_STEP, _PIPELINE, _AMENDMENTS = "next_step", "pipeline", "amendments"  # keys of a state
 
 
 class PipelineIterator(StepIterator[Element]):
@@ -92,13 +93,15 @@ class PipelineIterator(StepIterator[Element]):
 
     def get_state(self) -> dict[str, Any]:
         """Return the next step and the pipeline's data key, as a dict for JSON."""
-        return {_STEP: self.next_step, _PIPELINE: self.pipeline.data_key}
+        state = {_STEP: self.next_step, _PIPELINE: self.pipeline.data_key}
+        return state | ({_AMENDMENTS: [*map(str, self.pipeline.amendments)]} if self.pipeline.amendments else {})
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue at the step of `state`.
 
         Raises:
-          PipelineError: `state` is not a state, or it is of a pipeline with other data.
+          PipelineError: `state` is not a state, or it is of a pipeline with other data, or with other amendments before its
+            step.
           RowIndexError: The pipeline does not have the step.
         """
         if not isinstance(state, dict) or not isinstance(state.get(_STEP), int):
@@ -109,7 +112,9 @@ class PipelineIterator(StepIterator[Element]):
                 f"the state is of another pipeline.\n  state:    {state[_PIPELINE]}\n  pipeline: {expected}\n"
                 "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             )
-        self._go_to(checked_step(self.pipeline, state[_STEP]))
+        step = checked_step(self.pipeline, state[_STEP])
+        check_amendments(state.get(_AMENDMENTS, []), self.pipeline.amendments, step)
+        self._go_to(step)
 
     def _get_next_index(self) -> int:
         return self.next_step

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import grain
 import numpy as np
@@ -16,14 +16,15 @@ import numpy.typing as npt
 from grain_sft.arguments import keyword_only
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
+from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
 from grain_sft.pipeline.observer import OBSERVERS, Observer
 from grain_sft.pipeline.receipt import Receipt, described, receipt_of
 from grain_sft.registry import Registry
-from grain_sft.sampling import Sampler
-from grain_sft.source import Element, MixtureSource, NpyDataSource
+from grain_sft.sampling import Host, Sampler
+from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity
 
 if TYPE_CHECKING:
@@ -49,9 +50,17 @@ class Pipeline:
       audit: Local path of an audit log of the batches that iterators deliver: "logs/audit" writes logs/audit.log and
         logs/audit.jsonl. The first host writes it. Batches of `pipeline[step]`, `dataset()` and `data_loader()` are not in it.
       observers: Observers that are called for each batch, in addition to those of the process (metrics and the watchdog).
+      amendments: Changes of the run, each from a step on, in the order in which they were made.
+
+    Attributes:
+      planned_sampler: The sampler without the amendments.
+      sampler: The sampler with them.
+      withdrawals: Documents that amendments withdraw; None if they withdraw none.
 
     Raises:
       PipelineError: a sampler for another number of rows, a transform that is not a `Map`, or an audit log in a bucket.
+      RowIndexError, SamplerError: an amendment withdraws a document that does not exist, or changes weights of a source
+        that the run does not have.
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class Pipeline:
         *,
         audit: str | os.PathLike[str] | None = None,
         observers: Sequence[Observer] = (),
+        amendments: Sequence[Amendment] = (),
     ) -> None:
         if sampler.num_instances != len(source):
             raise PipelineError(
@@ -84,10 +94,11 @@ class Pipeline:
                     f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes "
                     "no Batch, and every row of every step is kept, so it takes no Filter."
                 )
-        self.source, self.sampler, self.transforms = source, sampler, tuple(transforms)
-        self._read, self._rest = source.read, self.transforms
-        if transforms and (read := getattr(transforms[0], "reader", lambda source: None)(source)) is not None:
-            self._read, self._rest = read, self.transforms[1:]
+        self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
+        self.planned_sampler, self.sampler = sampler, amended(sampler, amendments)
+        self.withdrawals = withdrawals_of(source, amendments)
+        self._withdrawn_from = min((each.step for each in amendments if len(each.withdraw)), default=sys.maxsize)
+        self._whole = self._reader(source)
         self.audit: Any = None
         self.observers: tuple[Observer, ...] = tuple(observers)
         if audit is not None:
@@ -102,7 +113,7 @@ class Pipeline:
           RowIndexError: a negative step, or one after the last.
           CorpusFileError: a token file is missing, unreadable, or not the one that was indexed.
         """
-        return self._batch(self.sampler.rows(step))
+        return self._batch(step, self.sampler.rows(step))
 
     def read(self, step: int, slots: Int64[np.ndarray, " slots"]) -> Element:
         """Return some rows of this host's batch of `step`: arrays [n, L].
@@ -114,11 +125,28 @@ class Pipeline:
         Raises:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
         """
-        return self._batch(self.sampler.rows_at(step, slots))
+        return self._batch(step, self.sampler.rows_at(step, slots))
 
-    def _batch(self, rows: npt.NDArray[np.int64]) -> Element:
-        element = self._read(rows)
-        for transform in self._rest:
+    def with_host(self, host: Host) -> Self:
+        """Return the same run without observers, seen from another host."""
+        return type(self)(
+            self.source, self.planned_sampler.with_host(host), self.transforms, amendments=self.amendments
+        )
+
+    def source_at(self, step: int) -> RowSource:
+        """Return the source as `step` reads it: without the documents that are withdrawn by then."""
+        return self.source if self.withdrawals is None else self.withdrawals.source_at(step)
+
+    def _reader(self, source: Any) -> tuple[Callable[[npt.NDArray[np.int64]], Element], Sequence[grain.transforms.Map]]:
+        """Return a function that reads rows of `source`, and the transforms that it does not apply."""
+        if self.transforms and (read := getattr(self.transforms[0], "reader", lambda source: None)(source)) is not None:
+            return read, self.transforms[1:]
+        return source.read, self.transforms
+
+    def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
+        read, rest = self._whole if step < self._withdrawn_from else self._reader(self.source_at(step))
+        element = read(rows)
+        for transform in rest:
             activity.doing[get_ident()] = activity.TRANSFORMING, transform
             element = transform.map(element)
         return element
@@ -206,9 +234,9 @@ class Pipeline:
 
     @property
     def data_key(self) -> str:
-        """What decides the global batches, the same on every host, as text."""
+        """What decides the global batches, the same on every host, as text. Amendments are not in it."""
         transforms = ", ".join(map(described, self.transforms))
-        return f"Pipeline({self.source!r}, {self.sampler.data_key}, [{transforms}])"
+        return f"Pipeline({self.source!r}, {self.planned_sampler.data_key}, [{transforms}])"
 
     @functools.cached_property
     def receipt(self) -> Receipt:
@@ -230,4 +258,5 @@ class Pipeline:
 
     def __repr__(self) -> str:
         """What decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
-        return f"{self.data_key}[{self.sampler.host!r}]"
+        changes = f"[{'; '.join(map(str, self.amendments))}]" if self.amendments else ""
+        return f"{self.data_key}{changes}[{self.sampler.host!r}]"

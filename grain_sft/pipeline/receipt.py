@@ -13,6 +13,7 @@ import grain
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RECEIPT_VERSION as VERSION
 from grain_sft.layout import Layout, digest
+from grain_sft.pipeline.amendments import begins_before
 
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
@@ -28,8 +29,8 @@ class Receipt:
     `Corpus.ends_fingerprint`. Where EOS tokens end the documents, it also includes the hash of every token.
 
     Attributes:
-      parts: Description of each part by name, in the order of the data flow: corpus, layout, padding, sampler, transforms. A
-        mixture has the first three for each source, such as "corpus of NAME".
+      parts: Description of each part by name, in the order of the data flow: corpus, layout, padding, sampler, transforms,
+        amendments. A mixture has the first three for each source, such as "corpus of NAME".
     """
 
     parts: dict[str, str]
@@ -43,9 +44,13 @@ class Receipt:
         """Return the code and the parts, JSON-ready."""
         return {"receipt": self.code, "parts": dict(self.parts)}
 
-    def differences(self, other: Mapping[str, str]) -> list[str]:
-        """Return a sentence for each part that differs in `other`, the parts of another receipt ("there")."""
+    def differences(self, other: Mapping[str, str], before: int | None = None) -> list[str]:
+        """Return a sentence for each part that differs in `other`, the parts of another receipt ("there").
+
+        With a step `before`, amendments from that step on are not compared: they change no batch before it.
+        """
         names = [name for name in {**self.parts, **other} if self.parts.get(name) != other.get(name)]
+        names = [name for name in names if begins_before(before, (self.parts.get(name), other.get(name)))]
         none = "there is none"
         return [f"{name} differs: here {self.parts.get(name, none)}; there {other.get(name, none)}." for name in names]
 
@@ -68,7 +73,8 @@ def receipt_of(pipeline: Pipeline) -> Receipt:
     for name, part in layout.parts.items():
         parts[f"padding of {name}" if name else "padding"] = f"token {part.corpus.padding_token_id}"
     transforms = ", ".join(map(described, pipeline.transforms)) or "none"
-    return Receipt({**parts, "sampler": pipeline.sampler.receipt, "transforms": transforms})
+    amendments = {f"amendment {number}": str(each) for number, each in enumerate(pipeline.amendments, 1)}
+    return Receipt({**parts, "sampler": pipeline.planned_sampler.receipt, "transforms": transforms, **amendments})
 
 
 def layout_receipt(layout: Layout) -> str:

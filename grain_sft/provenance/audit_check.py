@@ -73,7 +73,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     hosts = next((_number(fields.get("hosts")) for fields in parsed if fields.get("action") == LOAD), -1)
     sampler = pipeline.sampler
     if sampler.host_blocks and hosts > 0 and not sampler.global_batch_size % hosts:
-        pipeline = type(pipeline)(pipeline.source, sampler.with_host(Host(0, hosts)), pipeline.transforms)
+        pipeline = pipeline.with_host(Host(0, hosts))
     run = _Run(pipeline)
     for fields in parsed:
         run.check(fields)

@@ -117,5 +117,5 @@ class EndingEpochs(RunningEpochs):
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def _steps_of(self, epoch: int) -> tuple[int, Ints, int]:
         """Return the first step of an epoch, the index at which each of its steps begins, and the number of rows read."""
-        first, last, rows = self.span(epoch, None) or (0, -1, 0)
+        first, last, rows, _ = self.span(epoch, None) or (0, -1, 0, 0)
         return first, self.begins(np.arange(first, last + 1))[1], rows

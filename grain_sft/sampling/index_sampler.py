@@ -14,13 +14,13 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.epochs import EndingEpochs, RunningEpochs
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import ORDERS, Ints
-from grain_sft.sampling.sampler import Sampler
+from grain_sft.sampling.sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
 LastBatch = Literal["drop", "fill", "run_on"]
 
 
-class IndexSampler(Sampler):
+class IndexSampler(StreamSampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
     Host h of H reads slots h, h + H, h + 2H, ... of the global batch. The global batch does not depend on the hosts. An

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from functools import cached_property, partial
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from grain_sft.sampling.batch_sizes import checked_entries
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.proportions import Path, Proportions, as_shares, count_drawn, find_drawn
-from grain_sft.sampling.sampler import Sampler
+from grain_sft.sampling.sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
 Weight = int | float | str | Fraction
@@ -118,6 +118,16 @@ class Mixture:
         changes = [f"{step}: {list(map(str, self._shares(weights)))}" for step, weights in self.schedule]
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
 
+    def reweighted(self, step: int, weights: Mapping[str, Weight]) -> Mixture:
+        """Return the mixture with other weights of some sources from `step` on, until the next entry of its schedule."""
+        if unknown := weights.keys() - self.sources.keys():
+            raise SamplerError(f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}.")
+        entries = {0: {name: weight for name, (weight, _) in self.sources.items()}, **dict(self.schedule)}
+        entries[step] = {**entries[max(each for each in entries if each <= step)], **weights}
+        sources = {name: (entries[0][name], rows) for name, (_, rows) in self.sources.items()}
+        schedule = tuple((each, entries[each]) for each in sorted(entries) if each)
+        return dataclasses.replace(self, sources=sources, schedule=schedule)
+
     def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
         """Return how the rows are divided among the sources."""
         changes = {0: self._shares(), **{rows_before(step): self._shares(weights) for step, weights in self.schedule}}
@@ -125,7 +135,7 @@ class Mixture:
         return Proportions(list(changes.items()), limits, self.on_exhausted)
 
 
-class MixtureSampler(Sampler):
+class MixtureSampler(StreamSampler):
     """Rows of every step of a mixture, as a pure function of (mixture, step, host).
 
     The mixture is one stream of rows; step k is the next `global_batch_size` of them, and host h of H reads rows h, h + H,
@@ -193,6 +203,9 @@ class MixtureSampler(Sampler):
                 children.append(index)
             first_row += rows.num_instances
         return proportions
+
+    def reweighted(self, step: int, weights: Mapping[str, Weight]) -> Self:
+        return type(self)(**self.__getstate__() | {"mixture": self.mixture.reweighted(step, weights)})
 
     @cached_property
     def num_steps(self) -> int | None:

@@ -6,7 +6,7 @@ import abc
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import grain
@@ -62,9 +62,6 @@ class Sampler(abc.ABC):
         self.global_batch_size = self.batch_sizes.sizes[0]
         if all(size % host.count for size in self.batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
-        self._at_once: tuple[int, list[Ints | None]] = (0, [])  # a step, and the rows of steps from it on
-        self._last_step = -1
-        self._indices = functools.lru_cache(maxsize=8)(self._indices_of)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this name
 
     @property
@@ -93,16 +90,31 @@ class Sampler(abc.ABC):
         epochs than the run has are a `SamplerError`."""
 
     @abc.abstractmethod
-    def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the host's stream, counted from its begin in `step`; `FILL_ROW` past the end."""
+    def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
+        """Return the rows of `step` (from 0) that this host reads: int64 [global_batch_size // host.count].
+
+        Raises:
+          RowIndexError: A negative step, or one after the last.
+          SamplerError: The hosts don't divide the batch of this step of a schedule.
+        """
 
     @abc.abstractmethod
-    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
-        """Return the rows of `slot` of `steps[which]`, which `host` reads."""
+    def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        """Return `rows(step)[places]`, int64 [n], without computing the other rows. Raises as `rows(step)[places]` does."""
 
     @abc.abstractmethod
-    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return step, slot and host of each index of a stream's epoch: int64 [n]; step -1 where none reads it."""
+    def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
+        """Return the slots of `steps`, consecutive steps of the run, that some `hosts` read; None means all hosts."""
+
+    @abc.abstractmethod
+    def find_slots(
+        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
+    ) -> BatchSlots:
+        """Return the slots of `hosts` (None means all) that hold `rows`, int64 [n].
+
+        Searches every index of the order of the first `epochs` epochs (None means those of the run, or one where it never
+        ends), which takes seconds in order "shuffle". More epochs than the run has are a `SamplerError`.
+        """
 
     def check_from(self, step: int) -> None:
         """Raise a `SamplerError` that names the first step from `step` on whose batch the hosts don't divide."""
@@ -112,95 +124,19 @@ class Sampler(abc.ABC):
         """Return the same run, seen from another host."""
         return type(self)(**self.__getstate__() | {"host": host})
 
+    def reweighted(self, step: int, weights: Mapping[str, Any]) -> Self:
+        """Return the same run with other weights of some sources of a mixture from `step` on; before it, nothing differs.
+
+        Raises:
+          SamplerError: the sampler is not of a mixture, or the mixture does not have a source.
+        """
+        raise SamplerError(f"reweight {', '.join(weights)}: one corpus has no weights. Take it out, or make a mixture.")
+
     @functools.cached_property
     def rows_per_host(self) -> int:
         """Rows that this host reads in a step; with a schedule, in step 0."""
         check_divided(self.global_batch_size, self.host.count, 0 if self.schedule else None)
         return self.global_batch_size // self.host.count
-
-    def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
-        """Return the rows of `step` (from 0) that this host reads: int64 [global_batch_size // host.count].
-
-        Raises:
-          RowIndexError: A negative step, or one after the last.
-          SamplerError: The hosts don't divide the batch of this step of a schedule.
-        """
-        first, ahead = self._at_once
-        if type(step) is int and 0 <= step - first < len(ahead):
-            rows, ahead[step - first] = ahead[step - first], None  # each is handed out once: it can be written to
-            if rows is not None:
-                return rows
-        step = self._checked_step(step)
-        indices = self._indices(self.batch_sizes.at(step))
-        last, self._last_step = self._last_step, step
-        found = self._rows_at_once(step, indices) if abs(step - last) == 1 else None
-        return self._rows(step, indices) if found is None else found
-
-    def _rows_at_once(self, step: int, indices: Ints) -> Ints | None:
-        """Return the rows of `step` and keep those of later steps, at 0.7 us a step instead of 5 to 8; None if that fails."""
-        size = self.batch_sizes.at(step)
-        count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(indices)), self._steps_of_one_size(step, size))
-        if count <= 1:
-            return None
-        apart = len(indices) if self.host_blocks else size
-        several = (indices + apart * np.arange(count)[:, np.newaxis]).reshape(-1)
-        try:
-            made: list[Ints | None] = list(self._rows(step, several).reshape(count, -1))
-        except GrainSftError:  # of a later epoch, which the caller has not asked for
-            return None
-        found, made[0] = made[0], None
-        self._at_once = step, made
-        return found
-
-    def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return a number of steps of `size` rows from `step` on whose rows follow each other in the stream."""
-        count = self.batch_sizes.steps_of_one_size(step)
-        return count if self.num_steps is None else min(count, self.num_steps - step)
-
-    def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return `rows(step)[places]`, int64 [n], without computing the other rows. Raises as `rows(step)[places]` does."""
-        step = self._checked_step(step)
-        return self._rows(step, self._indices(self.batch_sizes.at(step))[places])
-
-    def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        """Return the slots of `steps`, consecutive steps of the run, that some `hosts` read; None means all hosts."""
-        numbers = np.arange(steps.start, steps.stop)
-        sizes, count = self.batch_sizes.begins(numbers)[1], self.host.count
-        which = np.arange(len(numbers)).repeat(sizes)
-        slot = np.arange(len(which)) - (np.cumsum(sizes) - sizes).repeat(sizes)
-        host = slot // (sizes[which] // count) if self.host_blocks else slot % count
-        if hosts is not None and len(hosts) < count:
-            kept = np.isin(host, np.array(hosts, np.int64))
-            which, slot, host = which[kept], slot[kept], host[kept]
-        return self._slots(numbers, which, slot, host)
-
-    def find_slots(
-        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
-    ) -> BatchSlots:
-        """Return the slots of `hosts` (None means all) that hold `rows`, int64 [n].
-
-        Searches every index of the order of the first `epochs` epochs (None means those of the run, or one where it never
-        ends), which takes seconds in order "shuffle". More epochs than the run has are a `SamplerError`.
-        """
-        found = np.concatenate([np.zeros((7, 0), np.int64), *self._found(rows, self._checked_epochs(epochs))], axis=1)
-        step, slot, host = found[:3]
-        kept = (step >= 0) & (step < (sys.maxsize if self.num_steps is None else self.num_steps))
-        order = np.flatnonzero(kept if hosts is None else kept & np.isin(host, hosts))
-        return BatchSlots(*found[:, order[np.lexsort((slot[order], step[order]))]])
-
-    def _found(self, rows: Ints, epochs: int | None) -> Iterator[Ints]:
-        """Yield the columns of the slots that hold `rows`, a million indices of an order at a time."""
-        for number, stream in enumerate(self.streams):
-            end = stream.source.num_instances
-            mine = rows[(rows >= stream.first_row) & (rows < stream.first_row + end)] - stream.first_row
-            for epoch in range(epochs or stream.source.epochs or 1) if len(mine) else ():
-                for begin in range(0, end, _INDICES_AT_ONCE):
-                    indices = np.arange(begin, min(begin + _INDICES_AT_ONCE, end))
-                    read = stream.rows_at(epoch, indices)
-                    hits = np.isin(read, mine)
-                    places = self._find(number, epoch, indices[hits])
-                    columns = (*places, number, epoch, indices[hits], read[hits] + stream.first_row)
-                    yield np.array(np.broadcast_arrays(*columns), np.int64)
 
     def _checked_epochs(self, epochs: int | None) -> int | None:
         epochs = None if epochs is None else as_integer("epochs", epochs, 1, SamplerError)
@@ -244,6 +180,101 @@ class Sampler(abc.ABC):
     @property
     def _schedule_text(self) -> str:
         return f", schedule={list(self.schedule)}" if self.schedule else ""
+
+
+class StreamSampler(Sampler):
+    """A sampler that reads streams of rows."""
+
+    def __init__(
+        self, global_batch_size: int, schedule: Iterable[tuple[int, int]], host: Host, *, host_blocks: bool
+    ) -> None:
+        super().__init__(global_batch_size, schedule, host, host_blocks=host_blocks)
+        self._at_once: tuple[int, list[Ints | None]] = (0, [])  # a step, and the rows of steps from it on
+        self._last_step = -1
+        self._indices = functools.lru_cache(maxsize=8)(self._indices_of)
+
+    @abc.abstractmethod
+    def _rows(self, step: int, indices: Ints) -> Ints:
+        """Return the rows at `indices` of the host's stream, counted from its begin in `step`; `FILL_ROW` past the end."""
+
+    @abc.abstractmethod
+    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
+        """Return the rows of `slot` of `steps[which]`, which `host` reads."""
+
+    @abc.abstractmethod
+    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return step, slot and host of each index of a stream's epoch: int64 [n]; step -1 where none reads it."""
+
+    def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
+        first, ahead = self._at_once
+        if type(step) is int and 0 <= step - first < len(ahead):
+            rows, ahead[step - first] = ahead[step - first], None  # each is handed out once: it can be written to
+            if rows is not None:
+                return rows
+        step = self._checked_step(step)
+        indices = self._indices(self.batch_sizes.at(step))
+        last, self._last_step = self._last_step, step
+        found = self._rows_at_once(step, indices) if abs(step - last) == 1 else None
+        return self._rows(step, indices) if found is None else found
+
+    def _rows_at_once(self, step: int, indices: Ints) -> Ints | None:
+        """Return the rows of `step` and keep those of later steps, at 0.7 us a step instead of 5 to 8; None if that fails."""
+        size = self.batch_sizes.at(step)
+        count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(indices)), self._steps_of_one_size(step, size))
+        if count <= 1:
+            return None
+        apart = len(indices) if self.host_blocks else size
+        several = (indices + apart * np.arange(count)[:, np.newaxis]).reshape(-1)
+        try:
+            made: list[Ints | None] = list(self._rows(step, several).reshape(count, -1))
+        except GrainSftError:  # of a later epoch, which the caller has not asked for
+            return None
+        found, made[0] = made[0], None
+        self._at_once = step, made
+        return found
+
+    def _steps_of_one_size(self, step: int, size: int) -> int:
+        """Return a number of steps of `size` rows from `step` on whose rows follow each other in the stream."""
+        count = self.batch_sizes.steps_of_one_size(step)
+        return count if self.num_steps is None else min(count, self.num_steps - step)
+
+    def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        step = self._checked_step(step)
+        return self._rows(step, self._indices(self.batch_sizes.at(step))[places])
+
+    def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
+        numbers = np.arange(steps.start, steps.stop)
+        sizes, count = self.batch_sizes.begins(numbers)[1], self.host.count
+        which = np.arange(len(numbers)).repeat(sizes)
+        slot = np.arange(len(which)) - (np.cumsum(sizes) - sizes).repeat(sizes)
+        host = slot // (sizes[which] // count) if self.host_blocks else slot % count
+        if hosts is not None and len(hosts) < count:
+            kept = np.isin(host, np.array(hosts, np.int64))
+            which, slot, host = which[kept], slot[kept], host[kept]
+        return self._slots(numbers, which, slot, host)
+
+    def find_slots(
+        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
+    ) -> BatchSlots:
+        found = np.concatenate([np.zeros((7, 0), np.int64), *self._found(rows, self._checked_epochs(epochs))], axis=1)
+        step, slot, host = found[:3]
+        kept = (step >= 0) & (step < (sys.maxsize if self.num_steps is None else self.num_steps))
+        order = np.flatnonzero(kept if hosts is None else kept & np.isin(host, hosts))
+        return BatchSlots(*found[:, order[np.lexsort((slot[order], step[order]))]])
+
+    def _found(self, rows: Ints, epochs: int | None) -> Iterator[Ints]:
+        """Yield the columns of the slots that hold `rows`, a million indices of an order at a time."""
+        for number, stream in enumerate(self.streams):
+            end = stream.source.num_instances
+            mine = rows[(rows >= stream.first_row) & (rows < stream.first_row + end)] - stream.first_row
+            for epoch in range(epochs or stream.source.epochs or 1) if len(mine) else ():
+                for begin in range(0, end, _INDICES_AT_ONCE):
+                    indices = np.arange(begin, min(begin + _INDICES_AT_ONCE, end))
+                    read = stream.rows_at(epoch, indices)
+                    hits = np.isin(read, mine)
+                    places = self._find(number, epoch, indices[hits])
+                    columns = (*places, number, epoch, indices[hits], read[hits] + stream.first_row)
+                    yield np.array(np.broadcast_arrays(*columns), np.int64)
 
     def _indices_of(self, size: int) -> Ints:
         """Return the indices of this host's rows in a step of `size` rows, from the begin of the step in its stream."""

@@ -69,11 +69,12 @@ class SourceOrder:
 
 
 class EpochSpan(NamedTuple):
-    """First and last step that read rows of an epoch, and the number of rows that the run reads of it."""
+    """First and last step that read rows of an epoch, the number of rows that are read, and the index of the first of them."""
 
     first: int
     last: int
     rows: int
+    start: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +101,8 @@ class EpochStream:
 
     def first_rows(self, epoch: int, count: int) -> Ints:
         """Return the first rows, at most `count`, that the run reads in an epoch: int64 [n]."""
-        span = self.span(epoch)
-        return self.rows_at(epoch, np.arange(min(count, span.rows // self.num_blocks if span else 0)))
+        span = self.span(epoch) or EpochSpan(0, 0, 0)
+        return self.rows_at(epoch, span.start + np.arange(min(count, span.rows // self.num_blocks)))
 
 
 @dataclasses.dataclass(frozen=True)

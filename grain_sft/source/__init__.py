@@ -2,6 +2,7 @@
 
 from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource
-from grain_sft.source.npy import NpyDataSource
+from grain_sft.source.npy import NpyDataSource, RowSource
+from grain_sft.source.withdrawn import Withdrawals
 
-__all__ = ["Arrays", "Element", "MixtureSource", "NpyDataSource", "ReadRows"]
+__all__ = ["Arrays", "Element", "MixtureSource", "NpyDataSource", "ReadRows", "RowSource", "Withdrawals"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.layout import Pieces
 from grain_sft.storage import ForkSafeLock
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class ReadRows(NamedTuple):
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
+      pieces: Pieces of the rows, if reading them took them.
     """
 
     inputs: Int32[np.ndarray, "rows length"]
@@ -42,6 +44,7 @@ class ReadRows(NamedTuple):
     segment_ids: Int32[np.ndarray, "rows length"]
     target_segment_ids: Int32[np.ndarray, "rows length"]
     loss: npt.NDArray[Any] | None
+    pieces: Pieces | None = None
 
 
 class Arrays:

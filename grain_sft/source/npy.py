@@ -153,7 +153,8 @@ class NpyDataSource(RowSource):
             return self._read_pieces(rows, shifted)
         read, ends, fit = self._segment_reader.read(rows, self._arrays, shifted=shifted)
         if self._loss is not None:
-            read = read._replace(loss=_gather_loss(self._loss, self.layout.pieces(rows), read.inputs.shape))
+            pieces = self.layout.pieces(rows)
+            read = read._replace(loss=_gather_loss(self._loss, pieces, read.inputs.shape), pieces=pieces)
             if shifted:
                 length = self.layout.sequence_length
                 lasts = [row * length + end - 1 for row, of_row in enumerate(ends) for end in of_row]
@@ -180,7 +181,7 @@ class NpyDataSource(RowSource):
             loss = _gather_loss(self._loss, pieces, shape)
             if whole:
                 target_segments = self._arrays.empty(shape, np.int32)
-        read = ReadRows(inputs, targets, positions, segments, target_segments, loss)
+        read = ReadRows(inputs, targets, positions, segments, target_segments, loss, pieces)
         if not shifted:
             return read, tokens, fit
         if not self._wide:

@@ -85,7 +85,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
       CorpusFileError, CorpusError: files cannot be read.
     """
     splits = any(trait(each, "splits_rows") for each in pipeline.transforms)  # a row is shown whole
-    batch = pipeline.source.read(pipeline.sampler.rows(step)) if splits else pipeline[step]
+    batch = pipeline.source_at(step).read(pipeline.sampler.rows(step)) if splits else pipeline[step]
     count = len(next(iter(batch.values())))
     chosen = range(count) if rows is None else rows
     for row in chosen:

@@ -1,0 +1,206 @@
+"""Amendments: nothing differs before their step, and after it exactly what they state, by a naive reference."""
+
+import random
+
+import numpy as np
+import pytest
+from batches import assert_one_run, assert_same
+from sft_files import documents, write_episodes, write_olmo
+
+import grain_sft
+from grain_sft import Host
+from grain_sft.errors import PipelineError
+from grain_sft.pipeline import Amendment, documents_named
+
+DOCS = documents(150, seed=3, longest=40)
+LAYOUTS = {
+    "windows": {"kind": "windows"},
+    "padded": {"kind": "padded"},
+    "packed": {"kind": "packed"},
+    "fragments": {"kind": "packed", "long_documents": "fragment"},
+    "long": {"kind": "packed", "sequence_length": 2048},
+}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    weighted = documents(120, 5, weights=True, longest=40)
+    return {
+        "masks": {"path": str(write_olmo(folder / "olmo", DOCS, sources=True)), "eos_token_id": 2, "dtype": "uint16"},
+        "weights": {"path": str(write_episodes(folder / "weights", weighted, shards=3))},
+    }
+
+
+def config_of(corpus, layout, amendments=(), transforms=("shift_targets",), **sampler):
+    return {
+        "corpus": corpus,
+        "layout": {"sequence_length": 32, **LAYOUTS[layout]},
+        "sampler": {"seed": 1, "global_batch_size": 4, "order": "olmo", **sampler},
+        "transforms": list(transforms),
+        "amendments": list(amendments),
+    }
+
+
+def withdrawn_by_hand(pipeline, step, rows, gone):
+    """Return the source's rows with the tokens of the documents `gone` as padding, token by token."""
+    source = pipeline.source
+    element = {key: array.copy() for key, array in source.read(rows).items()}
+    starts, lengths = source.layout.corpus.documents
+    begins = np.cumsum([0, *(shard.num_tokens for shard in source.layout.corpus.shards)])
+    for row, number in enumerate(rows.tolist()):
+        column = 0
+        for span in source.layout.spans(number):
+            for token in range(span.start, span.stop):
+                at = begins[span.shard] + token
+                if any(starts[each] <= at < starts[each] + lengths[each] for each in gone):
+                    for key, array in element.items():
+                        array[row, column] = source.layout.corpus.padding_token_id if key == "tokens" else 0
+                column += 1
+    return element
+
+
+@pytest.mark.parametrize("corpus", ["masks", "weights"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_withdrawn_documents_are_padding_from_their_step_on(corpora, layout, corpus):
+    drawn = random.Random(layout + corpus)
+    numbers = drawn.sample(range(100), 24)
+    first, later = sorted(numbers[:12]), sorted(numbers[12:])
+    amendments = [{"withdraw": {"from": 6, "documents": later}}, {"withdraw": {"from": 2, "documents": first}}]
+    transforms = ["shift_targets"] if layout != "padded" else ["ngram_filter", "shift_targets"]
+    config = config_of(corpora[corpus], layout, transforms=transforms, last_batch="run_on")
+    plain = grain_sft.load(config)
+    changed = grain_sft.load({**config, "amendments": amendments})
+    for step in range(9):
+        gone = [] if step < 2 else first if step < 6 else numbers
+        expected = withdrawn_by_hand(plain, step, plain.sampler.rows(step), gone)
+        assert_same(changed.source_at(step).read(plain.sampler.rows(step)), expected)
+        for transform in plain.transforms:
+            expected = transform.map(expected)
+        assert_same(changed[step], expected)
+    assert_one_run(lambda host: load_at({**config, "amendments": amendments}, host), range(1, 8), [1, 2])
+
+
+def load_at(config, host):
+    return grain_sft.load(config, host=host)
+
+
+def test_a_mixture_loses_documents_skips_steps_and_changes_weights(tmp_path):
+    one, other = documents(90, 7, longest=30), documents(70, 8, longest=30)
+    mixture = {
+        "one": {"path": str(write_olmo(tmp_path / "one", one)), "eos_token_id": 2, "dtype": "uint16", "weight": 3},
+        "other": {"path": str(write_episodes(tmp_path / "two", other)), "weight": 1},
+    }
+    config = config_of({"mixture": mixture}, "packed")
+    plain = grain_sft.load(config)
+    amendments = [
+        {"withdraw": {"from": 3, "documents": ["other:4", "other:5", 7]}},
+        {"skip": {"from": 5, "steps": 4}},
+        {"reweight": {"from": 8, "weights": {"one": 0}}},
+    ]
+    changed = grain_sft.load({**config, "amendments": amendments})
+    rest = grain_sft.load(
+        {**config, "sampler": {**config["sampler"], "schedule": [{"step": 12, "weights": {"one": 0}}]}}
+    )
+    gone = documents_named(plain.source.layout, ["other:4", "other:5", 7])
+    assert len(gone) == 3 and gone[0] == 7
+    for step in range(12):
+        data_step = step if step < 5 else step + 4
+        assert changed.sampler.rows(step).tolist() == rest.sampler.rows(data_step).tolist()
+        seen = changed[step]
+        if step < 3:
+            assert_same(seen, plain[step])
+            continue
+        element = {key: array.copy() for key, array in plain.source.read(rest.sampler.rows(data_step)).items()}
+        pieces = plain.source.layout.pieces(rest.sampler.rows(data_step))
+        for row, column, length, document in zip(*(pieces[at].tolist() for at in (0, 1, 4, 7)), strict=True):
+            if document in gone:
+                part = "one" if document == 7 else "other"
+                pad = plain.source.layout.parts[part].corpus.padding_token_id
+                for key, array in element.items():
+                    array[row, column : column + length] = pad if key == "tokens" else 0
+        assert_same(seen, plain.transforms[0].map(element))
+    assert plain.receipt.parts.items() <= changed.receipt.parts.items()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_skipped_steps_are_never_read(corpora, seed):
+    drawn = random.Random(seed)
+    hosts = drawn.choice([1, 2, 4])
+    sampler = {"global_batch_size": 4, "order": drawn.choice(["shuffle", "olmo", "maxtext", "episode", "sequential"])}
+    sampler["epochs"] = drawn.choice([None, 2])
+    if drawn.random() < 0.5:
+        sampler["schedule"] = [{"step": drawn.randrange(1, 9), "global_batch_size": 8}]
+    config = config_of(corpora["masks"], "packed", **sampler)
+    skips = [(drawn.randrange(12), drawn.randrange(1, 5)) for _ in range(drawn.randrange(1, 4))]
+    amended = {**config, "amendments": [{"skip": {"from": first, "steps": count}} for first, count in skips]}
+    left = list(range(60))
+    for first, count in sorted(skips):
+        del left[first : first + count]
+    host = Host(drawn.randrange(hosts), hosts)
+    plain, changed = load_at(config, host), load_at(amended, host)
+    left = [step for step in left if plain.num_steps is None or step < plain.num_steps]
+    if plain.num_steps is not None:
+        assert changed.num_steps == len(left)
+    for step, data_step in enumerate(left[:16]):
+        assert_same(changed[step], plain[data_step])
+    end = min(len(left), 40)
+    slots, places = changed.sampler.slots(range(end)), {data: step for step, data in enumerate(left[:end])}
+    every = plain.sampler.slots(range(left[end - 1] + 1))
+    kept = np.isin(every.step, left[:end])
+    assert slots.row.tolist() == every.row[kept].tolist()
+    assert slots.step.tolist() == [places[step] for step in every.step[kept].tolist()]
+    found = changed.sampler.find_slots(slots.row[:2], epochs=1)
+    assert set(found.step.tolist()) == {
+        int(step) for step in slots.step[np.isin(slots.row, slots.row[:2]) & (slots.epoch == 0)]
+    }
+    for epoch in range(2):
+        read, span = slots.step[(slots.epoch == epoch) & (slots.row >= 0)], changed.sampler.streams[0].span(epoch)
+        if span is not None and span.last < end:
+            assert span.rows == len(read)
+            assert not len(read) or (span.first, span.last) == (read[0], read[-1])
+
+
+def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpora):
+    config = config_of(corpora["masks"], "packed")
+    skip = {"skip": {"from": 5, "steps": 2}}
+    plain, changed = grain_sft.load(config), grain_sft.load({**config, "amendments": [skip]})
+    for step in (0, 5):
+        for one, other in ((plain, changed), (changed, plain)):
+            other.iter().set_state(one.iter(start_step=step).get_state())
+    for one, other in ((plain, changed), (changed, plain)):
+        with pytest.raises(
+            PipelineError, match=r"continues at step 6, and amendment 1 differs.*from step 5: skip 2 steps"
+        ):
+            other.iter().set_state(one.iter(start_step=6).get_state())
+    more = grain_sft.load({**config, "amendments": [skip, {"withdraw": {"from": 7, "documents": 3}}]})
+    more.iter().set_state(changed.iter(start_step=7).get_state())
+    assert len({each.receipt.code for each in (plain, changed, more)}) == 3
+
+
+def test_documents_are_named_by_record_input_and_file(corpora, tmp_path):
+    layout = grain_sft.load(config_of(corpora["masks"], "padded")).source.layout
+    (tmp_path / "gone.txt").write_text("4\n\n9\n")
+    assert documents_named(layout, [3, "17", str(tmp_path / "gone.txt")]).tolist() == [3, 4, 9, 17]
+    with pytest.raises(grain_sft.GrainSftError, match="'nobody' is not a document number, a source"):
+        documents_named(layout, ["nobody"])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"skp": {}}, r"amendments\[0\] is .*expected one of skip, withdraw, reweight"),
+        ({"skip": {"from": 3}}, r"amendments\[0\].skip lacks the key 'steps'"),
+        ({"skip": {"from": -1, "steps": 2}}, r"amendments\[0\].skip.from"),
+        ({"withdraw": {"from": 0, "documents": 10**6}}, "withdraw: document 1000000: expected 0 to 149"),
+        ({"reweight": {"from": 3, "weights": {"a": 1}}}, "one corpus has no weights"),
+    ],
+)
+def test_a_wrong_amendment_is_named(corpora, entry, message):
+    with pytest.raises(grain_sft.GrainSftError, match=message):
+        grain_sft.load(config_of(corpora["masks"], "packed", [entry]))
+
+
+def test_an_amendment_that_changes_nothing_is_refused():
+    with pytest.raises(PipelineError, match="changes nothing"):
+        Amendment(4)
