@@ -1,5 +1,6 @@
 """Amendments: nothing differs before their step, and after it exactly what they state, by a naive reference."""
 
+import contextlib
 import random
 
 import numpy as np
@@ -10,7 +11,9 @@ from sft_files import documents, write_episodes, write_olmo
 import grain_sft
 from grain_sft import Host
 from grain_sft.errors import PipelineError
+from grain_sft.integrations.checkpoint import RunRecord
 from grain_sft.pipeline import Amendment, documents_named
+from grain_sft.provenance import check_audit, trace
 
 DOCS = documents(150, seed=3, longest=40)
 LAYOUTS = {
@@ -161,7 +164,7 @@ def test_skipped_steps_are_never_read(corpora, seed):
             assert not len(read) or (span.first, span.last) == (read[0], read[-1])
 
 
-def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpora):
+def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpora, tmp_path):
     config = config_of(corpora["masks"], "packed")
     skip = {"skip": {"from": 5, "steps": 2}}
     plain, changed = grain_sft.load(config), grain_sft.load({**config, "amendments": [skip]})
@@ -176,6 +179,12 @@ def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpora):
     more = grain_sft.load({**config, "amendments": [skip, {"withdraw": {"from": 7, "documents": 3}}]})
     more.iter().set_state(changed.iter(start_step=7).get_state())
     assert len({each.receipt.code for each in (plain, changed, more)}) == 3
+    record = RunRecord(str(tmp_path / "record.json"))
+    for pipeline, step in ((plain, 0), (changed, 5), (more, 7)):
+        record.begin(pipeline, step)
+    for pipeline, step in ((plain, 8), (changed, 8)):
+        with pytest.raises(PipelineError, match="differs: here there is none; there from step"):
+            record.begin(pipeline, step)
 
 
 def test_documents_are_named_by_record_input_and_file(corpora, tmp_path):
@@ -204,3 +213,37 @@ def test_a_wrong_amendment_is_named(corpora, entry, message):
 def test_an_amendment_that_changes_nothing_is_refused():
     with pytest.raises(PipelineError, match="changes nothing"):
         Amendment(4)
+
+
+def test_a_trace_and_an_audit_log_show_what_each_step_saw(corpora, tmp_path):
+    config = {**config_of(corpora["masks"], "windows"), "audit": str(tmp_path / "audit")}
+    gone = list(range(20, 60))
+    amendments = [{"skip": {"from": 9, "steps": 12}}, {"withdraw": {"from": 11, "documents": gone}}]
+    changed = grain_sft.load({**config, "amendments": amendments})
+    for pipeline, steps in ((grain_sft.load(config), range(7)), (changed, range(7, 30))):
+        with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
+            for _ in steps:
+                next(batches)
+    for ending in ("log", "jsonl"):
+        assert check_audit(tmp_path / f"audit.{ending}", changed).findings == []
+        without = grain_sft.load({**config, "amendments": amendments[1:]})
+        assert check_audit(tmp_path / f"audit.{ending}", without).findings
+    lines = trace(changed, range(30))
+    assert lines.withdrawn is not None and not lines.withdrawn[lines.step < 11].any() and lines.withdrawn.any()
+    for step in range(30):
+        batch, of_step = changed[step], lines.select(lines.step == step)
+        seen = (of_step.stop - of_step.start - of_step.withdrawn).sum()
+        assert seen == np.count_nonzero(batch["inputs_segmentation"])
+        assert of_step.trainable.sum() == np.count_nonzero(batch["targets_segmentation"])
+    assert "withdrawn" not in trace(grain_sft.load(config), range(3)).columns()
+
+
+def test_an_audit_log_names_an_amendment_of_the_past(corpora, tmp_path):
+    config = {**config_of(corpora["masks"], "padded"), "audit": str(tmp_path / "audit")}
+    changed = grain_sft.load({**config, "amendments": [{"skip": {"from": 2, "steps": 1}}]})
+    for pipeline, steps in ((grain_sft.load(config), range(4)), (changed, range(4, 8))):
+        with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
+            for _ in steps:
+                next(batches)
+    found = [str(each) for each in check_audit(tmp_path / "audit.jsonl", changed).findings]
+    assert any("an amendment that it did not have before: from step 2: skip 1 steps" in each for each in found)

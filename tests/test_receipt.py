@@ -113,6 +113,7 @@ def test_options_that_change_no_batch_may_change_the_receipt(config, tmp_path, s
 
 CHANGES_NOTHING = {"path", "label_mask_paths", "format", "path_remap", "root", "remote"}
 CHANGES_NOTHING |= {"tokenizer", "audit", "observers"}
+AMENDMENTS = {"amendments"}  # tested in test_amendments.py
 ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
 OF_MIXTURES = {"mixture", "on_exhausted"}  # tested in mixture/
 OF_PAIRS = {"prompt_length", "long_pairs"}  # tested in layout/test_pairs.py
@@ -123,7 +124,7 @@ OF_MEGATRON = {"split", "subset"}  # tested in corpus/test_megatron.py
 def test_every_key_of_a_config_is_tried():
     changed = {key for change in CHANGES.values() for part in change.values() if isinstance(part, dict) for key in part}
     known = {key for keys in known_keys().values() for key in keys} | (set(TOP) - {"inherits"})
-    elsewhere = ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON | OF_MEGATRON_ROWS
+    elsewhere = ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON | OF_MEGATRON_ROWS | AMENDMENTS
     assert known == changed | {"transforms"} | CHANGES_NOTHING | elsewhere
 
 

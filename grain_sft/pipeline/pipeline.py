@@ -127,11 +127,11 @@ class Pipeline:
         """
         return self._batch(step, self.sampler.rows_at(step, slots))
 
-    def with_host(self, host: Host) -> Self:
-        """Return the same run without observers, seen from another host."""
-        return type(self)(
-            self.source, self.planned_sampler.with_host(host), self.transforms, amendments=self.amendments
-        )
+    def replace(self, *, host: Host | None = None, amendments: Sequence[Amendment] | None = None) -> Self:
+        """Return the same run without observers, seen from another host or with other amendments."""
+        sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
+        changed = self.amendments if amendments is None else amendments
+        return type(self)(self.source, sampler, self.transforms, amendments=changed)
 
     def source_at(self, step: int) -> RowSource:
         """Return the source as `step` reads it: without the documents that are withdrawn by then."""

@@ -71,7 +71,7 @@ class Events:
         epoch, _ = stream.begin(step)
         while (span := stream.span(epoch)) is not None:
             for at, action in ((span.first, START), (span.last, COMPLETE)):
-                if at >= step:
+                if at >= step and span.rows:  # all steps of an epoch may be skipped
                     yield Event(at, action, epoch, number)
             epoch += 1
 

@@ -5,11 +5,11 @@ import dataclasses
 import itertools
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grain_sft.errors import CorpusError
-from grain_sft.pipeline import Pipeline
+from grain_sft.pipeline import Amendment, Pipeline
 from grain_sft.provenance.audit import COMPLETE, CUT, LOAD, RESUME, START, Event, Events, as_text, read_line
 from grain_sft.sampling import Host
 from grain_sft.storage import files
@@ -73,7 +73,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     hosts = next((_number(fields.get("hosts")) for fields in parsed if fields.get("action") == LOAD), -1)
     sampler = pipeline.sampler
     if sampler.host_blocks and hosts > 0 and not sampler.global_batch_size % hosts:
-        pipeline = pipeline.with_host(Host(0, hosts))
+        pipeline = pipeline.replace(host=Host(0, hosts))
     run = _Run(pipeline)
     for fields in parsed:
         run.check(fields)
@@ -91,6 +91,13 @@ def _parsed(line: bytes) -> dict[str, str]:
         return {"unreadable": str(error)}
 
 
+def _parts(text: str | None) -> dict[str, str]:
+    """Return the parts of the receipt in an entry; none if it has none."""
+    with contextlib.suppress(ValueError, TypeError):
+        return dict(json.loads(json.loads(text or "")))
+    return {}
+
+
 def _number(text: str | None) -> int:
     """Return a number from 0 on; -1 for any other text."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
@@ -101,9 +108,11 @@ class _Run:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.checked = Checked(receipt=pipeline.receipt.code)
-        self._pipeline, self._events = pipeline, Events(pipeline)
+        self._whole = self._pipeline = pipeline
+        self._events = Events(pipeline)
         self._upcoming: Iterator[Event] = iter(())
         self._next: Event | None = None
+        self._added: Sequence[Amendment] = ()  # amendments of the last load that the one before it lacks
         self._since: int | None = 0  # step at which batches began; None: the line with it was changed
         self._loaded = self._running = False
         self._lost = False  # after a line that was changed: the next event decides where the run is
@@ -140,6 +149,7 @@ class _Run:
 
     def _load(self, fields: Mapping[str, str]) -> None:
         self.checked.loads += 1
+        self._amend(_parts(fields.get("receipt_parts")))
         sizes, hosts = self._pipeline.sampler.batch_sizes.sizes, _number(fields.get("hosts"))
         if hosts < 1 or any(rows % hosts for rows in sizes):
             rows = " or ".join(map(str, sizes))
@@ -148,6 +158,15 @@ class _Run:
         self._loaded, self._running = True, self._reach < 0
         if self._running:  # a log that begins at step 0 has no resume
             self._go(0)
+
+    def _amend(self, parts: Mapping[str, str]) -> None:
+        """Go on with the amendments that the run had when the entry of `parts` was written: the first of those of today."""
+        before = len(self._pipeline.amendments) if self.checked.loads > 1 else None
+        count = sum(f"amendment {number}" in parts for number in range(1, len(self._whole.amendments) + 1))
+        self._added = () if before is None else self._whole.amendments[before:count]
+        if count != len(self._pipeline.amendments):
+            self._pipeline = self._whole.replace(amendments=self._whole.amendments[:count])
+            self._events = Events(self._pipeline)
 
     def _resume(self, fields: Mapping[str, str]) -> None:
         self.checked.resumes += 1
@@ -160,6 +179,9 @@ class _Run:
         elif step > self._reach and not self._lost:
             missing = f"no line says that steps {self._reach} to {step - 1} were handed out"
             self._found(f"step={step}, but {missing}; expected {self._reach} at most.")
+        for each in self._added:
+            if each.step < step:
+                self._found(f"the run continues at step {step} with an amendment that it did not have before: {each}.")
         self._running = True
         if self._compare(fields, self._events.resume(step)):
             self._lost = False
@@ -221,11 +243,8 @@ class _Run:
             if stated is None:
                 self._found(f"has no {name}; expected {name}={computed}.")
             elif stated != computed:
-                why = ""
-                if name == "receipt_parts":
-                    with contextlib.suppress(ValueError, TypeError):
-                        parts = dict(json.loads(json.loads(stated)))
-                        why = " " + " ".join(self._pipeline.receipt.differences(parts))
+                parts = _parts(stated) if name == "receipt_parts" else {}
+                why = " " + " ".join(self._pipeline.receipt.differences(parts)) if parts else ""
                 self._found(f"{name}={stated}; expected {computed}.{why}")
         for name in fields.keys() - expected.keys() - _NOT_COMPUTED:
             self._found(f"{name}={fields[name]}; expected no such field.")

@@ -10,6 +10,7 @@ from grain_sft.corpus import LossReader
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.layout import Layout, Pieces
 from grain_sft.pipeline import Pipeline
+from grain_sft.source import Element, RowSource
 from grain_sft.transforms import trait
 
 Ints = npt.NDArray[np.int64]
@@ -105,7 +106,7 @@ class TrainableTokens:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._source = pipeline.source
+        self._pipeline, self._source = pipeline, pipeline.source
         before = itertools.takewhile(lambda each: not trait(each, "shifts_targets"), pipeline.transforms)
         self._transforms: list[grain.transforms.Map] = [each for each in before if not trait(each, "trims_columns")]
         corpus = pipeline.source.layout.corpus
@@ -135,12 +136,26 @@ class TrainableTokens:
             found[some] = _count(loss, offsets, lengths) - (loss[offsets] & first[some])
         return found
 
+    def recount(self, counts: Ints, changed: Ints, steps: Ints, rows: Ints, pieces: Pieces) -> None:
+        """Count again, in `counts`, the pieces of `rows` at the indices `changed`, which lack documents at their `steps`."""
+        for at in changed.tolist():
+            element = self._element(self._pipeline.source_at(int(steps[at])), rows[at : at + 1])
+            segments, taken = element["segment_ids"][0], element["loss_mask"][0].copy()
+            taken[0] = False
+            taken[1:] &= (segments[1:] != 0) & (segments[1:] == segments[:-1])
+            some = slice(*pieces.row.searchsorted((at, at + 1)).tolist())
+            counts[some] = _count(taken, pieces.column[some], pieces.length[some])
+
     def _transformed(self, rows: Ints) -> npt.NDArray[np.bool_]:
         """Return which tokens of the rows, padding included, take loss after the transforms: flat."""
-        element = self._source.read(rows)
+        return self._element(self._source, rows)["loss_mask"].reshape(-1)
+
+    def _element(self, source: RowSource, rows: Ints) -> Element:
+        """Return `rows` of `source` after the transforms."""
+        element = source.read(rows)
         for transform in self._transforms:
             element = transform.map(element)
-        return element["loss_mask"].reshape(-1)
+        return element
 
 
 def _count(loss: npt.NDArray[np.bool_], offsets: Ints, lengths: Ints) -> Ints:

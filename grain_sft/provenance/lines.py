@@ -43,6 +43,8 @@ class Trace:
         shard. In a mixture the name of the source precedes it.
       record: Line or row of the document in its input, from 1; -1 in a corpus without a file of sources.
       trainable: Number of tokens that take loss, as in `TrainableTokens`. None where they were not counted.
+      withdrawn: Number of tokens that the step does not see, because an amendment withdrew their document. None in a run
+        without such amendments.
       source_names: Names of the sources.
       paths: Paths of the shards.
       receipt: Code of the pipeline's receipt.
@@ -61,6 +63,7 @@ class Trace:
     source: Int64[np.ndarray, " lines"]
     record: Int64[np.ndarray, " lines"]
     trainable: Int64[np.ndarray, " lines"] | None
+    withdrawn: Int64[np.ndarray, " lines"] | None
     source_names: tuple[str, ...]
     paths: tuple[str, ...]
     receipt: str
@@ -69,7 +72,7 @@ class Trace:
         return len(self.step)
 
     def columns(self) -> dict[str, Ints]:
-        """Return the arrays by name, without `trainable` where it was not counted."""
+        """Return the arrays by name, without those that are None."""
         return {name: column for name, column in vars(self).items() if isinstance(column, np.ndarray)}
 
     def select(self, lines: Bool[np.ndarray, " lines"]) -> Trace:
@@ -190,6 +193,7 @@ class _Lines:
         self._layout: Layout = pipeline.source.layout
         self._sources = Sources(self._layout)
         self._trainable = TrainableTokens(pipeline) if trainable else None
+        self._withdrawals = pipeline.withdrawals
         paths = tuple(shard.path for shard in self._layout.corpus.shards)
         self._names = {"source_names": self._sources.names, "paths": paths, "receipt": pipeline.receipt.code}
 
@@ -202,21 +206,26 @@ class _Lines:
         segment = np.ones_like(pieces.row) if pieces.segment is None else pieces.segment
         columns: dict[str, Any] = {"segment": segment, "document": document, "source": source, "record": record}
         columns |= {"shard": pieces.shard, "start": pieces.start, "stop": pieces.start + pieces.length}
+        if self._withdrawals is not None:
+            columns["withdrawn"] = self._withdrawals.tokens_of_pieces(rows, slots.step[real], pieces)
         if self._trainable is not None:
             columns["trainable"] = self._trainable.count(rows, pieces)
+            if "withdrawn" in columns:
+                changed = np.unique(pieces.row[columns["withdrawn"] > 0])
+                self._trainable.recount(columns["trainable"], changed, slots.step[real], rows, pieces)
         at = np.append(real[pieces.row], filling)
         if len(filling):
             order = np.argsort(at, kind="stable")
             at = at[order]
             for name, column in columns.items():
-                nothing = 0 if name in ("start", "stop", "trainable") else -1
+                nothing = 0 if name in ("start", "stop", "trainable", "withdrawn") else -1
                 columns[name] = np.append(column, np.full(len(filling), nothing))[order]
         mine = slots.select(at)
         epoch = mine.epoch.copy()
         for name, here, own in self._layout.split(mine.row):
             part = self._layout.parts[name]
             epoch[here] = epoch[here] * part.epochs + part.epoch_of(own)[0]
-        columns = {"trainable": None} | columns | self._names
+        columns = {"trainable": None, "withdrawn": None} | columns | self._names
         return Trace(step=mine.step, epoch=epoch, row=mine.slot, host=mine.host, instance=mine.row, **columns)
 
 
@@ -225,8 +234,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 
     Returns:
       Columns with a line for each source that occurs: `source`, its name (its number where it has none); `documents`, the
-      number of different ones (0 in a layout that does not follow documents); `segments`; `tokens`; `share` of all tokens;
-      and `trainable` tokens, where they were counted.
+      number of different ones (0 in a layout that does not follow documents); `segments`; `tokens` without withdrawn ones;
+      `share` of all tokens; and `trainable` tokens, where they were counted.
     """
     counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
     seen = np.zeros(0, np.bool_)
@@ -244,7 +253,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         begins = np.append(True, (where[:, 1:] != where[:, :-1]).any(axis=0))[: len(part)]
         added = {"documents": np.bincount(part.source[new], minlength=size)}
         added["segments"] = np.bincount(part.source[begins], minlength=size)
-        for name, values in (("tokens", part.stop - part.start), ("trainable", part.trainable)):
+        tokens = part.stop - part.start - (0 if part.withdrawn is None else part.withdrawn)
+        for name, values in (("tokens", tokens), ("trainable", part.trainable)):
             if values is not None:  # added as float64, exact to 2^53
                 added[name] = np.bincount(part.source, weights=values, minlength=size).astype(np.int64)
         counts = {name: column + counts.get(name, 0) for name, column in added.items()}

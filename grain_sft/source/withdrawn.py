@@ -84,15 +84,18 @@ class Withdrawals:
         self._layout, self._arrays = layout, Arrays()
         self._parts: dict[str, _Documents] = {}
         self._pads = {name: part.corpus.padding_token_id for name, part in layout.parts.items()}
-        wrong = documents[(documents < 0) | (documents >= layout.num_documents)]
-        if len(wrong):
-            expected = f"expected 0 to {layout.num_documents - 1}, the documents of the run"
-            raise RowIndexError(f"withdraw: document {wrong[0]}: {expected}.")
-        for name, part in layout.parts.items():
-            first = layout.first_document(name)
-            own = (documents >= first) & (documents < first + part.num_documents)
+        end = 0
+        for name in sorted(layout.parts, key=lambda name: not layout.parts[name].follows_documents):
+            if int(documents.max(initial=-1)) < end:
+                break  # the documents of the other parts, which may be unknown, are numbered after these
+            part, first = layout.parts[name], layout.first_document(name)
+            end = first + part.num_documents
+            own = (documents >= first) & (documents < end)
             if own.any():
                 self._parts[name] = _Documents(part, documents[own] - first, steps[own])
+        wrong = documents[(documents < 0) | (documents >= end)]
+        if len(wrong):
+            raise RowIndexError(f"withdraw: document {wrong[0]}: expected 0 to {end - 1}, the documents of the run.")
 
     def source_at(self, step: int) -> RowSource:
         """Return the source as it is at `step`."""

@@ -32,6 +32,7 @@ class Piece:
       record: Line or row in that input, from 1; None where the corpus does not have it.
       file: Path of the token file.
       start, stop: Range of tokens in the file.
+      withdrawn: Number of these tokens that the step does not see: their document is withdrawn.
     """
 
     segment: int
@@ -41,6 +42,7 @@ class Piece:
     file: str
     start: int
     stop: int
+    withdrawn: int = 0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,7 +59,7 @@ class RowView:
       loss: bool [n], whether the token takes loss as a target; in a batch, as the target of the input before it.
       weights: float32 [n], the weight of that loss, where the batch has weights; else None.
       pieces: Where the tokens come from, in order.
-      notes: Differences between the batch and the trace.
+      notes: Differences between the batch and the trace, and withdrawn pieces.
       names: Names of the segments, from 1, as in `Layout.segment_names`; empty for a row of padding alone.
     """
 
@@ -107,6 +109,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if divided:
             pieces = _divided(pieces, columns["segments"])
         notes = _notes(batch, row, columns["segments"], pieces)
+        notes += [f"padding: {place_of(each)}" for each in pieces if each.withdrawn == each.stop - each.start]
         if failing[row]:
             notes.append("NgramFilter took the loss off this row: it repeats itself.")
         epoch, place, instance = (int(each[0]) for each in (of_row.epoch, of_row.row, of_row.instance))
@@ -140,7 +143,8 @@ def place_of(piece: Piece) -> str:
     document = "" if piece.document is None else f"document {piece.document:,} "
     record = "" if piece.record is None else f":{piece.record}"
     source = f"of {visible_line(piece.source)}{record}, " if piece.source else ""
-    return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}"
+    gone = f", {piece.withdrawn:,} of them withdrawn" if piece.withdrawn else ""
+    return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}{gone}"
 
 
 def _columns(row: Element) -> dict[str, Any]:
@@ -166,7 +170,17 @@ def _columns(row: Element) -> dict[str, Any]:
 def _pieces(lines: Trace) -> tuple[Piece, ...]:
     """Return the pieces of a row's trace; none for a row of padding alone."""
     found, pieces = lines.select(lines.instance >= 0), []
-    columns = (found.segment, found.document, found.source, found.record, found.shard, found.start, found.stop)
+    withdrawn = np.zeros_like(found.step) if found.withdrawn is None else found.withdrawn
+    columns = (
+        found.segment,
+        found.document,
+        found.source,
+        found.record,
+        found.shard,
+        found.start,
+        found.stop,
+        withdrawn,
+    )
     for segment, number, source, line, shard, *tokens in zip(*(each.tolist() for each in columns), strict=True):
         document, record = (None if each < 0 else each for each in (number, line))
         pieces.append(Piece(segment, document, found.source_names[source], record, found.paths[shard], *tokens))
@@ -193,7 +207,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
     count = max(segments.max(initial=0), max((piece.segment for piece in pieces), default=0)) + 1
     found, stated = np.bincount(segments, minlength=count), np.zeros(count, np.int64)
     for piece in pieces:
-        stated[piece.segment] += piece.stop - piece.start
+        stated[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(found[1:] != stated[1:]) + 1
     cut = len(differing) and found[differing[0]] < stated[differing[0]] and not found[differing[0] + 1 :].any()
     if len(differing) and not cut:  # a last column that is cut off is expected
