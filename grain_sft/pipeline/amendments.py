@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,7 @@ from grain_sft.sampling import Sampler, SkippingSampler, Skips, Weight
 from grain_sft.source import MixtureSource, NpyDataSource, Withdrawals
 from grain_sft.storage import files
 
-if TYPE_CHECKING:
-    from jaxtyping import Int64
+Ints = npt.NDArray[np.int64]
 
 _FROM = re.compile(r"from step (\d+): ")
 
@@ -41,7 +39,7 @@ class Amendment:
 
     step: int
     skip: int = 0
-    withdraw: Sequence[int] | Int64[np.ndarray, " documents"] = ()
+    withdraw: Sequence[int] | Ints = ()
     reweight: Mapping[str, Weight] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -101,7 +99,7 @@ def withdrawals_of(source: NpyDataSource | MixtureSource, amendments: Sequence[A
     return Withdrawals(source, np.concatenate(documents), np.concatenate(steps)) if any(map(len, documents)) else None
 
 
-def documents_named(layout: Layout, named: Iterable[int | str]) -> npt.NDArray[np.int64]:
+def documents_named(layout: Layout, named: Iterable[int | str]) -> Ints:
     """Return the numbers of documents in a trace, int64 [n].
 
     Args:
@@ -131,7 +129,7 @@ def documents_named(layout: Layout, named: Iterable[int | str]) -> npt.NDArray[n
     return np.unique(np.concatenate(found))
 
 
-def _of_source(layout: Layout, name: str) -> npt.NDArray[np.int64] | None:
+def _of_source(layout: Layout, name: str) -> Ints | None:
     """Return the documents of a source or an input, or one of them as NAME:NUMBER; None if the run has no such name."""
     whole, _, number = name.rpartition(":")
     for source, one in ((name, None), (whole, number)):
@@ -152,7 +150,7 @@ def _of_source(layout: Layout, name: str) -> npt.NDArray[np.int64] | None:
     return None
 
 
-def _of_input(layout: Layout, part: str, source: str, line: str | None) -> npt.NDArray[np.int64] | None:
+def _of_input(layout: Layout, part: str, source: str, line: str | None) -> Ints | None:
     """Return the documents of `part` that were made of an input, or of one of its lines; None if it has no such input."""
     inner = layout.parts[part]
     names = inner.corpus.source_names

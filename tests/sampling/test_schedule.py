@@ -82,7 +82,8 @@ def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
         read = [row for row in slots.row[slots.epoch == epoch].tolist() if row != FILL_ROW]
         assert len(set(read)) == len(read)
         span = sampler.streams[0].span(epoch)
-        assert span == (slots.step[slots.epoch == epoch].min(), slots.step[slots.epoch == epoch].max(), len(read))
+        steps = slots.step[slots.epoch == epoch]
+        assert span == (steps.min(), steps.max(), len(read), 0)
         unread = {"fill": 1, "drop": sampler.batch_sizes.at(span.last + 1), "run_on": run["num_instances"]}
         assert run["num_instances"] - len(read) < unread[run["last_batch"]]
     assert run["last_batch"] == "run_on" or sampler.steps_per_epoch == sampler.streams[0].span(0).last + 1
