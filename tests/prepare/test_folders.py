@@ -61,6 +61,27 @@ def test_a_folder_without_records_stands_for_its_texts(tmp_path):
         named(files_in(tmp_path / "empty", ["a.py"]))
 
 
+def test_corpora_that_were_prepared_are_no_inputs(tmp_path, client):
+    """Else a finished run that is started again would read its own output."""
+    names = ["a.jsonl", "out/prepare.json", "out/tokenizer/tokenizer.json", "out/train/corpus.json", "out2/b.jsonl"]
+    files_in(tmp_path, names)
+    assert named(tmp_path) == [f"{tmp_path}/a.jsonl", f"{tmp_path}/out2/b.jsonl"]
+    for name in names:
+        client.pipe_file(f"bucket/made/{name}", b"{}\n")
+    assert named("gs://bucket/made") == ["gs://bucket/made/a.jsonl", "gs://bucket/made/out2/b.jsonl"]
+
+
+def test_folders_of_several_splits_are_not_mixed(tmp_path):
+    files_in(tmp_path, ["a/train/1.jsonl", "b/train/2.jsonl", "a/other/x.jsonl", "c/Training/3.jsonl"])
+    assert len(named(tmp_path)) == 4
+    files_in(tmp_path, ["a/val/1.jsonl", "b/eval/2.jsonl"])
+    with pytest.raises(CorpusFileError) as error:
+        named(tmp_path)
+    files_of = f"{tmp_path}/a/train/1.jsonl, {tmp_path}/a/val/1.jsonl"
+    assert f"{tmp_path}: has files of the splits train and validation: {files_of}. Expected one" in str(error.value)
+    assert named(tmp_path / "a/val") == [f"{tmp_path}/a/val/1.jsonl"]
+
+
 def test_a_folder_may_be_a_link_but_not_to_a_folder_that_it_is_in(tmp_path):
     files_in(tmp_path, ["data/a.jsonl", "other/b.jsonl"])
     (tmp_path / "data/linked").symlink_to(tmp_path / "other")

@@ -17,6 +17,15 @@ _ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 _TEXT = re.compile(rf"\.(txt|md){_PACKED}")
 _ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow datasets
 _BESIDE_INFO = ("state.json", "features.json")  # the same, in the folder of a dataset_info.json
+_PREPARED = "prepare.json"  # in the folder of a prepared corpus
+_SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
+}
+"""Split of the files in a folder of this name."""
+
+Folders = tuple[str, ...]
 
 
 def is_text(path: str) -> bool:
@@ -33,7 +42,7 @@ def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
     A folder stands for the files of records below it; where it has none, for its texts. Left out are folders whose names
-    begin with a point or an underscore, and the files of a dataset that are not its data.
+    begin with a point or an underscore, corpora that were prepared, and the files of a dataset that are not its data.
 
     Raises:
       CorpusFileError: There is no such file, or a folder has several splits of a dataset.
@@ -43,10 +52,7 @@ def expand(path: str) -> Sequence[str]:
     if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
         found = files.glob(path)
     elif files.is_folder(path):
-        below = sorted(_remote(path) if files.is_remote(path) else _local(Path(path), frozenset()))
-        found = _data([name for name in below if _RECORDS.search(name) or is_array_record(name)]) or [
-            name for name in below if is_text(name)
-        ]
+        found = _files_of(path)
     if not found:
         raise CorpusFileError(
             f"{path}: names no file. Expected .jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or "
@@ -55,26 +61,51 @@ def expand(path: str) -> Sequence[str]:
     return found
 
 
-def _remote(folder: str) -> Iterator[str]:
-    """Yield the files below a remote folder."""
+def _files_of(folder: str) -> Sequence[str]:
+    """Return the files that a folder stands for."""
+    below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
+    made = {folders for name, folders in below.items() if folders and files.name_of(name) == _PREPARED}
+    names = sorted(
+        name
+        for name, folders in below.items()
+        if made.isdisjoint(folders[:depth] for depth in range(1, len(folders) + 1))
+    )
+    found = _data([name for name in names if _RECORDS.search(name) or is_array_record(name)])
+    found = found or [name for name in names if is_text(name)]
+    splits: dict[str, str] = {}  # a file of each
+    for name in found:
+        for part in below[name]:
+            splits.setdefault(_SPLITS.get(part.lower(), ""), name)
+    splits.pop("", None)
+    if len(splits) > 1:
+        raise CorpusFileError(
+            f"{folder}: has files of the splits {' and '.join(splits)}: {', '.join(splits.values())}. Expected one of them. "
+            "Name its folder, or its files."
+        )
+    return found
+
+
+def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
+    """Yield the files below a remote folder, and the folders that each is in."""
     with files.remote(folder) as client:
         found = [str(client.unstrip_protocol(name)) for name in client.find(folder)]
     start = len(folder.rstrip("/")) + 1
-    return (name for name in found if not any(map(_is_hidden, name[start:].split("/")[:-1])))
+    below = ((name, tuple(name[start:].split("/")[:-1])) for name in found)
+    return ((name, folders) for name, folders in below if not any(map(_is_hidden, folders)))
 
 
-def _local(folder: Path, above: frozenset[str]) -> Iterator[str]:
-    """Yield the files below a local folder, `above` being the folders that it is in, as `os.path.realpath` has them."""
+def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
+    """Yield the same below a local folder, `above` being the folders that it is in, as `os.path.realpath` has them."""
     here = os.path.realpath(folder)
     if here in above:
         raise CorpusFileError(f"{folder}: is a link to a folder that it is in. Remove the link, or name the files.")
     with files.reading(str(folder)):
-        entries = list(Path(folder).iterdir())
+        entries = list(folder.iterdir())
     for entry in entries:
         if not entry.is_dir():
-            yield str(entry)
+            yield str(entry), folders
         elif not _is_hidden(entry.name):
-            yield from _local(entry, above | {here})
+            yield from _local(entry, (*folders, entry.name), above | {here})
 
 
 def _is_hidden(name: str) -> bool:
