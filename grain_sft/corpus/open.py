@@ -89,8 +89,8 @@ def open_corpus(
         length than their tokens, another tokenizer than the corpus was made with, or a file outside of `root`.
       WrongTypeError: an argument of another type.
     """
-    if not isinstance(where, str | os.PathLike | Mapping) and isinstance(where, Iterable):
-        where = [str(each) if type(each) in (int, float) else each for each in where]
+    if isinstance(where, list | tuple) and any(isinstance(each, str | os.PathLike) for each in where):
+        where = [str(each) if type(each) in (int, float) else each for each in where]  # weights of a blend
     paths = as_paths("where", where)
     _check_types(format, path_remap, tokenizer, remote, root, use_loss_mask, split)
     if subset is not None and (split is None or subset not in SUBSETS):
