@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from maxtext_runs import LENGTH, ROWS, STEPS, distillation_config, launch, write_texts, write_tokenizer
 from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_olmo
-from tokenizers import Tokenizer, models
-from trainer_runs import PRINT_LOSSES, losses, run
+from trainer_runs import losses
 
 import grain_sft
 from grain_sft import Host
@@ -29,26 +29,7 @@ pytestmark = [
     ),
 ]
 
-LENGTH, ROWS, STEPS = 64, 4, 12
-MODEL = {
-    "base_emb_dim": 32, "base_num_query_heads": 2, "base_num_kv_heads": 2, "base_mlp_dim": 64, "head_dim": 16,
-    "base_num_decoder_layers": 2, "attention": "dot_product", "dtype": "float32", "vocab_size": 256, "hardware": "cpu",
-    "learning_rate": 0.01, "learning_rate_schedule_steps": 20, "skip_jax_distributed_system": True,
-    "enable_goodput_recording": False, "enable_tensorboard": False, "checkpoint_period": 1, "async_checkpointing": False,
-    "eval_interval": 3, "max_target_length": LENGTH, "per_device_batch_size": ROWS, "steps": STEPS,
-}  # fmt: skip
-BASES = {"pre_train": "base.yml", "sft": "post_train/sft.yml", "dpo": "post_train/dpo.yml"}
-LAUNCHER = """
-import sys
-from grain_sft.integrations.maxtext import main
-sys.exit(main(sys.argv[1:]))
-"""
-# The data from their beginning, as MaxText's own loaders give them after a restart.
-STOCK = """
-from grain_sft.integrations.maxtext import iterators, launcher
-iterators.continue_at = launcher.continue_at = lambda *_: None
-"""
-# The rows of each batch that lie on this process's devices.
+# The rows of each batch that lie on this process's devices, and the targets of a step that take loss by MaxText's account.
 PRINT_ROWS = """
 import zlib
 import numpy
@@ -64,6 +45,16 @@ def printing_rows(self):
     return batch
 
 MaxTextBatches.__next__ = printing_rows
+
+from maxtext.trainers.post_train.hooks import BaseTrainingHooks
+
+step_starts = BaseTrainingHooks.on_train_step_start
+
+def printing_targets(self, trainer):
+    step_starts(self, trainer)
+    print("TARGETS", trainer.train_steps, int(self.train_metadata[trainer.train_steps]["total_weights"]), flush=True)
+
+BaseTrainingHooks.on_train_step_start = printing_targets
 """
 
 
@@ -82,14 +73,8 @@ def configs(tmp_path_factory):
         write_pairs(folder / f"{name}_pairs", make_pairs(count // 2, number))
         pairs = {"corpus": {"path": f"{name}_pairs"}, "layout": {"kind": "pairs", "sequence_length": LENGTH}}
         (folder / f"{name}_pairs.json").write_text(json.dumps(config | pairs))
-    once = {"inherits": "train.json", "sampler": {"order": "shuffle", "epochs": 1}}
-    (folder / "once.json").write_text(json.dumps(once))
-    (folder / "tokenizer").mkdir()
-    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "<bos>": 1, "<eos>": 2, "<unk>": 3}, unk_token="<unk>"))
-    tokenizer.save(str(folder / "tokenizer/tokenizer.json"))
-    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
-    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast"} | special
-    (folder / "tokenizer/tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    write_tokenizer(folder / "tokenizer")
+    write_texts(folder, 200)
     return folder
 
 
@@ -98,33 +83,7 @@ def teacher(configs, tmp_path_factory):
     """Path of MaxText's config of a distillation, with a teacher that was trained for two steps."""
     out = tmp_path_factory.mktemp("teacher")
     launch(out, configs, "teacher", trainer="pre_train", steps=2, eval_interval=-1)
-    path = f"{out}/teacher/checkpoints/1/items"
-    config = {"base_config": "post_train/distillation.yml", "student_overrides": {"model_name": "default"}} | MODEL
-    config |= {"tokenizer_path": str(configs / "tokenizer"), "tokenizer_type": "huggingface"}
-    config["dataset_type"] = "olmo_grain"  # the teacher's config is checked without the command line
-    config["teacher_overrides"] = {"model_name": "default", "load_parameters_path": path}
-    (out / "distill.yml").write_text(json.dumps(config))  # YAML is a superset of JSON
-    return out / "distill.yml"
-
-
-def launch(out, configs, name, *, trainer="sft", base=None, patches="", environment=(), **options):
-    """Run the launcher; return what it printed. `options` are those of `run`, and keys of MaxText."""
-    of_run = {key: options.pop(key) for key in ("kill_at", "pause", "fails") if key in options}
-    kind = "_pairs" if trainer == "dpo" else ""
-    given = MODEL | {"run_name": name, "base_output_directory": out, "grain_sft_config": configs / f"train{kind}.json"}
-    given |= {"grain_sft_eval_config": configs / f"eval{kind}.json"}
-    if trainer == "dpo":
-        given |= {
-            "model_name": "qwen3-0.6b",
-            "override_model_config": True,
-            "tokenizer_path": configs / "tokenizer",
-            "tokenizer_type": "huggingface",
-        }
-    (folder,) = importlib.util.find_spec("maxtext").submodule_search_locations
-    base = base or Path(folder) / "configs" / BASES[trainer]
-    arguments = [trainer, base, *(f"{key}={value}" for key, value in (given | options).items())]
-    program = PRINT_LOSSES + patches + LAUNCHER
-    return run(program, arguments, cache=configs / "cache", environment=dict(environment), **of_run)
+    return distillation_config(out, configs / "tokenizer", out / "teacher/checkpoints/1/items")
 
 
 def source_of(name):
@@ -170,19 +129,51 @@ def test_a_run_killed_at_random_steps_has_the_losses_of_an_uninterrupted_one(con
     check_kills(tmp_path, configs, **given)
 
 
-@pytest.mark.skipif(
-    "grad_accumulator" not in source_of("sft/peft_trainer.py"),
-    reason="MaxText's train_sft does not accumulate with this Tunix: docs/maxtext.md",
+def test_orpo_is_resumed_with_the_losses_of_an_uninterrupted_run(configs, tmp_path):
+    given = {"trainer": "dpo", "dpo.algo": "orpo"}
+    whole = losses(launch(tmp_path, configs, "whole", steps=6, **given))
+    assert whole != losses(launch(tmp_path, configs, "dpo", steps=6, trainer="dpo"))
+    outputs = [launch(tmp_path, configs, "stopped", steps=steps, **given) for steps in (2, 6)]
+    assert {key: loss for key, loss in losses(*outputs).items() if key in whole} == whole
+    assert min(step for kind, step, _ in losses(outputs[1]) if kind == "TRAIN") == 2
+
+
+FINE_TUNING = pytest.param(
+    "sft",
+    marks=pytest.mark.skipif(
+        "grad_accumulator" not in source_of("sft/peft_trainer.py"),
+        reason="MaxText's train_sft does not accumulate with this Tunix: docs/maxtext.md",
+    ),
 )
-def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, tmp_path):
-    check_kills(tmp_path, configs, gradient_accumulation_steps=2, use_tunix_gradient_accumulation=True)
 
 
-def test_data_that_begin_anew_after_a_restart_are_found(configs, tmp_path):
-    expected = losses(launch(tmp_path, configs, "whole", steps=4))
-    launch(tmp_path, configs, "stock", steps=2)
-    resumed = losses(launch(tmp_path, configs, "stock", steps=4, patches=STOCK))
-    assert all(resumed["TRAIN", step, 0] != expected["TRAIN", step, 0] for step in (2, 3))
+@pytest.mark.parametrize("given", [FINE_TUNING, "dpo", DISTILLATION], indirect=True)
+def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, tmp_path, given):
+    keys = {"gradient_accumulation_steps": 2, "use_tunix_gradient_accumulation": True}
+    if given[
+        "base"
+    ]:  # MaxText compares the key with that of the teacher, whose config is read without the command line
+        config = json.loads(given["base"].read_text()) | keys
+        given["base"] = tmp_path / "distill.yml"
+        given["base"].write_text(json.dumps(config))
+    check_kills(tmp_path, configs, **given, **keys)
+
+
+BATCH = re.compile(r"^BATCH (\d+) (\d+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("trainer", ["sft", "dpo"])
+def test_maxtexts_own_loader_begins_anew_after_a_restart(configs, tmp_path, trainer):
+    """The negative control of the tests above, as docs/maxtext.md shows it."""
+    given = {"trainer": trainer, "stock": True, "eval_interval": -1, "checkpoint_period": 3, "steps": 8}
+    whole = launch(tmp_path, configs, "whole", **given)
+    launch(tmp_path, configs, "killed", kill_at=5, **given)
+    resumed = launch(tmp_path, configs, "killed", **given)
+    expected, batches = dict(BATCH.findall(whole)), dict(BATCH.findall(resumed))
+    assert list(expected) == list("012345678") and list(batches) == list("345678")  # the last one is dropped
+    assert list(batches.values()) == list(expected.values())[:6]  # it trains on the first batches again
+    found = losses(resumed)
+    assert not [step for step in range(3, 8) if found["TRAIN", step, 0] == losses(whole)["TRAIN", step, 0]]
 
 
 @TRAINERS
@@ -194,14 +185,33 @@ def test_data_that_fail_end_the_process_with_their_sentence(configs, tmp_path, g
     assert "MaxText's vocab_size is 249. Set vocab_size" in output.splitlines()[-1]
 
 
-def test_data_that_end_before_the_last_step_are_refused(configs, tmp_path):
-    output = launch(tmp_path, configs, "long", fails=True, steps=1000, grain_sft_config=configs / "once.json")
-    assert re.search(r"the data end after \d+ steps, but MaxText's steps is 1000", output.splitlines()[-1])
-
-
 def rows_of(output):
     """Hashes of the rows that a process trained on, by step and row."""
     return {(int(step), int(row)): int(crc) for step, row, crc in re.findall(r"^ROW (\d+) (\d+) (\d+)$", output, re.M)}
+
+
+def expected_rows(configs, steps):
+    """What `rows_of` finds in a run of these steps, and the number of targets that take loss in each."""
+    pipeline = grain_sft.load(str(configs / "train.json"), host=Host(0, 1))
+    batches = {step: pipeline[step] for step in steps}
+    inputs = {(step, row): tokens for step, batch in batches.items() for row, tokens in enumerate(batch["inputs"])}
+    rows = {key: zlib.crc32(np.ascontiguousarray(tokens).tobytes()) for key, tokens in inputs.items()}
+    return rows, {step: np.count_nonzero(batch["targets_segmentation"]) for step, batch in batches.items()}
+
+
+def targets_of(output):
+    """Targets that took loss by MaxText's account, by step."""
+    return {int(step): int(count) for step, count in re.findall(r"^TARGETS (\d+) (\d+)$", output, re.MULTILINE)}
+
+
+def test_a_run_that_is_resumed_on_other_numbers_of_devices_has_the_same_batches(configs, tmp_path):
+    first = 0
+    for devices, last in ((2, 3), (1, 5), (4, 8)):
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        given = {"steps": last, "per_device_batch_size": ROWS // devices, "patches": PRINT_ROWS, "eval_interval": -1}
+        output = launch(tmp_path, configs, "devices", environment=flags, **given)
+        assert (rows_of(output), targets_of(output)) == expected_rows(configs, range(first, last))
+        first = last
 
 
 def test_two_processes_train_on_their_own_rows_and_one_process_resumes(configs, tmp_path):
@@ -220,13 +230,7 @@ def test_two_processes_train_on_their_own_rows_and_one_process_resumes(configs, 
 
     with ThreadPoolExecutor(2) as threads:
         first, second = map(rows_of, threads.map(process, range(2)))
-    pipeline = grain_sft.load(str(configs / "train.json"), host=Host(0, 1))
-
-    def expected(steps):
-        inputs = {(step, row): tokens for step in steps for row, tokens in enumerate(pipeline[step]["inputs"])}
-        return {key: zlib.crc32(np.ascontiguousarray(tokens).tobytes()) for key, tokens in inputs.items()}
-
     assert not first.keys() & second.keys()
-    assert first | second == expected(range(4))
+    assert first | second == expected_rows(configs, range(4))[0]
     resumed = rows_of(launch(tmp_path, configs, "two", steps=7, **given))
-    assert resumed == expected(range(4, 7))
+    assert resumed == expected_rows(configs, range(4, 7))[0]

@@ -5,16 +5,15 @@ python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_trainer.py
 
 import importlib.util
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from maxtext_runs import LAUNCHER
 from sft_files import documents, write_olmo
+from trainer_runs import run as run_program
 
 from grain_sft import Host, load
 
@@ -41,13 +40,13 @@ def launch(out, run, *more, fails=False, devices=1, **keys):
     metrics = out / f"{run}-{len(list(out.glob(f'{run}-*.jsonl')))}.jsonl"
     given = SHAPES | {"run_name": run, "base_output_directory": out, "metrics_file": metrics} | keys
     (folder,) = importlib.util.find_spec("maxtext").submodule_search_locations
-    command = [sys.executable, "-m", "grain_sft.integrations.maxtext", str(Path(folder) / "configs" / "base.yml")]
-    command += [*MODEL.split(), *(f"{key}={value}" for key, value in given.items()), *more]
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    done = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, timeout=600)
-    output = done.stdout + done.stderr
-    assert (done.returncode != 0) == fails, output[-5000:]
-    return output
+    arguments = [
+        Path(folder) / "configs" / "base.yml",
+        *MODEL.split(),
+        *(f"{key}={value}" for key, value in given.items()),
+    ]
+    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    return run_program(LAUNCHER, [*arguments, *more], fails=fails, cache=out.parent / "cache", environment=flags)
 
 
 STEP = re.compile(r"completed step: (\d+), .*total_weights: (\d+), loss: (\S+), .*perplexity: (\S+)")

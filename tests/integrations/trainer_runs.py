@@ -1,10 +1,11 @@
 """Runs of real trainers in processes of their own, which may be killed, and the losses that they print."""
 
+import multiprocessing
 import os
 import re
-import signal
-import subprocess
 import sys
+
+import jax
 
 PRINT_LOSSES = """
 from tunix.sft.peft_trainer import PeftTrainer
@@ -20,30 +21,50 @@ PeftTrainer._buffer_metrics = printing
 """Program text: each loss of Tunix is printed when it is computed, before the checkpoint of its step is written."""
 
 _LOSS = re.compile(r"^LOSS (\w+) (\d+) (\S+)$", re.MULTILINE)
+_TRAINERS = (
+    "pre_train.train",
+    "post_train.sft.train_sft",
+    "post_train.dpo.train_dpo",
+    "post_train.distillation.train_distill",
+)
+_IMPORTS = ("orbax.checkpoint", "tunix.sft.peft_trainer", *(f"maxtext.trainers.{name}" for name in _TRAINERS))
+"""What runs import, where it is installed. It takes longer than a short run, so it is imported once, and each run is a fork."""
+
+
+def _run(program, arguments, output, cache, environment):
+    """Run a program in this process, as `python -c` does."""
+    for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    os.environ.update(environment)
+    sys.argv = ["-c", *arguments]
+    jax.config.update("jax_platforms", "cpu")
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    exec(program, {"__name__": "__main__"})
 
 
 def run(program, arguments, *, kill_at=None, pause=0.0, fails=False, cache=None, environment=None):
     """Run a program, killed `pause` seconds after the loss of step `kill_at`; return what it printed.
 
     `cache` is a folder for JAX's compiled functions."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"} | (environment or {})
-    if cache is not None:
-        environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(list(_IMPORTS))
+    ours, theirs = forks.Pipe(duplex=False)
+    process = forks.Process(target=_run, args=(program, [*map(str, arguments)], theirs, cache, environment or {}))
+    process.start()
+    theirs.close()
+    with ours, open(ours.fileno(), closefd=False) as printed:
         output = ""
-        for line in process.stdout:
+        for line in printed:
             output += line
             if kill_at is not None and line.startswith(f"LOSS TRAIN {kill_at} "):
-                try:
-                    process.wait(pause)
-                except subprocess.TimeoutExpired:
-                    process.send_signal(signal.SIGKILL)
+                process.join(pause)
+                process.kill()
                 break
-        output += process.stdout.read()
-    assert kill_at is not None or (process.returncode != 0) == fails, output[-5000:]
+        output += printed.read()
+        process.join()
+    assert kill_at is not None or (process.exitcode != 0) == fails, output[-5000:]
     return output
 
 
