@@ -189,6 +189,8 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
     if "" not in layout.parts:
         why = "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."
         return {"error": why}
+    if layout.of_pairs:
+        return {"error": "Preference pairs are not packed: a row holds one."}
     used = None if layout.packing is None else layout.packing.algorithm
     options: dict[str, Any] = {"batch_rows": pipeline.sampler.global_batch_size}
     if layout.packing is not None:

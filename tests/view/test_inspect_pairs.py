@@ -10,6 +10,7 @@ from pair_files import make_pairs, write_pairs
 from grain_sft import Host, load
 from grain_sft.cli.main import main
 from grain_sft.view import row_lines, view_rows
+from grain_sft.view.report import packing
 from grain_sft.view.text import TokenTexts, columns, shown_texts
 
 PAIRS = [[[5, 6], [], [7]], [[], [8, 9], [7]], *make_pairs(6, 1)]
@@ -41,6 +42,10 @@ def test_the_responses_are_next_to_each_other_where_the_terminal_has_room(config
                     cells = "".join(line[number].partition(" │ ")[2] for line in sides)
                     numbers = view.tokens[view.segments == number + 2].tolist()
                     assert cells.translate(str.maketrans("", "", "⟦⟧ ")) == "".join(shown_texts(numbers, texts))
+
+
+def test_the_report_does_not_pack_pairs(config):
+    assert "not packed" in packing(load(config, host=Host(0, 1)))["error"]
 
 
 def test_the_page_names_the_segments_and_has_empty_ones(config, tmp_path):
