@@ -182,9 +182,11 @@ def test_the_data_are_checked_before_weights_are_loaded(name, first):
 
 
 def test_texts_and_pairs_are_told_apart(config, tmp_path):
-    write_pairs(tmp_path / "pairs", make_pairs(20, 1))
+    write_pairs(tmp_path / "pairs", [*make_pairs(20, 1), [[5], [], [6]]])
     pairs = load(sections(tmp_path / "pairs", 32, layout="pairs"), host=Host(0, 1))
-    keys = maxtext_config(max_target_length=32, dpo=types.SimpleNamespace(max_prompt_length=16), vocab_size=256)
+    keys = maxtext_config(
+        max_target_length=32, dpo=types.SimpleNamespace(max_prompt_length=16, algo="dpo"), vocab_size=256
+    )
     keys.gradient_accumulation_steps = 1
     check_batches(keys, pairs, "here", TRAINERS["dpo"], training=True)
     with pytest.raises(
@@ -195,6 +197,9 @@ def test_texts_and_pairs_are_told_apart(config, tmp_path):
         GrainSftError, match=r"rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"
     ):
         check_batches(keys, load(str(config), host=Host(0, 1)), "here", TRAINERS["dpo"], training=True)
+    keys.dpo.algo = "orpo"
+    with pytest.raises(GrainSftError, match=r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"):
+        check_batches(keys, pairs, "here", TRAINERS["dpo"], training=True)
     keys.dpo.max_prompt_length = 8
     advice = r"prompt_ids has 16 tokens .* 8 by .* Set layout.sequence_length: 32 and layout.prompt_length: 8, or"
     with pytest.raises(GrainSftError, match=advice):

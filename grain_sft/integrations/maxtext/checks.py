@@ -10,10 +10,12 @@ from absl import logging
 
 from grain_sft.errors import ConfigError, PipelineError, TransformError
 from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS, Trainer
+from grain_sft.layout import Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element
 from grain_sft.transforms import trait
 
+_BLOCK_ROWS = 1 << 16  # rows checked at a time
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for states that were saved on more hosts, but here any number of hosts may resume. Set it to -1."
 _OTHER = "expected 'olmo_grain', which grain_sft replaces. Remove the key."
@@ -67,6 +69,8 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
                 f"{where}: {key} has {found[key]} tokens a row, but {width} by MaxText's {' and '.join(names)}. Set "
                 f"layout.{ours}, or change MaxText's."
             )
+    if trainer.of_pairs and config.dpo.algo == "orpo":
+        _check_responses(layout, where)
     for name in ("eos_token_id", "pad_token_id"):
         token = getattr(corpus, name, None)  # a mixture's corpora may have several
         if token is not None and token >= config.vocab_size:
@@ -87,6 +91,20 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
             f"{where}: the data end after {steps} steps, but MaxText's steps is {config.steps}, and it writes no "
             f"final checkpoint where the data end first. Set steps={steps}, or a larger sampler.epochs."
         )
+
+
+def _check_responses(layout: Layout, where: str) -> None:
+    """Refuse a pair with an empty response, of which the loss of ORPO is infinite, so that every weight becomes NaN."""
+    for first in range(0, len(layout), _BLOCK_ROWS):
+        rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
+        pieces = layout.pieces(rows)
+        responses = np.bincount(pieces.row[pieces.segment_columns[0] > 1], minlength=len(rows))
+        if (responses < 2).any():
+            document = layout.spans(first + int(responses.argmin()))[0].document
+            raise ConfigError(
+                f"{where}: a response of pair {document} has no tokens, and ORPO's loss of it is infinite. Leave such pairs "
+                "out of the corpus, or give dpo.algo=dpo."
+            )
 
 
 def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
