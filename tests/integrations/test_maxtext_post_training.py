@@ -70,7 +70,8 @@ def configs(tmp_path_factory):
             "sampler": {"order": order, "seed": 7, "global_batch_size": ROWS},
         }
         (folder / f"{name}.json").write_text(json.dumps(config))
-        write_pairs(folder / f"{name}_pairs", make_pairs(count // 2, number))
+        answered = [pair for pair in make_pairs(count // 2, number) if pair[1] and pair[2]]  # for ORPO
+        write_pairs(folder / f"{name}_pairs", answered)
         pairs = {"corpus": {"path": f"{name}_pairs"}, "layout": {"kind": "pairs", "sequence_length": LENGTH}}
         (folder / f"{name}_pairs.json").write_text(json.dumps(config | pairs))
     write_tokenizer(folder / "tokenizer")
