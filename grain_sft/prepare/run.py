@@ -102,8 +102,8 @@ def dry_run(request: Request, records: int) -> str:
     Raises:
       GrainSftError: An input or the tokenizer can't be read.
     """
-    entries = inputs.list_inputs([dataset.paths for dataset in request.datasets])
-    renderer = Renderer(request, tuple(entries), "")
+    entries = inputs.each_input([dataset.paths for dataset in request.datasets])
+    renderer = Renderer(request, (), "")
     good: list[Rendered] = []
     bad: list[str] = []
     for entry, line, raw in itertools.islice(inputs.all_records(entries), records):

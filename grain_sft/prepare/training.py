@@ -105,7 +105,7 @@ def conversation_lines(paths: Sequence[str], schema: str = "auto", special_token
 
 
 def _texts(paths: Sequence[str], schema: str) -> Iterator[str]:
-    for entry, number, raw in inputs.all_records(inputs.list_inputs([paths])):
+    for entry, number, raw in inputs.all_records(inputs.each_input([paths])):
         try:
             yield from (message.content for message in read_record(raw, schema).messages)
         except RecordError as error:

@@ -147,6 +147,18 @@ def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm
         assert list(conversation_lines([str(path)]))
 
 
+def test_a_dry_run_and_a_training_open_a_file_when_its_turn_comes(spm, tmp_path):
+    for name, data in (("a", lines([SHAPES["text"]([("user", str(n))]) for n in range(9)])), ("b", b"damaged")):
+        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(data)[: 1000 if name == "a" else 12])
+    request = request_of(spm, tmp_path, template="text")
+    assert "9 of the first 9 records" in dry_run(request, 9)
+    assert next(iter(conversation_lines([str(tmp_path)]))) == "0"
+    with pytest.raises(CorpusFileError, match="ends in the middle of its gzip data"):
+        dry_run(request, 10)
+    with pytest.raises(CorpusFileError, match=r"missing\.jsonl: no such file"):
+        dry_run(request_of(spm, tmp_path, tmp_path / "missing.jsonl", template="text"), 1)
+
+
 def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_path):
     draw = random.Random(5)
     conversations = talks(draw, 200, pairs_only=True)

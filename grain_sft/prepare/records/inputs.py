@@ -42,23 +42,22 @@ def list_inputs(
 ) -> list[Input]:
     """Return the files of every dataset, in order.
 
-    The first bytes of a file decide its kind. A compressed file and an array are read whole to find their cuts.
+    The first bytes of a file decide its kind. All files but JSONL and Parquet are read whole to find their cuts.
 
     Args:
-      datasets: Paths, globs and directories of each dataset, local or remote.
+      datasets: Paths, globs and folders of each dataset, local or remote.
       progress: Function of the activity, the bytes read, and the bytes of all files.
 
     Raises:
       CorpusFileError: A path names no file, or a file is damaged.
       PrepareError: A file is of a kind that can't be read.
     """
-    names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in walk.expand(path)]
+    names, sizes = _named(datasets)
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
         read = [0] * len(names)  # bytes of each file
-        sizes = list(pool.map(lambda named: _size(named[1]), names))
         futures = [
-            pool.submit(_describe, dataset, name, sizes[index], functools.partial(read.__setitem__, index))
-            for index, (dataset, name) in enumerate(names)
+            pool.submit(_describe, *name, size, functools.partial(read.__setitem__, index))
+            for index, (name, size) in enumerate(zip(names, sizes, strict=True))
         ]
         try:
             for future in futures:
@@ -69,6 +68,19 @@ def list_inputs(
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     return [future.result() for future in futures]
+
+
+def each_input(datasets: Sequence[Sequence[str]]) -> Iterator[Input]:
+    """Yield what `list_inputs` returns, and read each file when its turn comes."""
+    for name, size in zip(*_named(datasets), strict=True):
+        yield _describe(*name, size, lambda position: None)
+
+
+def _named(datasets: Sequence[Sequence[str]]) -> tuple[list[tuple[int, str]], list[int]]:
+    """Return dataset and path of each file, and their sizes."""
+    names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in walk.expand(path)]
+    with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
+        return names, list(pool.map(lambda named: _size(named[1]), names))
 
 
 def plan_units(inputs: Sequence[Input]) -> list[Unit]:
@@ -152,7 +164,7 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
             yield number, line
 
 
-def all_records(entries: Sequence[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any]]]:
+def all_records(entries: Iterable[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any]]]:
     """Yield input, number from 1 and record of all inputs, in order, as `read_records` does."""
     for entry in entries:
         first = 1
