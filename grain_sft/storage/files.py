@@ -168,10 +168,10 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
     try:
         if is_remote(name):
             encoding = None if "b" in mode else "utf-8"
-            with tempfile.NamedTemporaryFile(mode, encoding=encoding, prefix="grain_sft-") as file:
-                yield file
-                file.flush()
-                upload(file.name, name)
+            with tempfile.TemporaryDirectory(prefix="grain_sft-") as folder:  # which is removed on Ctrl-C too
+                with open(local := os.path.join(folder, "file"), mode, encoding=encoding) as file:
+                    yield file
+                upload(local, name)
         else:
             with locks.write_whole(Path(name), mode) as file:
                 yield file
