@@ -1,22 +1,20 @@
 """The demo from end to end: a corpus, three runs, and whether the resumed one equals the uninterrupted one."""
 
-from __future__ import annotations
-
 import contextlib
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 import grain_sft
 from grain_sft.demo.corpus import CONFIG, GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, prepare_corpus
-from grain_sft.demo.records import Logs, Record, difference, parse, table
 from grain_sft.errors import GrainSftError, StorageError
 from grain_sft.storage import exclusive, files, without_interrupts
 
@@ -40,6 +38,18 @@ class Options(msgspec.Struct, frozen=True):
     checkpoint_every: int  # steps from one checkpoint to the next
     seed: int  # of the parameters
     resume: str | None = None  # folder of the checkpoints whose newest the run continues from; None begins at step 0
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One step of a run."""
+
+    step: int  # from 0
+    loss: float  # nats a token before the step's update: a float32, so that JSON has it exactly
+    batch_sha256: str  # hash of the batch that the step trained on
+
+
+Logs = Mapping[str, Sequence[Record]]
+"""Records by the name of the run."""
 
 
 def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
@@ -193,6 +203,45 @@ def started(options: Options) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+def parse(line: str) -> Record | None:
+    """Return the record in a line; None for any other line, and for one that was cut off."""
+    try:
+        return msgspec.json.decode(line, type=Record)
+    except msgspec.DecodeError:
+        return None
+
+
+def difference(name: str, reference: str, steps: range, logs: Logs) -> str | None:
+    """Return a sentence on the first of `steps` that run `name` did not log, once and in order, as run `reference` did."""
+    by_step = {record.step: record for record in logs[reference]}
+    for step, mine in itertools.zip_longest(steps, logs[name]):
+        if mine is None or mine.step != step:
+            found, expected = ("no step" if each is None else f"step {each}" for each in (mine and mine.step, step))
+            return f"The {name} run logged {found} where {expected} was expected."
+        if mine != by_step.get(step):
+            runs = f"{by_step.get(step)} in the {reference} run and {mine} in the {name} run"
+            return f"Step {step} is the first that differs: {runs}."
+    return None
+
+
+def table(names: Sequence[str], steps: Sequence[int], logs: Logs) -> list[str]:
+    """Return lines with the losses of the runs side by side, as numbers and as exact hexadecimal floats."""
+    by_step = {name: {record.step: record for record in logs[name]} for name in names}
+    lines = [("step  " + "  ".join(f"{name:<21}" for name in names)).rstrip()]
+    for step in steps:
+        present = [by_step[name].get(step) for name in names]
+        cells = ["-" if each is None else f"{each.loss:.4f} {_exact(each.loss)}" for each in present]
+        same = len({each for each in present if each is not None}) == 1
+        lines.append(f"{step:4d}  " + "  ".join(f"{cell:<21}" for cell in cells) + ("  same" if same else "  DIFFERS"))
+    return lines
+
+
+def _exact(loss: float) -> str:
+    """Return the float in hexadecimal, without the zeros that a float32 ends with."""
+    mantissa, mark, exponent = loss.hex().partition("p")
+    return mantissa.rstrip("0") + mark + exponent
 
 
 def _compare(steps: int, resumed_from: int, logs: Logs) -> bool:

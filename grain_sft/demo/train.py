@@ -24,8 +24,7 @@ import numpy.typing as npt
 import grain_sft
 from grain_sft.demo import model
 from grain_sft.demo.model import ModelConfig, Params, init_params
-from grain_sft.demo.records import Record
-from grain_sft.demo.run import Options, newest_step, writing
+from grain_sft.demo.run import Options, Record, newest_step, writing
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import atomic_write
 

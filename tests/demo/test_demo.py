@@ -15,8 +15,7 @@ import pytest
 
 from grain_sft.cli.main import main
 from grain_sft.demo.corpus import CONFIG, VOCAB_SIZE
-from grain_sft.demo.records import Record, difference, parse, table
-from grain_sft.demo.run import Options, claim, killed_after, newest_step, started
+from grain_sft.demo.run import Options, Record, claim, difference, killed_after, newest_step, parse, started, table
 from grain_sft.demo.train import batch_sha256
 from grain_sft.errors import StorageError
 
