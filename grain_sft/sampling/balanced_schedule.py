@@ -13,6 +13,9 @@ import numpy.typing as npt
 from grain_sft.sampling.orders import Ints
 
 _INT64 = 1 << 62
+_TRIED = (
+    1 << 10
+)  # rows after a deficit at the start in which a row that comes late is looked for: it is one of the first
 
 Choices = npt.NDArray[np.unsignedinteger]
 
@@ -83,25 +86,34 @@ class ScheduleTable:
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Choices, int]:
     """Return the sources in turn, uint8 or uint16, until they repeat or there are `num_rows`; and where the period begins.
 
-    With a deficit at the start, the bound of even starts may be out of reach; then the bound is a whole row, and if that is
-    too, the source that would exceed it first comes first.
+    The rule does not depend on `num_rows`, so that rows before a change of weights do not depend on the change.
     """
-    tight = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1))  # one less the bound of even starts
-    for slack, strict in ((tight, any(deficit)), (Fraction(0), False)):
-        beyond = np.zeros(len(weights), np.int64)  # rows of each source beyond its share; where they recur, all does
-        begins: dict[bytes, int] = {}
-        chosen: list[Choices] = []
-        rows = 0
-        for sources, kept in _periods(weights, deficit, slack, num_rows):
-            if strict and not kept:
-                break
-            begins[beyond.tobytes()] = rows
-            chosen.append(sources.astype(np.uint8 if len(weights) <= 1 << 8 else np.uint16))
-            rows += len(sources)
-            beyond = beyond + np.bincount(sources, minlength=len(weights)) - weights
-            if beyond.tobytes() in begins or rows == num_rows:
-                return np.concatenate(chosen), begins.get(beyond.tobytes(), 0)
-    raise AssertionError("the last bound is not strict")
+    slack = _slack(weights, deficit)
+    beyond = np.zeros(len(weights), np.int64)  # rows of each source beyond its share; where they recur, all does
+    begins: dict[bytes, int] = {}
+    chosen: list[Choices] = []
+    rows = 0
+    for sources, _ in _periods(weights, deficit, slack, num_rows):
+        begins[beyond.tobytes()] = rows
+        chosen.append(sources.astype(np.uint8 if len(weights) <= 1 << 8 else np.uint16))
+        rows += len(sources)
+        beyond = beyond + np.bincount(sources, minlength=len(weights)) - weights
+        if beyond.tobytes() in begins or rows == num_rows:
+            break
+    return np.concatenate(chosen), begins.get(beyond.tobytes(), 0)
+
+
+def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
+    """Return one less the bound of even starts or, where a deficit at the start puts that out of reach, 0: the bound is a whole
+    row then and, if that is out of reach too, the source that would exceed it first comes first."""
+    tight, rows = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1)), 0
+    for sources, kept in _periods(weights, deficit, tight, _TRIED) if any(deficit) else ():
+        rows += len(sources)
+        if not kept:
+            return Fraction(0)
+        if rows == _TRIED:
+            break
+    return tight
 
 
 def _periods(

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from effort import examples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grain_sft.errors import SamplerError
@@ -139,8 +139,19 @@ def scheduled(draw, low, high):
     return changes, row
 
 
+LATE = [
+    (0, shares(0, 0, 1, 250)),
+    (7, shares(0, 0, 0, 1)),
+    (8, shares(250, 499.5, 499.5, 0)),
+    (12, shares(1, 500, 0, 500)),
+    (13, shares(0, 0, 0, 1)),
+]
+"""A phase of one row, whose rule must be the one that more rows of the same weights would have."""
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(scheduled(2, 3) | scheduled(4, 8))
+@example((LATE, 14))
 def test_a_change_of_weights_changes_nothing_before_it_and_up_to_three_sources_stay_within_a_row(found):
     changes, row = found
     count = len(changes[0][1])
