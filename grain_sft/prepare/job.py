@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.chunks import DROPPED, Chunks, Header
+from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.prepare.documents import ChunkDocuments, Documents, Ids
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
@@ -139,9 +139,7 @@ class Job(Renderer):
 
     def _dropped(self) -> dict[str, int]:
         """Return the number of dropped records by reason."""
-        names = [text.format(min_length=self.min_length, max_length=self.request.max_length) for text in DROPPED]
-        counts = map(sum, itertools.zip_longest(*(header.dropped for header in self.headers), fillvalue=0))
-        return {name: count for name, count in zip(names, counts, strict=False) if count}
+        return self.dropped(map(sum, itertools.zip_longest(*(header.dropped for header in self.headers), fillvalue=0)))
 
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset, in order."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.options import options_of
-from grain_sft.prepare.chunks import Contents
+from grain_sft.prepare.chunks import DROPPED, Contents
 from grain_sft.prepare.pairs import pair_of
 from grain_sft.prepare.records.inputs import read_records
 from grain_sft.prepare.records.messages import Conversation
@@ -109,7 +109,7 @@ class Renderer:
                 if isinstance(result, RecordError):
                     made.rejected.append(self._rejected(path, line, raw, result))
                 else:
-                    self._add(line, result, made)
+                    self.add(line, result, made)
             batch.clear()
 
         characters = 0
@@ -142,7 +142,13 @@ class Renderer:
                 record = {"record_base64": base64.b64encode(raw).decode()}
         return {"file": path, "line": line, "reason": str(error), **record}
 
-    def _add(self, line: int, result: Rendered, made: Contents) -> None:
+    def dropped(self, counts: Iterable[int]) -> dict[str, int]:
+        """Return the number of documents that were dropped for each reason, without reasons that none has."""
+        values = {"min_length": self.min_length, "max_length": self.request.max_length}
+        names = (text.format_map(values) for text in DROPPED)
+        return {name: count for name, count in zip(names, counts, strict=False) if count}
+
+    def add(self, line: int, result: Rendered, made: Contents) -> None:
         """Cut a document to its length, count the tokens cut off, and keep the rest or drop it."""
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))

@@ -9,6 +9,7 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import GrainSftError, PrepareError, RecordError
+from grain_sft.prepare.chunks import Contents
 from grain_sft.prepare.job import Job, reported
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
@@ -104,7 +105,7 @@ def dry_run(request: Request, records: int) -> str:
     """
     entries = inputs.each_input([dataset.paths for dataset in request.datasets])
     renderer = Renderer(request, (), "")
-    good: list[Rendered] = []
+    good, made = list[Rendered](), Contents()
     bad: list[str] = []
     for entry, line, raw in itertools.islice(inputs.all_records(entries), records):
         try:
@@ -112,6 +113,7 @@ def dry_run(request: Request, records: int) -> str:
             if isinstance(result, RecordError):
                 raise result
             good.append(result)
+            renderer.add(line, result, made)
         except RecordError as error:
             bad.append(f"  {entry.path}:{line}: {error}")
     lengths = [len(each.tokens) for each in good]
@@ -120,13 +122,16 @@ def dry_run(request: Request, records: int) -> str:
         trainable = sum(int(np.count_nonzero(each.loss)) for each in good)
         lines.append(f"tokens     {sum(lengths):,}: {min(lengths):,} to {max(lengths):,} a document")
         lines.append(f"trainable  {trainable:,} ({trainable / max(1, sum(lengths)):.1%})")
-    if request.max_length is not None:
-        over = sum(length > request.max_length for length in lengths)
-        lines.append(f"cut        {over:,} documents are longer than {request.max_length:,} tokens")
+    most = request.max_length
+    if most is not None and request.long_documents == "cut":
+        over = sum(length > most for length in lengths)
+        lines.append(f"cut        {over:,} documents are longer than {most:,} tokens")
+    lines += [f"dropped    {count:,}: {reason}" for reason, count in renderer.dropped(made.dropped).items()]
     if bad:
         lines += [f"rejected   {len(bad):,}", *bad[:20]]
-    if good:
-        lines += ["the first document (| takes loss, . does not):", *_pieces(good[0], renderer.tokenizer)]
+    if any(lengths):
+        first = next(each for each in good if len(each.tokens))
+        lines += ["the first document (| takes loss, . does not):", *_pieces(first, renderer.tokenizer)]
     return "\n".join(lines)
 
 

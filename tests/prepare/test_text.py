@@ -16,7 +16,7 @@ from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, Shift
 from grain_sft.cli.main import main
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, PrepareError, RecordError
-from grain_sft.prepare import Dataset, Request, Tokenizer, load_tokenizer, prepare, train_tokenizer
+from grain_sft.prepare import Dataset, Request, Tokenizer, dry_run, load_tokenizer, prepare, train_tokenizer
 from grain_sft.prepare.templates.text import fim_pieces
 
 GOLDEN = Path(__file__).parents[1] / "golden/fim.json"
@@ -192,6 +192,16 @@ def test_another_key_is_named_and_the_summary_counts_bytes(
         manifest["text"]["bytes"] == 25
         and f"25 bytes {25 / manifest['text']['tokens']:>18.3f} bytes a token" in printed
     )
+
+
+def test_a_dry_run_counts_what_is_dropped(spm: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", ["", "the answer", "the " * 40, "x"])
+    shown = dry_run(request_of(spm, path, min_length=3, max_length=30, long_documents="drop"), 100).splitlines()
+    assert shown[0] == "4 of the first 4 records can be prepared; nothing was written."
+    assert [line for line in shown if line.startswith("dropped")] == [
+        "dropped    1: fewer than 3 tokens", "dropped    1: more than 30 tokens", "dropped    1: no text",
+    ]  # fmt: skip
+    assert shown[-1] == "| the answer</s>" and not [line for line in shown if line.startswith("cut")]
 
 
 def golden_tokenizer(folder: Path) -> tuple[Path, Tokenizer]:
