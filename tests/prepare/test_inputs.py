@@ -202,6 +202,9 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path):
     for name, compress, command in (("a.bz2", bz2.compress, "bunzip2 -k"), ("a.xz", lzma.compress, "unxz -k")):
         with pytest.raises(PrepareError, match=f"Decompress it: {command} {tmp_path}/{name}"):
             read_all(written(tmp_path / name, compress(b"{}")))
+    for magic, kind in ((b"PAR1", "Parquet"), (b"ARROW1\0\0", "Arrow"), (b"\xff" * 4, "Arrow")):
+        with pytest.raises(PrepareError, match=f"is a compressed {kind} file, .* Decompress it"):
+            read_all(written(tmp_path / "a", gzip.compress(magic + bytes(100))))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from grain_sft.prepare.records.arrow_file import rows_of
 from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.storage import files, open_remote
 
-PART_BYTES = 1 << 26  # decompressed, of a row group; pandas writes a million rows in one
+PART_BYTES = 1 << 25  # decompressed, of a row group; pandas writes a million rows in one
 _BATCH = 1024  # rows
 _BUFFER = 1 << 22  # bytes that are read of a column at once
 

@@ -22,6 +22,7 @@ MAX_RECORD = 1 << 28  # bytes; a longer record is a mistake
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _OTHERS = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
+_ROWS = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
 _STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes at once, which become 128 MiB at most
 _SPACE = b" \t\r\n"
 _HEAD = 64  # bytes that decide the kind of a file
@@ -46,7 +47,7 @@ def compression_of(path: str, head: bytes) -> str:
 
 
 def kind_of(path: str, size: int, compression: str) -> str:
-    """Return "array" or "jsonl", by the first character that is not blank, or "text". Compressed Parquet is refused.
+    """Return "array" or "jsonl", by the first character that is not blank, or "text". Compressed files of rows are refused.
 
     A text has the name of one, and does not begin as a JSON object or an array of these does.
     """
@@ -55,8 +56,11 @@ def kind_of(path: str, size: int, compression: str) -> str:
         head = (head + data).removeprefix(BOM).lstrip(_SPACE)
         if len(head) >= _HEAD:
             break
-    if head.startswith(b"PAR1"):
-        raise PrepareError(f"{path}: is a compressed Parquet file, which can't be read from the middle. Decompress it.")
+    for magic, name in _ROWS.items():
+        if head.startswith(magic):
+            raise PrepareError(
+                f"{path}: is a compressed {name} file, which can't be read from the middle. Decompress it."
+            )
     if walk.is_text(path) and not _OBJECT.match(head):
         return "text"
     return "array" if head.startswith(b"[") else "jsonl"
