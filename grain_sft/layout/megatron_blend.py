@@ -51,13 +51,15 @@ class Blend(NamedTuple):
         dataset = self.chosen[rows].astype(np.int64)
         block, within = np.divmod(rows, BLOCK)
         number: Ints = self.taken[block, dataset]
-        for each in np.unique(block).tolist():  # rows in order are in one or two blocks
-            here = self.chosen[each * BLOCK : (each + 1) * BLOCK]
+        by_block = block.argsort(kind="stable")
+        borders = np.flatnonzero(np.diff(block[by_block])) + 1
+        for asked in np.split(by_block, borders) if len(rows) else ():  # rows in order are in one or two blocks
+            first = int(block[asked[0]]) * BLOCK
+            here = self.chosen[first : first + BLOCK]
             order = here.argsort(kind="stable")
             chosen = here[order]
             in_block = np.empty(len(here), np.int64)
             in_block[order] = np.arange(len(here)) - chosen.searchsorted(chosen)
-            asked = block == each
             number[asked] += in_block[within[asked]]
         return dataset, number
 

@@ -10,6 +10,9 @@ from megatron_corpora import EOD, FEW, LENGTH, PAD, hashes_of, maxtext_runs, run
 
 import grain_sft
 from grain_sft import Host
+from grain_sft.cli.main import main
+from grain_sft.provenance import trace
+from grain_sft.view import view_rows
 
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "megatron_samples.json").read_text())["cases"]
@@ -153,3 +156,28 @@ WRONG = {
 def test_what_cannot_be_built_is_an_error(folder, name, layout, message):
     with pytest.raises(grain_sft.GrainSftError, match=message):
         loaded(folder, name, **layout)
+
+
+RESETS = ("reset_attention_mask", "reset_position_ids")
+
+
+@pytest.mark.parametrize("resets", [RESETS, RESETS[:1], RESETS[1:]])
+def test_resets_are_sound_and_are_shown(folder, tmp_path, capsys, resets):
+    options = dict.fromkeys((*resets, "eod_mask_loss"), True)
+    config = config_of(folder, RUNS[BLEND], sampler={"seed": 0, "global_batch_size": 8, "epochs": 1})
+    config["layout"] |= options
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(config))
+    assert main(["verify", str(path), "--full"]) == 0, capsys.readouterr().out
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    lines = trace(pipeline, range(3), host=Host(0, 1))
+    taken = sum(int(np.count_nonzero(pipeline[step]["targets_segmentation"])) for step in range(3))
+    assert lines.trainable.sum() == taken
+    for view in view_rows(pipeline, 2):
+        assert not view.notes
+        of_segments = np.bincount(
+            [piece.segment for piece in view.pieces], [piece.stop - piece.start for piece in view.pieces]
+        )
+        assert of_segments.sum() in (LENGTH, LENGTH + 1)
+        found = np.bincount(view.segments)
+        assert found[:-1].tolist() == of_segments[: len(found) - 1].tolist()
