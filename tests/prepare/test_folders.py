@@ -105,6 +105,17 @@ def test_a_dataset_of_several_splits_names_them(tmp_path):
         assert named(str(error.value).rpartition(": ")[2].strip("'")) == [f"{tmp_path}/d-train.jsonl"]
 
 
+def test_a_dataset_in_a_bucket_is_read_as_here(client):
+    client.put(str(SAVED), "bucket/saved", recursive=True)
+    with pytest.raises(
+        CorpusFileError, match=r"is a dataset with the splits train, test\. Name one of them: gs://bucket/saved/train"
+    ):
+        named("gs://bucket/saved")
+    here, there = (inputs.list_inputs([[str(where)]]) for where in (SAVED / "train", "gs://bucket/saved/train"))
+    assert [raw for *_, raw in inputs.all_records(there)] == [raw for *_, raw in inputs.all_records(here)]
+    assert len(there) == 2
+
+
 def arrow_files(folder: Path, state: dict[str, object] | None = None) -> Path:
     for name in ("data-00000-of-00002.arrow", "data-00001-of-00002.arrow", "dataset_info.json", "state.json"):
         files_in(folder, [name]).joinpath(name).write_bytes((SAVED / "train" / name).read_bytes())
