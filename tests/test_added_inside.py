@@ -54,7 +54,7 @@ def copy_with_entries(tmp_path):
     return root.parent
 
 
-def test_every_kind_of_entry_takes_one_file_and_one_line(tmp_path, monkeypatch, own_cache):
+def test_every_kind_of_entry_takes_one_file_and_one_line(tmp_path, monkeypatch):
     package = copy_with_entries(tmp_path)
     monkeypatch.setenv("GRAIN_SFT_EXAMPLE_STEPS", str(tmp_path / "steps.txt"))
     monkeypatch.setenv("PYTHONPATH", str(package))

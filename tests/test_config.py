@@ -1,6 +1,5 @@
 """`load`: a config is the five nouns as they are, and each of its mistakes has a sentence."""
 
-import contextlib
 import copy
 import json
 import os
@@ -123,13 +122,6 @@ def test_a_transform_is_a_name_or_a_name_with_options_and_targets_are_shifted_by
     config |= {} if transforms is None else {"transforms": transforms}
     for given in (config, write(tmp_path / "a.yaml", config), write(tmp_path / "a.json", config)):
         assert repr(load(given).transforms) == expected
-
-
-def test_an_audit_log_is_written_where_the_config_says(config, tmp_path):
-    (tmp_path / "logs").mkdir()
-    with contextlib.closing(load({**config, "audit": str(tmp_path / "logs" / "audit")}).iter()) as iterator:
-        next(iterator)
-    assert "action=dataset_load" in (tmp_path / "logs" / "audit.log").read_text()
 
 
 @pytest.mark.parametrize("section", ["one corpus", "a source of a mixture"])

@@ -17,8 +17,6 @@ from grain_sft.cli.main import main
 from grain_sft.pipeline import NUM_CHECKED, takes_loss
 from grain_sft.verify import verify
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 COUNT, LENGTH = 200, 64
 PADDED = {"kind": "padded", "sequence_length": LENGTH}
 FILTER = {"transforms": [{"ngram_filter": {"max_count": 16}}, "shift_targets"]}

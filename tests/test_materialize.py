@@ -34,11 +34,7 @@ from grain_sft.replay.learning_rate import supervised_ratio
 from grain_sft.source.segment_reader import SegmentReader
 
 LENGTH = 64
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -22,11 +22,9 @@ from grain_sft.provenance import trace
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
-        write_olmo(folder / "<corpus>", documents(200), part_tokens=10**9, sources=True)
-        config = sections(folder / "<corpus>", 64, corpus={"dtype": "uint16", "eos_token_id": EOS})
-        yield grain_sft.load(config, host=Host(0, 1))
+    write_olmo(folder / "<corpus>", documents(200), part_tokens=10**9, sources=True)
+    config = sections(folder / "<corpus>", 64, corpus={"dtype": "uint16", "eos_token_id": EOS})
+    return grain_sft.load(config, host=Host(0, 1))
 
 
 class Page(HTMLParser):

@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import multiprocessing
-import pickle
 import queue
 import subprocess
 import sys
@@ -278,14 +277,6 @@ def test_arrays_shared_between_batches_cannot_be_written_to(source):
             one[key][0, 0] = 1
     one["inputs"][:] = 0
     assert mine[0]["inputs"].any()
-
-
-def test_a_pipeline_pickles_small_and_gives_the_same_batches(source):
-    mine = pipeline(source, order="olmo")
-    mine[0]
-    pickled = pickle.dumps(mine)
-    assert len(pickled) < 5000
-    assert_same(pickle.loads(pickled)[4], mine[4])
 
 
 @pytest.mark.parametrize(

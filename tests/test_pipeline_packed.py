@@ -13,7 +13,7 @@ BATCH = 6
 
 
 @pytest.fixture(params=["windows", "padded", "packed", "shuffled_best_fit", "multipack"])
-def source(request, tmp_path, own_cache):
+def source(request, tmp_path):
     docs = documents(100, weights=True, longest=40)
     corpus = grain_sft.open_corpus(write_episodes(tmp_path / "chats", docs, shards=3))
     plain = {"windows": WindowLayout, "padded": PaddedLayout, "packed": PackedLayout}

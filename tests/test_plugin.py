@@ -22,7 +22,7 @@ MASKED = {"tokens": {"high": [998, 999], "low": [3]}, "share": 0.5}
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch, tmp_path, own_cache):
+def installed(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(PLUGIN))
     monkeypatch.setenv("PYTHONPATH", str(PLUGIN))  # of workers and commands
     monkeypatch.setenv("GRAIN_SFT_EXAMPLE_STEPS", str(tmp_path / "steps.txt"))

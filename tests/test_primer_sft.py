@@ -98,24 +98,3 @@ def test_the_cache_has_its_files_and_its_meta(tmp_path, tokenizer, monkeypatch, 
     printed = capsys.readouterr().out
     assert "36 examples" in printed and "4 examples" in printed and "data/cache/sft/primer" in printed
     assert f"{meta['splits']['train']['num_tokens']:,} tokens" in printed
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ('{"messages": []}', "messages"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', "assistant"),
-        ('{"messages": [{"role": "assistant", "content": "x", "name": "y"}]}', "name"),
-        ('{"messages": [{"role": "robot", "content": "x"}]}', "robot"),
-        ('{"messages": [{"role": "assistant", "content": 5}]}', "content"),
-        ("not json", "JSON"),
-    ],
-)
-def test_a_malformed_example_is_an_error_with_its_line(tmp_path, tokenizer, capsys, line, expected):
-    primer = write_primer(tmp_path / "primer.jsonl", 3)
-    with primer.open("a") as file:
-        file.write(line + "\n")
-    assert build(primer, tmp_path / "out", tokenizer) == 1
-    message = capsys.readouterr().err
-    assert f"{primer}:4:" in message and expected in message and "Traceback" not in message
-    assert not (tmp_path / "out/primer").exists()

@@ -15,8 +15,6 @@ from grain_sft.config import known_keys
 from grain_sft.config.sections import TOP, layout_options
 from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
 DOCS = documents(60)
 for tokens, _ in DOCS[::2]:
     tokens[0] = 3  # a BOS, in every second one

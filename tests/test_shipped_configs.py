@@ -18,9 +18,6 @@ PRIMER = ["primer.yaml", "primer_packed.yaml"]
 MIXTURES = ["primer_mixture.yaml", "sft_with_pretraining.yaml"]
 
 
-pytestmark = pytest.mark.usefixtures("own_cache")
-
-
 def chats(*sizes, trained_from=7, end=100257):
     """Return conversations of some sizes, without loss on the first tokens."""
     made = [(np.full(size, 9, np.uint32), np.arange(size) >= trained_from) for size in sizes]

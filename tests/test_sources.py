@@ -9,7 +9,6 @@ import resource
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
-import grain
 import numpy as np
 import pytest
 from batches import assert_same
@@ -223,13 +222,6 @@ def test_equal_sources_say_the_same_of_themselves_wherever_their_files_are(make)
     assert one.fingerprint in repr(source_of(one)) and str(LENGTH) in repr(source_of(one))
     assert repr(source_of(one)) != repr(source_of(make([64, 100])[0]))
     assert repr(source_of(one)) != repr(grain_sft.NpyDataSource(grain_sft.WindowLayout(one, LENGTH + 1)))
-
-
-def test_it_is_a_source_of_grains(make):
-    corpus, rows = make([100, 64])
-    dataset = grain.MapDataset.source(source_of(corpus))
-    assert len(dataset) == len(rows) and isinstance(source_of(corpus), grain.sources.RandomAccessDataSource)
-    np.testing.assert_array_equal(dataset[9]["tokens"], rows[9])
 
 
 def test_what_is_not_in_memory_is_read_and_not_copied_from_a_map(make, monkeypatch):

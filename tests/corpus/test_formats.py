@@ -295,7 +295,7 @@ def set_value(path, place, value):
 
 
 @pytest.fixture
-def weighted(tmp_path, own_cache):
+def weighted(tmp_path):
     return write_episodes(tmp_path / "corpus", documents(3000, weights=True), flat=True) / "train"
 
 

@@ -31,8 +31,7 @@ def docs():
 
 
 @pytest.fixture
-def folder(tmp_path, docs, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def folder(tmp_path, docs):
     root = tmp_path / "data"
     write_olmo(root / "olmo" / "train", docs["olmo"], part_tokens=300, sources=True)
     write_olmo(root / "olmo" / "val", docs["olmo"][:5])

@@ -12,7 +12,7 @@ LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
 
 
 @pytest.fixture
-def corpus(tmp_path, own_cache) -> Corpus:
+def corpus(tmp_path) -> Corpus:
     """Two documents, of 5 and 6 tokens."""
     return make("plain", tmp_path / "corpus", [5, 6]).corpus
 

@@ -1,6 +1,5 @@
 """PaddedLayout: one document a row."""
 
-import pickle
 import tempfile
 from pathlib import Path
 
@@ -57,13 +56,3 @@ def test_a_fill_row_is_padding(tmp_path):
     real, fill = ({key: array[row] for key, array in source.read([2, FILL_ROW]).items()} for row in (0, 1))
     assert (fill.pop("tokens") == PAD).all() and not any(array.any() for array in fill.values())
     assert_same(real, source[2])
-
-
-def test_a_pickle_opens_the_same_rows_and_what_decides_them_is_in_the_repr(tmp_path):
-    corpus = make("parts", tmp_path, [5, 60, 30], part=16).corpus
-    source = NpyDataSource(PaddedLayout(corpus, 16, keep="first", min_tokens=6))
-    again = pickle.loads(pickle.dumps(source))
-    assert repr(again) == repr(source)
-    assert_same(again.read(range(2)), source.read(range(2)))
-    options = ({"keep": "last"}, {"keep": "first"}, {"min_tokens": 6}, {"sequence_length": 8})
-    assert len({repr(PaddedLayout(corpus, **{"sequence_length": 16, **each})) for each in options}) == 4

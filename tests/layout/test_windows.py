@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -111,10 +110,3 @@ def test_integers_may_be_numpys_and_spans_are_plain_values():
     (span,) = layout.spans(np.int64(2))
     assert dataclasses.astuple(span) == (0, 8, 12, None) and hash(span) == hash(Span(0, 8, 12, None))
     assert all(type(value) is int for value in dataclasses.astuple(span)[:3])
-
-
-def test_a_layout_pickles_and_its_repr_names_its_options():
-    layout = WindowLayout(corpus_of([12, 9]), 4)
-    again = pickle.loads(pickle.dumps(layout))
-    assert [again.spans(row) for row in range(len(again))] == [layout.spans(row) for row in range(len(layout))]
-    assert repr(again) == repr(layout) == "WindowLayout(sequence_length=4, rows=5)"

@@ -25,10 +25,8 @@ from grain_sft.source import MixtureSource
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("mixture")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRAIN_SFT_CACHE_DIR", str(place / "cache"))
-        write_sources(place)
-        yield place
+    write_sources(place)
+    return place
 
 
 def load(folder, host=Host(0, 1), **sampler):

@@ -426,20 +426,6 @@ def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None
     assert "an amount follows an input, once" in place.fails([*command, "-o", str(place.out)])
 
 
-def test_special_text_is_an_error_or_ordinary(place: Place) -> None:
-    texts = ["a <|eot|> b", "x<|asst|><|usr|>", "</myPT_user>\n", "<|eo<|eot|>t|>"]
-    path = place.folder / "a.jsonl"
-    path.write_text("".join(json.dumps(chat(text, text)) + "\n" for text in texts))
-    command = place.command(place.request("primer", "episodes", [path]))
-    where = "messages[0].content: spells the special token '<|eot|>' at character 2"
-    assert f"{path}:1: {where}" in place.fails(command)
-    place.succeeds([*command, "--special-text", "encode"])
-    tokenizer = load_tokenizer(place.tokenizers["primer"])
-    for text, document in zip(texts, open_corpus(place.out).iter_documents(), strict=True):
-        assert tokenizer.decode(document.tokens[document.loss].tolist()) == text + "<|eot|>"
-        assert sum(number in tokenizer.special_tokens.values() for number in document.tokens.tolist()) == 4
-
-
 @pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_converting_again_and_changed(format: str, place: Place) -> None:
     request = place.request(format="episodes", val_frac=0.2)

@@ -271,17 +271,6 @@ thinking: {{ m.reasoning_content | default('none') }}{% endif %}
     assert learned_text(tokenizer, result).strip() == "thoughtanswer<|im_end|>"
 
 
-def test_special_text_in_tool_calls_and_names_is_found_or_ordinary(loaded):
-    tokenizer = loaded(BY_NAME["qwen"])
-    call = {"function": {"name": "f", "arguments": {"<|im_end|>": ["<|im_start|>"]}}}
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    error = rendered(tokenizer, messages)
-    assert isinstance(error, RecordError) and "'<|im_end|>' at character 0" in str(error)
-    result = rendered(tokenizer, messages, **ENCODE)
-    assert result.tokens.tolist().count(tokenizer.token_id("<|im_end|>")) == 3  # of three turns
-    assert '{"<|im_end|>": ["<|im_start|>"]}' in learned_text(tokenizer, result)
-
-
 def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
     template = "{{ tools | tojson if tools else 'none' }}" + CHATML
@@ -291,17 +280,6 @@ def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
     messages = [{"role": "system", "content": "be kind"}, *turns("a", "b")]
     assert result.tokens.tolist() == expected_ids(tokenizer, messages, tools=tools, chat_template=template)
     assert learned_text(tokenizer, result) == "b<|im_end|>"
-
-
-def test_masks_of_marked_templates_are_those_of_transformers(loaded):
-    tokenizer = loaded(BY_NAME["generation"])
-    for chat in unique_chats(BY_NAME["generation"], 10, 1):
-        expected = tokenizer.transformers_tokenizer.apply_chat_template(
-            chat, return_dict=True, return_assistant_tokens_mask=True
-        )
-        result = rendered(tokenizer, chat)
-        assert result.tokens.tolist() == list(expected["input_ids"])
-        assert result.loss.tolist() == [bool(each) for each in expected["assistant_masks"]]
 
 
 def test_what_is_missing_is_named(tmp_path):
@@ -332,12 +310,3 @@ def test_what_is_missing_is_named(tmp_path):
 def test_templates_that_fail_or_can_not_be_followed_are_errors(loaded, template, part):
     error = rendered(loaded(BY_NAME["chatml"]), turns("question", "answer"), chat_template=template)
     assert isinstance(error, RecordError) and part in str(error)
-
-
-def test_the_built_in_template_is_chatml_that_ends_in_eos(loaded):
-    tokenizer = loaded(BY_NAME["built_in_olmo"])
-    result = rendered(tokenizer, [{"role": "system", "content": "s"}, *turns("u", "a")])
-    assert tokenizer.decode(result.tokens.tolist()) == (
-        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\na<|endoftext|>"
-    )
-    assert result.tokens[-1] == tokenizer.eos_token_id and result.loss[-1]

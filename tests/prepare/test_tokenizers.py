@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from tokenizer_makers import (
+    KINDS,
     ODD_TEXTS,
     PRIMER_TOKENS,
     SENTENCES,
@@ -32,20 +33,9 @@ from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 
 
-@pytest.fixture(params=["user_defined", "control", "gpt2", "llama3", "first", "always", "never", "tiktoken"])
+@pytest.fixture(params=KINDS)
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
-    """Every kind, with the special tokens of primer."""
-    kind = request.param
-    if kind in ("user_defined", "control"):
-        other = "control" if kind == "user_defined" else "user_defined"
-        return load_tokenizer(save_sentencepiece(tmp_path, **{kind: PRIMER_TOKENS, other: ()}))
-    if kind == "tiktoken":
-        return load_tokenizer(save_tiktoken(tmp_path, ("<|endoftext|>", *PRIMER_TOKENS), eos="<|endoftext|>"))
-    if kind in ("gpt2", "llama3"):
-        content = byte_level_json(("<|endoftext|>", *PRIMER_TOKENS), style=kind)
-        return load_tokenizer(save_huggingface(tmp_path / "hf", content, eos="<|endoftext|>"))
-    content = metaspace_json(("<s>", "</s>", *PRIMER_TOKENS), scheme=kind)
-    return load_tokenizer(save_huggingface(tmp_path / "hf", content, bos="<s>", eos="</s>"))
+    return load_tokenizer(KINDS[request.param](tmp_path))
 
 
 def test_ids_are_those_of_the_library_on_ordinary_text(tmp_path):

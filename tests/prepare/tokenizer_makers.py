@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,23 @@ def save_tiktoken(
     (folder / name).write_bytes(ranks)
     (folder / f"{name}.json").write_text(json.dumps(settings), encoding="utf-8")
     return folder / name
+
+
+def _byte_level(folder: Path, style: str) -> Path:
+    return save_huggingface(folder / "hf", byte_level_json(ENDED, style=style), eos=ENDED[0])
+
+
+def _metaspace(folder: Path, scheme: str) -> Path:
+    content = metaspace_json(("<s>", "</s>", *PRIMER_TOKENS), scheme=scheme)
+    return save_huggingface(folder / "hf", content, bos="<s>", eos="</s>")
+
+
+ENDED = ("<|endoftext|>", *PRIMER_TOKENS)
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "user_defined": save_sentencepiece,
+    "control": functools.partial(save_sentencepiece, control=PRIMER_TOKENS, user_defined=()),
+    "tiktoken": functools.partial(save_tiktoken, special=ENDED, eos=ENDED[0]),
+    **{style: functools.partial(_byte_level, style=style) for style in ("gpt2", "llama3")},
+    **{scheme: functools.partial(_metaspace, scheme=scheme) for scheme in ("first", "always", "never")},
+}
+"""Writers of tokenizers of every kind, with the special tokens of primer."""

@@ -407,7 +407,7 @@ for batch in iterator:
 """
 
 
-def test_a_run_killed_by_the_system_and_resumed_three_times_is_confirmed(tmp_path, own_cache):
+def test_a_run_killed_by_the_system_and_resumed_three_times_is_confirmed(tmp_path):
     data = write_episodes(tmp_path / "chats", documents(170, longest=60))
     config = sections(data, 64, seed=34521, epochs=3) | {"audit": str(tmp_path / "logs" / "audit")}
     script = RUN.replace("{config}", repr(config))
@@ -426,7 +426,7 @@ def test_a_run_killed_by_the_system_and_resumed_three_times_is_confirmed(tmp_pat
 
 
 @pytest.fixture
-def config(tmp_path, own_cache):
+def config(tmp_path):
     data = write_episodes(tmp_path / "chats", documents(60))
     stated = sections(data, 64, layout="padded", order="maxtext", seed=7, epochs=2) | {"audit": str(tmp_path / "audit")}
     path = tmp_path / "run.json"

@@ -31,14 +31,9 @@ def runs(tmp_path_factory):
         np.ones(rows, bool).tofile(folder / "labels_mask_part_0000.npy")
         lines = "".join(f"{row},{row + 1}\n" for row in range(rows))
         (folder / "token_ids_part_0000.csv.gz").write_bytes(gzip.compress(lines.encode(), 1))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
-            config = {
-                "inherits": str(CONFIGS / f"olmo3_{name}_think_sft.yaml"),
-                "corpus": {"path": str(folder)},
-                "layout": {"max_segments": 1},
-            }
-            made[name] = grain_sft.load(config, host=Host(0, 8))  # 64 GPUs, 8 of them a data-parallel rank
+        config = {"inherits": str(CONFIGS / f"olmo3_{name}_think_sft.yaml"), "corpus": {"path": str(folder)}}
+        config["layout"] = {"max_segments": 1}
+        made[name] = grain_sft.load(config, host=Host(0, 8))  # 64 GPUs, 8 of them a data-parallel rank
     return made
 
 

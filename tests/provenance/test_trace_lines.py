@@ -186,17 +186,6 @@ def test_epochs_that_are_packed_to_different_numbers_of_rows(tmp_path, algorithm
     assert np.bincount(found.epoch[np.unique(found.instance, return_index=True)[1]]).tolist()[:-1] == counts[:-1]
 
 
-def test_labels_of_a_mix_are_sources(tmp_path, write_tokens):
-    for name in ("a", "b", "c"):
-        write_tokens(f"{name}.npy", np.arange(200))
-    (tmp_path / "mix.txt").write_text("web,a.npy\ncode,b.npy\nweb,c.npy\n")
-    pipeline = pipeline_of(WindowLayout(open_corpus(tmp_path / "mix.txt", dtype="uint32"), LENGTH))
-    found = trace(pipeline, range(9))
-    assert found.source_names == ("web", "code")
-    assert (found.source == np.array([0, 1, 0])[found.shard]).all()
-    assert (found.trainable == LENGTH - 1).all()
-
-
 @pytest.mark.parametrize("hosts", [1, 2])
 @pytest.mark.parametrize(("name", "order"), CASES)
 def test_a_document_is_found_wherever_a_trace_of_all_steps_has_it(layouts, name, order, hosts):

@@ -105,7 +105,7 @@ def test_no_tokenizer_or_another_is_refused(corpus, chats, tmp_path):
         documents_with_text(corpus, tokenizer_of(corpus), "")
 
 
-def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_path, capsys, own_cache):
+def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_path, capsys):
     (tmp_path / "run.json").write_text(json.dumps(sections(chats, 64, global_batch_size=1, epochs=2)))
     for asked, times in ((["--find", "violet zeppelin"], 4), (["--record", "two.jsonl:6"], 2), (["--find", "qqq"], 0)):
         assert main(["trace", str(tmp_path / "run.json"), *asked, "--format", "jsonl"]) == 0

@@ -43,10 +43,8 @@ def run(tmp_path_factory):
     datasets = tuple(Dataset((str(folder / name),)) for name in inputs)
     request = Request(datasets, "primer", str(tokenizer), "episodes", val_frac=0.0, shard_tokens=5000)
     path.write_text(json.dumps(sections(folder / "chats", 512, epochs=4) | {"transforms": ["shift_targets"]}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
-        prepare(request, folder / "chats", workers=1)
-        yield path
+    prepare(request, folder / "chats", workers=1)
+    return path
 
 
 @pytest.fixture(scope="session")

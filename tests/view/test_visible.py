@@ -5,16 +5,7 @@ import unicodedata
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizer_makers import (
-    ODD_TEXTS,
-    PRIMER_TOKENS,
-    SENTENCES,
-    byte_level_json,
-    metaspace_json,
-    save_huggingface,
-    save_sentencepiece,
-    save_tiktoken,
-)
+from tokenizer_makers import KINDS, ODD_TEXTS, SENTENCES
 
 from grain_sft.prepare.tokenizers import load_tokenizer
 from grain_sft.view.text import TokenTexts, columns, split_characters, visible, visible_line
@@ -54,19 +45,9 @@ def test_wide_characters_take_two_columns_and_marks_none():
     assert (columns("abc"), columns("日本"), columns("e\u0301"), columns("◌\u0301")) == (3, 4, 1, 1)
 
 
-@pytest.fixture(params=["sentencepiece", "gpt2", "llama3", "first", "never", "tiktoken"])
+@pytest.fixture(params=KINDS)
 def tokenizer(request, tmp_path):
-    kind = request.param
-    if kind == "sentencepiece":
-        path = save_sentencepiece(tmp_path)
-    elif kind == "tiktoken":
-        path = save_tiktoken(tmp_path, PRIMER_TOKENS)
-    elif kind in ("gpt2", "llama3"):
-        content = byte_level_json(("<|endoftext|>", *PRIMER_TOKENS), style=kind)
-        path = save_huggingface(tmp_path / "hf", content, eos="<|endoftext|>")
-    else:
-        path = save_huggingface(tmp_path / "hf", metaspace_json(("<s>", "</s>"), scheme=kind))
-    return load_tokenizer(path)
+    return load_tokenizer(KINDS[request.param](tmp_path))
 
 
 def test_texts_of_tokens_one_after_the_other_are_the_text(tokenizer):
