@@ -55,9 +55,6 @@ def test_the_package_runs_as_a_module():
         assert (done.returncode, done.stdout.strip()) == (0, f"grain_sft {grain_sft.__version__}"), done.stderr
 
 
-# --- options ---
-
-
 def test_options_of_one_name_mean_the_same_in_every_command():
     for name in COMMANDS:
         parser = Parser(prog=name)
@@ -96,9 +93,6 @@ def test_json_prints_the_figures_that_output_keeps(mix, tmp_path, capsys):
     assert figures["corpus"]["tokens"] == 1000 and "supervised" in printed.err
 
 
-# --- errors ---
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -134,8 +128,6 @@ def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monke
         (tmp_path / name).write_text(text)
         assert "make a corpus of them with `grain-sft prepare`" in failure("index", name)[1]
 
-
-# --- outputs and progress ---
 
 WRITING = {
     **{"report": "no-config.yaml -o", "trace": "no-config.yaml --steps 0 -o", "bench": "no-config.yaml -o"},

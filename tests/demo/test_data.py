@@ -12,8 +12,6 @@ from grain_sft.demo import text
 from grain_sft.demo.corpus import CONFIG, GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, prepare_corpus
 from grain_sft.errors import GrainSftError
 
-# --- what is read ---
-
 
 def test_docstrings_come_in_order_from_files_that_are_never_imported(tmp_path: Path) -> None:
     files = {
@@ -63,9 +61,6 @@ def test_what_the_documents_hold_that_is_no_text_is_left_out(tmp_path: Path, mon
         text.docstrings()
 
 
-# --- chat: packed conversations ---
-
-
 def test_every_document_is_a_question_and_its_answer_from_position_0_which_alone_takes_loss(chat: Chat) -> None:
     cut = 0
     for step in range(10):
@@ -91,9 +86,6 @@ def test_packed_rows_have_next_to_no_padding_and_several_conversations(chat: Cha
     assert found["segments"] == sum(map(len, chat.answers.values())) and not found["dropped_documents"]
     assert found["padding"] < 0.02 * (found["tokens"] + found["padding"])
     assert found["segments"] > 2 * found["rows"]
-
-
-# --- the corpus in its folder ---
 
 
 def test_a_corpus_is_made_once_and_made_again_if_it_is_damaged(tmp_path: Path) -> None:

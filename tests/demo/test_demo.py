@@ -22,17 +22,11 @@ from grain_sft.errors import StorageError
 STEPS = 9
 
 
-# --- its folder ---
-
-
 def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
     with claim(tmp_path / "demo"), pytest.raises(StorageError, match="another demo is running"):
         claim(tmp_path / "demo").__enter__()
     with claim(tmp_path / "demo"):
         pass
-
-
-# --- logs and the verdict ---
 
 
 WHOLE = [Record(step, float(np.float32(8 - step / 10)), f"{step:064x}") for step in range(9)]
@@ -88,9 +82,6 @@ def test_the_hash_of_a_batch_covers_names_shapes_dtypes_and_values() -> None:
 def test_the_first_run_is_killed_between_its_first_and_its_second_checkpoint() -> None:
     assert killed_after(60) == 32
     assert all(steps // 3 < killed_after(steps) + 1 < 2 * (steps // 3) < steps for steps in range(9, 200))
-
-
-# --- the whole of it ---
 
 
 def demo(folder: Path, max_file_bytes: int | None = None) -> tuple[int, str, str]:
@@ -160,9 +151,6 @@ def test_no_process_outlives_an_interrupt(finished: tuple[Path, str], tmp_path: 
         raise KeyboardInterrupt
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
-
-
-# --- errors ---
 
 
 def failed(where: Path | str, capsys: pytest.CaptureFixture[str]) -> str:

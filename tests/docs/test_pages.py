@@ -30,9 +30,6 @@ PUBLIC = {
 MODULES = re.findall(r"^\.\. automodule:: (\S+)", REFERENCE, flags=re.MULTILINE)
 
 
-# --- links ---
-
-
 def anchors(page: str) -> set[str]:
     """Of a page's headings, as GitHub and MyST make them."""
     headings = re.findall(r"^#{1,6} (.+)$", pages.outside_blocks(page), flags=re.MULTILINE)
@@ -56,9 +53,6 @@ def test_every_page_is_in_the_table_of_contents():
     assert {page.removesuffix(".md") for page in pages.PAGES} <= {"index", *listed}
 
 
-# --- the reference ---
-
-
 def test_the_reference_has_every_name_of_the_top_level_every_command_and_every_public_package():
     listed = re.findall(r"^\| \{py:\w+\}`(\w+) <", REFERENCE, flags=re.MULTILINE)
     assert sorted([*listed, "__version__"]) == sorted(grain_sft.__all__)
@@ -77,9 +71,6 @@ def test_every_public_function_and_class_of_the_package_says_what_it_is():
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 silent += [] if ast.get_docstring(node) else [f"{path}:{node.lineno} {node.name}"]
     assert not silent
-
-
-# --- config keys ---
 
 
 def test_the_tables_of_config_keys_are_those_of_the_code_and_explain_every_key():
@@ -104,9 +95,6 @@ def test_the_keys_of_remote_files_are_those_that_are_taken(tmp_path):
         with pytest.raises(CorpusError, match=f"{where}: unknown key 'x'"):
             RemoteOptions.of(wrong)
     assert (options["seconds"].default, options["requests"].default) == (limits.seconds, limits.requests)
-
-
-# --- messages ---
 
 
 def texts_of(path: Path) -> list[str]:

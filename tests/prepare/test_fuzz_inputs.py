@@ -178,8 +178,6 @@ def test_a_file_without_records_is_a_sentence(data, on_error, tokenizers, tmp_pa
         assert visible(tmp_path) == before
 
 
-# Mutants.
-
 SNIPPETS = (
     *(b"\xff", b"\xed\xa0\x80", b"\0", b"\\u0000", b"\\ud800", b"\\udc00", b"[" * 70, b'{"a":' * 70, b"NaN", b"1e999"),
     *(b"null", b"true", b"0", b"-1", b"[]", b"{}", b'""', b"<|eot|>", b"<myPT_eot>", b"</s>", b"\\", b'"', b",", b"\r"),

@@ -44,9 +44,6 @@ def of_assistant(**message):
     return {"messages": [{"role": "assistant_toolcall", **message}, {"role": "assistant", "content": "y"}]}
 
 
-# What they refuse.
-
-
 @pytest.mark.parametrize(
     ("template", "record", "path"),
     [
@@ -117,9 +114,6 @@ def test_a_tokenizer_without_the_special_tokens_is_an_error_that_names_them(temp
         render_one(tokenizer, template, chat(("assistant", "x")))
 
 
-# primer.
-
-
 class OneText:
     """A tokenizer as the specification's function expects it."""
 
@@ -153,9 +147,6 @@ def test_primer_gives_no_loss_to_a_message_of_weight_0(tokenizer):
     assert tokenizer.decode(rendered.tokens[rendered.loss].tolist()).strip() == "c<|eot|>"
 
 
-# openchat.
-
-
 @pytest.mark.parametrize(("condition", "prefix"), [(None, "Assistant:"), ("Code", "Code Assistant:")])
 def test_openchat_begins_with_bos_and_has_the_condition_that_a_record_lacks(tokenizer, condition, prefix):
     record = {"items": [{"role": "assistant", "content": "first", "weight": 0.25}, {"role": "user", "content": ""}]}
@@ -168,9 +159,6 @@ def test_openchat_begins_with_bos_and_has_the_condition_that_a_record_lacks(toke
     assert rendered.loss.dtype == np.float32
     own = render_one(tokenizer, "openchat", {**record, "condition": "Own"}, condition=condition)
     assert "Own Assistant:" in tokenizer.decode(own.tokens.tolist())
-
-
-# episode, episode_tool.
 
 
 def marked(tokenizer, rendered):

@@ -88,7 +88,7 @@ def test_a_record_is_found_by_its_input_and_line(corpus):
     for record, words in (("7", "several inputs fit"), ("three.jsonl:1", "no such input"), ("x", "expected LINE")):
         with pytest.raises(CorpusError, match=words):
             documents_of_record(corpus, record)
-    with pytest.raises(CorpusError, match="does not say where"):
+    with pytest.raises(CorpusError, match="no file of the sources of its documents"):
         documents_of_record(dataclasses.replace(corpus, sources_file=None), "1")
 
 
