@@ -149,6 +149,8 @@ def parse(
         )
     if by_sequence:
         begin, end = bounds[first:stop], bounds[first + 1 : stop + 1]
+    elif stop - first == count:
+        begin, end = bounds[borders[:-1]], bounds[borders[1:]]
     else:
         begins, ends = borders[:-1], borders[1:]
         empty = (begins == ends) & ((begins == first) | (begins == (stop if stop == count else -1)))
