@@ -81,7 +81,9 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
         [f"{one}.bin", f"{one}.idx"],
     ):
         assert open_corpus(path).fingerprint == alone, path
-    for path in ("data", ["data/one_text_document", two], "data/*.bin", f"{one} {two}".split()):
+    shutil.copytree("data", "more/train")
+    lists = (["data/one_text_document", two], f"{one} {two}".split())
+    for path in ("data", "more", ["data"], [one, "data/two"], *lists, "data/*.bin"):
         assert open_corpus(path).fingerprint == both, path
     blends = [
         [0.3, one, 0.7, two],
@@ -224,6 +226,9 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         write_megatron(tmp_path / name, DOCS, dtype) for name, dtype in (("a", "int32"),) * 2 + (("c", "uint16"),)
     )
     np.arange(5, dtype=np.uint16).tofile(tmp_path / "x.npy")
+    write_megatron(tmp_path / "both" / "a", DOCS)
+    shutil.copy(tmp_path / "x.npy", tmp_path / "both")
+    assert open_corpus(tmp_path / "both", format="megatron").num_tokens == 13
     for path, keys, expected in (
         ([one, other], {}, "c.bin: its tokens are uint16, but those of .*a.bin are int32"),
         ([f"{one}.bin", tmp_path / "x.npy"], {}, "among the files are ones of another format"),
@@ -235,6 +240,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         *((wrong, {}, "expected finite numbers, 0 or more") for wrong in ([0, one, 0, two], [-1, one, 2, two])),
         ([one, tmp_path / "nothing"], {}, "nothing: neither nothing.idx nor a folder"),
         (one, {"root": tmp_path / "other"}, "lies outside of"),
+        (tmp_path / "both", {}, r"holds .npy files and Megatron's .*a.idx. Give format='megatron'"),
         ([1, tmp_path, 1, one], {}, "holds 2 prefixes; expected one for each weight"),
         (tmp_path / "nothing", {"format": "megatron"}, "neither nothing.idx nor a folder"),
         (one, {"dtype": "uint16"}, "states int32 tokens, but dtype=uint16 was asked for"),

@@ -28,7 +28,7 @@ PREFIX_SUFFIX = ".idx"
 """Suffix of the file that exists for every prefix."""
 
 _TOKENS, _INDEX = ".bin", PREFIX_SUFFIX
-_OTHERS = tuple(f"{suffix}{_INDEX}" for suffix in (".npy", ".parquet", ".json", ".csv", ".txt"))  # no prefix ends so
+_OTHERS = (".npy", ".parquet", ".json", ".csv", ".txt")  # no prefix ends so
 _BLOCK = 1 << 24  # sequences whose sizes are read at once
 _SPLIT = re.compile(r"\s*[.0-9]+\s*(,\s*[.0-9]+\s*){0,2}")
 
@@ -40,12 +40,19 @@ class Megatron(Format):
     any_path = lists_paths = takes_lists = True
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        return path if self.detect_list(words_of(path), listing) or self._in_folder(path, listing) else None
+        found = self._in_folder(path, listing)
+        if found and any(name.endswith(".npy") for name in listing.names(files.parent(found[0]))):
+            raise CorpusError(
+                f"{path}: holds .npy files and Megatron's {found[0]}{_INDEX}. Give format='megatron', a prefix, or a glob such "
+                "as '*.npy'."
+            )
+        return path if found or self.detect_list(words_of(path), listing) else None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        if _is_blend(paths) or any(path == _stem(path) and _is_index(f"{path}{_INDEX}") for path in paths):
+        named = [path for path in paths if path == _stem(path) and not path.endswith(_OTHERS)]
+        if _is_blend(paths) or any(_is_index(f"{path}{_INDEX}") or self._in_folder(path, listing) for path in named):
             return True
-        return bool(paths) and all(_is_index(f"{_stem(path)}{_INDEX}") for path in paths)
+        return bool(paths) and not named and all(_is_index(f"{_stem(path)}{_INDEX}") for path in paths)
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         words = words_of(found)
@@ -233,7 +240,7 @@ def _stem(path: str) -> str:
 
 def _is_index(path: str) -> bool:
     """Return whether the index of a prefix exists. Its content is checked when it is read."""
-    if path.endswith(_OTHERS):
+    if path.removesuffix(_INDEX).endswith(_OTHERS):
         return False
     try:
         return files.exists(path)
