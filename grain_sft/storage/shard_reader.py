@@ -52,6 +52,9 @@ class ShardReader:
       scattered: Whether reads are far apart, and each once: the system reads nothing ahead, and nothing is mapped.
       remote: Options of remote files; None means those of the environment.
       whole_rows: Whether a value is a row with all that is in it.
+
+    Attributes:
+      plain: Whether no file is remote, and values follow each other.
     """
 
     def __init__(
@@ -71,7 +74,7 @@ class ShardReader:
         self._remote = RemoteShards(shards, itemsize, remote)
         rows = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
         self._row: tuple[int, int] | None = rows.pop() if len(rows) == 1 else None
-        self._plain = not self._remote and self._row is None
+        self.plain = not self._remote and self._row is None
         self._itemsize, self._scattered, self._max_open_files = itemsize, scattered, max(1, max_open_files)
         self._open: dict[int, LocalFile] = {}  # in the order in which they were opened
         self._verified: dict[int, Stamp] = {}
@@ -102,8 +105,8 @@ class ShardReader:
             listed = list(zip(*self._remote.gather(list(zip(*listed, strict=True)), out), strict=True)) or [()] * 4
         numbers, begins, *ranges = listed
         buffers = [(out[place : place + size],) for place, size in zip(*ranges, strict=True)]
-        self._read((numbers, begins, buffers, sum(listed[3])))
-        self._check(set(numbers))
+        self.read((numbers, begins, buffers, sum(listed[3])))
+        self.check(set(numbers), 0)  # counted above
 
     def _by_row(self, row: tuple[int, int], *pieces: IntsOrList) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the same pieces, cut where rows end; each begins at a place in its file, in values."""
@@ -120,8 +123,8 @@ class ShardReader:
         to = places[piece] + (begins - starts[piece]) * self._itemsize
         return shards[piece], in_file, to, (ends - begins) * self._itemsize
 
-    def _read(self, pieces: Pieces) -> None:
-        """Read pieces of plain files. The caller checks the files before it uses what was read."""
+    def read(self, pieces: Pieces) -> None:
+        """Read pieces of `plain` files. Call `check` before the values are used."""
         (shards, starts, buffers, num_bytes), num_read = pieces, 0
         opened, itemsize, preadv = self._open, self._itemsize, os.preadv
         if shards:
@@ -138,13 +141,13 @@ class ShardReader:
                 file = opened.get(shard) or self._open_file(shard)
                 file.read_again(file.data_offset + start * itemsize, out)
 
-    def _check(self, shards: Iterable[int]) -> None:
-        """Check that files have not changed since they were indexed."""
-        files = [file for file in map(self._open.get, shards) if file is not None]
-        if files:
-            activity.doing[get_ident()] = activity.CHECKING, len(files), files[0].shard
-        for file in files:
-            file.check_unchanged()
+    def check(self, shards: Iterable[int], num_bytes: int) -> None:
+        """Check that files have not changed since they were indexed, after `num_bytes` were read of them."""
+        for shard in shards:
+            if (file := self._open.get(shard)) is not None:
+                file.check_unchanged()
+        if num_bytes:
+            activity.count("local_bytes", num_bytes)
 
     def values(self, shards: Ints | None, starts: Ints) -> npt.NDArray[np.uint8]:
         """Return value `starts[i]` of file `shards[i]` (of the first file, without `shards`) for each i: [values, itemsize]."""
@@ -158,8 +161,8 @@ class ShardReader:
         """Fill the memory of each run in turn, and yield after each, so that it is used while it is in the processor's cache.
         The files are checked after the last run.
         """
-        if not self._plain or len(self._shards) > 1:
-            yield from self.read([self._pieces(run) for run in runs])
+        if not self.plain or len(self._shards) > 1:
+            yield from self.read_groups([self._pieces(run) for run in runs])
             return
         # of one file without lists of buffers, which take 10 % of a batch of padded rows
         file = self._open.get(0) or self._open_file(0)
@@ -176,7 +179,7 @@ class ShardReader:
             except OSError:
                 num_read = -1
             if num_read != place * size:
-                self._read(self._pieces(run))
+                self.read(self._pieces(run))
             total += stops[-1] * size if stops else 0
             yield
         file.check_unchanged()
@@ -187,14 +190,13 @@ class ShardReader:
         buffers = [(memory[at:to].cast("B"),) for at, to in zip([0, *stops], stops, strict=False)]
         return shards, starts, buffers, sum(len(out) for (out,) in buffers)
 
-    def read(self, groups: Sequence[Pieces]) -> Iterator[None]:
+    def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
         """Do the same with groups of pieces."""
-        if self._plain:
+        if self.plain:
             for group in groups:
-                self._read(group)
+                self.read(group)
                 yield
-            self._check({shard for shards, *_ in groups for shard in shards})
-            activity.count("local_bytes", sum([num_bytes for *_, num_bytes in groups]))
+            self.check({shard for shards, *_ in groups for shard in shards}, sum([group[3] for group in groups]))
             return
         sizes = [sum(map(len, out)) for _, _, buffers, _ in groups for out in buffers]
         places = [0, *itertools.accumulate(sizes)]
