@@ -54,6 +54,8 @@ class MegatronGptLayout(Layout):
       max_segments_per_row: MaxText's `packing_max_segments_per_sample`: a segment of at most `sequence_length` divided by
         this is joined with the next. 0 joins none. None means 25 in MaxText's variants, else 0.
       surplus: Share of rows that each data set of a blend has beyond its need, `mid_level_dataset_surplus`.
+      index_dir: Folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made. They are checked, and
+        read instead of built; those that do not fit are an error. None builds them.
       cache_dir: Folder, or URL in a bucket, where indices are kept; None for the cache folder.
 
     Attributes:
@@ -83,6 +85,7 @@ class MegatronGptLayout(Layout):
         reset_position_ids: bool | None = None,
         max_segments_per_row: Annotated[int, msgspec.Meta(ge=0)] | None = None,
         surplus: float = 0.005,
+        index_dir: str | os.PathLike[str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         if variant not in VARIANTS:
@@ -103,7 +106,11 @@ class MegatronGptLayout(Layout):
         self.corpus, self.sequence_length = corpus, as_sequence_length(length + extra)
         self.orders_rows = traits.shuffles
         self._cut = Cut(length, int(extra), bool(drop_last_partial_sequence))
-        self._recipe = Recipe(variant, self._cut, num_samples, seed if traits.shuffles else None, float(surplus))
+        if index_dir is not None and not traits.shuffles:
+            raise LayoutError(f"index_dir={index_dir!r}: variant {variant} has no index. Leave it out.")
+        given = None if index_dir is None else os.fspath(index_dir)
+        used_seed = seed if traits.shuffles else None
+        self._recipe = Recipe(variant, self._cut, num_samples, used_seed, float(surplus), given)
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         resets = traits.resets if reset_attention_mask is None else reset_attention_mask
         positions = traits.resets and resets if reset_position_ids is None else reset_position_ids

@@ -10,10 +10,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus, Documents
+from grain_sft.corpus import Corpus, Documents, Shard
 from grain_sft.errors import LayoutError
 from grain_sft.layout.megatron_blend import blend, normalized
-from grain_sft.layout.megatron_stream import Cut, make_stream
+from grain_sft.layout.megatron_cache import read_stream, stamps_of
+from grain_sft.layout.megatron_stream import Cut, Stream, make_stream
 from grain_sft.storage import artifact
 
 _VERSION = 1  # of the indices; a new one makes them again
@@ -67,6 +68,7 @@ class Recipe:
       num_samples: Samples that are needed; None for one epoch.
       seed: Seed of the shuffles; None for no shuffle.
       surplus: Share of samples that each data set of a blend has beyond its need.
+      index_dir: Folder of indices of megatron-core or MaxText that are read; None makes them.
     """
 
     variant: str
@@ -74,11 +76,13 @@ class Recipe:
     num_samples: int | None
     seed: int | None
     surplus: float
+    index_dir: str | None = dataclasses.field(default=None, repr=False)
 
     def depends(self, corpus: Corpus) -> dict[str, Any]:
         """Return all that the indices depend on, ready for JSON."""
         content = corpus.find_documents().content
-        return {"megatron": _VERSION, "documents": content, "weights": list(corpus.weights), **dataclasses.asdict(self)}
+        options = dataclasses.asdict(self) | {"index_dir": self.index_dir and stamps_of(self.index_dir)}
+        return {"megatron": _VERSION, "documents": content, "weights": list(corpus.weights), **options}
 
     def make(self, corpus: Corpus) -> dict[str, npt.NDArray[Any]]:
         """Return the indices.
@@ -100,7 +104,7 @@ class Recipe:
         weights, needs, size = self._needs(corpus.weights, len(borders) - 1)
         used = [number for number, weight in enumerate(weights) if weight]
         sizes = [units.length[borders[number] : borders[number + 1]] for number in used]
-        streams = [make_stream(each, needs[at], self.cut, self.seed) for each, at in zip(sizes, used, strict=True)]
+        streams = [self._stream(corpus.shards[at], each, needs[at]) for each, at in zip(sizes, used, strict=True)]
         made = {"starts": units.start, "firsts": np.array([borders[number] for number in used], np.int64)}
         if len(units) != len(corpus.documents):
             made["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
@@ -122,6 +126,13 @@ class Recipe:
                         f"a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
                     )
         return made
+
+    def _stream(self, shard: Shard, sizes: npt.NDArray[np.integer], samples: int | None) -> Stream:
+        """Return the stream of a data set that begins with a shard."""
+        if self.index_dir is None:
+            return make_stream(sizes, samples, self.cut, self.seed)
+        split = shard.boundaries.sequences if shard.boundaries is not None else None
+        return read_stream(self.index_dir, shard.path, sizes, split[0] if split else 0, samples, self.cut, self.seed)
 
     def _refuse_split(self, corpus: Corpus) -> None:
         """Raise a `LayoutError` if the corpus is one split, by ranges of each prefix's sequences."""

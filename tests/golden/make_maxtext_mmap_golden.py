@@ -1,8 +1,10 @@
-"""Write `maxtext_mmap.json`: what MaxText's `mmap_npy` and `mmap` make of the prefixes of `tests/megatron_corpora.py`.
+"""Write `maxtext_mmap.json` and `megatron_cache/maxtext`: what MaxText's `mmap_npy` and `mmap` make of the prefixes of
+`tests/megatron_corpora.py`.
 
 Needed: maxtext 0.2.5 (Python 3.12).
 """
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from maxtext.input_pipeline.input_pipeline_utils import (
     Rekey,
     ShiftData,
 )
-from megatron_corpora import EOD, FEW, LENGTH, hashes_of, maxtext_runs, write_prefixes
+from megatron_corpora import EOD, FEW, KEPT, LENGTH, hashes_of, maxtext_runs, write_prefixes
 
 
 def dataset_of(folder: Path, run: dict[str, Any]) -> Any:
@@ -50,6 +52,8 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as temporary:
             write_prefixes(Path(temporary))
             batches = list(dataset_of(Path(temporary), run))
+            if name == KEPT["maxtext"]:
+                shutil.copytree(Path(temporary) / "indices", out / "megatron_cache" / "maxtext", dirs_exist_ok=True)
             found[name] = {"samples": len(batches), **hashes_of(batches[:FEW])}
     made = {**versions("maxtext", "grain", "numpy", "python"), "cases": found}
     write_json(out / "maxtext_mmap.json", made, compact=("cases",))

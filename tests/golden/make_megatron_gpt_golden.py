@@ -1,9 +1,11 @@
-"""Write `megatron_samples.json`: samples of megatron-core's `GPTDataset` and `BlendedDataset` over `tests/megatron_corpora.py`.
+"""Write `megatron_samples.json` and `megatron_cache/megatron`: samples of megatron-core's `GPTDataset` and `BlendedDataset` of
+the runs in `tests/megatron_corpora.py`.
 
 Needed: megatron-core 0.16.1 and torch.
 """
 
 import hashlib
+import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ from megatron.core.datasets import helpers
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import Split, get_blend_from_list, normalize
-from megatron_corpora import BLEND_SIZE, BLENDS, EOD, FEW, LENGTH, runs, write_prefixes
+from megatron_corpora import BLEND_SIZE, BLENDS, EOD, FEW, KEPT, LENGTH, runs, write_prefixes
 
 TOKENIZER = SimpleNamespace(eod=EOD, eos=EOD, vocab_size=200, unique_identifiers={"made": "up"})
 KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
@@ -63,6 +65,9 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as temporary:
             write_prefixes(Path(temporary))
             found[name] = golden(dataset_of(Path(temporary), run))
+            if name == KEPT["megatron"]:
+                kept = Path(temporary) / "a" / "cache" / "GPTDataset_indices"
+                shutil.copytree(kept, out / "megatron_cache" / "megatron", dirs_exist_ok=True)
     blends = {}
     for name, weights in BLENDS.items():
         index, numbers = np.zeros(BLEND_SIZE, np.int16), np.zeros(BLEND_SIZE, np.int64)

@@ -1,0 +1,147 @@
+"""Indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) keep on disk: three .npy files for a data set.
+
+megatron-core names them `HASH-GPTDataset-SPLIT-document_index.npy`, MaxText `HASH-document_index.npy`; the others are
+`sample_index` and `shuffle_index`. The hash leaves out options that decide the arrays (`add_extra_token_to_sequence` and
+`drop_last_partial_validation_sequence`), so the arrays are compared with the documents, all of them, before they are used.
+"""
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import LayoutError
+from grain_sft.layout.megatron_stream import Cut, Stream, ends_of, sample_index
+
+_DOCUMENTS, _OTHERS = "document_index.npy", ("sample_index.npy", "shuffle_index.npy")
+_DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
+"""End of the name of each system's description, and its keys of the paths of prefixes and of the seed."""
+
+_ENDINGS = (_DOCUMENTS, *_OTHERS, *(ending for ending, *_ in _DESCRIPTIONS))
+
+
+def stamps_of(folder: str) -> list[list[Any]]:
+    """Return name, size and time of change of each file of indices in a folder, ready for JSON.
+
+    Raises:
+      LayoutError: The folder can't be read, or holds none.
+    """
+    try:
+        found = [entry for entry in os.scandir(folder) if entry.name.endswith(_ENDINGS)]
+        stamps: list[list[Any]] = sorted([each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in found)
+    except OSError as error:
+        raise LayoutError(
+            f"{folder}: can't be read ({error.strerror or error}). Give the folder of the .npy files."
+        ) from error
+    if not any(name.endswith(_DOCUMENTS) for name, *_ in stamps):
+        raise LayoutError(f"{folder}: holds no *-{_DOCUMENTS}. Give the folder of the .npy files.")
+    return stamps
+
+
+def read_stream(
+    folder: str,
+    path: str,
+    sizes: npt.NDArray[np.integer],
+    before: int,
+    num_samples: int | None,
+    cut: Cut,
+    seed: int | None,
+) -> Stream:
+    """Return the stream of a data set from the files of a folder.
+
+    Args:
+      path: Path of the data set's token file.
+      sizes: Integers [documents], tokens of each document.
+      before: Number of the prefix's documents before these: the files count them too.
+      num_samples: Samples that are needed; None for one epoch.
+      seed: Seed that megatron-core's description has to state.
+
+    Raises:
+      LayoutError: No files are of this data set, or those that seem to be are damaged or made with other options.
+    """
+    tokens = int(sizes.sum(dtype=np.int64))
+    epochs = cut.epochs_for(num_samples, max(1, tokens))
+    shapes = {_DOCUMENTS: (epochs * len(sizes),), "sample_index.npy": (cut.samples_in(epochs * tokens) + 1, 2)}
+    shapes["shuffle_index.npy"] = (shapes["sample_index.npy"][0] - 1,)
+    wrong: list[str] = []
+    sound: list[tuple[str, Stream]] = []
+    seen = 0
+    for name in sorted(name for name, *_ in stamps_of(folder) if name.endswith(_DOCUMENTS)):
+        start = os.path.join(folder, name.removesuffix(_DOCUMENTS))
+        if not _describes(start, path, seed):
+            continue
+        seen += 1
+        arrays = {each: _load(start + each) for each in shapes}
+        if {each: array.shape for each, array in arrays.items()} != shapes:
+            continue
+        order, samples, shuffle = arrays.values()
+        order = (order - before).astype(np.int32)
+        reason = _unsound(order, samples, shuffle, sizes, epochs, cut)
+        if reason:
+            wrong.append(f"{start}{reason}")
+        else:
+            sound.append((start, Stream(order, ends_of(sizes, order), np.ascontiguousarray(shuffle))))
+    if len(sound) > 1:
+        raise LayoutError(
+            f"{sound[0][0]}* and {sound[1][0]}*: both fit {path}. Remove the one that the run does not have."
+        )
+    if sound:
+        return sound[0][1]
+    if wrong:
+        raise LayoutError(
+            f"{wrong[0]} It is damaged, or of other documents or options. Remove it, or leave out index_dir."
+        )
+    listed = ", ".join(f"{each} {list(shape)}" for each, shape in shapes.items())
+    raise LayoutError(
+        f"{folder}: no index of {path} with {listed}: {seen} may be of it, of other num_samples, sequence_length or "
+        "add_extra_token_to_sequence. Give those of the index, or leave out index_dir."
+    )
+
+
+def _describes(start: str, tokens: str, seed: int | None) -> bool:
+    """Return whether the description of an index is of a data set, by its file name, and of a seed; True if there is none."""
+    name = os.path.basename(tokens).removesuffix(".bin")
+    for ending, paths, seeds in _DESCRIPTIONS:
+        if os.path.exists(path := start + ending):
+            try:
+                with open(path, encoding="utf-8") as file:
+                    stated = json.load(file)
+                listed = stated[paths] if isinstance(stated[paths], list) else [stated[paths]]
+                return name in [os.path.basename(str(each)) for each in listed] and stated[seeds] == seed
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise LayoutError(f"{path}: can't be read as a description ({error!r}). Remove its index.") from error
+    return True
+
+
+def _load(path: str) -> npt.NDArray[Any]:
+    try:
+        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise LayoutError(f"{path}: can't be read ({error}). Remove its index, or leave out index_dir.") from error
+    if array.dtype.kind not in "iu":
+        raise LayoutError(f"{path}: holds {array.dtype}; expected integers. Remove its index, or leave out index_dir.")
+    return array
+
+
+def _unsound(
+    order: npt.NDArray[np.int32],
+    samples: npt.NDArray[Any],
+    shuffle: npt.NDArray[Any],
+    sizes: npt.NDArray[np.integer],
+    epochs: int,
+    cut: Cut,
+) -> str:
+    """Return what is wrong with an index, after the beginning of its name; "" where nothing is."""
+    if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
+        return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."
+    expected = sample_index(ends_of(sizes, order), cut)
+    if (expected != samples).any():
+        at = int((expected != samples).any(axis=1).argmax())
+        return f"sample_index.npy: sample {at} begins at {samples[at].tolist()}; expected {expected[at].tolist()}."
+    seen = np.zeros(len(shuffle), np.bool_)
+    if shuffle.min() < 0 or shuffle.max() >= len(seen):
+        return f"shuffle_index.npy: holds {shuffle.max()}; expected 0 to {len(seen) - 1}."
+    seen[shuffle] = True
+    return "" if seen.all() else f"shuffle_index.npy: does not hold sample {int(seen.argmin())}."

@@ -1,0 +1,106 @@
+"""Indices that megatron-core and MaxText wrote."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from megatron_corpora import KEPT, LENGTH, maxtext_runs, runs, write_prefixes
+
+from grain_sft import GrainSftError, NpyDataSource, open_corpus
+from grain_sft.layout import MegatronGptLayout
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
+RUNS = {"megatron": runs()[KEPT["megatron"]], "maxtext": maxtext_runs()[KEPT["maxtext"]]}
+
+
+@pytest.fixture
+def index(tmp_path, system):
+    """A copy of a folder of golden indices; the prefixes are beside it."""
+    write_prefixes(tmp_path)
+    return Path(shutil.copytree(GOLDEN / system, tmp_path / "index"))
+
+
+def layout_of(index, system, **options):
+    run = RUNS[system] | {"sequence_length": LENGTH}
+    given = {key: run[key] for key in ("sequence_length", "num_samples", "seed", "variant") if key in run}
+    corpus = open_corpus(index.parent / "a", format="megatron", eos_token_id=7)
+    return MegatronGptLayout(corpus, **given | {"index_dir": index} | options)
+
+
+@pytest.mark.parametrize("system", RUNS)
+def test_rows_are_read_from_the_files(index, system):
+    found, built = layout_of(index, system), layout_of(index, system, index_dir=None)
+    rows = np.arange(len(built))
+    np.testing.assert_array_equal(NpyDataSource(found).read(rows)["tokens"], NpyDataSource(built).read(rows)["tokens"])
+    assert found.receipt == built.receipt
+    path = next(index.glob("*shuffle_index.npy"))
+    np.save(path, np.load(path)[::-1])  # of another generator: still a permutation, which no seed makes
+    again = layout_of(index, system)
+    np.testing.assert_array_equal(
+        NpyDataSource(again).read(rows)["tokens"], NpyDataSource(built).read(rows[::-1])["tokens"]
+    )
+    assert again.receipt != built.receipt
+
+
+def change(kind, at, value):
+    def changed(index):
+        path = next(index.glob(f"*{kind}_index.npy"))
+        array = np.load(path)
+        array[at] = value
+        np.save(path, array)
+
+    return changed
+
+
+def cut_short(index):
+    path = next(index.glob("*shuffle_index.npy"))
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def duplicate(index):
+    for path in list(index.iterdir()):
+        shutil.copy(path, path.with_name(f"x{path.name}"))
+
+
+WRONG = {
+    "document twice": (change("document", 0, 5), {}, "document_index.npy: does not hold each of 60 documents 2 times"),
+    "no such document": (change("document", 0, 99), {}, "document_index.npy: does not hold each of 60 documents"),
+    "offset": (change("sample", (3, 1), 0), {}, r"sample_index.npy: sample 3 begins at \[\d+, 0\]; expected \["),
+    "sample twice": (change("shuffle", 0, 1), {}, "shuffle_index.npy: does not hold sample"),
+    "no such sample": (change("shuffle", 0, 10**6), {}, "shuffle_index.npy: holds 1000000; expected 0 to 147"),
+    "cut short": (cut_short, {}, "shuffle_index.npy: can't be read"),
+    "two": (duplicate, {}, "both fit .*Remove the one"),
+    "other samples": (
+        lambda index: None,
+        {"num_samples": 400},
+        "no index of .*with document_index.npy .360.*1 may be of it",
+    ),
+    "other length": (lambda index: None, {"sequence_length": 8}, "no index of"),
+    "other seed": (lambda index: None, {"seed": 5}, "no index of .*0 may be of it"),
+    "no extra token": (
+        lambda index: None,
+        {"add_extra_token_to_sequence": False},
+        "(sample_index.npy: sample|no index of)",
+    ),
+    "nothing": (lambda index: [path.unlink() for path in index.iterdir()], {}, "holds no .-document_index.npy"),
+}
+
+
+@pytest.mark.parametrize("system", ["megatron"])
+@pytest.mark.parametrize(("damage", "options", "message"), WRONG.values(), ids=WRONG)
+def test_an_index_that_does_not_fit_is_an_error(index, system, damage, options, message):
+    damage(index)
+    with pytest.raises(GrainSftError, match=f"(?s){message}"):
+        layout_of(index, system, **options)
+
+
+@pytest.mark.parametrize("system", ["maxtext"])
+def test_a_description_that_cannot_be_read_is_an_error(index, system):
+    path = next(index.glob("*metadata.json"))
+    path.write_text(json.dumps({"seed": 3}))
+    with pytest.raises(GrainSftError, match=r"metadata\.json: can't be read as a description"):
+        layout_of(index, system)
