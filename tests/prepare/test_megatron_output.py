@@ -102,6 +102,10 @@ def test_texts_become_megatrons_files(tmp_path: Path) -> None:
     assert [line for _, line in opened.sources.tolist()] == [
         number + 1 for number, each in enumerate(ids) if each in train
     ]
+    convert(tmp_path / "out", tmp_path / "olmo", "olmo")
+    converted = [open_corpus(tmp_path / "olmo" / split) for split in ("train", "val")]
+    assert [tokens_of(corpus) for corpus in converted] == [train, held_out]
+    assert np.array_equal(converted[0].sources, opened.sources) and converted[0].eos_token_id == opened.eos_token_id
     with pytest.raises(PrepareError, match="template primer leaves some without"):
         made(template="primer")
 

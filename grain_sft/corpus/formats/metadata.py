@@ -215,7 +215,7 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
             "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are not known; "
             "rows are padded with token 0. Copy one of these files from the corpus, or give eos_token_id.",
             folder,
-            lacks,
+            f"ids in {metadata.path}" if metadata.path else lacks,
         )
 
 
