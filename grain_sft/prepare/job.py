@@ -119,7 +119,7 @@ class Job(Renderer):
             binary=all(header.binary for header in documents.headers),
             source_names=[entry.path for entry in self.inputs],
             tool_calls=self.template.tool_calls,
-            masked=self.template.masked,
+            masked=self.template.masked or self.format.of_pairs,
         )
 
     def finish(self, plan: Plan) -> dict[str, Any]:

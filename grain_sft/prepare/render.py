@@ -62,6 +62,8 @@ class Renderer:
             raise PrepareError(f"template {found.name} weighs tokens, which pairs don't have. Choose another template.")
         if self.format.of_pairs and self.request.max_length is not None:
             raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
+        if self.format.of_pairs and self.request.fim_rate:
+            raise PrepareError("fim_rate: pairs have a prompt and responses, no middle. Leave it out.")
         return found
 
     @functools.cached_property
@@ -91,6 +93,8 @@ class Renderer:
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Return the documents of conversations, uncut."""
         values = {name: getattr(self.request, name) for name in _TEMPLATE_OPTIONS}
+        if self.format.of_pairs:
+            values["empty"] = "keep"  # a response may be empty, and is its EOS
         options = TemplateOptions(self.request.special_text, seed=self.request.seed, **values)
         found = render(self.template, conversations, self.tokenizer, options)
         if not self.format.of_pairs:

@@ -118,6 +118,8 @@ class Request:
                 raise PrepareError(str(error)) from None
         if self.fim_tokens is not None:
             object.__setattr__(self, "fim_tokens", tuple(self.fim_tokens))
+        if self.max_length is None and self.long_documents == "drop":
+            raise PrepareError("long_documents=drop: which documents are long is not known. Give max_length.")
         if self.max_length is not None and (self.min_length or 0) > self.max_length:
             raise PrepareError(f"min_length={self.min_length}: expected at most max_length={self.max_length}.")
         for dataset in self.datasets:

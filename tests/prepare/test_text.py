@@ -140,6 +140,8 @@ def test_bos_eos_and_empty_documents(options: dict[str, Any], expected: list[Any
         ({"fim_rate": 0.5, "fim_tokens": ("7", "7", "8")}, "Name three different ones"),
         ({"fim_rate": 1.5}, "fim_rate is 1.5; expected a number"),
         ({"normalize": "NFD"}, "normalize is 'NFD'; expected one of NFC, NFKC"),
+        ({"long_documents": "drop"}, "Give max_length"),
+        ({"fim_rate": 0.5, "format": "pairs"}, "pairs have a prompt and responses, no middle"),
         ({"min_length": 9, "max_length": 8}, "min_length=9: expected at most max_length=8"),
     ],
 )
@@ -202,6 +204,30 @@ def test_a_dry_run_counts_what_is_dropped(spm: Path, tmp_path: Path) -> None:
         "dropped    1: fewer than 3 tokens", "dropped    1: more than 30 tokens", "dropped    1: no text",
     ]  # fmt: skip
     assert shown[-1] == "| the answer</s>" and not [line for line in shown if line.startswith("cut")]
+
+
+def test_a_response_of_a_pair_may_be_empty(spm: Path, tmp_path: Path) -> None:
+    path, tokenizer = tmp_path / "pairs.jsonl", load_tokenizer(spm)
+    path.write_text(json.dumps({"chosen": "the answer", "rejected": ""}) + "\n")
+    corpus, manifest = made(spm, path, format="pairs")
+    [document] = corpus.iter_documents()
+    eos = tokenizer.eos_token_id
+    assert document.tokens.tolist() == [*tokenizer.encode(["the answer"])[0], eos, eos]
+    assert not manifest["dropped"] and "label_masks" not in json.loads(next(tmp_path.rglob("corpus.json")).read_text())
+
+
+def test_a_saved_index_and_commands_open_a_corpus_without_masks(
+    spm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus, _ = made(spm, write(tmp_path / "a.jsonl", texts_of(100)), part_bytes=3000)
+    corpus.save(tmp_path / "index.json")
+    assert open_corpus(tmp_path / "index.json").fingerprint == corpus.fingerprint
+    config = tmp_path / "run.json"
+    settings = {"kind": "packed", "sequence_length": 64}, {"global_batch_size": 4, "seed": 0}
+    config.write_text(json.dumps({"corpus": {"path": "index.json"}, "layout": settings[0], "sampler": settings[1]}))
+    for words in (["verify", str(config)], ["receipt", str(config)], ["trace", str(config), "--steps", "0:2"]):
+        assert main(words) == 0, capsys.readouterr().err
+    assert str(tmp_path / "a.jsonl") in capsys.readouterr().out
 
 
 def golden_tokenizer(folder: Path) -> tuple[Path, Tokenizer]:
