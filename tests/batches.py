@@ -65,6 +65,48 @@ def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequen
         assert_same(whole.dataset()[step], batch)
 
 
+def tokens_of_files(layout: Any) -> list[np.ndarray]:
+    """Return the tokens of each shard as numpy alone reads them; files of written rows hold more."""
+    found = []
+    for part in getattr(layout.corpus, "parts", [layout.corpus]):
+        dtype = part.dtype if part.rows is None else part.rows.dtype(part.dtype)
+        files = [np.fromfile(shard.path, dtype) for shard in part.shards]
+        found += files if part.rows is None else [each["tokens"].reshape(-1) for each in files]
+    return found
+
+
+def assert_is_traced(found: Any, pipelines: Sequence[Pipeline], steps: range) -> None:
+    """The lines of a trace, all hosts', are what the hosts' pipelines deliver, token by token."""
+    files, sampler, lines = tokens_of_files(pipelines[0].source.layout), pipelines[0].sampler, 0
+    delivered = [pipeline.iter(start_step=steps.start, threads=0) for pipeline in pipelines]
+    for step in steps:
+        made = [next(each) for each in delivered]
+        rows = [pipeline.sampler.rows(step) for pipeline in pipelines]
+        count, mine = sampler.host.count, len(rows[0])
+        for place in range(count * mine):
+            host, local = (
+                divmod(place, mine) if getattr(sampler, "order", "") == "maxtext" else (place % count, place // count)
+            )
+            here = np.flatnonzero((found.step == step) & (found.row == place))
+            assert len(here) and (found.host[here] == host).all()
+            assert (found.instance[here] == rows[host][local]).all()
+            batch = {key: array[local] for key, array in made[host].items()}
+            column = 0
+            for line in here.tolist():
+                tokens = files[found.shard[line]][found.start[line] : found.stop[line]]
+                end = column + len(tokens)
+                assert (batch["inputs"][column:end] == tokens).all()
+                if len(tokens):
+                    assert (batch["inputs_segmentation"][column:end] == found.segment[line]).all()
+                targets = batch["targets_segmentation"][max(0, column - 1) : max(0, end - 1)]
+                assert found.trainable[line] == np.count_nonzero(targets)
+                column = end
+            assert (batch["inputs_segmentation"][column:] == 0).all()
+            lines += len(here)
+    assert lines == len(found)
+    assert (np.diff(found.step * 1000 + found.row) >= 0).all()
+
+
 def rows_of_hosts(samplers: Sequence[Any], step: int) -> np.ndarray:
     """Return the rows of the global batch of `step`, from the samplers of all hosts."""
     return np.stack([each.rows(step) for each in samplers], axis=1).reshape(-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import resource
@@ -170,15 +169,6 @@ def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_pa
     np.testing.assert_array_equal(again.read(range(len(rows)))["tokens"], rows)
     assert len(descriptors(tmp_path)) == 2  # as many as before
     assert repr(again) == repr(source_of(corpus)) and len(again) == len(rows)
-
-
-def test_a_source_in_use_is_read_by_a_spawned_process_as_well(make):
-    corpus, rows = make([100, 64])
-    source = source_of(corpus)
-    source.read([0, 7])
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        found = pool.apply_async(source.read, ([7, 0, FILL_ROW],)).get(timeout=300)["tokens"]
-    np.testing.assert_array_equal(found, [rows[7], rows[0], np.zeros(LENGTH)])
 
 
 @pytest.mark.parametrize("size", [0, 200, 256])

@@ -167,14 +167,6 @@ def test_a_pickle_is_small_and_opens_the_same_rows(tmp_path, algorithm):
     assert_same(again.read(range(len(again))), expected)
 
 
-def test_padding_is_the_corpus_eos_where_it_has_no_pad_id(tmp_path):
-    np.array([5, 6, EOS], np.uint16).tofile(tmp_path / "a.npy")
-    corpus = open_corpus(tmp_path / "a.npy", dtype="uint16", eos_token_id=EOS)
-    row = NpyDataSource(PackedLayout(corpus, 6, cache_dir=tmp_path))[0]
-    assert row["tokens"].tolist() == [5, 6, EOS, EOS, EOS, EOS]
-    assert row["segment_ids"].tolist() == [1, 1, 1, 0, 0, 0]
-
-
 def test_a_corpus_without_documents_is_a_sentence(tmp_path):
     np.array([5, 6, 7], np.uint16).tofile(tmp_path / "a.npy")
     with pytest.raises(LayoutError, match=r"no document to pack: the corpus has none with a token\. Is its eos_"):

@@ -35,12 +35,6 @@ def messages(*extra: object) -> dict:
     return {"messages": [{"role": "user", "content": "u"}, *extra]}
 
 
-def check_error(record: object, schema: str, *parts: str) -> None:
-    with pytest.raises(RecordError) as error:
-        parse_record(record, schema)
-    assert all(part in str(error.value) for part in parts), error.value
-
-
 @pytest.mark.parametrize("more", METADATA)
 @pytest.mark.parametrize("messages", ["chat", "messages"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -102,32 +96,28 @@ def user(**message: object) -> dict:
     return messages({"role": "user", "content": "x", **message})
 
 
-@pytest.mark.parametrize(
-    ("record", "parts"),
-    [
-        ({}, ["messages: is missing"]),
-        ({"mesages": []}, ["key 'mesages'", "Did you mean 'messages'?"]),
-        ({"messages": TURNS, "tools": [{"name": "f"}]}, ["key 'tools'", "--schema chat"]),
-        ({"messages": None}, ["messages: null; expected a list"]),
-        ({"messages": []}, ["messages: is empty"]),
-        ({"messages": [*TURNS, "x"]}, ["messages[3]: a string ('x'); expected an object"]),
-        (user(role="asistant"), ["messages[1].role: 'asistant'", "Did you mean 'assistant'?"]),
-        (user(role="tool"), ["messages[1].role: 'tool'; expected one of system, user, assistant."]),
-        (user(role=3), ["messages[1].role: the number 3"]),
-        (messages({"content": "x"}), ["messages[1].role: is missing"]),
-        (messages({"role": "user"}), ["messages[1].content: is missing"]),
-        (user(content=None), ["messages[1].content: null; expected a string"]),
-        (user(content=["x"]), ["messages[1].content: a list; expected a string"]),
-        (user(content=1.5), ["messages[1].content: the number 1.5"]),
-        (messages({"role": "user", "contents": "x"}), ["messages[1]: key 'contents'", "Did you mean 'content'?"]),
-        (user(name="n"), ["messages[1]: key 'name'; expected exactly"]),
-        (user(content="x\0"), ["messages[1].content: character 1 is NUL"]),
-        ([], ["the record is a list; expected a JSON object"]),
-        ("text", ["the record is a string ('text')"]),
-    ],
-)
-def test_strict_messages_say_what_is_wrong_and_where(record, parts):
-    check_error(record, "messages", *parts)
+WRONG_MESSAGES = [
+    ({}, ["messages: is missing"]),
+    ({"mesages": []}, ["key 'mesages'", "Did you mean 'messages'?"]),
+    ({"messages": TURNS, "tools": [{"name": "f"}]}, ["key 'tools'", "--schema chat"]),
+    ({"messages": None}, ["messages: null; expected a list"]),
+    ({"messages": []}, ["messages: is empty"]),
+    ({"messages": [*TURNS, "x"]}, ["messages[3]: a string ('x'); expected an object"]),
+    (user(role="asistant"), ["messages[1].role: 'asistant'", "Did you mean 'assistant'?"]),
+    (user(role="tool"), ["messages[1].role: 'tool'; expected one of system, user, assistant."]),
+    (user(role=3), ["messages[1].role: the number 3"]),
+    (messages({"content": "x"}), ["messages[1].role: is missing"]),
+    (messages({"role": "user"}), ["messages[1].content: is missing"]),
+    (user(content=None), ["messages[1].content: null; expected a string"]),
+    (user(content=["x"]), ["messages[1].content: a list; expected a string"]),
+    (user(content=1.5), ["messages[1].content: the number 1.5"]),
+    (messages({"role": "user", "contents": "x"}), ["messages[1]: key 'contents'", "Did you mean 'content'?"]),
+    (user(name="n"), ["messages[1]: key 'name'; expected exactly"]),
+    (user(content="x\0"), ["messages[1].content: character 1 is NUL"]),
+    ([], ["the record is a list; expected a JSON object"]),
+    ("text", ["the record is a string ('text')"]),
+]
+"""Records, and what is wrong with them in the strict schema."""
 
 
 def test_chats_keep_further_keys_for_the_templates():
@@ -139,55 +129,71 @@ def test_chats_keep_further_keys_for_the_templates():
     assert found.tools == ({"name": "f"},)
 
 
+WRONG_RECORDS = [
+    (messages({"role": "assistant", "content": None}), ["messages[1].content: null"]),
+    (user(wieght=1), ["messages[1]: unknown key 'wieght'", "'weight'"]),
+    (user(weight="1"), ["messages[1].weight: '1'"]),
+    (user(weight=True), ["messages[1].weight: True"]),
+    (user(weight=-1), ["messages[1].weight: -1"]),
+    (user(weight=float("nan")), ["messages[1].weight: nan"]),
+    (user(weight=10**400), ["messages[1].weight: 1000"]),
+    (user(name=3), ["messages[1].name: the number 3"]),
+    (user(extra=b"x"), ["messages[1].extra", "what JSON can hold"]),
+    (user(extra={3: 1}), ["messages[1].extra: key 3; expected a string"]),
+    (user(extra={"a": ["\0"]}), ["messages[1].extra.a[0]: character 0"]),
+    (user(extra=json.loads("[" * 65 + "]" * 65)), ["messages[1]: nested too deep"]),
+    ({"messages": TURNS, "system": 3}, ["the record.system: the number 3"]),
+    ({"messages": TURNS, "sytem": "x"}, ["unknown key 'sytem'", "'system'"]),
+    ({"messages": TURNS, "tools": "f"}, ["tools: a string"]),
+    ({"messages": TURNS, "items": TURNS}, ["'messages' and 'items'", "--schema"]),
+    ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
+    ({"prompt": 3, "completion": ""}, ["the record.prompt: the number 3"]),
+    ({"prompt": [], "completion": ""}, ["prompt: is empty"]),
+    ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
+    ({"conversations": []}, ["conversations: is empty"]),
+    ({"conversations": [3]}, ["conversations[0]: the number 3"]),
+    (turn({"from": "human"}), ["conversations[0].value: is missing"]),
+    (turn({"value": "x"}), ["conversations[0].from: is missing"]),
+    (turn({"from": "robot", "value": "x"}), ["conversations[0].from: 'robot'; expected one of human, gpt"]),
+    (turn({"from": "humam", "value": "x"}), ["Did you mean 'human'?"]),
+    (turn({"from": "gpt", "value": None}), ["conversations[0].value: null"]),
+    (turn({"from": "gpt", "valu": "x"}), ["unknown key 'valu'. Did you mean 'value'?"]),
+    (turn({"from": "gpt", "value": "\0"}), ["character 0 is NUL"]),
+    (turn({"from": "gpt", "value": "x"}, tools="f"), ["not valid JSON"]),
+    (turn({"from": "gpt", "value": "x"}, tools="{}"), ["tools: an object; expected a list"]),
+    (turn({"from": "gpt", "value": "x"}, sytem="s"), ["Did you mean 'system'?"]),
+    ({"instruction": 3, "output": "a"}, ["the record.instruction: the number 3"]),
+    ({"instruction": "u", "output": None}, ["the record.output: null"]),
+    ({"instruction": "u", "input": ["x"], "output": "a"}, ["the record.input: a list"]),
+    ({"instruction": "u", "output": "a", "history": "x"}, ["history: a string"]),
+    ({"instruction": "u", "output": "a", "history": [["q"]]}, ["history[0]: a list; expected [question, answer]"]),
+    ({"instruction": "u", "output": "a", "history": [["q", 3]]}, ["history[0].answer: the number 3"]),
+    ({"instruction": "u", "output": "a", "histori": []}, ["Did you mean 'history'?"]),
+    ({"text": 3}, ["the record.text: the number 3"]),
+    ({"messages": [], "conversations": []}, ["has 'messages' and 'conversations', so its schema is not clear"]),
+    ({"prompt": "u", "completion": "a", "instruction": "u", "output": "a"}, ["its schema is not clear"]),
+]
+"""Records, and what is wrong with them in the schema that their keys tell."""
+TOOLS = (
+    ({"role": "assistant_toolcall", "arguments": {}}, "messages[1].name: is missing"),
+    ({"role": "assistant_toolcall", "name": "f", "arguments": "{}"}, "messages[1].arguments: a string"),
+    ({"role": "toolresult", "name": "f"}, "messages[1].content: is missing"),
+)
+
+
 @pytest.mark.parametrize(
-    ("record", "parts"),
+    ("schema", "record", "parts"),
     [
-        (messages({"role": "assistant", "content": None}), ["messages[1].content: null"]),
-        (user(wieght=1), ["messages[1]: unknown key 'wieght'", "'weight'"]),
-        (user(weight="1"), ["messages[1].weight: '1'"]),
-        (user(weight=True), ["messages[1].weight: True"]),
-        (user(weight=-1), ["messages[1].weight: -1"]),
-        (user(weight=float("nan")), ["messages[1].weight: nan"]),
-        (user(weight=10**400), ["messages[1].weight: 1000"]),
-        (user(name=3), ["messages[1].name: the number 3"]),
-        (user(extra=b"x"), ["messages[1].extra", "what JSON can hold"]),
-        (user(extra={3: 1}), ["messages[1].extra: key 3; expected a string"]),
-        (user(extra={"a": ["\0"]}), ["messages[1].extra.a[0]: character 0"]),
-        (user(extra=json.loads("[" * 65 + "]" * 65)), ["messages[1]: nested too deep"]),
-        ({"messages": TURNS, "system": 3}, ["the record.system: the number 3"]),
-        ({"messages": TURNS, "sytem": "x"}, ["unknown key 'sytem'", "'system'"]),
-        ({"messages": TURNS, "tools": "f"}, ["tools: a string"]),
-        ({"messages": TURNS, "items": TURNS}, ["'messages' and 'items'", "--schema"]),
-        ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
-        ({"prompt": 3, "completion": ""}, ["the record.prompt: the number 3"]),
-        ({"prompt": [], "completion": ""}, ["prompt: is empty"]),
-        ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
-        ({"conversations": []}, ["conversations: is empty"]),
-        ({"conversations": [3]}, ["conversations[0]: the number 3"]),
-        (turn({"from": "human"}), ["conversations[0].value: is missing"]),
-        (turn({"value": "x"}), ["conversations[0].from: is missing"]),
-        (turn({"from": "robot", "value": "x"}), ["conversations[0].from: 'robot'; expected one of human, gpt"]),
-        (turn({"from": "humam", "value": "x"}), ["Did you mean 'human'?"]),
-        (turn({"from": "gpt", "value": None}), ["conversations[0].value: null"]),
-        (turn({"from": "gpt", "valu": "x"}), ["unknown key 'valu'. Did you mean 'value'?"]),
-        (turn({"from": "gpt", "value": "\0"}), ["character 0 is NUL"]),
-        (turn({"from": "gpt", "value": "x"}, tools="f"), ["not valid JSON"]),
-        (turn({"from": "gpt", "value": "x"}, tools="{}"), ["tools: an object; expected a list"]),
-        (turn({"from": "gpt", "value": "x"}, sytem="s"), ["Did you mean 'system'?"]),
-        ({"instruction": 3, "output": "a"}, ["the record.instruction: the number 3"]),
-        ({"instruction": "u", "output": None}, ["the record.output: null"]),
-        ({"instruction": "u", "input": ["x"], "output": "a"}, ["the record.input: a list"]),
-        ({"instruction": "u", "output": "a", "history": "x"}, ["history: a string"]),
-        ({"instruction": "u", "output": "a", "history": [["q"]]}, ["history[0]: a list; expected [question, answer]"]),
-        ({"instruction": "u", "output": "a", "history": [["q", 3]]}, ["history[0].answer: the number 3"]),
-        ({"instruction": "u", "output": "a", "histori": []}, ["Did you mean 'history'?"]),
-        ({"text": 3}, ["the record.text: the number 3"]),
-        ({"messages": [], "conversations": []}, ["has 'messages' and 'conversations', so its schema is not clear"]),
-        ({"prompt": "u", "completion": "a", "instruction": "u", "output": "a"}, ["its schema is not clear"]),
+        *(("messages", *each) for each in WRONG_MESSAGES),
+        *(("auto", *each) for each in WRONG_RECORDS),
+        *(("tools", messages(message), [part]) for message, part in TOOLS),
+        ("episode", {"messages": [{"role": "tool", "content": ""}]}, ["messages[0].role: 'tool'"]),
     ],
 )
-def test_other_schemas_say_what_is_wrong_and_where(record, parts):
-    check_error(record, "auto", *parts)
+def test_schemas_say_what_is_wrong_and_where(schema, record, parts):
+    with pytest.raises(RecordError) as error:
+        parse_record(record, schema)
+    assert all(part in str(error.value) for part in parts), error.value
 
 
 def test_episodes_have_a_system_text_and_a_context():
@@ -196,7 +202,6 @@ def test_episodes_have_a_system_text_and_a_context():
     assert (found.system, found.context, len(found.messages)) == ("be kind", "episode_id: 7, language: en", 2)
     assert parse_record({**record, "context": {"id": 7}}, "episode").context == '{"id": 7}'
     assert found == parse_record(record)
-    check_error({"messages": [{"role": "tool", "content": ""}]}, "episode", "messages[0].role: 'tool'")
 
 
 def test_tool_calls_have_a_name_and_arguments_and_results_text_or_json():
@@ -216,12 +221,6 @@ def test_tool_calls_have_a_name_and_arguments_and_results_text_or_json():
     assert found[3] == Message("toolresult", "text")
     assert found[4].extra == {"name": "list", "arguments": {}}
     assert found == parse_record(record).messages
-    for bad, part in (
-        ({"role": "assistant_toolcall", "arguments": {}}, "messages[1].name: is missing"),
-        ({"role": "assistant_toolcall", "name": "f", "arguments": "{}"}, "messages[1].arguments: a string"),
-        ({"role": "toolresult", "name": "f"}, "messages[1].content: is missing"),
-    ):
-        check_error(messages(bad), "tools", part)
 
 
 def test_openchat_items_have_weights():
@@ -399,7 +398,7 @@ def test_any_value_is_a_conversation_or_a_record_error(value, schema):
 
 
 def test_parsing_does_the_same_however_long_the_texts_are():
-    """Beside json's own work, which is in C: so many calls a message, none a character."""
+    """The number of calls depends on the number of messages alone, apart from json's own work in C."""
 
     def calls(words, messages):
         texts = [{"role": ("user", "assistant")[at % 2], "content": "word " * words} for at in range(messages)]

@@ -5,7 +5,7 @@ import functools
 import batches
 import numpy as np
 import pytest
-from batches import assert_same
+from batches import assert_is_traced, assert_same
 from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
@@ -38,47 +38,6 @@ def layouts(tmp_path_factory):
 pipeline_of = functools.partial(batches.pipeline_of, seed=7, epochs=2)
 
 
-def tokens_of_files(layout):
-    """As numpy alone reads them; written rows have more in their files."""
-    shards, rows = layout.corpus.shards, layout.corpus.rows
-    dtype = layout.corpus.dtype if rows is None else rows.dtype(layout.corpus.dtype)
-    found = [np.fromfile(shard.path, dtype) for shard in shards]
-    return found if rows is None else [each["tokens"].reshape(-1) for each in found]
-
-
-def assert_is_delivered(found, pipelines, steps):
-    """The lines of `found`, all hosts', are what the hosts' pipelines deliver, token by token."""
-    layout = pipelines[0].source.layout
-    files = tokens_of_files(layout)
-    sampler = pipelines[0].sampler
-    count, mine = sampler.host.count, sampler.rows_per_host
-    delivered = [pipeline.iter(start_step=steps.start, threads=0) for pipeline in pipelines]
-    lines = 0
-    for step in steps:
-        made = [next(each) for each in delivered]
-        rows = [pipeline.sampler.rows(step) for pipeline in pipelines]
-        for place in range(count * mine):
-            host, local = divmod(place, mine) if sampler.order == "maxtext" else (place % count, place // count)
-            here = np.flatnonzero((found.step == step) & (found.row == place))
-            assert len(here) and (found.host[here] == host).all()
-            assert (found.instance[here] == rows[host][local]).all()
-            batch = {key: array[local] for key, array in made[host].items()}
-            column = 0
-            for line in here.tolist():
-                tokens = files[found.shard[line]][found.start[line] : found.stop[line]]
-                end = column + len(tokens)
-                assert (batch["inputs"][column:end] == tokens).all()
-                if len(tokens):
-                    assert (batch["inputs_segmentation"][column:end] == found.segment[line]).all()
-                targets = batch["targets_segmentation"][max(0, column - 1) : max(0, end - 1)]
-                assert found.trainable[line] == np.count_nonzero(targets)
-                column = end
-            assert (batch["inputs_segmentation"][column:] == 0).all()
-            lines += len(here)
-    assert lines == len(found)
-    assert (np.diff(found.step * count * mine + found.row) >= 0).all()
-
-
 CASES = [(layout, order) for layout in ("windows", "padded", *PACKED, "materialized") for order in ORDERS]
 CASES += [(layout, "sequential") for layout in BY_EPOCH]
 
@@ -93,7 +52,7 @@ def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
     border = sampler.steps_per_epoch // (3 if name in BY_EPOCH else 1)
     steps = range(max(0, border - 3), min(sampler.num_steps, border + 3))
     found = trace(pipelines[-1], steps)
-    assert_is_delivered(found, pipelines, steps)
+    assert_is_traced(found, pipelines, steps)
     assert len(set(found.epoch.tolist())) == 2
     whole = trace(pipelines[0], range(sampler.num_steps), trainable=False, block_rows=8)
     for index, pipeline in enumerate(pipelines):
@@ -112,7 +71,7 @@ def test_the_ends_of_epochs(layouts, order, last_batch, hosts):
     border = pipelines[0].sampler.steps_per_epoch
     steps = range(border - 2, min(border + 2, pipelines[0].sampler.num_steps))
     found = trace(pipelines[0], steps)
-    assert_is_delivered(found, pipelines, steps)
+    assert_is_traced(found, pipelines, steps)
     filled = found.select(found.instance < 0)
     assert bool(len(filled)) == (last_batch == "fill")
     for name in ("segment", "shard", "document", "source", "record"):
@@ -141,7 +100,7 @@ def test_trainable_tokens_are_those_that_transforms_leave(tmp_path, transforms):
         pipeline = pipeline_of(layout, transforms=transforms)
         steps = range(pipeline.sampler.num_steps)
         found = trace(pipeline, steps)
-        assert_is_delivered(found, [pipeline], steps)
+        assert_is_traced(found, [pipeline], steps)
         plain = trace(pipeline_of(layout), steps)
         filtered = any(isinstance(each, NgramFilter) for each in transforms)
         assert (plain.trainable != found.trainable).any() == filtered

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from batches import assert_same
 
 from grain_sft import GrainSftError, ShiftTargets
 
@@ -29,13 +28,6 @@ def test_loss_is_taken_on_targets_of_the_same_segment_that_are_not_masked():
     assert batch["targets_segmentation"].tolist() == [0, 1, 1, 0, 0, 2, 0, 0]
     assert batch["inputs_position"].tolist() == batch["targets_position"].tolist() == [0, 1, 2, 3, 0, 1, 2, 0]
     assert batch["targets_weights"].tolist() == [0, 3, 4, 0, 0, 7, 0, 0]
-
-
-def test_a_batch_is_its_rows_one_above_the_other():
-    row, shift = packed_row(), ShiftTargets()
-    expected = {key: np.stack([array, array]) for key, array in shift.map(row).items()}
-    assert_same(shift.map({key: np.stack([array, array]) for key, array in row.items()}), expected)
-    assert [key for key, array in expected.items() if array.dtype != np.int32] == ["targets_weights"]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64, np.int32])
