@@ -1,6 +1,8 @@
 """Amendments: nothing differs before their step, and after it exactly what they state, by a naive reference."""
 
 import contextlib
+import itertools
+import json
 import random
 
 import numpy as np
@@ -10,10 +12,11 @@ from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
 from grain_sft import Host
+from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import RunRecord
 from grain_sft.pipeline import Amendment, documents_named
-from grain_sft.provenance import check_audit, trace
+from grain_sft.provenance import check_audit, difference, trace
 
 DOCS = documents(150, seed=3, longest=40)
 LAYOUTS = {
@@ -247,3 +250,49 @@ def test_an_audit_log_names_an_amendment_of_the_past(corpora, tmp_path):
                 next(batches)
     found = [str(each) for each in check_audit(tmp_path / "audit.jsonl", changed).findings]
     assert any("an amendment that it did not have before: from step 2: skip 1 steps" in each for each in found)
+
+
+def changes_of(drawn):
+    """Return a random change of a config, which may change no batch at all."""
+    sampler = drawn.choice([{}, {"seed": 2}, {"epochs": 1}, {"schedule": [{"step": 5, "global_batch_size": 8}]}])
+    amendments = [{"skip": {"from": drawn.randrange(9), "steps": 2}}, {"withdraw": {"from": 3, "documents": [7, 8]}}]
+    layout = drawn.choice([{}, {}, {"sequence_length": 24}, {"long_documents": "fragment"}])
+    return {
+        "sampler": sampler,
+        "amendments": drawn.choice([[], amendments, amendments[:1], amendments[1:]]),
+        "layout": layout,
+    }
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_difference_begins_at_the_step_that_brute_force_finds(corpora, seed):
+    drawn, config = random.Random(seed), config_of(corpora["masks"], "packed")
+    pair = []
+    for _ in range(2):
+        change = changes_of(drawn)
+        merged = {key: {**config[key], **change[key]} for key in ("sampler", "layout")}
+        pair.append(grain_sft.load({**config, **merged, "amendments": change["amendments"]}))
+    steps, first, differing = range(20), None, 0
+    for step in steps:
+        batches = [each[step] if step < each.end_step else {} for each in pair]
+        rows = [[*zip(*(array.tolist() for array in batch.values()), strict=True)] for batch in batches]
+        unequal = sum(one != other for one, other in itertools.zip_longest(*rows))
+        first = step if first is None and unequal else first
+        differing += unequal if first is not None and step < first + 6 else 0
+    found = difference(*pair, steps=steps, count=6)
+    assert found.first_step == first
+    if first is not None and first < 14:
+        assert found.differing_rows == differing
+
+
+def test_diff_prints_where_two_configs_part(corpora, tmp_path, capsys):
+    config = config_of(corpora["masks"], "packed")
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, amendments in zip(paths, ([], [{"skip": {"from": 70, "steps": 3}}]), strict=True):
+        path.write_text(json.dumps({**config, "amendments": amendments}))
+    assert main(["diff", *map(str, paths)]) == 1
+    printed = capsys.readouterr().out
+    assert "amendment 1 differs: here there is none; there from step 70: skip 3 steps." in printed
+    assert "step 70: the first that differs" in printed
+    assert main(["diff", str(paths[0]), str(paths[0])]) == 0
+    assert "the batches are equal" in capsys.readouterr().out

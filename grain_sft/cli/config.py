@@ -1,4 +1,4 @@
-"""Commands that print, sign or check what a config states: `config`, `receipt`, `audit-check` and `verify`."""
+"""Commands that print, sign or check what a config states: `config`, `receipt`, `diff`, `audit-check` and `verify`."""
 
 import argparse
 import json
@@ -37,6 +37,40 @@ def _print_receipt(options: argparse.Namespace) -> int:
         return _print_json(found.as_dict())
     print("\n".join([found.code, *(f"  {name:12}{part}" for name, part in found.parts.items())]))
     return 0
+
+
+def diff(parser: Parser) -> None:
+    """Declare `grain-sft diff`."""
+    parser.add_argument("configs", nargs=2, metavar="CONFIG", help="the two configs")
+    steps = "search the first N steps (default: 10,000 after the last change that a config states)"
+    parser.add_argument("--steps", type=at_least(1), metavar="N", help=steps)
+    count = "count rows and documents in N steps from the first that differs on"
+    parser.add_argument("--count", type=at_least(1), default=100, metavar="N", help=count)
+    parser.set_defaults(run=_diff)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    """Print how two configs differ: status 0 if their batches are equal, else 1."""
+    from grain_sft.config import load
+    from grain_sft.provenance import difference
+    from grain_sft.sampling import Host
+
+    one, other = (load(config, host=Host(0, 1)) for config in options.configs)
+    with elapsed("Comparing"):
+        steps = None if options.steps is None else range(options.steps)
+        found = difference(one, other, steps=steps, count=options.count)
+    for reason in found.reasons:
+        print(reason)
+    if found.first_step is None:
+        print(f"steps 0 to {found.compared.stop - 1}: the batches are equal")
+        return 0
+    print(f"step {found.first_step}: the first that differs")
+    where = f"steps {found.counted.start} to {found.counted.stop - 1}"
+    print(f"{where}: {found.differing_rows:,} of {found.num_rows:,} rows differ")
+    if found.documents is not None:
+        only = [f"{count:,} only in {config}" for count, config in zip(found.documents, options.configs, strict=True)]
+        print(f"{where}: of the documents, {' and '.join(only)}")
+    return 1
 
 
 def audit_check(parser: Parser) -> None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "write a page with the figures and pictures of a config's run",
     "config": "print a config with what it inherits, or the JSON Schema of configs",
     "receipt": "print a short hash of everything that decides a run's batches",
+    "diff": "print from which step on two configs have other batches, and why",
     "audit-check": "check an audit log against the run that a config states",
     "verify": "check that a corpus, a plan or a config is sound",
     "index": "scan token files and write an index",
@@ -36,7 +37,7 @@ COMMANDS = {
 
 MODULES = {
     "bench": ("bench", "demo"),
-    "config": ("audit-check", "config", "receipt", "verify"),
+    "config": ("audit-check", "config", "diff", "receipt", "verify"),
     "legacy": ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft"),
     "pack": ("index", "pack"),
     "prepare": ("convert", "prepare", "train-tokenizer"),
@@ -45,7 +46,7 @@ MODULES = {
 }
 """Commands by the module that declares them."""
 
-WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "verify", "config")
+WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config")
 """Commands that need no JAX, because they do not infer the host from it."""
 
 

@@ -98,6 +98,12 @@ class Mixture:
             )
 
     @property
+    def changes(self) -> list[int]:
+        """Steps from which its schedule, or that of a mixture in it, holds."""
+        inner = [step for _, rows in self.sources.values() if isinstance(rows, Mixture) for step in rows.changes]
+        return [step for step, _ in self.schedule] + inner
+
+    @property
     def num_instances(self) -> int:
         """Rows of all sources."""
         return sum(rows.num_instances for _, rows in self.sources.values())
@@ -219,6 +225,10 @@ class MixtureSampler(StreamSampler):
     def most_rows_off(self) -> float | None:
         """Rows that an outermost source may be away from its share, after any number of rows; None where weights change."""
         return self._proportions.bound
+
+    @property
+    def changes(self) -> list[int]:
+        return [*super().changes, *self.mixture.changes]
 
     def steps_of_epochs(self, epochs: int | None) -> int:
         if self.num_steps is not None and epochs is None:

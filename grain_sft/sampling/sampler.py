@@ -116,6 +116,11 @@ class Sampler(abc.ABC):
         ends), which takes seconds in order "shuffle". More epochs than the run has are a `SamplerError`.
         """
 
+    @property
+    def changes(self) -> list[int]:
+        """Steps from which a schedule holds."""
+        return self.batch_sizes.steps[1:]
+
     def check_from(self, step: int) -> None:
         """Raise a `SamplerError` that names the first step from `step` on whose batch the hosts don't divide."""
         self.batch_sizes.check_from(step, self.host.count)

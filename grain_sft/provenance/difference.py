@@ -1,0 +1,160 @@
+"""Difference: the first step whose batches two pipelines do not share, and what differs from there on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from grain_sft.errors import SamplerError
+from grain_sft.layout import FILL_ROW
+from grain_sft.pipeline import Pipeline
+from grain_sft.provenance.lines import iter_trace
+
+_ROWS = 1 << 16  # of the steps that are compared together
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How the batches of two pipelines differ.
+
+    Attributes:
+      reasons: A sentence for each part of their receipts that differs; "here" is the first pipeline.
+      compared: Steps that were compared to find the first that differs.
+      first_step: First step with another batch; None if all of `compared` are equal.
+      counted: Steps over which rows and documents were counted: `first_step` and those after it.
+      num_rows, differing_rows: Rows of `counted` in the longer of the two, and how many are not equal.
+      documents: Numbers of documents that only the first sees in `counted`, and that only the second sees; None where a layout
+        does not follow documents.
+    """
+
+    reasons: list[str]
+    compared: range
+    first_step: int | None
+    counted: range
+    num_rows: int = 0
+    differing_rows: int = 0
+    documents: tuple[int, int] | None = None
+
+
+def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
+    """Return from which step on two pipelines have other global batches, why, and how many rows and documents differ.
+
+    Pipelines of the same rows, transforms and padding are compared by row numbers and withdrawn documents, without reading
+    tokens; others by their batches.
+
+    Args:
+      one, other: Pipelines of host 0 of 1.
+      steps: Steps to search. None means those up to 10,000 steps after the last change that a schedule or an amendment states,
+        or to the end of the run.
+      count: Number of steps, from the first that differs on, in which rows and documents are counted.
+
+    Raises:
+      SamplerError: a pipeline of several hosts.
+      CorpusFileError, CorpusError: files can't be read.
+    """
+    if any(each.sampler.host.count > 1 for each in (one, other)):
+        raise SamplerError(
+            "difference: expected pipelines of one host, which read whole batches. Load them with Host(0, 1)."
+        )
+    reasons = one.receipt.differences(other.receipt.parts)
+    ends = one.end_step, other.end_step
+    steps = range(min(max(ends), _last_change(one, other) + 10_000)) if steps is None else steps
+    shared = range(steps.start, max(steps.start, min(steps.stop, *ends)))
+    differs = _by_rows if _same_rows(one, other) else _by_batches
+    first = next((step for step, rows in differs(one, other, shared) if rows), None)
+    if first is None and len(shared) < len(steps):
+        first = shared.stop  # one of the two ends there
+    if first is None:
+        return Difference(reasons, steps, None, range(0))
+    counted = range(first, min(first + count, max(ends)))
+    both = range(first, max(first, min(counted.stop, *ends)))
+    num_rows = max(_num_rows(each, counted) for each in (one, other))
+    unpaired = num_rows - max(_num_rows(each, both) for each in (one, other))
+    differing = unpaired + sum(rows for _, rows in differs(one, other, both))
+    return Difference(reasons, steps, first, counted, num_rows, differing, _documents(one, other, counted))
+
+
+def _num_rows(pipeline: Pipeline, steps: range) -> int:
+    """Return the number of rows in those of `steps` that the pipeline has."""
+    before = pipeline.sampler.batch_sizes.before
+    return before(max(steps.start, min(steps.stop, pipeline.end_step))) - before(steps.start)
+
+
+def _last_change(*pipelines: Pipeline) -> int:
+    """Return the last step at which a schedule or an amendment changes something."""
+    steps = [step for each in pipelines for step in each.planned_sampler.changes]
+    return max([0, *steps, *(amendment.step for each in pipelines for amendment in each.amendments)])
+
+
+def _same_rows(one: Pipeline, other: Pipeline) -> bool:
+    """Return whether rows of the same numbers make equal batches, but for withdrawn documents."""
+    of_rows = {name for each in (one, other) for name in each.receipt.parts} - {"sampler"}
+    of_rows = {name for name in of_rows if not name.startswith("amendment ")}
+    return all(one.receipt.parts.get(name) == other.receipt.parts.get(name) for name in of_rows)
+
+
+def _by_rows(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
+    """Yield each step and the number of rows that differ, by row numbers and withdrawn documents."""
+    size = max(*one.sampler.batch_sizes.sizes, *other.sampler.batch_sizes.sizes)
+    block = max(1, _ROWS // size)
+    for begin in range(steps.start, steps.stop, block):
+        some = range(begin, min(begin + block, steps.stop))
+        rows = [each.sampler.slots(some) for each in (one, other)]
+        for step in some:
+            pair = [slots.row[slice(*slots.step.searchsorted((step, step + 1)))] for slots in rows]
+            shorter = min(map(len, pair))
+            differing = pair[0][:shorter] != pair[1][:shorter]
+            if not differing.all() and any(each.withdrawals for each in (one, other)):
+                gone = [_withdrawn(each, step, row[:shorter]) for each, row in zip((one, other), pair, strict=True)]
+                differing |= np.array([mine != yours for mine, yours in zip(*gone, strict=True)], np.bool_)
+            yield step, int(differing.sum()) + abs(len(pair[0]) - len(pair[1]))
+
+
+def _withdrawn(pipeline: Pipeline, step: int, rows: Any) -> list[list[tuple[int, int]]]:
+    """Return the withdrawn spans of each of `rows` at `step`."""
+    found: list[list[tuple[int, int]]] = [[] for _ in rows]
+    length = pipeline.source.layout.sequence_length
+    for start, stop, _ in () if pipeline.withdrawals is None else pipeline.withdrawals.spans(rows, step):
+        found[start // length].append((start % length, stop - start))
+    return found
+
+
+def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
+    """Yield each step and the number of rows that differ, by the arrays of the batches."""
+    for step in steps:
+        pair = one[step], other[step]
+        sizes = [len(next(iter(batch.values()))) for batch in pair]
+        shorter = min(sizes)
+        differing = np.ones(shorter, np.bool_)
+        if pair[0].keys() == pair[1].keys() and all(
+            pair[0][key].shape[1:] == pair[1][key].shape[1:] for key in pair[0]
+        ):
+            differing[:] = False
+            for key in pair[0]:
+                differing |= (pair[0][key][:shorter] != pair[1][key][:shorter]).any(axis=1)
+        yield step, int(differing.sum()) + max(sizes) - shorter
+
+
+def _documents(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
+    """Return how many documents only `one` and only `other` see in `steps`; None where a layout does not follow documents."""
+    if not all(part.follows_documents for each in (one, other) for part in each.source.layout.parts.values()):
+        return None
+    seen = [_seen(each, range(steps.start, min(steps.stop, each.end_step))) for each in (one, other)]
+    return len(seen[0] - seen[1]), len(seen[1] - seen[0])
+
+
+def _seen(pipeline: Pipeline, steps: range) -> set[tuple[str, int]]:
+    """Return the documents of which `steps` see a token: each by its source and its record or, without records, its number."""
+    found: set[tuple[str, int]] = set()
+    for lines in iter_trace(pipeline, steps, trainable=False) if len(steps) else ():
+        kept = (lines.instance != FILL_ROW) & (lines.document >= 0)
+        if lines.withdrawn is not None:
+            kept &= lines.withdrawn < lines.stop - lines.start
+        some = lines.select(kept)
+        numbers = np.where(some.record >= 0, some.record, some.document)
+        names = (some.source_names[source] for source in some.source.tolist())
+        found.update(zip(names, numbers.tolist(), strict=True))
+    return found
