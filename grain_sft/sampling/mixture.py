@@ -182,9 +182,8 @@ class MixtureSampler(StreamSampler):
         self.num_instances = mixture.num_instances
         self.streams = ()
         self._paths: list[Path] = []  # of the streams
-        self._children: dict[
-            Proportions, list[Proportions | int]
-        ] = {}  # mixtures in each mixture, or indices of streams
+        self._children: dict[Proportions, list[Proportions | int]] = {}
+        """For each mixture the mixtures in it, or the indices of its sources' streams."""
         self._proportions = self._add(mixture, "", 0, ())
         self.length = self._proportions.length
         if self.num_steps == 0:
