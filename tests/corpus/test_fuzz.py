@@ -94,7 +94,7 @@ def test_any_dtype_and_shape_in_a_header_is_right_or_an_error(folder, descr, sha
 
 @pytest.fixture(scope="module")
 def index(folder):
-    """Corpora by the name of their index: of two files with masks and boundaries, and of two files without."""
+    """Corpora by the name of their index: of two files with masks and boundaries, of two without, and of Megatron's splits."""
     write_olmo(folder / "sft", documents(40), part_tokens=400, sources=True)
     np.arange(100, dtype=np.uint16).tofile(folder / "x.npy")
     np.save(folder / "y.npy", np.arange(30, dtype=np.uint16))
@@ -102,7 +102,10 @@ def index(folder):
     plain = open_corpus([folder / "x.npy", folder / "y.npy"], dtype="uint16")
     sft.save(folder / "grain.json")
     plain.save(folder / "maxtext.json", format="maxtext", sequence_length=10, tokenizer="some/tokenizer")
-    return {"grain.json": sft, "maxtext.json": plain}
+    prefixes = [write_megatron(folder / name, [[tokens.tolist()] for tokens, _ in documents(40)]) for name in "pq"]
+    split = open_corpus(prefixes, split="2,3", subset="valid", eos_token_id=EOS)
+    split.save(folder / "megatron.json")
+    return {"grain.json": sft, "maxtext.json": plain, "megatron.json": split}
 
 
 def is_right_or_an_error(path, data, corpus):
@@ -123,7 +126,7 @@ def is_right_or_an_error(path, data, corpus):
 
 
 @SETTINGS
-@given(draw=Randoms, name=st.sampled_from(["grain.json", "maxtext.json"]))
+@given(draw=Randoms, name=st.sampled_from(["grain.json", "maxtext.json", "megatron.json"]))
 def test_a_mutated_index_is_right_or_an_error(folder, index, draw, name):
     is_right_or_an_error(folder / "mutated.json", changed_bytes((folder / name).read_bytes(), draw), index[name])
 
@@ -160,7 +163,7 @@ json_values = st.recursive(
 
 
 @SETTINGS
-@given(draw=Randoms, name=st.sampled_from(["grain.json", "maxtext.json"]), value=json_values)
+@given(draw=Randoms, name=st.sampled_from(["grain.json", "maxtext.json", "megatron.json"]), value=json_values)
 def test_an_index_with_any_value_for_a_field_is_right_or_an_error(folder, index, draw, name, value):
     stored = json.loads((folder / name).read_text())
     change_json(stored, draw, [value])
