@@ -81,6 +81,7 @@ def test_examples_give_their_features(tmp_path):
         RecordError, match=r"record\.text: bytes that are not UTF-8 \(byte 0 is 0xff\); expected a string"
     ):
         parse_record({"raw": b"\xff\x00"}, "text:text=raw")
+    assert read(array_record(tmp_path / "a.array_record", [b"", *records, b""]))[::21] == [{}, {}]
     path = array_record(tmp_path / "a.array_record", [*records * 10, b"no example"])
     with pytest.raises(RecordError, match=r"a\.array_record:201: is not a tf\.train\.Example"):
         read(path)

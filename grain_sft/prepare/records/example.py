@@ -9,11 +9,13 @@ _LISTS = {"bytes_list": "TYPE_BYTES", "float_list": "TYPE_FLOAT", "int64_list": 
 
 
 def fields_of(record: bytes) -> dict[str, Any] | None:
-    """Return the features of a serialized Example, sorted by name; None where the record is not one, or has no feature.
+    """Return the features of a serialized Example, sorted by name; None where the record is not one. An empty record has none.
 
     A feature of one value is that value, one of several a list, and one of none is left out. Bytes are text where they are
     UTF-8.
     """
+    if not record:
+        return {}
     try:
         found = _example_class().FromString(record).features.feature
     except message.DecodeError:
