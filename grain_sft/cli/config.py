@@ -66,7 +66,7 @@ def _diff(options: argparse.Namespace) -> int:
         return 0
     print(f"step {found.first_step}: the first that differs")
     where = f"steps {found.counted.start} to {found.counted.stop - 1}"
-    print(f"{where}: {found.differing_rows:,} of {found.num_rows:,} rows differ")
+    print(f"{where}: {found.differing_rows:,} of {found.total_rows:,} rows differ")
     if found.documents is not None:
         only = [f"{count:,} only in {config}" for count, config in zip(found.documents, options.configs, strict=True)]
         print(f"{where}: of the documents, {' and '.join(only)}")

@@ -25,7 +25,7 @@ class Difference:
       compared: Steps that were compared to find the first that differs.
       first_step: First step with another batch; None if all of `compared` are equal.
       counted: Steps over which rows and documents were counted: `first_step` and those after it.
-      num_rows, differing_rows: Rows of `counted` in the longer of the two, and how many are not equal.
+      total_rows, differing_rows: Rows of `counted` in the longer of the two, and how many are not equal.
       documents: Numbers of documents that only the first sees in `counted`, and that only the second sees; None where a layout
         does not follow documents.
     """
@@ -34,7 +34,7 @@ class Difference:
     compared: range
     first_step: int | None
     counted: range
-    num_rows: int = 0
+    total_rows: int = 0
     differing_rows: int = 0
     documents: tuple[int, int] | None = None
 
@@ -71,10 +71,10 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
         return Difference(reasons, steps, None, range(0))
     counted = range(first, min(first + count, max(ends)))
     both = range(first, max(first, min(counted.stop, *ends)))
-    num_rows = max(_num_rows(each, counted) for each in (one, other))
-    unpaired = num_rows - max(_num_rows(each, both) for each in (one, other))
+    total_rows = max(_num_rows(each, counted) for each in (one, other))
+    unpaired = total_rows - max(_num_rows(each, both) for each in (one, other))
     differing = unpaired + sum(rows for _, rows in differs(one, other, both))
-    return Difference(reasons, steps, first, counted, num_rows, differing, _documents(one, other, counted))
+    return Difference(reasons, steps, first, counted, total_rows, differing, _documents(one, other, counted))
 
 
 def _num_rows(pipeline: Pipeline, steps: range) -> int:
