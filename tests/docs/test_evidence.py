@@ -191,7 +191,15 @@ def plans(found: dict) -> bool:
     return ours["seconds"] < min(10, peer["seconds"] / 4 if peer else 10) and ours["peak_mb"] < 2000
 
 
-CHECKS = {"throughput": speeds, "orders": orders, "prepare": preparing, "plans": plans}
+def megatron(found: dict) -> bool:
+    """Indices of ten million samples, against megatron-core's compiled helpers."""
+    pairs = [
+        (row, found.get(name.replace("grain_sft", "megatron-core"))) for name, row in found.items() if "grain" in name
+    ]
+    return len(pairs) == 3 and all(peer is None or row["cpu"] < 1.5 * peer["cpu"] for row, peer in pairs)
+
+
+CHECKS = {"throughput": speeds, "orders": orders, "prepare": preparing, "plans": plans, "megatron": megatron}
 CHECKS["recommended"] = lambda found: {"threads", "prefetch", "worker_count"} <= found.keys()
 
 

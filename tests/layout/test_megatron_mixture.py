@@ -1,6 +1,7 @@
 """A run of an OLMo mix, a Megatron blend and an SFT corpus."""
 
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -78,3 +79,10 @@ def test_its_transforms_are_stated(config):
     del config["transforms"]
     with pytest.raises(GrainSftError, match="lacks the key 'transforms', and the layouts of its sources"):
         grain_sft.load(config, host=Host(0, 1))
+
+
+def test_worker_processes_open_the_indices_anew(config):
+    layout = grain_sft.load(config, host=Host(0, 1)).source.layout.parts["blend"]
+    copy = pickle.loads(pickle.dumps(layout))
+    assert len(pickle.dumps(layout)) < 20_000 and repr(copy) == repr(layout)
+    np.testing.assert_array_equal(np.stack(copy.pieces(np.arange(90))[:5]), np.stack(layout.pieces(np.arange(90))[:5]))
