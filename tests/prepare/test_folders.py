@@ -82,6 +82,18 @@ def test_folders_of_several_splits_are_not_mixed(tmp_path):
     assert named(tmp_path / "a/val") == [f"{tmp_path}/a/val/1.jsonl"]
 
 
+def test_files_of_several_splits_are_not_mixed(tmp_path):
+    """As repositories of datasets hold them, in one folder."""
+    files_in(tmp_path, ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/more.jsonl"])
+    assert len(named(tmp_path)) == 3
+    files_in(tmp_path, ["data/test-00000-of-00001.jsonl"])
+    with pytest.raises(
+        CorpusFileError, match=r"has files of the splits test and train: .*Name its folder, or its files"
+    ):
+        named(tmp_path)
+    assert len(named(tmp_path / "data/train-*.jsonl")) == 2
+
+
 def test_a_folder_may_be_a_link_but_not_to_a_folder_that_it_is_in(tmp_path):
     files_in(tmp_path, ["data/a.jsonl", "other/b.jsonl"])
     (tmp_path / "data/linked").symlink_to(tmp_path / "other")

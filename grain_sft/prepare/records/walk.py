@@ -23,7 +23,7 @@ _SPLITS = {
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
 }
-"""Split of the files in a folder of this name."""
+"""Split of the files in a folder of this name, and of a file whose name begins with this word."""
 
 Folders = tuple[str, ...]
 
@@ -74,7 +74,7 @@ def _files_of(folder: str) -> Sequence[str]:
     found = found or [name for name in names if is_text(name)]
     splits: dict[str, str] = {}  # a file of each
     for name in found:
-        for part in below[name]:
+        for part in (*below[name], re.split("[-_.]", files.name_of(name))[0]):
             splits.setdefault(_SPLITS.get(part.lower(), ""), name)
     splits.pop("", None)
     if len(splits) > 1:
