@@ -23,11 +23,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 LONG_FILES = (
-    *("code_blocks", "demo", "plugin", "pipeline", "batch_digests", "beam", "interrupt", "processes_killed"),
-    *("pipeline_packed", "shard_cache", "permutations", "readme", "materialize", "packed_olmo", "full_disk", "model"),
-    *("soak", "jax_arrays"),
+    *("code_blocks", "demo", "readme", "pipeline", "batch_digests", "beam", "prepare_run", "roundtrip", "interrupt"),
+    *("shard_cache", "materialize", "model", "other_cpu", "audit_log", "plugin", "formats_gcs", "fuzz_inputs", "bench"),
+    *("permutations", "processes_killed", "file_kinds", "jax_arrays", "packed_olmo", "full_disk", "soak"),
 )
-"""Files `test_*.py` of 20 seconds and more, the longest first. A worker takes whole files, in this order."""
+"""Files `test_*.py` of 8 seconds of CPU and more, the longest first. A worker takes whole files, in this order."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -87,7 +87,7 @@ def test_a_batch_holds_the_rows_that_the_sampler_names(source):
     ("order", "hosts", "workers"),
     [
         *((order, hosts, None) for order in ("shuffle", "olmo", "maxtext", "sequential") for hosts in HOSTS),
-        ("shuffle", 4, 0),
+        *(("shuffle", hosts, 0) for hosts in (2, 4)),
         *(pytest.param("shuffle", hosts, 2, marks=pytest.mark.heavy) for hosts in (1, 2)),
     ],
 )
