@@ -91,6 +91,7 @@ def test_724_million_rows_are_shuffled_in_the_memory_of_an_import(tmp_path):
     assert figures["peak_mb"] < 300
 
 
+@pytest.mark.heavy
 def test_megatrons_indices_are_measured(bench):
     figures, printed = bench("--only megatron --samples 20000")
     rows = figures["megatron"]
