@@ -9,7 +9,9 @@ from typing import Any
 
 import grain
 import numpy as np
+import pytest
 
+import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets
 
 SHIFTED = (ShiftTargets(),)
@@ -24,6 +26,17 @@ def sections(
         "layout": {"kind": layout, "sequence_length": length},
         "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 4, **sampler},
     }
+
+
+def load(config: Any, host: Host = Host(0, 1)) -> Pipeline:
+    return grain_sft.load(config, host=host)
+
+
+def error_of(config: Any) -> str:
+    """Return the message with which a config is refused."""
+    with pytest.raises(grain_sft.GrainSftError) as error:
+        load(config)
+    return str(error.value)
 
 
 def pipeline_of(

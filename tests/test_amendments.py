@@ -1,13 +1,14 @@
 """Amendments: nothing differs before their step, and after it exactly what they state, by a naive reference."""
 
 import contextlib
+import functools
 import itertools
 import json
 import random
 
 import numpy as np
 import pytest
-from batches import assert_one_run, assert_same
+from batches import assert_one_run, assert_same, load
 from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
@@ -84,11 +85,7 @@ def test_withdrawn_documents_are_padding_from_their_step_on(corpora, layout, cor
         for transform in plain.transforms:
             expected = transform.map(expected)
         assert_same(changed[step], expected)
-    assert_one_run(lambda host: load_at({**config, "amendments": amendments}, host), range(1, 8), [1, 2])
-
-
-def load_at(config, host):
-    return grain_sft.load(config, host=host)
+    assert_one_run(functools.partial(load, {**config, "amendments": amendments}), range(1, 8), [1, 2])
 
 
 def test_a_mixture_loses_documents_skips_steps_and_changes_weights(tmp_path):
@@ -144,7 +141,7 @@ def test_skipped_steps_are_never_read(corpora, seed):
     for first, count in sorted(skips):
         del left[first : first + count]
     host = Host(drawn.randrange(hosts), hosts)
-    plain, changed = load_at(config, host), load_at(amended, host)
+    plain, changed = load(config, host), load(amended, host)
     left = [step for step in left if plain.num_steps is None or step < plain.num_steps]
     if plain.num_steps is not None:
         assert changed.num_steps == len(left)

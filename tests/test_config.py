@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import assert_same, put
+from batches import assert_same, error_of, load, put
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
@@ -19,7 +19,6 @@ yaml = pytest.importorskip("yaml")
 
 LENGTH = 8
 ROWS = 30
-HOST = Host(0, 1)
 NGRAM_FILTER = "NgramFilter(max_period=13, min_period=1, max_count=32, count_padding=False)"
 
 
@@ -52,20 +51,10 @@ def chats(config, tmp_path):
     return {**config, "corpus": corpus, "layout": layout, "sampler": sampler}
 
 
-def load(config, host=HOST):
-    return grain_sft.load(config, host=host)
-
-
 def write(path, config):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(config) if path.suffix in (".yaml", ".yml") else json.dumps(config))
     return path
-
-
-def error_of(config):
-    with pytest.raises(grain_sft.GrainSftError) as error:
-        load(config)
-    return str(error.value)
 
 
 def same_batches(one, other):

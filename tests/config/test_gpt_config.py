@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import error_of, load, sections
 from episode_corpora import CHANGES, EOT, GPT_CONFIG, lengths, write_dataset
 
 import grain_sft
@@ -27,16 +27,6 @@ def write(path, keys):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(keys, indent=2))
     return path
-
-
-def load(config, host=Host(0, 1)):
-    return grain_sft.load(config, host=host)
-
-
-def error_of(config):
-    with pytest.raises(grain_sft.GrainSftError) as error:
-        load(config)
-    return str(error.value)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from grain_sft.prepare.templates.chat import OLMO_TEMPLATE
 
 pytest.importorskip("transformers")
 
-ENCODE = {"special_text": "encode"}
-
 
 @pytest.fixture(params=STYLES, ids=lambda style: style.name)
 def style(request):
