@@ -65,9 +65,9 @@ class Text(PiecesTemplate):
         """Return the document of `pieces`; without any tokens where its text has none and is to be dropped."""
         tokens: npt.NDArray[np.uint32] = np.concatenate(ids)
         texts = [(value, part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str)]
-        if int(np.count_nonzero(self._never[tokens])) > len(pieces) - len(texts):
+        if np.count_nonzero(self._never.take(tokens)) > len(pieces) - len(texts):
             for text, part in texts:
-                if self._never[part].any():
+                if self._never.take(part).any():
                     self.refuse_control(text)
         if self.chosen.empty == "drop" and not any(len(part) for _, part in texts):
             tokens = tokens[:0]
