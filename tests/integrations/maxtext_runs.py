@@ -96,7 +96,7 @@ def launch(out, folder, name, *, trainer="sft", base=None, stock=False, patches=
     if stock:
         file, columns = ("pairs", "prompt,chosen,rejected") if trainer == "dpo" else ("chats", "messages")
         given |= {"dataset_type": "hf", "hf_path": "json", "train_split": "train", "train_data_columns": f"[{columns}]"}
-        given |= {"hf_train_files": folder / f"{file}.jsonl"}
+        given |= {"hf_train_files": folder / f"{file}.jsonl", "grain_worker_count": 0}  # a worker would outlive a kill
     else:
         kind = "_pairs" if trainer == "dpo" else ""
         given |= {
