@@ -87,7 +87,7 @@ def launch(out, folder, name, *, trainer="sft", base=None, stock=False, patches=
     """Run a trainer on the data in `folder`; return what it printed. `options` are those of `run`, and keys of MaxText.
 
     The data are those of the configs of grain_sft, or with `stock` the texts, read by MaxText's own loader."""
-    of_run = {key: options.pop(key) for key in ("kill_at", "pause", "fails") if key in options}
+    of_run = {key: options.pop(key) for key in ("kill_at", "pause", "fails", "fork") if key in options}
     given = _MODEL | {"run_name": name, "base_output_directory": out}
     if trainer == "dpo" or stock:
         given |= {"tokenizer_path": folder / "tokenizer", "tokenizer_type": "huggingface"}

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import random
 import re
+import shutil
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -111,6 +112,14 @@ def given(request):
     return {"trainer": request.param, "base": base}
 
 
+def remove_unfinished(checkpoints):
+    """Remove checkpoints that a kill left without the time of their end. Tunix's later versions can't list them
+    (docs/maxtext.md)."""
+    for path in checkpoints.glob("*/_CHECKPOINT_METADATA"):
+        if json.loads(path.read_text() or "{}").get("commit_timestamp_nsecs") is None:
+            shutil.rmtree(path.parent)
+
+
 def check_kills(out, configs, **given):
     """Check that a run that is killed at ten steps has the losses of a run that is not."""
     expected = losses(launch(out, configs, "whole", **given))
@@ -118,7 +127,10 @@ def check_kills(out, configs, **given):
     assert sorted({step for kind, step, _ in expected if kind == "EVAL"}) == list(range(0, STEPS + 1, 3))
     source = random.Random(5)
     kills = sorted(source.sample(range(1, STEPS), 10))
-    outputs = [launch(out, configs, "killed", kill_at=at, pause=source.random() / 2, **given) for at in kills]
+    outputs = []
+    for at in kills:
+        outputs.append(launch(out, configs, "killed", kill_at=at, pause=source.random() / 2, **given))
+        remove_unfinished(out / "killed" / "checkpoints")
     outputs.append(launch(out, configs, "killed", **given))
     resumed = [min((step for kind, step, _ in losses(output) if kind == "TRAIN"), default=STEPS) for output in outputs]
     assert resumed == sorted(resumed) and resumed[-1] >= kills[-2]
@@ -151,9 +163,7 @@ FINE_TUNING = pytest.param(
 @pytest.mark.parametrize("given", [FINE_TUNING, "dpo", DISTILLATION], indirect=True)
 def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, tmp_path, given):
     keys = {"gradient_accumulation_steps": 2, "use_tunix_gradient_accumulation": True}
-    if given[
-        "base"
-    ]:  # MaxText compares the key with that of the teacher, whose config is read without the command line
+    if given["base"]:  # the teacher's config, which is read without the command line, needs the key as well
         config = json.loads(given["base"].read_text()) | keys
         given["base"] = tmp_path / "distill.yml"
         given["base"].write_text(json.dumps(config))
@@ -183,7 +193,7 @@ def test_data_that_fail_end_the_process_with_their_sentence(configs, tmp_path, g
     check = "from grain_sft.integrations.maxtext import checks; whole = checks.prepare\n"
     check += "checks.prepare = lambda vocabulary, *others: whole(249, *others)\n"
     output = launch(tmp_path, configs, "failed", fails=True, patches=check, **given)
-    assert "MaxText's vocab_size is 249. Set vocab_size" in output.splitlines()[-1]
+    assert "MaxText's vocab_size is 249. Set vocab_size" in output
 
 
 def rows_of(output):
@@ -226,7 +236,7 @@ def test_two_processes_train_on_their_own_rows_and_one_process_resumes(configs, 
 
     def process(index):
         environment = names | {"JOB_COMPLETION_INDEX": str(index)}
-        options = {"steps": 4, "per_device_batch_size": ROWS // 2, "skip_jax_distributed_system": False}
+        options = {"steps": 4, "per_device_batch_size": ROWS // 2, "skip_jax_distributed_system": False, "fork": False}
         return launch(tmp_path, configs, "two", environment=environment, **options, **given)
 
     with ThreadPoolExecutor(2) as threads:

@@ -36,6 +36,7 @@ def _run(program, arguments, output, cache, environment):
     for stream in (1, 2):
         os.dup2(output.fileno(), stream)
     os.environ.update(environment)
+    sys.modules.pop("pytest", None)  # MaxText looks for it, and connects no processes where it is
     sys.argv = ["-c", *arguments]
     jax.config.update("jax_platforms", "cpu")
     if cache is not None:
@@ -44,14 +45,14 @@ def _run(program, arguments, output, cache, environment):
     exec(program, {"__name__": "__main__"})
 
 
-def run(program, arguments, *, kill_at=None, pause=0.0, fails=False, cache=None, environment=None):
+def run(program, arguments, *, kill_at=None, pause=0.0, fails=False, fork=True, cache=None, environment=None):
     """Run a program, killed `pause` seconds after the loss of step `kill_at`; return what it printed.
 
-    `cache` is a folder for JAX's compiled functions."""
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(list(_IMPORTS))
-    ours, theirs = forks.Pipe(duplex=False)
-    process = forks.Process(target=_run, args=(program, [*map(str, arguments)], theirs, cache, environment or {}))
+    `cache` is a folder for JAX's compiled functions. Without `fork` the process imports everything itself."""
+    processes = multiprocessing.get_context("forkserver" if fork else "spawn")
+    processes.set_forkserver_preload(list(_IMPORTS))
+    ours, theirs = processes.Pipe(duplex=False)
+    process = processes.Process(target=_run, args=(program, [*map(str, arguments)], theirs, cache, environment or {}))
     process.start()
     theirs.close()
     with ours, open(ours.fileno(), closefd=False) as printed:
