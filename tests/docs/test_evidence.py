@@ -200,6 +200,9 @@ def megatron(found: dict) -> bool:
 
 
 CHECKS = {"throughput": speeds, "orders": orders, "prepare": preparing, "plans": plans, "megatron": megatron}
+CHECKS["prepare_text"] = lambda found: all(
+    row["peak_mb"] < 1000 and row.get("of_bare", 1) > 0.6 for row in found.values()
+)
 CHECKS["recommended"] = lambda found: {"threads", "prefetch", "worker_count"} <= found.keys()
 
 
