@@ -68,7 +68,7 @@ def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
     return step is None or any(found is None or int(found[1]) < step for found in steps)
 
 
-def check_amendments(there: Sequence[str], here: Sequence[Amendment], step: int) -> None:
+def check_same_amendments(there: Sequence[str], here: Sequence[Amendment], step: int) -> None:
     """Raise a PipelineError if the amendments of a run so far ("there") and its amendments now differ before `step`."""
     for number, texts in enumerate(itertools.zip_longest(there, map(str, here)), 1):
         if texts[0] != texts[1] and begins_before(step, texts):

@@ -9,7 +9,7 @@ import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline.amendments import check_amendments
+from grain_sft.pipeline.amendments import check_same_amendments
 from grain_sft.pipeline.data_loader import StepDataset
 from grain_sft.pipeline.observer import make_batch
 from grain_sft.pipeline.read_ahead import ReadAhead
@@ -113,7 +113,7 @@ class PipelineIterator(StepIterator[Element]):
                 "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             )
         step = checked_step(self.pipeline, state[_STEP])
-        check_amendments(state.get(_AMENDMENTS, []), self.pipeline.amendments, step)
+        check_same_amendments(state.get(_AMENDMENTS, []), self.pipeline.amendments, step)
         self._go_to(step)
 
     def _get_next_index(self) -> int:

@@ -103,16 +103,14 @@ class Withdrawals:
 
     def spans(self, rows: Ints, step: int, pieces: Pieces | None = None) -> Iterator[tuple[int, int, int]]:
         """Yield start and stop of each withdrawn span in the flattened `rows`, and the padding token. `pieces` are those of the
-        rows, where the caller has them."""
+        rows of a single source, where the caller has them."""
         real, length = np.flatnonzero(rows != FILL_ROW), self._layout.sequence_length
-        for name, at, own in self._layout.split(rows[real]):
-            if (part := self._parts.get(name)) is not None:
-                found = part.layout.pieces(own) if pieces is None else pieces
-                piece, first, count = part.parts(found, np.broadcast_to(step, len(found.row)))
-                begin, pad = real[at[found.row[piece]]] * length + found.column[piece] + first, self._pads[name]
-                yield from (
-                    (start, stop, pad) for start, stop in zip(begin.tolist(), (begin + count).tolist(), strict=True)
-                )
+        for name, at, found, piece, first, count in self._find(rows[real], np.broadcast_to(step, len(real)), pieces):
+            begin = real[at[found.row[piece]]] * length + found.column[piece] + first
+            pad = self._pads[name]
+            yield from (
+                (start, stop, pad) for start, stop in zip(begin.tolist(), (begin + count).tolist(), strict=True)
+            )
 
     def copied(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return a copy in memory that is reused."""
@@ -123,14 +121,20 @@ class Withdrawals:
     def tokens_of_pieces(self, rows: Ints, steps: Ints, pieces: Pieces) -> Ints:
         """Return the number of withdrawn tokens of each of the `pieces` of `rows`, read at `steps`, int64 [pieces]."""
         counts = np.zeros(len(pieces.row), np.int64)
+        for _, at, found, piece, _, count in self._find(rows, steps, pieces if "" in self._parts else None):
+            in_part = np.bincount(piece, count, len(found.row)).astype(np.int64)
+            counts[np.flatnonzero(np.isin(pieces.row, at))] += in_part
+        return counts
+
+    def _find(
+        self, rows: Ints, steps: Ints, pieces: Pieces | None
+    ) -> Iterator[tuple[str, Ints, Pieces, Ints, Ints, Ints]]:
+        """Yield for each source with documents that are withdrawn: its name, the indices of its rows in `rows`, their pieces,
+        and what `_Documents.parts` returns of these at `steps`, one for each row."""
         for name, at, own in self._layout.split(rows):
             if (part := self._parts.get(name)) is not None:
-                of_part = part.layout.pieces(own)
-                piece, _, count = part.parts(of_part, steps[at[of_part.row]])
-                counts[np.flatnonzero(np.isin(pieces.row, at))] += np.bincount(piece, count, len(of_part.row)).astype(
-                    np.int64
-                )
-        return counts
+                found = part.layout.pieces(own) if pieces is None else pieces
+                yield name, at, found, *part.parts(found, steps[at[found.row]])
 
 
 class _SourceAtStep(RowSource):
