@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from grain_sft.config import config_schema
 from grain_sft.config.amendments import AMENDMENTS
 from grain_sft.config.gpt_config import GPT_CONFIG
-from grain_sft.config.sections import CORPUS, LAYOUT, SAMPLER, TOP, ScheduleEntry, Source, layout_options
+from grain_sft.config.sections import CORPUS, LAYOUT, SAMPLER, STAGE, TOP, ScheduleEntry, Source, layout_options
 from grain_sft.layout import LAYOUTS
 from grain_sft.options import REQUIRED, Options, expected, is_struct, kinds_of, options_of
 from grain_sft.registry import table_of
@@ -36,6 +36,7 @@ def tables() -> dict[str, Options]:
         "source": options_of(Source),
         "schedule": options_of(ScheduleEntry),
         **{f"transform {name}": options for name in TRANSFORMS if (options := options_of(TRANSFORMS[name]))},
+        "stage": STAGE,
         **{f"amendment {kind}": options for kind, options in AMENDMENTS.items()},
         "GPTConfig": GPT_CONFIG,
     }

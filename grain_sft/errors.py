@@ -7,11 +7,11 @@ from typing import Any
 
 
 class GrainSftError(Exception):
-    """Base of every error that grain_sft raises on purpose."""
+    """Base class of the errors that grain_sft raises."""
 
 
 class CorpusError(GrainSftError, ValueError):
-    """Token files, a mix or an index whose content is not what it should be."""
+    """Token files, a mix or an index with invalid content."""
 
 
 class WrongTypeError(GrainSftError, TypeError):

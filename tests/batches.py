@@ -13,6 +13,7 @@ import pytest
 
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets
+from grain_sft.sampling import ORDERS
 
 SHIFTED = (ShiftTargets(),)
 
@@ -45,6 +46,8 @@ def pipeline_of(
     """Return the pipeline of a layout, by default in the order `olmo`, seed 1, in batches of 4 rows."""
     source = NpyDataSource(layout)
     sampler = {"global_batch_size": 4, "seed": 1, "order": "olmo", **sampler}
+    if ORDERS[sampler["order"]].by_cost:
+        sampler["costs"] = layout.row_costs
     return Pipeline(source, IndexSampler(len(source), host=host, **sampler), transforms)
 
 
@@ -63,8 +66,9 @@ def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequen
     for count in hosts:
         for index in range(count):
             with contextlib.closing(load(Host(index, count)).iter(start_step=steps.start)) as part:
+                sampler = load(Host(index, count)).sampler
                 for batch in expected:
-                    assert_same(next(part), {key: array[index::count] for key, array in batch.items()})
+                    assert_same(next(part), {key: rows_of_host(sampler, array) for key, array in batch.items()})
     again, start = pickle.loads(pickle.dumps(whole)).iter(), {"start_step": steps.start}
     again.set_state(whole.iter(**start).get_state())
     ways = [again, whole.iter(**start, threads=0), iter(whole.data_loader(**start))]
@@ -76,6 +80,12 @@ def assert_one_run(load: Callable[[Host], Pipeline], steps: range, hosts: Sequen
         getattr(way, "close", list)()
     for step, batch in zip(steps, expected, strict=True):
         assert_same(whole.dataset()[step], batch)
+
+
+def rows_of_host(sampler: Any, rows: np.ndarray) -> np.ndarray:
+    """Return those rows of a global batch that the sampler's host reads."""
+    index, count = sampler.host.index, sampler.host.count
+    return np.split(rows, count)[index] if sampler.consecutive_slots else rows[index::count]
 
 
 def tokens_of_files(layout: Any) -> list[np.ndarray]:
@@ -97,9 +107,8 @@ def assert_is_traced(found: Any, pipelines: Sequence[Pipeline], steps: range) ->
         rows = [pipeline.sampler.rows(step) for pipeline in pipelines]
         count, mine = sampler.host.count, len(rows[0])
         for place in range(count * mine):
-            host, local = (
-                divmod(place, mine) if getattr(sampler, "order", "") == "maxtext" else (place % count, place // count)
-            )
+            blocks = sampler.host_blocks or sampler.consecutive_slots
+            host, local = divmod(place, mine) if blocks else (place % count, place // count)
             here = np.flatnonzero((found.step == step) & (found.row == place))
             assert len(here) and (found.host[here] == host).all()
             assert (found.instance[here] == rows[host][local]).all()

@@ -1,6 +1,7 @@
 """Real jax.distributed processes on this machine, for tests: `run(...)` starts them, and as a program it is one of them.
 
-A process takes a job as JSON and prints, for every case and step, digests of the global arrays, gathered from all processes.
+A process takes jobs as JSON and prints, for every case and step, digests of the global arrays, gathered from all processes,
+and the bytes of token files that the process read.
 """
 
 import functools
@@ -17,14 +18,17 @@ LOCAL = "process-local data"
 CASES = ("data", "data x sequence", "data x sequence over hosts", "data x model", "data x model over hosts", "columns")
 """Meshes: how rows and columns lie over devices. In those "over hosts" the second axis is the one that divides processes."""
 
+BY_4 = ("data x sequence by 4", "data x sequence by 4 over hosts")
+"""Meshes of 8 devices that divide the sequence by 4."""
+
 
 def digest(array: Any) -> str:
     """Of an array's shape, dtype and bytes."""
     return hashlib.sha256(f"{array.shape}{array.dtype}".encode() + array.tobytes()).hexdigest()[:16]
 
 
-def run(job: dict[str, Any], processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
-    """What every process printed; each has `devices` virtual devices."""
+def run(job: Any, processes: int, devices: int, folder: Path) -> list[list[dict[str, Any]]]:
+    """What every process printed of a job, or of several; each has `devices` virtual devices."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -58,26 +62,34 @@ def sharding_of(case: str) -> Any:
     kind, _, over_hosts = case.partition(" over ")
     if kind == "data":
         return NamedSharding(Mesh(devices, ("data",)), PartitionSpec("data"))
-    grid = devices.reshape(2, -1).T if over_hosts else devices.reshape(-1, 2)
+    parts = 4 if "by 4" in kind else 2
+    grid = devices.reshape(parts, -1).T if over_hosts else devices.reshape(-1, parts)
     if kind == "columns":  # every process holds a part of every row
         return NamedSharding(Mesh(devices, ("sequence",)), PartitionSpec(None, "sequence"))
     mesh = Mesh(grid, ("data", "other"))
     return NamedSharding(mesh, PartitionSpec("data", "other" if "sequence" in kind else None))
 
 
-def main(job: dict[str, Any], port: int, index: int, count: int, devices: int) -> None:
+def main(jobs: Any, port: int, index: int, count: int, devices: int) -> None:
     os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
     import jax
-    import numpy as np
 
     jax.config.update("jax_platforms", "cpu")
     if count > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"127.0.0.1:{port}", count, index)
+    for job in [jobs] if isinstance(jobs, dict) else jobs:
+        run_job(job)
+
+
+def run_job(job: dict[str, Any]) -> None:
+    import jax
+    import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
     from grain_sft import Host, load
     from grain_sft.integrations.jax_arrays import GlobalBatches
+    from grain_sft.storage.activity import counts
 
     def digests(arrays: dict[str, Any], sharding: Any) -> dict[str, str]:
         gather = jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))
@@ -95,16 +107,20 @@ def main(job: dict[str, Any], port: int, index: int, count: int, devices: int) -
             show(case=LOCAL, step=step, digests=digests(arrays, sharding))
     for case in [case for case in job["cases"] if case != LOCAL]:
         pipeline, sharding = load(job["config"], host=Host(0, 1)), sharding_of(case)
-        batches = GlobalBatches(pipeline, sharding, **job.get("options", {}))
+        batches, before = GlobalBatches(pipeline, sharding, **job.get("options", {})), counts["local_bytes"]
         if "state" in job:
             batches.set_state(job["state"])
         for _ in range(job["steps"]):
             step, rows = batches.next_step, batches.rows(batches.next_step).tolist()
             arrays = next(batches)
             assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
-            show(case=case, step=step, reads=rows, digests=digests(arrays, sharding))
-        show(case=case, state=batches.get_state())
+            read = [block.columns for block in batches.blocks(step)]
+            found = digests(arrays, sharding) if "digests" not in job else None
+            show(case=case, job=job.get("name"), step=step, reads=rows, columns=read, digests=found)
+        show(case=case, job=job.get("name"), state=batches.get_state())
         batches.close()
+        unchecked = pipeline.first_steps.left  # batches that are still checked for targets that take loss
+        show(case=case, job=job.get("name"), read_bytes=counts["local_bytes"] - before, unchecked=unchecked)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,20 @@ def runs() -> dict[str, dict[str, Any]]:
     return found
 
 
-KEPT = {"megatron": "seed 1234, 90 samples", "maxtext": "seed 3, 130 samples"}
+def oversampled_runs() -> dict[str, dict[str, Any]]:
+    """Return runs of blends as `runs` does, with few or no samples beyond what each prefix needs."""
+    found = {}
+    for blend, samples in (([5, "b", 6, "a", 2, "d", 16, "c"], 210), ([2, "c", 3, "b", 14, "a", 18, "d"], 186)):
+        for more, surplus in itertools.product(range(-2, 3), (0.0, 0.005, 0.05)):
+            options = {"blend": blend, "split": "1,0,0", "subset": "train", "sequence_length": 50, "surplus": surplus}
+            found[f"{blend[0]}, {samples + more} samples, {surplus}"] = {**options, "num_samples": samples + more}
+    return found
+
+
+KEPT = {
+    **{"megatron": "seed 1234, 90 samples", "megatron_blend": "blend of two, 57 samples"},
+    **{"maxtext": "seed 3, 130 samples", "maxtext_blend": "blend, 50 samples"},
+}
 """Runs whose index files are golden, in `golden/megatron_cache`."""
 
 BLENDS: dict[str, list[float]] = {
@@ -150,6 +163,29 @@ def maxtext_runs() -> dict[str, dict[str, Any]]:
         add(f"mmap of {blend[0]}, {length}", variant="mmap", blend=blend, sequence_length=length)
         add(f"mmap of {blend[0]}, {length}, no reset", variant="mmap", blend=blend, sequence_length=length)
         found[f"mmap of {blend[0]}, {length}, no reset"]["reset_attention_mask"] = False
+    return found
+
+
+def split_runs() -> dict[str, dict[str, Any]]:
+    """Return runs of MaxText's `mmap_npy` as `maxtext_runs` does, with `document_split` and `document_subset`."""
+    found = {}
+    blends = ["a", "b"], ["sentences"], ["a", "b", "d"], [0.3, "a", 0.7, "b"], [2, "sentences", 1, "sentences"]
+    for blend, (split, subset), samples in itertools.product(
+        blends, (("80,20", "train"), ("80,20", "valid"), ("0.5,0.3,0.2", "test")), (None, 40)
+    ):
+        options = {"variant": "mmap_npy", "blend": blend, "num_samples": samples, "seed": 5}
+        name = f"{' '.join(map(str, blend))}, {split}, {subset}, {samples} samples"
+        found[name] = {**options, "document_split": split, "document_subset": subset}
+    return found
+
+
+def shuffled_runs() -> dict[str, dict[str, Any]]:
+    """Return runs of MaxText's `mmap` as `maxtext_runs` does, with `epochs`, the number of `hosts`, and the `rows` of each."""
+    found = {}
+    for (seed, epochs), (hosts, rows) in itertools.product(((0, 1), (7, 3), (2**32 - 2, 4)), ((1, 4), (2, 3), (3, 1))):
+        options = {"variant": "mmap", "blend": ["sentences" if hosts == 2 else "a"], "sequence_length": LENGTH}
+        name = f"seed {seed}, {epochs} epochs, {hosts} hosts"
+        found[name] = {**options, "seed": seed, "epochs": epochs, "hosts": hosts, "rows": rows}
     return found
 
 

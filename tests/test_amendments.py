@@ -16,7 +16,8 @@ from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import RunRecord
-from grain_sft.pipeline import Amendment, documents_named
+from grain_sft.layout import documents_named
+from grain_sft.pipeline import Amendment
 from grain_sft.provenance import check_audit, difference, trace
 
 DOCS = documents(150, seed=3, longest=40)
@@ -86,6 +87,34 @@ def test_withdrawn_documents_are_padding_from_their_step_on(corpora, layout, cor
             expected = transform.map(expected)
         assert_same(changed[step], expected)
     assert_one_run(functools.partial(load, {**config, "amendments": amendments}), range(1, 8), [1, 2])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("layout", ["windows", "padded"])
+def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, monkeypatch, layout, exact):
+    monkeypatch.setattr("grain_sft.source.withdrawn._MOST_EXACT", 1 << 24 if exact else 1)
+    write_episodes(tmp_path / "corpus", DOCS)
+    [table] = (tmp_path / "corpus").rglob("episodes.idx")
+    pairs = np.fromfile(table, np.uint64).reshape(-1, 2)[::-1].copy()
+    if layout == "windows":
+        pairs[3:60:4, 1] += pairs[2:59:4, 1] // 2 + 3  # into the next document
+    pairs[70, 1] = 0
+    pairs.tofile(table)
+    numbers = [*random.Random(3).sample(range(len(pairs)), 30), 70]
+    amendments = [{"withdraw": {"from": step, "documents": numbers[at::2]}} for at, step in enumerate([5, 2])]
+    config = config_of({"path": str(tmp_path / "corpus")}, layout)
+    plain, changed = grain_sft.load(config), grain_sft.load({**config, "amendments": amendments})
+    for step in range(9):
+        gone = [each for at, first in enumerate([5, 2]) for each in numbers[at::2] if step >= first]
+        expected = withdrawn_by_hand(plain, step, plain.sampler.rows(step), gone)
+        assert_same(changed.source_at(step).read(plain.sampler.rows(step)), expected)
+        assert_same(changed[step], plain.transforms[0].map(expected))
+    if layout == "windows":
+        lines = trace(changed, range(9), trainable=False)
+        for step in range(9):
+            of_step = lines.select(lines.step == step)
+            seen = (of_step.stop - of_step.start - of_step.withdrawn).sum()
+            assert seen == np.count_nonzero(changed[step]["inputs_segmentation"])
 
 
 def test_a_mixture_loses_documents_skips_steps_and_changes_weights(tmp_path):
@@ -261,7 +290,7 @@ def changes_of(drawn):
     }
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", [*range(16), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(16, 50))])
 def test_a_difference_begins_at_the_step_that_brute_force_finds(corpora, seed):
     drawn, config = random.Random(seed), config_of(corpora["masks"], "packed")
     pair = []

@@ -308,7 +308,11 @@ def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
         ("layout.kind", "window", "layout.kind is 'window'; expected one of windows, "),
         ("layout.sequence_length", 0, "sequence_length=0: expected an integer, 1 or more"),
         ("layout.sequence_length", 10_000, "leaves no row"),
-        ("layout.ties", "stable", "kind windows takes sequence_length. Take it out, or write kind: packed."),
+        (
+            "layout.ties",
+            "stable",
+            "kind windows takes sequence_length, max_target_sequence_length. Take it out, or write kind: packed.",
+        ),
         ("sampler.seed", -1, "sampler.seed is -1; expected an integer (0 or more)"),
         ("sampler.shuffle", 1, "sampler.shuffle is 1; expected true or false."),
         ("sampler.global_batch_size", 0, "global_batch_size is 0; expected an integer (1 or more)"),

@@ -27,9 +27,9 @@ from grain_sft import (
 from grain_sft.cli.main import main
 from grain_sft.corpus import shard as row_format
 from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
-from grain_sft.layout import FILL_ROW, MaterializedLayout
+from grain_sft.layout import FILL_ROW, MaterializedLayout, documents_of_record, numbers_in
 from grain_sft.prepare.materialize import materialize
-from grain_sft.provenance import documents_of_record, numbers_in, trace
+from grain_sft.provenance import trace
 from grain_sft.replay.learning_rate import supervised_ratio
 from grain_sft.source.segment_reader import SegmentReader
 

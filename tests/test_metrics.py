@@ -262,6 +262,18 @@ def bucket(client, folder):
         yield proxy, "gs://bucket/0.npy"
 
 
+def test_values_that_are_observed_at_once_are_in_the_buckets_of_prometheus_client():
+    values = [0.0, 0.0001, 0.00011, 0.3, 1.0, 1.5, 300.0, 301.0]
+    one = metrics.BulkHistogram("x_seconds", "x")
+    other = prometheus_client.Histogram("x_seconds", "x", buckets=metrics.SECONDS, registry=None)
+    one.observe([])
+    one.observe(values)
+    for value in values:
+        other.observe(value)
+    found, expected = (next(iter(metric.collect())).samples for metric in (one, other))
+    assert found == [sample for sample in expected if not sample.name.endswith("_created")]
+
+
 def test_a_server_that_does_not_answer_is_named_with_its_try(bucket, log):
     proxy, url = bucket
     pipeline = make([url])

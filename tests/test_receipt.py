@@ -48,6 +48,7 @@ CHANGES = {
     "kind": {"layout": PADDED},
     "windows": {"layout": {"kind": "windows", "sequence_length": 32}},
     "order": {"sampler": {"order": "shuffle"}},
+    "order by cost": {"sampler": {"order": "balanced"}},
     "order of maxtext": {"sampler": {"order": "maxtext"}},
     "no shuffle": {"sampler": {"shuffle": False}},
     "seed": {"sampler": {"seed": 4}},
@@ -111,18 +112,21 @@ def test_options_that_change_no_batch_may_change_the_receipt(config, tmp_path, s
 
 CHANGES_NOTHING = {"path", "label_mask_paths", "format", "path_remap", "root", "remote"}
 CHANGES_NOTHING |= {"tokenizer", "audit", "observers"}
-AMENDMENTS = {"amendments"}  # tested in test_amendments.py
+AMENDMENTS = {"amendments", "stages"}  # tested in test_amendments.py and test_stages.py
+MAX_TARGET = {"max_target_sequence_length"}  # tested in test_stages.py
 ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
 OF_MIXTURES = {"mixture", "on_exhausted"}  # tested in mixture/
 OF_PAIRS = {"prompt_length", "long_pairs"}  # tested in layout/test_pairs.py
 OF_MEGATRON_ROWS = set(layout_options("megatron_gpt"))  # tested in layout/test_megatron_gpt.py
+OF_CURRICULA = set(layout_options("olmo_vsl")) | {"curriculum", "num_cycles", "balanced"}  # in layout/test_olmo_vsl.py
 OF_MEGATRON = {"split", "subset"}  # tested in corpus/test_megatron.py
 
 
 def test_every_key_of_a_config_is_tried():
     changed = {key for change in CHANGES.values() for part in change.values() if isinstance(part, dict) for key in part}
     known = {key for keys in known_keys().values() for key in keys} | (set(TOP) - {"inherits"})
-    elsewhere = ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON | OF_MEGATRON_ROWS | AMENDMENTS
+    elsewhere = ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON | OF_MEGATRON_ROWS | OF_CURRICULA | AMENDMENTS
+    elsewhere |= MAX_TARGET
     assert known == changed | {"transforms"} | CHANGES_NOTHING | elsewhere
 
 

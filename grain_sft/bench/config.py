@@ -92,7 +92,7 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         "stages": [{"name": name, **speed(taken), "of_step": taken / whole} for name, taken in medians.items()],
         "delivered": rows,
         "left_out": left_out,
-        "rows_read": run.next_step * int(pipeline.sampler.rows(0).size) * host.count / len(layout),
+        "rows_read": run.next_step * int(run.pipeline.sampler.rows(0).size) * host.count / len(layout),
         "recommended": recommended,
         "accelerators": accelerators(recommended["mtok_per_s"] * 1e6, host.count, plan.tokens_per_second),
         "seconds": run.elapsed(),
@@ -119,8 +119,9 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
 def _endless(pipeline: Pipeline) -> tuple[Pipeline, int]:
     """Return the pipeline without observers and without an end, the steps of its first batch size again and again, and the
     number of these steps."""
-    schedule = pipeline.sampler.batch_sizes.schedule
-    steps = min(pipeline.end_step, schedule[0][0] if schedule else sys.maxsize)
+    first = pipeline.first_step
+    changes = [step for step, _ in pipeline.sampler.batch_sizes.schedule if step > first]
+    steps = min(pipeline.end_step, *changes[:1], sys.maxsize) - first
     endless = copy.copy(pipeline)
     endless.audit, endless.observers = None, ()
     sampler: Any = _FirstSteps(pipeline.sampler, steps)
@@ -208,15 +209,16 @@ class _Run:
 class _FirstSteps:
     """The first `count` steps of a sampler, again and again."""
 
-    num_steps = None
+    num_steps, end_step = None, sys.maxsize
 
     def __init__(self, sampler: Sampler, count: int) -> None:
-        sampler.check_from(0)
+        sampler.check_from(sampler.first_step)
+        self.first_step = 0
         self._sampler, self._count, self.host = sampler, count, sampler.host
         self.data_key = f"first {count} steps of {sampler.data_key}"
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        return self._sampler.rows(step % self._count)
+        return self._sampler.rows(self._sampler.first_step + step % self._count)
 
     def check_from(self, step: int) -> None:
         """Accept any step: all are like the first."""

@@ -1,4 +1,4 @@
-"""Megatron's indices, beside megatron-core's compiled helpers and MaxText's loops where these are installed."""
+"""Megatron's indices, compared with megatron-core's compiled helpers and MaxText's loops where these are installed."""
 
 import importlib.util
 import tempfile
@@ -13,7 +13,7 @@ from grain_sft.bench.plans import made_up_lengths
 from grain_sft.errors import PipelineError
 
 LENGTH, MEDIAN = 4096, 2_500  # tokens of a sample, and of a document
-DATASETS = (2, 8)
+DATASETS = (2, 8, 20)
 MAXTEXT_SHARE = 100  # of the samples: MaxText's loops take minutes for all
 
 _BEGIN = """

@@ -1,4 +1,4 @@
-"""Benchmark of `prepare` on plain documents, beside the batch calls of the tokenizers themselves."""
+"""Benchmark of `prepare` on plain documents, compared with the batch calls of the tokenizers themselves."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""What the arguments of commands share: the parser, types, options that several commands have, and checks of outputs."""
+"""Parts that commands share: the parser, types of arguments, options of several commands, and checks of outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from grain_sft.errors import SamplerError
+from grain_sft.errors import ConfigError, RowIndexError, SamplerError
 from grain_sft.options import add_arguments, options_of
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         add("--tokenizer", dest="former_tokenizer", help=argparse.SUPPRESS)
         remap = "replace the prefix FROM, or the placeholder {FROM}, in paths; may be given several times"
         add("--path-remap", action="append", type=_pair, default=[], metavar="FROM=TO", help=remap)
-        masks = "label masks, one for each token file in order; files or globs (default: those beside the token files)"
+        masks = "label masks, one for each token file in order; files or globs (default: those next to the token files)"
         add("--label-mask-paths", nargs="+", metavar="FILE", help=masks)
 
     def add_figures(self) -> None:
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Help that states each default, unless it is nothing or the text states it."""
+    """Help that states each default, unless it is empty or the text states it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         stated = action.default in (None, False, "", []) or "(default" in (action.help or "")
@@ -141,13 +141,42 @@ def open_config(options: argparse.Namespace) -> Pipeline:
         return load(options.config, host=getattr(options, "host", None) or Host(0, 1))
 
 
+def steps_of(pipeline: Pipeline, text: str) -> range:
+    """Return the steps that `--steps` names: A:B, A:, :B or A."""
+    first, colon, last = text.partition(":")
+    try:
+        begin = int(first) if first or not colon else 0
+        end = int(last) if last else pipeline.sampler.num_steps if colon else begin + 1
+    except ValueError:
+        begin = end = -1
+    if end is None:
+        raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
+    if begin < 0 or end < begin:
+        raise RowIndexError(f"--steps {text}: expected A:B with A up to B, which are steps A to B - 1, or one step.")
+    return range(begin, end)
+
+
+def add_stage(add: Callable[..., object]) -> None:
+    """Declare `--stage` by the `add_argument` of a parser or a group."""
+    add("--stage", type=at_least(1), default=1, help="of a config with stages: which, from 1 (default: 1)")
+
+
+def open_stage(options: argparse.Namespace) -> Pipeline:
+    """Return the stage `--stage` of the pipeline of `open_config`."""
+    stages = open_config(options).stages
+    if options.stage > len(stages):
+        raise ConfigError(f"--stage {options.stage}: the config has {len(stages)}. Give 1 to {len(stages)}.")
+    chosen: Pipeline = stages[options.stage - 1]
+    return chosen
+
+
 def values_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Return the values of options, by name."""
     return {name: getattr(options, name) for name in names}
 
 
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what was given of `add_corpus_options`, as keyword arguments of `open_corpus`."""
+    """Return the given options of `add_corpus_options`, as keyword arguments of `open_corpus`."""
     tokenizer, former = options.tokenizer_name, options.former_tokenizer
     if former is not None:
         tokenizer = former

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grain_sft.bench import BENCHMARKS, Scale
-from grain_sft.cli.arguments import Parser, at_least, host_of, open_config, positive, values_of, write_figures
+from grain_sft.cli.arguments import Parser, add_stage, at_least, host_of, open_stage, positive, values_of, write_figures
 from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 
@@ -44,6 +44,7 @@ def bench(parser: Parser) -> None:
     parser.add_figures()
     add = parser.add_argument_group("of a config").add_argument
     add("--host", type=host_of, metavar="h/H", help="measure as host h of H (default: 0/1, all rows)")
+    add_stage(add)
     speed = "speed of one accelerator (default: a table of several)"
     add("--tokens-per-second", type=positive, metavar="T", help=speed)
     step = "time of a training step without its data; may be given several times (default: 10 and 50)"
@@ -80,7 +81,7 @@ def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
         steps_ms=options.step_ms or of_config.STEPS_MS,
         **values_of(options, ("repeats", "max_workers", "tokens_per_second")),
     )
-    pipeline = open_config(options)
+    pipeline = open_stage(options)
     with elapsed("Measuring"):
         figures = of_config.measure(pipeline, plan)
     print(*advice.lines(figures, os.path.basename(options.config)), sep="\n")

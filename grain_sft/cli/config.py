@@ -35,7 +35,8 @@ def _print_receipt(options: argparse.Namespace) -> int:
     found = open_config(options).receipt
     if options.json:
         return _print_json(found.as_dict())
-    print("\n".join([found.code, *(f"  {name:12}{part}" for name, part in found.parts.items())]))
+    width = max(10, *map(len, found.parts)) + 2
+    print("\n".join([found.code, *(f"  {name:{width}}{part}" for name, part in found.parts.items())]))
     return 0
 
 

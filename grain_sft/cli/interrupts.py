@@ -1,7 +1,7 @@
-"""Ctrl-C in a process that runs one command: within two seconds it is gone, with one line on stderr and exit status 130.
+"""Ctrl-C in a process that runs one command: it ends within two seconds, with one line on stderr and exit status 130.
 
 The signal handler ends the process at once: it kills the children, runs the `atexit` functions and raises nothing, as an
-exception in an import can crash extension modules. A thread does so where the main one is in native code."""
+exception in an import can crash extension modules. Another thread does this if the main one is in native code."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "demo": "train a small model on this machine's own text, kill it, resume it, and compare",
     "prepare": "make a corpus of conversations",
     "convert": "rewrite a corpus in another format",
+    "withdraw": "rewrite a corpus without some of its documents",
     "train-tokenizer": "train a SentencePiece model on conversations",
     "pack": "pack documents into rows and compare algorithms",
     "trace": "list the documents of steps, or the steps that read a document",
@@ -30,6 +31,7 @@ COMMANDS = {
     "verify": "check that a corpus, a plan or a config is sound",
     "index": "scan token files and write an index",
     "bench": "measure the speed of a config, or of made-up corpora, and compare it with the machine's limit",
+    "simulate": "print what a run on many hosts asks of a bucket, a cache and the hosts",
     "build-sft-primer": "make a primer SFT cache of a JSONL file; an older tool's name for prepare",
     "prepare-chat-sft": "make an episode-indexed dataset of chats; an older tool's name for prepare",
     "prepare-tool-sft": "make an episode-indexed dataset of chats with tool calls; an older tool's name for prepare",
@@ -40,13 +42,14 @@ MODULES = {
     "config": ("audit-check", "config", "diff", "receipt", "verify"),
     "legacy": ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft"),
     "pack": ("index", "pack"),
-    "prepare": ("convert", "prepare", "train-tokenizer"),
+    "prepare": ("convert", "prepare", "train-tokenizer", "withdraw"),
+    "simulate": ("simulate",),
     "trace": ("trace",),
     "view": ("inspect", "report"),
 }
 """Commands by the module that declares them."""
 
-WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config")
+WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that need no JAX, because they do not infer the host from it."""
 
 

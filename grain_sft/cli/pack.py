@@ -131,6 +131,14 @@ def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     _line("dropped", f"{found['dropped_documents']:,} documents of {found['dropped_tokens']:,} tokens")
     _line("split", f"{found['split_documents']:,} documents in several pieces")
     _line("segments", "mean {mean:.2f}, median {median:g}, max {max:,} a row".format(**found["segments_a_row"]))
+    spread = {name: ", ".join(f"{each[name]:.2f}" for each in found["attention"]) for name in found["attention"][0]}
+    rows = ", ".join(str(each["rows_a_device"]) for each in found["attention"])
+    _line(
+        "attention",
+        f"highest over mean of {found['attention'][0]['devices']} devices with {rows} rows each, in a step of",
+    )
+    _line("", "random rows: {shuffled} (at least {floor} for single documents)".format(**spread))
+    _line("", "order balanced: {balanced}".format(**spread))
     for plan in found["plans"]:
         _line("plan", plan["fingerprint"])
         _line("", plan["path"])
@@ -145,11 +153,12 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
     columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}
     columns |= {"dropped": "{dropped_tokens:,}", "split": "{split_documents:,}"}
     columns |= {"seg. mean": "{segments_a_row[mean]:.2f}", "med.": "{segments_a_row[median]:g}"}
-    columns |= {"max": "{segments_a_row[max]:,}", "seconds": "{seconds:.2f}"}
+    columns |= {"max": "{segments_a_row[max]:,}", "attn.": "{attention[0][shuffled]:.2f}", "seconds": "{seconds:.2f}"}
     print("", *Table("", "", columns, {algorithm_title(each): each for each in found}).lines(), sep="\n")
     for each in [each for each in found if "error" in each]:
         print(f"{algorithm_title(each)}: {each['error']}")
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
+    print("attn.: highest cost of attention over the mean of devices with one random row each")
     print("multipack x N: for batches of N rows, --batch-rows; a config's is its global batch; more rows pad less\n")
     return found
 

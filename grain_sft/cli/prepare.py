@@ -23,10 +23,14 @@ SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",
 """Spellings of the fields of `Request` that are sizes of files, in the formats that have parts."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
+_CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."
 _FOLDER = "a folder that is new or empty; local or gs://"
 _INPUTS = """JSONL, JSON arrays, Parquet, Arrow (a dataset's folder), ArrayRecord, or texts (.txt, .md), of these JSON and
 texts also .gz and .zst; files, globs or folders with all below them, local or gs://. An amount may follow each: a factor with a
 point (0.5, 3.0) or a number of records (5000)"""
+_ORDER = """order  This is another corpus. Its documents are numbered anew, so its rows, orders, plans and receipts are others.
+       Begin a run on it at step 0. A run that has begun goes on with {0} and the amendment `withdraw`
+       in its config, which leaves all other rows as they are."""
 _RUNNER = """prepare by Apache Beam pipelines: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own options
 follow, after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the inputs, the
 tokenizer and the output, and have grain_sft installed (--sdk_container_image=..., --requirements_file=...). The corpus is the
@@ -177,23 +181,44 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
 
 def convert(parser: Parser) -> None:
     """Declare `grain-sft convert`."""
+    parser.add_argument("corpus", help=_CORPUS)
+    _add_conversion(parser, "format of the output", required=True)
+    parser.set_defaults(run=_convert)
+
+
+def withdraw(parser: Parser) -> None:
+    """Declare `grain-sft withdraw`."""
+    named = "documents to leave out: numbers, INPUT:LINE, inputs, or files of these, one a line"
+    parser.add_argument("corpus", help=_CORPUS)
+    parser.add_argument("documents", nargs="+", metavar="DOCUMENT", help=named)
+    _add_conversion(parser, "format of the output (default: as the corpus was prepared)", required=False)
+    parser.set_defaults(run=_withdraw)
+
+
+def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
+    """Add the options of a corpus that is rewritten; `format` is the help of --format."""
     add = parser.add_argument
-    add("corpus", help="what open_corpus takes: a folder, a prefix of Megatron's files, token files, ...")
     add("-o", "--output", required=True, help=_FOLDER)
-    add("--format", required=True, choices=list(FORMATS), help="format of the output")
+    add("--format", required=required, choices=list(FORMATS), help=format)
     add("--tokenizer", help="tokenizer of a corpus that holds none")
     parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
     add("--overwrite", action="store_true", help="begin anew where the output is of another corpus")
-    parser.set_defaults(run=_convert)
 
 
-def _convert(options: argparse.Namespace) -> int:
+def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> int:
     given = values_of(options, ("format", "tokenizer", "dtype", "eos_token_id", *SIZES, "overwrite"))
     with progress_bar() as progress:
-        manifest = preparing.convert(options.corpus, options.output, **given, progress=progress)
+        manifest = preparing.convert(options.corpus, options.output, **given, without=without, progress=progress)
     print_summary(manifest, options.output)
     return 0
+
+
+def _withdraw(options: argparse.Namespace) -> int:
+    options.format = options.format or preparing.format_of(options.corpus)
+    status = _convert(options, options.documents)
+    print(_ORDER.format(options.corpus))
+    return status
 
 
 def train_tokenizer(parser: Parser) -> None:

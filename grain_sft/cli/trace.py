@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from grain_sft import provenance
-from grain_sft.cli.arguments import Parser, at_least, check_output, open_config
-from grain_sft.errors import CorpusError, RowIndexError
+from grain_sft.cli.arguments import Parser, at_least, check_output, open_config, steps_of
+from grain_sft.errors import CorpusError
+from grain_sft.layout import documents_of_record, numbers_in
 from grain_sft.pipeline import Pipeline
 from grain_sft.progress import elapsed
 from grain_sft.provenance import Labels, Trace
@@ -69,11 +70,13 @@ def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterat
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
     if options.between is not None or options.steps is not None:
         between = options.between is not None
-        steps = provenance.steps_between(pipeline, *options.between) if between else _steps(pipeline, options.steps)
+        steps = provenance.steps_between(pipeline, *options.between) if between else steps_of(pipeline, options.steps)
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **counted)
     documents, about = _documents(pipeline, options)
     found = provenance.find_document(pipeline, documents, epochs=options.epochs, **counted)
-    places = [found.step, found.row] if pipeline.source.layout.of_pairs else [found.step, found.row, found.segment]
+    places = (
+        [found.step, found.row] if pipeline.stages[0].source.layout.of_pairs else [found.step, found.row, found.segment]
+    )
     times = len({*zip(*(column.tolist() for column in places), strict=True)})
     many = f"{len(documents)} documents, " if len(documents) > 1 else ""
     seen = f"{many}seen {times} times" if times else f"{many}never seen: in no row, or not in the steps searched"
@@ -82,7 +85,7 @@ def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterat
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
     """Return the numbers of the documents in question, and the question in words."""
-    layout = pipeline.source.layout
+    layout = pipeline.stages[0].source.layout  # numbers its documents
     if options.document is not None:
         numbers = [provenance.number_of_document(layout, name, number) for name, number in options.document]
         return numbers, f"document {', '.join(f'{name}:{number}'.lstrip(':') for name, number in options.document)}"
@@ -92,11 +95,11 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
     for first, part in parts:
         try:
             if options.record is not None:
-                some = provenance.documents_of_record(part.corpus, options.record)
+                some = documents_of_record(part.corpus, options.record)
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 some = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            found += (provenance.numbers_in(part, some) + first).tolist()
+            found += (numbers_in(part, some) + first).tolist()
         except CorpusError as error:  # some sources of a mixture may lack records, or a tokenizer
             problem = error
             if len(parts) == 1:
@@ -110,21 +113,6 @@ def _document(text: str) -> tuple[str, int]:
     """Parse SOURCE:N or N."""
     name, _, number = text.rpartition(":")
     return name, at_least(0)(number)
-
-
-def _steps(pipeline: Pipeline, text: str) -> range:
-    """Parse A:B, A:, :B or A."""
-    first, colon, last = text.partition(":")
-    try:
-        begin = int(first) if first or not colon else 0
-        end = int(last) if last else pipeline.sampler.num_steps if colon else begin + 1
-    except ValueError:
-        begin = end = -1
-    if end is None:
-        raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
-    if begin < 0 or end < begin:
-        raise RowIndexError(f"--steps {text}: expected A:B with A up to B, which are steps A to B - 1, or one step.")
-    return range(begin, end)
 
 
 def _columns(part: Trace, kind: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 
-from grain_sft.cli.arguments import Parser, at_least, check_output, not_negative, open_config
+from grain_sft.cli.arguments import Parser, add_stage, at_least, check_output, not_negative, open_config, open_stage
 from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
 
@@ -33,7 +33,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
     check_output(options.html)
     pipeline = open_config(options)
-    texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
+    texts = view.texts_of(pipeline.at(options.step).source.layout.corpus, options.tokenizer)
     if options.html:
         rows = None if options.row is None else [options.row]
         with elapsed("Drawing"):
@@ -54,11 +54,12 @@ def report(parser: Parser) -> None:
     """Declare `grain-sft report`."""
     parser.add_config()
     add = parser.add_argument
-    output = "the page; beside it FILE's name with .json, and a .png of each picture"
+    output = "the page; next to it, FILE's name with .json, and a .png of each picture"
     add("-o", "--output", default="report.html", metavar="FILE", help=output)
     add("--steps", type=at_least(1), default=64, help="steps that are sampled, at most")
     add("--seconds", type=not_negative, default=1.0, help="for each speed; 0 measures none")
     add("--tokenizer", metavar="PATH", help=_TOKENIZER)
+    add_stage(add)
     parser.set_defaults(run=_report)
 
 
@@ -73,7 +74,7 @@ def _report(options: argparse.Namespace) -> int:
         raise ConfigError(f"--output {options.output}: {options.config} would be written over. Give another name.")
     for path in (options.output, f"{base}.json"):
         check_output(path)
-    pipeline = open_config(options)
+    pipeline = open_stage(options)
     texts = view.texts_of(pipeline.source.layout.corpus, options.tokenizer)
     with elapsed("Sampling steps"):
         found = view.make_report(pipeline, texts, name=os.path.basename(options.config), steps=options.steps)

@@ -8,14 +8,16 @@ from typing import Any
 
 from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
-from grain_sft.config.nouns import make_entry, make_mixture, make_rows, rows_of_batch
+from grain_sft.config.nouns import Opened, make_entry, make_mixture, make_rows, rows_of_batch
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.sections import SECTIONS, config_schema, known_keys
+from grain_sft.config.stages import configs_of_stages
 from grain_sft.config.validation import validate
 from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shortened
 from grain_sft.layout import Layout
-from grain_sft.pipeline import OBSERVERS, Pipeline
-from grain_sft.sampling import Host
+from grain_sft.pipeline import OBSERVERS, Pipeline, Stage, StagedPipeline
+from grain_sft.sampling import Host, Sampler
+from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.storage import files
 from grain_sft.transforms import TRANSFORMS
 
@@ -43,20 +45,38 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """
     where, sections = stated(config)
     with _named(where):
-        corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
-        sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
-        sampler.pop("global_batch_tokens", None)
-        transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in sections.get("transforms", [])]
-        observers = [make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", [])]
-        make = make_mixture if corpus.get("mixture") is not None else make_rows
-        source, rows = make(corpus, layout, sampler, where, host)
-        if "transforms" not in sections:
-            _check_defaults(source.layout, where)
-            transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in source.layout.transforms]
-        amendments = make_amendments(sections.get("amendments", ()), source.layout)
-        return Pipeline(
-            source, rows, transforms, audit=sections.get("audit"), observers=observers, amendments=amendments
-        )
+        entries = sections.get("amendments", ())
+        observed: dict[str, Any] = {"audit": sections.get("audit")}
+        observed["observers"] = [
+            make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", [])
+        ]
+        opened = Opened()
+        if not sections.get("stages"):
+            nouns = _nouns(sections, where, host, opened)
+            return Pipeline(*nouns, **observed, amendments=make_amendments(entries, [nouns[0].layout])[0])
+        nouns_of_stages = [_nouns(each, where, host, opened) for each in configs_of_stages(sections)]
+        amendments, of_stages = make_amendments(entries, [source.layout for source, _, _ in nouns_of_stages])
+        stages = [
+            Stage(*nouns, steps=each.get("steps"), tokens=each.get("tokens"), amendments=own)
+            for nouns, each, own in zip(nouns_of_stages, sections["stages"], of_stages, strict=True)
+        ]
+        return StagedPipeline(stages, **observed, amendments=amendments)
+
+
+def _nouns(
+    sections: Mapping[str, Any], where: str, host: Host | None, opened: Opened
+) -> tuple[NpyDataSource | MixtureSource, Sampler, list[Any]]:
+    """Return the source, the sampler and the transforms of a validated config."""
+    corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
+    sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
+    sampler.pop("global_batch_tokens", None)
+    transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in sections.get("transforms", [])]
+    make = make_mixture if corpus.get("mixture") is not None else make_rows
+    source, rows = make(corpus, layout, sampler, where, host, opened)
+    if "transforms" not in sections:
+        _check_defaults(source.layout, where)
+        transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in source.layout.transforms]
+    return source, rows, transforms
 
 
 def stated(config: Config) -> tuple[str, dict[str, Any]]:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import msgspec
 
 from grain_sft.errors import ConfigError
-from grain_sft.layout import Layout
+from grain_sft.layout import Layout, documents_named_in
 from grain_sft.options import REQUIRED, Option, Options, check
-from grain_sft.pipeline import Amendment, documents_named
+from grain_sft.pipeline import Amendment
 
 _FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs.")
 
@@ -53,13 +53,29 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
         check(section, AMENDMENTS[kind], f"{at}.{kind}")
 
 
-def make_amendments(entries: Sequence[Mapping[str, Mapping[str, Any]]], layout: Layout) -> list[Amendment]:
-    """Return the amendments of checked entries, for a run with `layout`."""
-    return [_made(each["from"], kind, each, layout) for entry in entries for kind, each in entry.items()]
+def make_amendments(
+    entries: Sequence[Mapping[str, Mapping[str, Any]]], layouts: Sequence[Layout]
+) -> tuple[list[Amendment], list[list[Amendment]]]:
+    """Return the amendments of a run, from checked entries; and those of each stage, which has documents as its layout numbers
+    them. A stage that lacks all documents of an entry goes without it; the run has it as the first stage that does not."""
+    run: list[Amendment] = []
+    stages: list[list[Amendment]] = [[] for _ in layouts]
+    for kind, section in (item for entry in entries for item in entry.items()):
+        made = _made(kind, section, layouts)
+        run.append(next(each for each in made if each is not None))
+        for own, each in zip(stages, made, strict=True):
+            own += [] if each is None else [each]
+    return run, stages
 
 
-def _made(step: int, kind: str, section: Mapping[str, Any], layout: Layout) -> Amendment:
-    if kind == "withdraw":
-        named = section["documents"]
-        return Amendment(step, withdraw=documents_named(layout, named if isinstance(named, list) else [named]))
-    return Amendment(step, skip=section.get("steps", 0), reweight=section.get("weights", {}))
+def _made(kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]) -> Sequence[Amendment | None]:
+    """Return the amendment of an entry for each layout; None for one that it does not change."""
+    if kind != "withdraw":
+        return [Amendment(section["from"], skip=section.get("steps", 0), reweight=section.get("weights", {}))] * len(
+            layouts
+        )
+    named = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
+    found = documents_named_in(layouts, named)
+    if not any(map(len, found)):
+        return [Amendment(section["from"], withdraw=found[0])]  # which refuses it
+    return [Amendment(section["from"], withdraw=each) if len(each) else None for each in found]

@@ -66,7 +66,7 @@ _REPLACED_BY = {
 }
 """Section and keys that replace each required key."""
 
-_NEAR = 0.8  # of difflib: from here on a key that is not ours is taken for a misspelt one
+_NEAR = 0.8  # ratio of difflib from which an unknown key counts as a misspelt one of ours
 
 
 def is_gpt_config(stated: Mapping[str, Any]) -> bool:

@@ -1,23 +1,55 @@
 """The nouns that validated sections of a config describe."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from grain_sft.config.reading import overlay
-from grain_sft.config.sections import CORPUS, SOURCE
+from grain_sft.config.sections import CORPUS, CURRICULUM_SAMPLER, INDEX_SAMPLER, SOURCE
 from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
 from grain_sft.errors import ConfigError
 from grain_sft.layout import ALGORITHMS, LAYOUTS
 from grain_sft.options import check, check_value, options_of
 from grain_sft.registry import Registry
-from grain_sft.sampling import ORDERS, Host, IndexSampler, Mixture, MixtureSampler, SourceOrder
+from grain_sft.sampling import (
+    ORDERS,
+    CurriculumSampler,
+    Host,
+    IndexSampler,
+    Mixture,
+    MixtureSampler,
+    Sampler,
+    SourceOrder,
+)
 from grain_sft.source import MixtureSource, NpyDataSource
 
 Section = Mapping[str, Any]
 
 _OF_SOURCES = {*SOURCE} - {*CORPUS} | {"mixture"}
+
+
+class Opened:
+    """Sources that a config opened, each once: stages of a run share them."""
+
+    def __init__(self) -> None:
+        self._corpora: dict[str, Corpus] = {}
+        self._sources: dict[str, NpyDataSource] = {}
+
+    def corpus(self, section: Section, where: str) -> Corpus:
+        """Return the corpus of a section."""
+        key = json.dumps(section, default=repr, sort_keys=True)
+        if key not in self._corpora:
+            self._corpora[key] = make_corpus(section, where)
+        return self._corpora[key]
+
+    def source(self, corpus: Section, layout: Section, where: str) -> NpyDataSource:
+        """Return the source of sections `corpus` and `layout`."""
+        key = json.dumps([corpus, layout], default=repr, sort_keys=True)
+        if key not in self._sources:
+            self._sources[key] = make_source(self.corpus(corpus, where), layout)
+        return self._sources[key]
 
 
 def make_corpus(section: Section, where: str) -> Corpus:
@@ -56,23 +88,31 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
 
 
 def make_rows(
-    corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], where: str, host: Host | None
-) -> tuple[NpyDataSource, IndexSampler]:
+    corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], where: str, host: Host | None, opened: Opened
+) -> tuple[NpyDataSource, Sampler]:
     """Return the source and the sampler of one corpus."""
-    opened = make_corpus(corpus, where)
+    opened.corpus(corpus, where)  # its errors come before those of the packing
     _follow_packing(layout, sampler, where)
-    source = make_source(opened, layout)
-    if source.layout.orders_rows:
-        sampler.setdefault("order", "sequential")
+    source, host = opened.source(corpus, layout, where), host or Host.from_jax()
+    by_length = bool(source.layout.row_lengths)
+    _check_sampler(sampler, by_length, where)
+    if by_length:
+        buckets = zip(source.layout.row_lengths, source.layout.row_counts, strict=True)
+        return source, CurriculumSampler(buckets, host=host, **sampler)
+    if source.layout.orders_rows and "order" not in sampler:
+        sampler = {"order": "sequential", "epochs": 1} | sampler
     sampler["schedule"] = _sizes_of(sampler.get("schedule", []), layout["sequence_length"])
-    return source, IndexSampler(len(source), host=host or Host.from_jax(), **sampler)
+    costs = source.layout.row_costs if ORDERS[sampler.get("order", "shuffle")].by_cost else None
+    sampler |= {"host": host, "chunk_size": source.layout.chunk_size}
+    return source, IndexSampler(len(source), costs=costs, **sampler)
 
 
 def make_mixture(
-    corpus: Section, layout: Section, sampler: Section, where: str, host: Host | None
+    corpus: Section, layout: Section, sampler: Section, where: str, host: Host | None, opened: Opened
 ) -> tuple[MixtureSource, MixtureSampler]:
     """Return the source and the sampler of a mixture. Keys of `corpus` besides `mixture`, of `layout`, and `order`, `seed` and
     `shuffle` of `sampler` are defaults of every source."""
+    _check_sampler(sampler, False, where)
     orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
     sources: dict[str, NpyDataSource] = {}
 
@@ -84,25 +124,38 @@ def make_mixture(
             if entry.get("weights") is not None:
                 weights = {**weights, **entry["weights"]}  # one that an entry does not name stays
                 changes.append((entry["step"], weights))
-        return Mixture(made, section.get("on_exhausted", "repeat"), tuple(changes))
+        return Mixture(made, section.get("on_exhausted") or "repeat", tuple(changes))
 
     def rows_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
         keys = {**defaults, **{key: value for key, value in section.items() if key not in _OF_SOURCES}}
         if section.get("mixture") is not None:
             return mixture_of(section, keys, f"{name}/")
         own = overlay({"layout": dict(layout)}, {"layout": section.get("layout", {})})["layout"]
-        order = {**orders, **section.get("sampler", {})}
+        order = {**orders, **section.get("sampler", {}), "on_exhausted": section.get("on_exhausted")}
+        if section.get("max_epochs") is not None:
+            order["epochs"] = section["max_epochs"]
         _check_source(own, order, f"{where}: source {name!r}")
-        source = sources[name] = make_source(make_corpus(keys, where), own)
+        source = sources[name] = opened.source(keys, own, where)
         if source.layout.orders_rows and "order" not in section.get("sampler", {}):
             order["order"] = "sequential"
-        return SourceOrder(len(source), **order)
+        return SourceOrder(len(source), chunk_size=source.layout.chunk_size, **order)
 
     defaults = {key: value for key, value in corpus.items() if key != "mixture"}
     mixture = mixture_of({**sampler, "mixture": corpus["mixture"]}, defaults, "")
     options = {name: sampler[name] for name in ("global_batch_size", "last_batch") if name in sampler}
     options["schedule"] = _sizes_of(sampler.get("schedule", []), layout["sequence_length"])
     return MixtureSource(sources), MixtureSampler(mixture, host=host or Host.from_jax(), **options)
+
+
+def _check_sampler(sampler: Section, by_length: bool, where: str) -> None:
+    """Refuse keys of the other kind of sampler: of rows of several lengths (`by_length`), or of one."""
+    known, other = (CURRICULUM_SAMPLER, INDEX_SAMPLER) if by_length else (INDEX_SAMPLER, CURRICULUM_SAMPLER)
+    of, found = ("one length", "several") if by_length else ("several lengths (olmo_vsl)", "one")
+    for key in sampler:
+        if key not in known and (by_length or key in other):
+            raise ConfigError(
+                f"{where}: sampler.{key} is for rows of {of}, but those of this layout have {found}. Take it out."
+            )
 
 
 def _check_source(layout: Section, order: Section, where: str) -> None:

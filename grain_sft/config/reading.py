@@ -75,6 +75,13 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
     corpus = stated.get("corpus")
     if isinstance(corpus, Mapping):
         stated["corpus"] = _located(corpus, folder)
+    if isinstance(stages := stated.get("stages"), list):
+        stated["stages"] = [
+            {**each, "corpus": _located(each["corpus"], folder)}
+            if isinstance(each, Mapping) and isinstance(each.get("corpus"), Mapping)
+            else each
+            for each in stages
+        ]
     if isinstance(amendments := stated.get("amendments"), list):
         stated["amendments"] = [_with_located_documents(entry, folder) for entry in amendments]
     if DATASET_DIR in stated:
@@ -138,7 +145,7 @@ def _with_located_documents(amendment: object, folder: str) -> object:
 
 def _locate(path: object, folder: str) -> object:
     """Return a token path, or a list of them, below `folder` if it is relative and exists there or the folder is in a bucket;
-    else as it is. What is not a path is left to `validate`."""
+    else as it is. `validate` refuses values that are not paths."""
     if isinstance(path, list):
         return [_locate(item, folder) for item in path]
     if isinstance(path, str) and len(words := words_of(path)) > 1:

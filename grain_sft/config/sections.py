@@ -10,7 +10,7 @@ from grain_sft.layout import LAYOUTS
 from grain_sft.options import REQUIRED, Option, Options, options_of, struct_of
 from grain_sft.pipeline import OBSERVERS
 from grain_sft.registry import Registry
-from grain_sft.sampling import IndexSampler, OnExhausted
+from grain_sft.sampling import CurriculumSampler, IndexSampler, OnExhausted
 from grain_sft.storage import RemoteOptions
 from grain_sft.transforms import TRANSFORMS
 
@@ -27,6 +27,8 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
       amendments: Changes of the run, each from a step on, in the order in which they were made. See
         [amendments](#amendments).
+      stages: Consecutive parts of the run, each with its own sequence length, batch size, mixture or layout. See
+        [stages](#stages).
     """
 
     inherits: str | None = None
@@ -34,6 +36,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     observers: tuple[Any, ...] = ()
     audit: str | None = None
     amendments: tuple[Any, ...] = ()
+    stages: tuple[dict[str, Any], ...] = ()
 
 
 class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +81,8 @@ class SamplerSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
       global_batch_size: Rows of a step, of all hosts together. This or `global_batch_tokens` is required.
       global_batch_tokens: The same in tokens: a multiple of `layout.sequence_length`.
       schedule: Changes of the batch or of weights at a step. See [schedules](#schedules).
-      on_exhausted: For a mixture, when a source has no rows left: `repeat` it, `stop`, or `renormalize` the other weights.
+      on_exhausted: For a mixture, when a source has no rows left: `repeat` it, `stop`, `renormalize` the other weights, or
+        `fail`.
     """
 
     global_batch_size: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -94,15 +98,39 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       weight: Share of the rows, relative to the other weights. Exact if a string.
       layout: Keys of `layout` that differ for this source.
       sampler: Keys of `sampler` that differ: `order`, `seed`, `shuffle` and `epochs`.
-      on_exhausted: As `sampler.on_exhausted`, for a source that is a mixture itself.
+      max_epochs: Epochs after which the source has no rows left. Without it, never.
+      on_exhausted: For a source with `max_epochs`, what happens then: `stop`, `renormalize` or `fail`; by default as
+        `sampler.on_exhausted`. For a source that is a mixture itself, as `sampler.on_exhausted` for its own sources.
       schedule: As `sampler.schedule`, weights only, for a source that is a mixture itself.
     """
 
     weight: float | str
     layout: dict[str, Any] = {}
     sampler: dict[str, Any] = {}
-    on_exhausted: OnExhausted = "repeat"
+    max_epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    on_exhausted: OnExhausted | None = None
     schedule: tuple[ScheduleEntry, ...] = ()
+
+
+class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of a stage.
+
+    Args:
+      steps: Number of steps of the stage. The last stage may have neither `steps` nor `tokens`.
+      tokens: Number of its tokens, padding included, rounded up to whole steps.
+      corpus: Keys of this section that differ in the stage. One with a `path`, or with a `mixture` where the config has a
+        `path`, replaces the section whole.
+      layout: Keys of this section that differ in the stage.
+      sampler: Keys of this section that differ in the stage. Steps of its `schedule` count from the stage's first.
+      transforms: Transforms of the stage, in place of all those of the config.
+    """
+
+    steps: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    corpus: dict[str, Any] = {}
+    layout: dict[str, Any] = {}
+    sampler: dict[str, Any] = {}
+    transforms: tuple[Any, ...] = ()
 
 
 def _without(options: Options, *names: str) -> dict[str, Option]:
@@ -112,11 +140,13 @@ def _without(options: Options, *names: str) -> dict[str, Option]:
 TOP: Options = options_of(Top)
 _OWN = options_of(CorpusSection)
 CORPUS: Options = {**_OWN, **_without(options_of(open_corpus), "where"), **_OWN}
-SAMPLER: Options = {
-    **_without(options_of(IndexSampler), "num_instances", "host", "cache_dir"),
-    **options_of(SamplerSection),
-}
+INDEX_SAMPLER: Options = _without(
+    options_of(IndexSampler), "num_instances", "host", "costs", "chunk_size", "start", "cache_dir"
+)
+CURRICULUM_SAMPLER: Options = _without(options_of(CurriculumSampler), "buckets", "host", "cache_dir")
+SAMPLER: Options = {**INDEX_SAMPLER, **_without(CURRICULUM_SAMPLER, *INDEX_SAMPLER), **options_of(SamplerSection)}
 SOURCE: Options = {**CORPUS, **options_of(Source)}
+STAGE: Options = options_of(StageSection)
 SOURCE_SAMPLER: Options = {name: SAMPLER[name] for name in ("order", "seed", "shuffle", "epochs")}
 LAYOUT: Options = {
     "kind": Option(
@@ -124,10 +154,12 @@ LAYOUT: Options = {
         Annotated[str, LAYOUTS],
         REQUIRED,
         "How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several, "
-        "`pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote, and "
-        "`megatron_gpt` makes the rows of Megatron-LM.",
+        "`pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote, "
+        "`megatron_gpt` makes the rows of Megatron-LM, and `olmo_vsl` those of OLMo-core's variable-length dataset.",
     ),
-    "sequence_length": Option("sequence_length", int, REQUIRED, "Tokens of a row."),
+    "sequence_length": Option(
+        "sequence_length", int, REQUIRED, "Tokens of a row; of the longest rows in kind `olmo_vsl`."
+    ),
 }
 """Keys of a layout of any kind."""
 
@@ -154,6 +186,7 @@ def known_keys() -> dict[str, Options]:
 def config_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config. No key is required, because a config may inherit it."""
     parts: dict[str, Options] = {"corpus": CORPUS, "sampler": SAMPLER, "source": SOURCE, "config": TOP}
+    parts["stage"] = STAGE
     parts |= {f"layout {kind}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
     structs = [struct_of(name.title().replace(" ", ""), options) for name, options in parts.items()]
     _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
@@ -173,7 +206,10 @@ def config_schema() -> dict[str, Any]:
         "transforms": {"type": "array", "items": _items(TRANSFORMS, found)},
         "observers": {"type": "array", "items": _items(OBSERVERS, found)},
         "amendments": {"type": "array", "items": {"anyOf": _amendments(found)}},
+        "stages": {"type": "array", "items": {"$ref": "#/$defs/Stage"}},
     }
+    sections = ("corpus", "layout", "sampler", "transforms")
+    found["Stage"]["properties"] |= {name: schema["properties"][name] for name in sections}
     title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Config of grain_sft"}
     return {**schema, **title, "$defs": found}
 

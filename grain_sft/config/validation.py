@@ -5,6 +5,7 @@ from typing import Any
 
 from grain_sft.config import sections
 from grain_sft.config.amendments import check_amendments
+from grain_sft.config.stages import check_stages, configs_of_stages
 from grain_sft.errors import ConfigError, CorpusError, StorageError
 from grain_sft.layout import LAYOUTS
 from grain_sft.options import check, check_keys, check_value, options_of
@@ -18,6 +19,11 @@ def validate(config: Mapping[str, Any], where: str) -> None:
     check_keys(config, (*sections.SECTIONS, *sections.TOP), where)
     check({key: value for key, value in config.items() if key in sections.TOP}, sections.TOP, where)
     check_amendments(config.get("amendments", ()), where)
+    if config.get("stages"):
+        check_stages(config, where)
+        for number, stage in enumerate(configs_of_stages(config)):
+            validate(stage, f"{where}: stages[{number}]")
+        return
     corpus, layout, sampler = (config.get(section) for section in sections.SECTIONS)
     check(corpus, sections.CORPUS, f"{where}: corpus")
     check_layout(layout, f"{where}: layout")
@@ -57,7 +63,7 @@ def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
     if not mixed and "on_exhausted" in sampler:
         raise ConfigError(f"{where}.on_exhausted is for a mixture; one corpus ends after its epochs. Take it out.")
     if mixed and sampler.get("epochs") is not None:
-        hint = "Give corpus.mixture.NAME.sampler.epochs, and sampler.on_exhausted"
+        hint = "Give corpus.mixture.NAME.max_epochs, and sampler.on_exhausted"
         raise ConfigError(f"{where}.epochs: the sources of a mixture have epochs of their own. {hint}.")
     if mixed and sampler.get("last_batch") == "run_on":
         raise ConfigError(f"{where}.last_batch is 'run_on'; the sources of a mixture always run on. Take it out.")
@@ -89,9 +95,9 @@ def _check_corpus(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: s
 
 def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
     of_mixture = source.get("mixture") is not None
-    misplaced, hint = ("on_exhausted", "schedule"), "a source that is a mixture. Take it out"
+    misplaced, hint = ["schedule"], "a source that is a mixture. Take it out"
     if of_mixture:
-        misplaced, hint = ("layout", "sampler"), "the sources of a mixture. Give it to those"
+        misplaced, hint = ["layout", "sampler", "max_epochs"], "the sources of a mixture. Give it to those"
     for key in misplaced:
         if key in source:
             raise ConfigError(f"{where}.{key}: is for {hint}.")
@@ -103,7 +109,10 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
         if own.get("kind", layout["kind"]) != layout["kind"]:
             layout = {"sequence_length": layout["sequence_length"]}
         check_layout({**layout, **own}, f"{where}.layout")
-        check(source.get("sampler", {}), sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
+        own_sampler = source.get("sampler", {})
+        check(own_sampler, sections.SOURCE_SAMPLER, f"{where}.sampler", require=False)
+        if "max_epochs" in source and "epochs" in own_sampler:
+            raise ConfigError(f"{where}.sampler.epochs: max_epochs is the same. Give one of the two.")
 
 
 def _check_schedule(

@@ -13,7 +13,7 @@ from grain_sft.corpus.formats import (
     TokenFile,
     scan_corpus,
 )
-from grain_sft.corpus.formats.megatron import PREFIX_SUFFIX, words_of
+from grain_sft.corpus.formats.megatron import PREFIX_SUFFIX, split_range, words_of
 from grain_sft.corpus.formats.metadata import LABEL_MASKS, PREPARE, SPLIT, Json, split_metadata
 from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.pairs import pair_lengths
@@ -30,5 +30,5 @@ __all__ = [
     "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader",
     "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype", "TokenFile", "are_long",
     "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths", "part_by_part", "row_files",
-    "scan_corpus", "scan_rows", "split_metadata", "words_of",
+    "scan_corpus", "scan_rows", "split_metadata", "split_range", "words_of",
 ]  # fmt: skip

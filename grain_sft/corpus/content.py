@@ -1,4 +1,4 @@
-"""Content hashes: what is derived from the bytes of a corpus is found by these bytes alone.
+"""Content hashes: keys of everything that is derived from the bytes of a corpus.
 
 A full hash reads every byte, about 1 GB/s a core, so this machine caches the hashes of files; see `_depends`.
 """
@@ -124,8 +124,8 @@ def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     """Return what changes whenever these files are written to; None where nothing does, or where they are small.
 
     It is device, inode, size, and the times of the last change of bytes and of metadata; of an object in a bucket its URL,
-    size, and generation or entity tag. Nothing is sure of a file that was written to within the last two seconds: another
-    write could leave its times as they are.
+    size, and generation or entity tag. A file that was written to within the last two seconds has no such
+    value: another write could leave its times as they are.
     """
     if sum(file.size for file in stored) < _REMEMBERED_FROM:
         return None

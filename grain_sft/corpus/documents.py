@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-_KEPT_FROM = 1 << 23  # bytes of tokens from which a scan is cached; fewer take a millisecond
+_KEPT_FROM = 1 << 23  # bytes of tokens from which a scan is cached; a smaller one takes a millisecond
 
 
 class Document(NamedTuple):
@@ -140,7 +140,12 @@ def part_by_part(corpus: Corpus) -> Documents:
 
 
 def _by_files(corpus: Corpus) -> Documents:
-    parts, hashes = _read_parts(corpus)
+    read = functools.cache(lambda: _read_parts(corpus))
+    files = [shard.boundaries for shard in corpus.shards if shard.boundaries is not None]
+    hashes = content.hashes_of(files, lambda: read()[1])  # the next process need not read them for `content`
+    parts, now = read()
+    if now != hashes:
+        raise _written_to(corpus)
     for number, before in reversed(_continued(corpus, parts)):
         parts[before][1][-1] += parts[number][1][0]
         parts[number] = (parts[number][0][1:], parts[number][1][1:])

@@ -128,7 +128,9 @@ class LossReader:
     ) -> None:
         self._losses, self._readers = losses, dict[LossKind, ShardReader]()
         for one in filter(None, losses):
-            if one.kind not in self._readers:  # `one` fills the places of files that this `ShardReader` skips
+            if (
+                one.kind not in self._readers
+            ):  # `one` stands for files of other kinds, which this `ShardReader` never reads
                 of_kind = [loss if loss is not None and loss.kind == one.kind else one for loss in losses]
                 options: dict[str, Any] = {"scattered": scattered, "remote": remote}
                 self._readers[one.kind] = ShardReader(of_kind, one.values.dtype.itemsize, max_open_files, **options)

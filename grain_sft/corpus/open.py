@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ AUTO = "auto"
 TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
     "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
 )
-"""What loads a tokenizer, whose `sha256` `check_tokenizer` compares. Few runs name a path, so few import it."""
+"""Loader of tokenizers, whose `sha256` `check_tokenizer` compares. It is imported only if a path is given."""
 
 
 def open_corpus(
@@ -46,7 +46,8 @@ def open_corpus(
 
     Sidecar files are found by their names, however the token files are named: label masks and loss weights (OLMo-core's
     `labels_mask_part_NNNN.npy` for `token_ids_part_NNNN.npy`, and those of the other formats) and document boundaries
-    (`NAME.csv.gz` for `NAME.npy`). A glob, directory or list that matches sidecars too reads them as sidecars.
+    (`NAME.csv.gz` for `NAME.npy`). Sidecar files that a glob, directory or list includes are
+    read as sidecar files.
 
     Args:
       where: Path or paths of the corpus, local or URLs that fsspec knows (`gs://`); one of
@@ -93,12 +94,8 @@ def open_corpus(
         where = [str(each) if type(each) in (int, float) else each for each in where]  # weights of a blend
     paths = as_paths("where", where)
     _check_types(format, path_remap, tokenizer, remote, root, use_loss_mask, split)
-    if subset is not None and (split is None or subset not in SUBSETS):
-        raise CorpusError(
-            f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as split='969,30,1'."
-        )
-    if label_mask_paths is not None and use_loss_mask is False:
-        raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
+    masks = None if label_mask_paths is None else as_paths("label_mask_paths", label_mask_paths)
+    _check_combinations(split, subset, masks, use_loss_mask)
     remote_options = None if remote is None else RemoteOptions.of(remote)
     remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}
     if tokenizer is not None:
@@ -107,41 +104,22 @@ def open_corpus(
     def remap(path: str) -> str:
         return files.normalize(remap_path(path, remaps))
 
-    folder = "" if root is None else files.normalize(root).rstrip("/") + "/"
-    local = os.path.realpath(folder).rstrip("/") + "/" if folder and not files.is_remote(folder) else None
-    masks = () if label_mask_paths is None else as_paths("label_mask_paths", label_mask_paths)
+    folder = _Root.of(root)
     options = ReadOptions(
         dtype=None if dtype is None else token_dtype(dtype, "dtype"),
         eos_token_id=eos_token_id,
         use_loss_mask=use_loss_mask,
-        masks=None if label_mask_paths is None else _expand_masks(remap(files.normalize(path)) for path in masks),
+        masks=None if masks is None else _expand_masks(remap(files.normalize(path)) for path in masks),
         split=split,
         subset=subset or "train",
         remap=remap,
-        check_paths=lambda listed: _check_inside(local or folder, listed),
+        check_paths=folder.check,
     )
     named = files.normalize(where) if isinstance(where, str | os.PathLike) else None
-    with inside(local, named or ""):
-        if named is not None:
-            corpus = _open_path(named, format, options)
-        else:
-            listed, listing = [remap(files.normalize(path)) for path in paths], DirectoryListing()
-            found = [form for form in formats() if form.detect_list(listed, listing)] if format == AUTO else []
-            form = found[0] if found else FORMATS["files" if format == AUTO else format]()
-            corpus = form.read_list(listed, options, listing)
-    _check_inside(local or folder, (file.path for file in corpus.files()))
-    if local is not None:
-        corpus = corpus.map_files(lambda file: dataclasses.replace(file, root=local))
-    if use_loss_mask and not corpus.has_loss:
-        raise CorpusError(
-            f"{corpus.shards[0].path}: use_loss_mask=True, but this file has no loss mask. Name the masks with "
-            "label_mask_paths, or leave use_loss_mask out."
-        )
-    if split is not None and not all(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
-        raise CorpusError(
-            f"{corpus.shards[0].path}: split={split!r}, but only Megatron's files are split where they are opened. Open the "
-            "folder of a split, or leave split out."
-        )
+    with inside(folder.local, named or ""):
+        found = _open_list(paths, format, options) if named is None else _open_path(named, format, options)
+    corpus = folder.checked(found)
+    _check_use(corpus, use_loss_mask, split)
     if tokenizer is not None:
         check_tokenizer(corpus, tokenizer)
         corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer or tokenizer)
@@ -171,6 +149,39 @@ def _check_types(
         check_type(name, value, kind, expected)
 
 
+def _check_combinations(
+    split: str | None, subset: str | None, masks: Sequence[object] | None, use_loss_mask: bool | None
+) -> None:
+    if subset is not None and (split is None or subset not in SUBSETS):
+        raise CorpusError(
+            f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as split='969,30,1'."
+        )
+    if masks is not None and use_loss_mask is False:
+        raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
+
+
+def _check_use(corpus: Corpus, use_loss_mask: bool | None, split: str | None) -> None:
+    """Refuse arguments that the files of the corpus do not support."""
+    path = corpus.shards[0].path
+    if use_loss_mask and not corpus.has_loss:
+        raise CorpusError(
+            f"{path}: use_loss_mask=True, but this file has no loss mask. Name the masks with label_mask_paths, or leave "
+            "use_loss_mask out."
+        )
+    if split is not None and not all(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
+        raise CorpusError(
+            f"{path}: split={split!r}, but only Megatron's files are split where they are opened. Open the folder of a "
+            "split, or leave split out."
+        )
+
+
+def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
+    listing, listed = DirectoryListing(), [options.remap(files.normalize(path)) for path in paths]
+    found = [form for form in formats() if form.detect_list(listed, listing)] if format == AUTO else []
+    form = found[0] if found else FORMATS["files" if format == AUTO else format]()
+    return form.read_list(listed, options, listing)
+
+
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     listing = DirectoryListing()
     if not files.is_remote(path) and not os.path.exists(path):
@@ -197,13 +208,40 @@ def _expand_masks(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_inside(folder: str, paths: Iterable[str]) -> None:
-    """Refuse the first path that, after links are followed, lies outside of a local folder or of a URL; "": take any."""
-    for path in paths if folder else ():
-        remote = files.is_remote(path)
-        real = path if remote else os.path.realpath(path)
-        if not real.startswith(folder) or (remote and ".." in path.split("/")):
-            raise outside(path, real, folder)
+class _Root(NamedTuple):
+    """The folder that all files have to lie in.
+
+    Attributes:
+      folder: Real path or URL, with a slash at its end; "": any file is taken.
+      local: `folder`, if it is local; else None.
+    """
+
+    folder: str = ""
+    local: str | None = None
+
+    @classmethod
+    def of(cls, root: str | os.PathLike[str] | None) -> "_Root":
+        """Return the folder that the argument `root` of `open_corpus` names."""
+        if root is None:
+            return cls()
+        path = files.normalize(root).rstrip("/") + "/"
+        local = None if files.is_remote(path) else os.path.realpath(path).rstrip("/") + "/"
+        return cls(local or path, local)
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Refuse the first path that, after links are followed, lies outside of the folder."""
+        for path in paths if self.folder else ():
+            remote = files.is_remote(path)
+            real = path if remote else os.path.realpath(path)
+            if not real.startswith(self.folder) or (remote and ".." in path.split("/")):
+                raise outside(path, real, self.folder)
+
+    def checked(self, corpus: Corpus) -> Corpus:
+        """Check the files of a corpus. Return it with files that are checked again whenever they are opened."""
+        self.check(file.path for file in corpus.files())
+        if self.local is None:
+            return corpus
+        return corpus.map_files(lambda file: dataclasses.replace(file, root=self.local))
 
 
 def check_tokenizer(corpus: Corpus, given: str) -> None:
@@ -214,7 +252,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
       given: Path of a tokenizer, which is compared by hash; else a name, which is compared with `corpus.tokenizer`.
 
     Raises:
-      CorpusError: it is another one, or can't be compared.
+      CorpusError: it is another tokenizer, or can't be compared.
       CorpusFileError: there is no tokenizer at the path `given`.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path

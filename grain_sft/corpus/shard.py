@@ -162,7 +162,7 @@ def check_signed(
       tokens: Tokens of files of signed integers of the width of `dtype`, read as unsigned ones, or as int32.
       shards: Shards of the corpus.
       pieces: Function that returns the shard, the first token in it, and the place in `tokens`, flattened, of each piece of
-        `tokens`, each int64 [pieces], in the order of places. It is called only for the message.
+        `tokens`, each int64 [pieces], in the order of these places. It is called only for the message.
     """
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:

@@ -2,7 +2,7 @@
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -12,9 +12,17 @@ from jax.sharding import Sharding
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import Stateful
-from grain_sft.integrations.placement import DirectPlacement, GlobalBatch, LoaderPlacement, Placement, process_rows
+from grain_sft.integrations.context_order import ContextOrder
+from grain_sft.integrations.placement import (
+    Block,
+    DirectPlacement,
+    GlobalBatch,
+    LoaderPlacement,
+    Placement,
+    process_rows,
+)
 from grain_sft.integrations.placement import ProcessRows as ProcessRows
-from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step
+from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step, takes_loss
 from grain_sft.source import Element
 from grain_sft.storage import activity
 from grain_sft.transforms import trait
@@ -22,15 +30,16 @@ from grain_sft.transforms import trait
 AHEAD = 2  # batches whose transfer to the devices has begun before they are asked for
 THREADS = 2
 
-__all__ = ["GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
+__all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
 
 
 class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator of a pipeline's batches as global arrays. Every process makes one, and takes from it in step.
 
     Row g of the global batch is at index g of the global array, whatever the number of processes and the sharding. A process
-    reads the rows that its devices have a part of, according to the sharding; it has no host index. Where devices of several
-    processes have the same rows (a mesh axis that divides the model, or the sequence), each of these processes reads them.
+    reads what its devices have of the batch, according to the sharding: rows, and of these the columns, if the mesh divides the
+    sequence. It has no host index. Several processes read the same where their devices have the same (a mesh axis that divides
+    the model), and whole rows where a transform needs these (`Pipeline.reads_columns`).
 
     Threads begin the transfer of the next batches to the devices before they are asked for, so that a training step hides it.
     The state is a step and a receipt (`grain_sft.integrations.checkpoint`), the same for any number of processes.
@@ -48,10 +57,13 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       threads: Number of threads that read and transfer ahead.
       allow_other_data: Whether `set_state` accepts the state of a run on other data.
       prepare: Function of a step and what this process read of its batch, arrays [n, L], that returns what goes to the devices.
-        Called in threads.
+        Called in threads, for each block of columns that is read.
+      load_balanced_shards: Number of shards of MaxText's load-balanced order, in which the columns of the global arrays are
+        then; 1 leaves them in their natural order. See `ContextOrder`.
 
     Raises:
-      PipelineError: a pipeline of one host of many, arrays that the sharding can't divide, or no loaders.
+      PipelineError: a pipeline of one host of many, arrays that the sharding or the load-balanced order can't divide, or no
+        loaders.
       RowIndexError: the pipeline does not have the start step.
     """
 
@@ -67,6 +79,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         threads: int = THREADS,
         allow_other_data: bool = False,
         prepare: Callable[[int, Element], Element] | None = None,
+        load_balanced_shards: int = 1,
     ) -> None:
         if pipeline.sampler.host.count != 1:
             raise PipelineError(
@@ -77,37 +90,43 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self._prefetch = as_integer("ahead", ahead, 0, PipelineError)
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
-        self._widths = {pipeline.source.layout.sequence_length}
-        if pipeline.end_step and any(
-            trait(each, "splits_rows") or trait(each, "cuts_columns") for each in pipeline.transforms
-        ):
-            self._widths = {array.shape[1] for array in pipeline.read(0, np.zeros(0, np.int64)).values()}
+        shapes = {shape for stage in pipeline.stages for shape in _shapes(stage)}
+        order = ContextOrder(load_balanced_shards)
         self._placements: dict[tuple[int, int], Placement] = {}  # by the rows of the batch and the columns of the array
-        for batch_rows, width in itertools.product(set(pipeline.sampler.batch_sizes.sizes), self._widths):
+        self._widths: dict[int, list[int]] = {}  # of arrays, by the rows of the batch
+        for batch_rows, width in sorted(shapes):
+            self._widths.setdefault(batch_rows, []).append(width)
             rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
             if rows < batch_rows:
                 raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
+            order.check(width)
             if loaders is None:
-                self._placements[batch_rows, width] = DirectPlacement(sharding, (rows, width), batch_rows)
+                divides = pipeline.reads_columns and len({width for _, width in shapes}) == 1
+                made: Placement = DirectPlacement(sharding, (rows, width), batch_rows, order, divides=divides)
             else:
-                self._placements[batch_rows, width] = LoaderPlacement(sharding, (rows, width), batch_rows, loaders)
+                made = LoaderPlacement(sharding, (rows, width), batch_rows, order, loaders=loaders)
+            self._placements[batch_rows, width] = made
+        self._makes_ahead = self._prefetch > 0
         super().__init__(pipeline, start_step)
 
     def _placement(self, step: int, width: int | None = None) -> Placement:
         """Return the placement of arrays of a step; `width` None means any, for what does not depend on it."""
-        return self._placements[self.pipeline.sampler.batch_sizes.at(step), width or max(self._widths)]
+        rows = self.pipeline.sampler.batch_sizes.at(step)
+        return self._placements[rows, width or self._widths[rows][-1]]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        """Return the slots of the global batch of `step` that this process reads: int64 [n]."""
+        """Return the slots of the global batch of `step` that this process reads, at least in part: int64 [n]."""
         return self._placement(step).reads
+
+    def blocks(self, step: int) -> list[Block]:
+        """Return the rows and columns of the global batch of `step` that this process reads."""
+        return self._placement(step).blocks
 
     def _make(self, step: int) -> GlobalBatch:
         batch = super()._make(step)
         return {key: self._placement(step, array.shape[1]).finish(array) for key, array in batch.items()}
 
-    def _reader(self, step: int) -> ReadAhead[GlobalBatch] | None:
-        if not self._prefetch:
-            return None
+    def _reader(self, step: int) -> ReadAhead[GlobalBatch]:
         this = weakref.proxy(self)  # threads that wait for work must not keep the iterator alive
         make, name = (lambda step: this._make_now(step)), "grain_sft-global-batches"
         return ReadAhead(make, start=step, end=self._end, ahead=self._prefetch, threads=self._threads, name=name)
@@ -117,21 +136,36 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
     def _make_now(self, step: int) -> GlobalBatch:
         """Return the batch of `step`, whose transfer to this process's devices has begun."""
-        placement = self._placement(step)
+        blocks = self.blocks(step)
         with activity.making_batch(self.pipeline, step):
-            batch = self.pipeline.read(step, placement.reads)
+            read = [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]
         if self.pipeline.first_steps.left:
-            self.pipeline.first_steps.check(self.pipeline, step, batch)
+            self._check_loss(step, read)
+        parts = [self._prepared(step, block, batch) for block, batch in zip(blocks, read, strict=True)]
+        placed = {}
+        for key, array in parts[0].items():
+            width = array.shape[1] if blocks[0].columns is None else None
+            placed[key] = self._placement(step, width).put([part[key] for part in parts])
+        return placed
+
+    def _prepared(self, step: int, block: Block, batch: Element) -> Element:
+        """Return what goes to the devices of a block of the batch of `step`."""
+        widths = self._widths[self.pipeline.sampler.batch_sizes.at(step)]
         for key, array in batch.items():
-            if len(array) != len(placement.reads) or array.shape[1] not in self._widths:
+            if len(array) != len(block.rows) or (block.columns is None and array.shape[1] not in widths):
                 raise PipelineError(
                     f"{key!r} of step {step} is {list(array.shape)}, but rows over many devices are of one shape, "
-                    f"{[len(placement.reads), max(self._widths)]} here: take out the transform that "
+                    f"{[len(block.rows), widths[-1]]} here: take out the transform that "
                     f"cuts columns off ({self.pipeline.transforms!r})."
                 )
-        if self._prepare is not None:
-            batch = self._prepare(step, batch)
-        return {key: self._placement(step, array.shape[1]).put(array) for key, array in batch.items()}
+        return batch if self._prepare is None else self._prepare(step, batch)
+
+    def _check_loss(self, step: int, read: Sequence[Element]) -> None:
+        """Check that targets of a first step take loss: those of whole rows, if none of the columns that were read does."""
+        checked = next((batch for batch in read if takes_loss(batch) is not False), read[0])
+        if takes_loss(checked) is False and self.blocks(step)[0].columns is not None:
+            checked = self.pipeline.read(step, self.rows(step))
+        self.pipeline.first_steps.check(self.pipeline, step, checked)
 
     def reset(self) -> None:
         """Continue at step 0."""
@@ -143,3 +177,19 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         with self._lock:
             if step != self.next_step:
                 self._go_to(step)
+
+
+def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
+    """Yield the rows and columns of the arrays of a stage's batches."""
+    layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)
+    cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
+    if layout.row_lengths:
+        if cuts:
+            found = f"rows of several lengths, and a transform that changes their columns ({stage.transforms!r})"
+            raise PipelineError(f"{found}: take it out.")
+        yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
+        return
+    widths = {layout.sequence_length}
+    if cuts and stage.end_step:
+        widths = {array.shape[1] for array in stage.read(stage.first_step, np.zeros(0, np.int64)).values()}
+    yield from itertools.product(sizes, widths)

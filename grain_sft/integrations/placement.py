@@ -1,10 +1,11 @@
 """Placement: the rows of a global array that a process reads, and their way to its devices."""
 
 import abc
+import bisect
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import PipelineError
+from grain_sft.integrations.context_order import Columns, ContextOrder
 
 Index = tuple[slice, ...]
 GlobalBatch = dict[str, jax.Array]
@@ -80,22 +82,37 @@ def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, Any]:
         ) from error
 
 
+class Block(NamedTuple):
+    """Rows and columns of the global batch that are read at once.
+
+    Attributes:
+      rows: int64 [n], slots of the global batch.
+      columns: First column and the one after the last; None for all.
+    """
+
+    rows: npt.NDArray[np.int64]
+    columns: Columns | None
+
+
 class Placement(abc.ABC):
     """Transfer of global batches of one shape to the devices."""
 
-    reads: npt.NDArray[np.int64]  # [n], rows of the global batch that this process reads
+    reads: npt.NDArray[np.int64]  # [n], rows of the global batch that this process reads a part of
+    blocks: list[Block]  # that this process reads
     writer: int  # process that writes for all
     shape: tuple[int, int]  # of the arrays that are put on the devices
     sharding: Sharding  # of these arrays
 
     @abc.abstractmethod
-    def part(self, array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
-        """Return a device's part of what this process read, [len(reads), L]."""
+    def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
+        """Return a device's part of the arrays of `blocks`."""
 
-    def put(self, array: npt.NDArray[Any]) -> jax.Array:
-        """Return the global array of what this process read, [len(reads), L]. Called in any thread."""
-        part = functools.partial(self.part, array)
-        named = {} if self.sharding.addressable_devices else {"dtype": array.dtype}  # earlier versions of JAX lack it
+    def put(self, arrays: Sequence[npt.NDArray[Any]]) -> jax.Array:
+        """Return the global array of the arrays of `blocks`. Called in any thread."""
+        part = functools.partial(self.part, arrays)
+        named = (
+            {} if self.sharding.addressable_devices else {"dtype": arrays[0].dtype}
+        )  # earlier versions of JAX lack it
         return jax.make_array_from_callback(self.shape, self.sharding, part, **named)
 
     def finish(self, array: jax.Array) -> jax.Array:
@@ -104,24 +121,70 @@ class Placement(abc.ABC):
 
 
 class DirectPlacement(Placement):
-    """Placement in which every process transfers the rows of its own devices."""
+    """Placement in which every process transfers the rows of its own devices.
 
-    def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int) -> None:
+    Args:
+      sharding, shape: Sharding and shape [rows, L] of the global arrays.
+      batch_rows: Rows of the global batch; the other rows are filled.
+      order: Order of the columns.
+      divides: Whether a process reads only the columns that its devices have.
+    """
+
+    def __init__(
+        self, sharding: Sharding, shape: tuple[int, int], batch_rows: int, order: ContextOrder, *, divides: bool
+    ) -> None:
         mine = process_rows(sharding, shape)
-        self.sharding, self.shape, self.writer = sharding, shape, mine.first
+        self.sharding, self.shape, self.writer, self._order = sharding, shape, mine.first, order
         self.reads = mine.rows[mine.rows < batch_rows]
+        self.blocks = _blocks(mine, batch_rows, order) if divides else [Block(self.reads, None)]
 
-    def part(self, array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
+    def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
         start, stop, _ = index[0].indices(self.shape[0])
-        first = int(self.reads.searchsorted(start))  # a device's rows are consecutive also among the process's
-        read = array[first : first + stop - start, index[1]]
-        return _filled(read, stop - start)
+        parts = []
+        for columns in self._order.sources(*index[1].indices(self.shape[1])[:2], self.shape[1]):
+            number, begin = self._block_of(columns)
+            first = int(
+                self.blocks[number].rows.searchsorted(start)
+            )  # a device's rows are consecutive also in the block
+            parts.append(arrays[number][first : first + stop - start, columns[0] - begin : columns[1] - begin])
+        return _filled(parts, stop - start)
+
+    def _block_of(self, columns: Columns) -> tuple[int, int]:
+        """Return the number of the block that has these columns, and its first column."""
+        begins = [0 if block.columns is None else block.columns[0] for block in self.blocks]
+        number = bisect.bisect_right(begins, columns[0]) - 1
+        return number, begins[number]
+
+
+def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
+    """Return what the devices of a process have of the global batch, in the order of the columns, each column once."""
+    length, rows_of = mine.shape[1], dict[Columns, npt.NDArray[np.bool_]]()
+    for rows, columns in mine.indices.values():
+        for each in order.sources(columns.start, columns.stop, length):
+            rows_of.setdefault(each, np.zeros(mine.shape[0], np.bool_))[rows] = True
+    merged: list[tuple[Columns, npt.NDArray[np.bool_]]] = []
+    for each, mask in sorted(rows_of.items()):
+        if merged and merged[-1][0][1] == each[0] and np.array_equal(merged[-1][1], mask):
+            merged[-1] = (merged[-1][0][0], each[1]), mask
+        else:
+            merged.append((each, mask))
+    blocks = [Block(np.flatnonzero(mask[:batch_rows]), None if each == (0, length) else each) for each, mask in merged]
+    return blocks or [Block(mine.rows, None)]
 
 
 class LoaderPlacement(Placement):
     """Placement where some processes put equally many rows on each of their devices, and a collective spreads them."""
 
-    def __init__(self, sharding: Sharding, shape: tuple[int, int], batch_rows: int, loaders: Sequence[int]) -> None:
+    def __init__(
+        self,
+        sharding: Sharding,
+        shape: tuple[int, int],
+        batch_rows: int,
+        order: ContextOrder,
+        *,
+        loaders: Sequence[int],
+    ) -> None:
+        self._sources = order.sources(0, shape[1], shape[1])
         devices = list(_parts(sharding, shape))  # a computation on both shardings needs this order
         loading = [number for number, device in enumerate(devices) if device.process_index in loaders]
         if not loading:
@@ -131,25 +194,28 @@ class LoaderPlacement(Placement):
         self.shape = (len(devices) * self._each, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         blocks = np.array_split(np.arange(batch_rows), range(self._each, len(loading) * self._each, self._each))
-        order = np.zeros(shape[0], np.int32)  # index of each row of the batch among the rows that are put
+        places = np.zeros(shape[0], np.int32)  # index of each row of the batch among the rows that are put
         self._read: dict[int, slice] = {}  # rows of each device among those that this process reads
         self.reads = np.zeros(0, np.int64)
         for number, block in zip(loading, blocks, strict=True):
-            order[block] = number * self._each + np.arange(len(block))
+            places[block] = number * self._each + np.arange(len(block))
             if devices[number].process_index == jax.process_index():
                 self._read[number] = slice(len(self.reads), len(self.reads) + len(block))
                 self.reads = np.append(self.reads, block)
+        self.blocks = [Block(self.reads, None)]
         filling = np.arange(shape[0])[:, None] >= batch_rows
-        self._spread = jax.jit(lambda array: jax.numpy.where(filling, 0, array[order]), out_shardings=sharding)
+        self._spread = jax.jit(lambda array: jax.numpy.where(filling, 0, array[places]), out_shardings=sharding)
 
-    def part(self, array: npt.NDArray[Any], index: Index) -> npt.NDArray[Any]:
-        number = index[0].indices(self.shape[0])[0] // self._each
-        return _filled(array[self._read.get(number, slice(0))], self._each)
+    def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
+        rows = arrays[0][self._read.get(index[0].indices(self.shape[0])[0] // self._each, slice(0))]
+        return _filled([rows[:, start:stop] for start, stop in self._sources], self._each)
 
     def finish(self, array: jax.Array) -> jax.Array:
         spread: jax.Array = self._spread(array)  # all processes run collectives in one order
         return spread
 
 
-def _filled(rows: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+def _filled(parts: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
+    """Return parts of rows next to each other, filled up to `count` rows."""
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     return rows if len(rows) == count else np.pad(rows, ((0, count - len(rows)), (0, 0)))

@@ -3,12 +3,21 @@
 from collections.abc import Callable
 
 from grain_sft.errors import LayoutError
+from grain_sft.layout.columns import ColumnsLayout
+from grain_sft.layout.costs import ROWS_A_DEVICE, attention_spread, over_devices
 from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of
 from grain_sft.layout.materialized import MaterializedLayout
-from grain_sft.layout.megatron_blend import Blend, blend, normalized
-from grain_sft.layout.megatron_gpt import MegatronGptLayout
-from grain_sft.layout.megatron_stream import Cut, ends_of, sample_index
+from grain_sft.layout.megatron import Blend, Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout
+from grain_sft.layout.named import (
+    corpus_documents_named,
+    documents_named,
+    documents_named_in,
+    documents_of_record,
+    numbers_in,
+    renumbered,
+)
+from grain_sft.layout.olmo_vsl import OlmoVslLayout
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
@@ -36,15 +45,18 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
         "pairs": PairsLayout,
         "materialized": MaterializedLayout,
         "megatron_gpt": MegatronGptLayout,
+        "olmo_vsl": OlmoVslLayout,
     },
 )
 """Layouts by their kind in a config. The arguments of the constructor behind `corpus` are the options of the layout."""
 
 __all__ = [
-    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "TIES", "Blend", "Cut", "FillKey", "Layout",
-    "LeftOut", "MaterializedLayout", "MegatronGptLayout", "MixtureLayout", "PackedLayout", "PackedRows", "PackingAlgorithm",
-    "PackingOptions", "PaddedLayout", "PairsLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "blend",
-    "check_columns", "checked_record", "checked_rows", "compare_algorithms", "digest", "ends_of", "normalized",
-    "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places", "ragged", "sample_index",
-    "sources_of",
+    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE", "TIES", "Blend",
+    "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "MaterializedLayout", "MegatronGptLayout",
+    "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
+    "PaddedLayout", "PairsLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "attention_spread", "blend",
+    "check_columns", "checked_record", "checked_rows", "compare_algorithms", "corpus_documents_named", "digest",
+    "documents_named", "documents_named_in", "documents_of_record", "ends_of", "normalized", "numbers_in",
+    "over_devices", "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places", "ragged",
+    "renumbered", "sample_index", "sources_of",
 ]  # fmt: skip

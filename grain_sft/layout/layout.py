@@ -29,7 +29,7 @@ RECEIPT_VERSION = 2
 _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
 
 LeftOut = tuple[str, int | None, int | None]
-"""Description of what no row holds, its number of documents and its number of tokens; None for a number not counted."""
+"""Description of what no row holds, with its numbers of documents and tokens; None for a number that is not counted."""
 
 
 class Layout(Protocol):
@@ -41,6 +41,7 @@ class Layout(Protocol):
     Attributes:
       corpus: Corpus whose tokens make the rows.
       sequence_length: Tokens of a row, padding included.
+      first_column: Column of the whole row that is column 0 here; not 0 only in columns of another layout.
       kind: Name of the layout in reports; `package.module:Name` for a class of another package.
       follows_documents: Whether `pieces` names the document of each piece.
       one_segment: Whether each row is one segment.
@@ -50,28 +51,40 @@ class Layout(Protocol):
       row_format: Format of stored rows (tokens, positions and segments); None if rows are assembled when read.
       row_segments: Function of a row number that returns two lists: the first token of each segment, counted through the
         corpus, and its length. Readers call it for rows of few long segments; None in a layout that has `pieces` alone.
+      row_begin: Function of a row number that returns the number of segments before those of `row_segments` in the whole row,
+        and the position of the first of these tokens; None where both are 0 in every row.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
       of_pairs: Whether the rows are preference pairs. No other layout may read a corpus of pairs.
       takes_weights: Whether the rows follow `corpus.weights`. No other layout may read a corpus that has some.
       segment_names: Names of the segments 1, 2, … of each row; empty if a segment is any document. The first is a prompt, and
         the others are responses to it, which are shown next to each other.
-      orders_rows: Whether the rows are numbered in the order in which they are meant to be read. It is then a config's default.
+      row_lengths: Lengths of the rows, ascending, if each batch is of rows of one of them; empty if the arrays of all rows
+        have `sequence_length` columns.
+      row_counts: Number of rows of each of `row_lengths`; the rows are numbered in that order.
+      chunk_size: Number of consecutive rows that an order keeps together, the parts of one longer row.
+      orders_rows: Whether the rows are numbered in the order in which they are meant to be read, once. It is then a config's
+        default.
       transforms: Default transforms of a config, by their names in configs.
     """
 
     corpus: Corpus
     sequence_length: int
+    first_column: int = 0
     follows_documents: bool = False
     one_segment: bool = False
     epochs: int = 1
     packing: PackingOptions | None = None
     row_format: RowFormat | None = None
     row_segments: Callable[[int], tuple[list[int], list[int]]] | None = None
+    row_begin: Callable[[int], tuple[int, int]] | None = None
     plans: Sequence[Plan] = ()
     highest_token: int | None = None
     of_pairs: bool = False
     takes_weights: bool = False
     segment_names: Sequence[str] = ()
+    row_lengths: Sequence[int] = ()
+    row_counts: Sequence[int] = ()
+    chunk_size: int = 1
     orders_rows: bool = False
     transforms: Sequence[Any] = ("shift_targets",)
 
@@ -82,6 +95,15 @@ class Layout(Protocol):
     def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
         """Return the pieces of `rows`, each in [0, len(layout))."""
         ...
+
+    def width(self, rows: Int64[np.ndarray, " rows"]) -> int:
+        """Return the number of columns of the arrays of `rows`, each in [0, len(layout))."""
+        return self.sequence_length
+
+    @property
+    def stream_key(self) -> str:
+        """Text that layouts of one corpus share whose rows are the same tokens in the same order."""
+        return repr(self)
 
     @property
     def kind(self) -> str:
@@ -178,8 +200,18 @@ class Layout(Protocol):
         padding = len(self) * self.sequence_length - tokens
         return {"rows": len(self), "tokens": tokens, "padding": padding, "segments": segments, "max_segments": most}
 
+    def row_costs(self, rows: Int64[np.ndarray, " rows"] | None = None) -> Int64[np.ndarray, " rows"]:
+        """Return the cost of attention of each of `rows` (None means all): the sum of the squares of its segments' lengths."""
+        rows = np.arange(len(self)) if rows is None else rows
+        costs = np.zeros(len(rows), np.int64)
+        for first in range(0, len(rows), _BLOCK_ROWS):
+            pieces = self.pieces(rows[first : first + _BLOCK_ROWS])
+            begins = np.flatnonzero(pieces.segment_columns[1] == 0)
+            np.add.at(costs, pieces.row[begins] + first, np.add.reduceat(pieces.length, begins) ** 2)
+        return costs
+
     def left_out(self) -> list[LeftOut]:
-        """Return what no row holds, and the padding."""
+        """Return the documents and tokens that no row holds, and the padding of the rows."""
         return [("padding of rows", None, self.statistics["padding"])]
 
     @property

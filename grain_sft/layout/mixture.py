@@ -34,6 +34,12 @@ class MixtureLayout(Layout):
         if len(set(lengths.values())) != 1:
             stated = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise LayoutError(f"the sources of a mixture have one sequence length, and these have {stated or 'none'}.")
+        several = [name for name, part in parts.items() if part.row_lengths]
+        if several:
+            raise LayoutError(
+                f"source {several[0]} has rows of several lengths, in batches of one, but a mixture's batches hold rows of all "
+                "sources. Take another layout."
+            )
         of_pairs = {part.of_pairs for part in parts.values()}
         if True in of_pairs and (len(of_pairs) > 1 or len({repr(part.transforms) for part in parts.values()}) > 1):
             stated = ", ".join(f"{name}: {part.transforms}" for name, part in parts.items())
@@ -100,6 +106,8 @@ class MixtureLayout(Layout):
             yield names[number], index, rows[index] - self.first_rows[number]
 
     def pieces(self, rows: Ints) -> Pieces:
+        """See `Layout.pieces`. Shards and documents are numbered through all sources."""
+
         def columns_of(number: int, index: Ints) -> tuple[Ints, ...]:
             found = self._layouts[number].pieces(rows[index] - self.first_rows[number])
             document = np.full(len(found.row), -1, np.int64)

@@ -34,8 +34,9 @@ class PackedLayout(Layout):
       corpus: Corpus whose documents are packed.
       sequence_length: Tokens of a row.
       algorithm: Which documents share a row: "best_fit_decreasing" (OLMo-core's `NumpyPackedFSLDataset`),
-        "first_fit_decreasing", "shuffled_best_fit" (anew each epoch), "multipack" (OpenChat's batches, anew each epoch),
-        "concat_then_split" (documents are cut; for comparison), or package.module:Name.
+        "first_fit_decreasing", "balanced" (rows of similar cost of attention), "shuffled_best_fit" (anew each epoch),
+        "multipack" (OpenChat's batches, anew each epoch), "concat_then_split" (documents are cut; for comparison), or
+        package.module:Name.
       long_documents: Documents longer than a row are cut to its length ("truncate"), or divided into pieces of it
         ("fragment").
       source_group_size: Number of consecutive shards whose documents are packed together. An algorithm that packs each epoch
@@ -182,6 +183,20 @@ class PackedLayout(Layout):
         counts["max_segments"] = max(int(np.diff(plan.ends, prepend=0).max(initial=0)) for plan in self.plans)
         return counts | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
 
+    def row_costs(self, rows: Ints | None = None) -> Ints:
+        return super().row_costs(rows) if rows is not None else self._each_row(np.add)
+
+    @property
+    def longest_costs(self) -> Ints:
+        """Cost of the longest segment of each row: int64 [rows]."""
+        return self._each_row(np.maximum)
+
+    def _each_row(self, function: np.ufunc) -> Ints:
+        """Return what `function` makes of the squares of the segments' lengths of each row."""
+        squares = (np.square(plan.length.astype(np.int64)) for plan in self.plans)
+        begins = (np.append(0, plan.ends[:-1]) for plan in self.plans)
+        return np.concatenate([*map(function.reduceat, squares, begins)])
+
     @functools.cached_property
     def documents(self) -> Documents:
         """Documents that are packed: the corpus's own, unless `boundaries` or `bos_token_id` selects others."""
@@ -222,6 +237,7 @@ class PackedLayout(Layout):
         return self._offsets.pieces(*joined(epoch, lambda number, index: self.plans[number].segments(local[index])))
 
     def left_out(self) -> list[LeftOut]:
+        """See `Layout.left_out`: cut and dropped documents of all epochs, and padding."""
         counts, epochs = self.statistics, f" in {self.epochs} epochs" if self.epochs > 1 else ""
         truncated = f"truncated to {self.sequence_length:,} tokens{epochs}"
         lines: list[LeftOut] = [

@@ -62,6 +62,7 @@ class PaddedLayout(Layout):
         return self._offsets.pieces(np.arange(len(rows)), *columns)
 
     def left_out(self) -> list[LeftOut]:
+        """See `Layout.left_out`: cut and dropped documents, and padding."""
         whole, kept, length = self.corpus.documents.length, int(self._length.sum()), self.sequence_length
         dropped = int(whole.sum()) - kept - self.cut_tokens
         return [

@@ -21,7 +21,7 @@ class PairsLayout(Layout):
       corpus: Corpus of pairs, in format `pairs`.
       sequence_length: Tokens of a prompt with one response; MaxText's `max_target_length`.
       prompt_length: Most tokens of a prompt; MaxText's `dpo.max_prompt_length`. None means half of `sequence_length`.
-      long_pairs: What becomes of a pair with a longer prompt or response: "truncate", or "drop" to leave it out.
+      long_pairs: Treatment of a pair with a longer prompt or response: "truncate", or "drop" to leave it out.
 
     Attributes:
       sequence_length: Tokens of a row: a prompt with both responses.
@@ -78,6 +78,7 @@ class PairsLayout(Layout):
         return self._offsets.pieces(row, *columns)
 
     def left_out(self) -> list[LeftOut]:
+        """See `Layout.left_out`: cut and dropped pairs, and padding."""
         whole = pair_lengths(self.corpus)
         rows, tokens = whole[self._document], int(self._length.sum())
         longer, dropped = int((rows != self._length).any(axis=1).sum()), len(whole) - len(rows)

@@ -114,14 +114,14 @@ class ShardOffsets:
 
 
 def ragged(counts: Ints) -> tuple[Ints, Ints]:
-    """Return (row, number in the row) of each of `counts[row]` items of every row, int64 [items]."""
+    """Return the row of each item, and its number in the row, int64 [items] each; row i has `counts[i]` items."""
     row = np.arange(len(counts)).repeat(counts)
     return row, np.arange(len(row)) - (counts.cumsum() - counts)[row]
 
 
 def joined(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
-    """Return columns of rows, in their order, each of which is of a `part`, int64 [rows]. `columns_of` returns the columns of a
-    part, given the indices of its rows, int64 [n]; the first column holds indices into these n."""
+    """Return columns of rows of several parts, in the order of the rows. `part`, int64 [rows], is the part of each row;
+    `columns_of` takes a part and the indices of its rows, int64 [n], and returns columns, the first with indices into these."""
     found = []
     for number in np.unique(part).tolist():
         here = np.flatnonzero(part == number)

@@ -12,6 +12,7 @@ import numpy as np
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
+from grain_sft.layout.costs import attention_spread
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.plan import depends_of, finder_of
@@ -20,7 +21,7 @@ from grain_sft.storage import artifact
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
     """Return figures of all epochs of a layout together, ready for JSON. `batch_rows` is None for an algorithm that does not
-    pack whole batches; `split_documents` are those that rows hold in several pieces."""
+    pack whole batches; `split_documents` are those that rows hold in several pieces; `attention` is an `attention_spread`."""
     found, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
     return {
@@ -36,6 +37,7 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
         **{name: found[name] for name in ("dropped_documents", "dropped_tokens")},
         "split_documents": layout.split_documents,
         "segments_a_row": {name: getattr(np, name)(segments).item() for name in ("mean", "median", "max")},
+        "attention": attention_spread(layout.row_costs(), layout.longest_costs),
     }
 
 

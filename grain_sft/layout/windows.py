@@ -17,23 +17,37 @@ class WindowLayout(Layout):
     Rows are numbered through all shards in order: shard s holds `num_tokens // sequence_length` of them. Windows cut
     through documents, and every row is one segment.
 
+    Args:
+      max_target_sequence_length: Length of the longest rows of a run that changes its sequence length, a multiple of
+        `sequence_length`. Rows are the parts of these longest rows, one after the other, and the order keeps them together,
+        so that rows of each length have the same tokens in the same order. As `max_target_sequence_length` of OLMo-core.
+
     Raises:
-      LayoutError: a sequence length that is not a positive integer, or that leaves no row.
+      LayoutError: a sequence length that is not a positive integer, that leaves no row, or that does not divide
+        `max_target_sequence_length`.
     """
 
     kind = "windows"
     one_segment = True
 
-    def __init__(self, corpus: Corpus, sequence_length: int) -> None:
+    def __init__(self, corpus: Corpus, sequence_length: int, *, max_target_sequence_length: int | None = None) -> None:
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
+        longest = self.sequence_length if max_target_sequence_length is None else max_target_sequence_length
+        self.max_target_sequence_length = as_sequence_length(longest)
+        self.chunk_size, rest = divmod(self.max_target_sequence_length, self.sequence_length)
+        if rest:
+            raise LayoutError(
+                f"sequence_length={self.sequence_length} does not divide max_target_sequence_length={longest}. Take a "
+                "length that does."
+            )
         self._tokens: Ints = np.array([shard.num_tokens for shard in corpus.shards], np.int64)
-        self._counts: Ints = self._tokens // self.sequence_length  # rows of each shard
+        self._counts: Ints = self._tokens // self.max_target_sequence_length * self.chunk_size  # rows of each shard
         self._ends: Ints = np.cumsum(self._counts)
         self._starts = self._ends - self._counts
         if not self._counts.any():
             raise LayoutError(
-                f"sequence_length={self.sequence_length} leaves no row: the longest of {len(self._tokens)} shards has "
-                f"{self._tokens.max(initial=0)} tokens, and windows don't cross from one shard to the next."
+                f"sequence_length={self.max_target_sequence_length} leaves no row: the longest of {len(self._tokens)} shards "
+                f"has {self._tokens.max(initial=0)} tokens, and windows don't cross from one shard to the next."
             )
 
     def __len__(self) -> int:
@@ -45,6 +59,7 @@ class WindowLayout(Layout):
         return Pieces(index, column, shard, (rows - self._starts[shard]) * self.sequence_length, length)
 
     def rows_of_documents(self, documents: Ints) -> Ints:
+        """See `Layout.rows_of_documents`. Tokens after a shard's last window are in no row."""
         self._check_documents(documents)
         starts, lengths = (column[documents] for column in self.corpus.documents)
         firsts, lasts = starts[lengths > 0], (starts + lengths)[lengths > 0] - 1
@@ -64,11 +79,16 @@ class WindowLayout(Layout):
         rest = self.corpus.num_tokens - len(self) * self.sequence_length
         return [(f"ends of {shards:,} files that fill no row", None, rest)]
 
+    @property
+    def stream_key(self) -> str:
+        return f"windows of {self.max_target_sequence_length}"
+
     def _rows_receipt(self) -> str:
         return repr(self)
 
     def __repr__(self) -> str:
-        return f"WindowLayout(sequence_length={self.sequence_length}, rows={len(self)})"
+        whole = "" if self.chunk_size == 1 else f", max_target_sequence_length={self.max_target_sequence_length}"
+        return f"WindowLayout(sequence_length={self.sequence_length}{whole}, rows={len(self)})"
 
 
 @functools.lru_cache(maxsize=16)

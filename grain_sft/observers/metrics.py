@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from grain_sft.errors import import_extra
 from grain_sft.pipeline import Delivery, Observer, Pipeline, standing_observers
@@ -14,7 +17,7 @@ from grain_sft.storage import activity
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the histograms' buckets."""
 
 _MOST_UNCOUNTED = 1 << 10  # batches
@@ -37,6 +40,26 @@ _HISTOGRAMS = {
     "wait": ("grain_sft_wait_seconds", "Time that next() took for each batch handed out."),
     "make": ("grain_sft_make_seconds", "Time that a thread took to make each batch."),
 }
+
+
+class BulkHistogram:
+    """Histogram that many values are added to at once. prometheus_client's takes 4 us for each, 5 % of a small batch."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._text, self._counts, self._sum = (name, text), np.zeros(len(SECONDS) + 1, np.int64), 0.0
+
+    def observe(self, values: Sequence[float]) -> None:
+        """Add values, in seconds."""
+        places = np.searchsorted(SECONDS, values)  # a bound belongs to the bucket below it
+        self._counts += np.bincount(places, minlength=len(self._counts))
+        self._sum += sum(values)
+
+    def collect(self) -> list[Metric]:
+        """Return the histogram as a metric."""
+        from prometheus_client.core import HistogramMetricFamily
+
+        totals = zip((*map(str, SECONDS), "+Inf"), np.cumsum(self._counts).tolist(), strict=True)
+        return [HistogramMetricFamily(*self._text, buckets=[*totals], sum_value=self._sum)]
 
 
 class Metrics(Observer):
@@ -64,7 +87,10 @@ class Metrics(Observer):
         except ImportError:
             return
         own: dict[str, Any] = {"registry": None}  # they are collected through this object
-        self._histograms = {name: Histogram(*text, buckets=_SECONDS, **own) for name, text in _HISTOGRAMS.items()}
+        shared = {
+            name: Histogram(*text, buckets=SECONDS, **own) for name, text in _HISTOGRAMS.items() if not self._most
+        }
+        self._histograms = shared or {name: BulkHistogram(*text) for name, text in _HISTOGRAMS.items()}
         self._gauge = Gauge(*_NEXT_STEP, multiprocess_mode="mostrecent", **own)
         self._counters = {name: Counter(f"grain_sft_{name}", text, **own) for name, text in _COUNTERS.items()}
         read = Counter(*_READ, **own)
@@ -95,8 +121,11 @@ class Metrics(Observer):
             activity.count("tokens", int(sum(tokens)))
             seconds = {"wait": waits, "make": _take(self._made)}
             for name, histogram in self._histograms.items():
-                for value in seconds[name]:
-                    histogram.observe(value)
+                if self._most:
+                    histogram.observe(seconds[name])
+                else:  # prometheus_client's, whose values are in a file
+                    for value in seconds[name]:
+                        histogram.observe(value)
             for name, counter in self._counters.items():
                 if (value := activity.counts[name]) != self._sent[name]:
                     counter.inc(value - self._sent[name])

@@ -1,4 +1,4 @@
-"""Watchdog: names in the log what a run waits for while it waits, and logs from time to time how it goes.
+"""Watchdog: logs what a run waits for while it waits, and a summary from time to time.
 One thread checks all open iterators of the process, about once a second. It exists while an iterator is open."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import Delivery, Observer, Pipeline, StepIterator
+from grain_sft.pipeline import Observer, Pipeline, StepIterator
 from grain_sft.source import workers
 from grain_sft.storage import activity
 
@@ -177,9 +177,9 @@ class Watchdog(Observer):
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         self.recent.append(seconds)
 
-    def batch_handed_out(self, delivery: Delivery) -> None:
+    def batch_awaited(self, iterator: StepIterator[Any], step: int, seconds: float) -> None:
         if self.stalled:
-            self._ended(delivery.pipeline, delivery.step, "came", delivery.seconds)
+            self._ended(iterator.pipeline, step, "came", seconds)
 
     def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
         if self.stalled:

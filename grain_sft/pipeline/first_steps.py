@@ -31,7 +31,7 @@ class FirstSteps:
 
     def check(self, pipeline: Pipeline, step: int, batch: Any) -> None:
         """Check the batch of `step`. Call this only while `left` is not 0."""
-        if not pipeline.transforms and self.left == NUM_CHECKED:
+        if not pipeline.at(step).transforms and self.left == NUM_CHECKED:
             keys = ", ".join(batch) if isinstance(batch, dict) else "those of its source"
             advice = "For inputs and targets give it [ShiftTargets()]."
             logging.warning("This pipeline has no transforms: its batches have the keys %s. %s", keys, advice)
@@ -68,7 +68,8 @@ def takes_loss(batch: Any) -> bool | None:
 def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
     """Return the reason, a sentence, why no target of `steps` takes loss. The rows are read again."""
     try:
-        rows = np.concatenate([pipeline.sampler.rows(step) for step in steps])
+        pipeline = pipeline.at(max(steps))
+        rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
         rows = rows[rows != FILL_ROW][:_MOST_ROWS]
         if not len(rows):
             return "all their rows are filling. Start at an earlier step."

@@ -9,7 +9,7 @@ import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline.amendments import check_same_amendments
+from grain_sft.pipeline.amendments import check_same_changes
 from grain_sft.pipeline.data_loader import StepDataset
 from grain_sft.pipeline.observer import make_batch
 from grain_sft.pipeline.read_ahead import ReadAhead
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 READ_THREADS = 2
 PREFETCH = 8  # batches
-_STEP, _PIPELINE, _AMENDMENTS = "next_step", "pipeline", "amendments"  # keys of a state
+_STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", "stages"  # keys of a state
 
 
 class PipelineIterator(StepIterator[Element]):
@@ -44,6 +44,7 @@ class PipelineIterator(StepIterator[Element]):
         self._prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
         self._worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
         self._from_workers: workers.InOrder | None = None
+        self._makes_ahead = bool(self._threads or self._worker_count)
         super().__init__(pipeline, start_step)
 
     def _make_now(self, step: int) -> Element:
@@ -61,9 +62,10 @@ class PipelineIterator(StepIterator[Element]):
             raise
         if self.pipeline.first_steps.left:
             self.pipeline.first_steps.check(self.pipeline, step, batch)
+        self._plain = not self.pipeline.first_steps.left
         return batch
 
-    def _reader(self, step: int) -> ReadAhead[Element] | None:
+    def _reader(self, step: int) -> ReadAhead[Element]:
         ahead = max(self._prefetch, self._threads)
         bounds: dict[str, Any] = {"start": step, "end": self._end}
         if self._worker_count:
@@ -72,10 +74,8 @@ class PipelineIterator(StepIterator[Element]):
             steps = StepDataset(self.pipeline, step).to_iter_dataset(options).mp_prefetch(processes)
             source = self._from_workers = workers.InOrder(steps, step)
             return ReadAhead(source.next, **bounds, ahead=1, threads=1, name="grain_sft-take", close=source.close)
-        if self._threads:
-            make = functools.partial(make_batch, self.pipeline)
-            return ReadAhead(make, **bounds, ahead=ahead, threads=self._threads, name="grain_sft-read")
-        return None
+        make = functools.partial(make_batch, self.pipeline)
+        return ReadAhead(make, **bounds, ahead=ahead, threads=self._threads, name="grain_sft-read")
 
     def start_prefetch(self) -> None:
         super().start_prefetch()
@@ -94,7 +94,8 @@ class PipelineIterator(StepIterator[Element]):
     def get_state(self) -> dict[str, Any]:
         """Return the next step and the pipeline's data key, as a dict for JSON."""
         state = {_STEP: self.next_step, _PIPELINE: self.pipeline.data_key}
-        return state | ({_AMENDMENTS: [*map(str, self.pipeline.amendments)]} if self.pipeline.amendments else {})
+        changes = {_AMENDMENTS: [*map(str, self.pipeline.amendments)], _STAGES: self.pipeline.later_stages}
+        return state | {name: texts for name, texts in changes.items() if texts}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue at the step of `state`.
@@ -113,7 +114,8 @@ class PipelineIterator(StepIterator[Element]):
                 "Give the run its old data, or start at a step of your choice with pipeline.iter(start_step=...)."
             )
         step = checked_step(self.pipeline, state[_STEP])
-        check_same_amendments(state.get(_AMENDMENTS, []), self.pipeline.amendments, step)
+        check_same_changes("amendment", state.get(_AMENDMENTS, []), [*map(str, self.pipeline.amendments)], step)
+        check_same_changes("later stage", state.get(_STAGES, []), self.pipeline.later_stages, step)
         self._go_to(step)
 
     def _get_next_index(self) -> int:

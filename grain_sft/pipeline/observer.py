@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,13 +49,16 @@ class Observer:
         """An iterator was made. Its `stats` are those of an `IteratorStats`."""
 
     def worker_started(self, pipeline: Pipeline) -> None:
-        """This worker process begins to make batches of `pipeline`."""
+        """A worker process, this one, begins to make batches of `pipeline`."""
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         """A thread of this process made the batch of `step`, perhaps ahead of time, in `seconds`."""
 
     def batch_handed_out(self, delivery: Delivery) -> None:
         """The trainer gets a batch now. Where an exception interrupts the return, this is called again with the same object."""
+
+    def batch_awaited(self, iterator: StepIterator[Any], step: int, seconds: float) -> None:
+        """A batch that was not ready has come, after `next` had waited for `seconds`. It is handed out next."""
 
     def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
         """The batch of `step` failed after `next` had waited for `seconds`. The next `next` tries it again."""
@@ -86,6 +89,11 @@ def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:
     return (*standing_observers(), *pipeline.observers)
 
 
+def overridden(name: str, observers: Sequence[Observer]) -> list[Callable[..., None]]:
+    """Return the method `name` of the observers that define it. Calls of empty methods would take a microsecond a batch."""
+    return [getattr(each, name) for each in observers if getattr(type(each), name) is not getattr(Observer, name)]
+
+
 def make_batch(pipeline: Pipeline, step: int) -> Element:
     """Return the batch of `step`, recorded as activity and observed."""
     thread, since = get_ident(), time.perf_counter()
@@ -96,7 +104,9 @@ def make_batch(pipeline: Pipeline, step: int) -> Element:
     finally:
         activity.making.pop(thread, None)
     seconds = time.perf_counter() - since
-    for observer in observers_of(pipeline):
+    for observer in standing_observers():
+        observer.batch_made(pipeline, step, seconds)
+    for observer in pipeline.observers:
         observer.batch_made(pipeline, step, seconds)
     return batch
 
@@ -123,7 +133,6 @@ class IteratorStats:
     def arrived(self, step: int, batch: object, since: float) -> tuple[int, int, float]:
         """Count a batch that was asked for at `since`; return its rows, its tokens and the seconds of the wait."""
         now = time.perf_counter()
-        self.waiting = None
         try:
             shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
             rows, tokens = shape[0], math.prod(shape)

@@ -17,15 +17,17 @@ from grain_sft.arguments import keyword_only
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
+from grain_sft.pipeline.columns import Parts, read_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
 from grain_sft.pipeline.observer import OBSERVERS, Observer
-from grain_sft.pipeline.receipt import Receipt, described, receipt_of
+from grain_sft.pipeline.receipt import Receipt, data_key_of, described, receipt_of
 from grain_sft.registry import Registry
 from grain_sft.sampling import Host, Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity
+from grain_sft.transforms import column_reach
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -96,15 +98,40 @@ class Pipeline:
                 )
         self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
         self.planned_sampler, self.sampler = sampler, amended(sampler, amendments)
+        if self.sampler.num_steps == self.sampler.first_step:
+            raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
         self.withdrawals = withdrawals_of(source, amendments)
         self._withdrawn_from = min((each.step for each in amendments if len(each.withdraw)), default=sys.maxsize)
         self._whole = self._reader(source)
+        self._observe(audit, observers)
+
+    def _observe(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
         self.audit: Any = None
         self.observers: tuple[Observer, ...] = tuple(observers)
         if audit is not None:
             self.audit = OBSERVERS["audit"](audit)
             self.observers += (self.audit,)
         self.first_steps = FirstSteps()
+        self._parts: Parts = {}
+
+    @property
+    def stages(self) -> tuple[Pipeline, ...]:
+        """Parts of the run with a source, a sampler and transforms each, in order; this pipeline where there is one part."""
+        return (self,)
+
+    def at(self, step: int) -> Pipeline:
+        """Return the stage of `step`, or this pipeline where the run has no stages."""
+        return self
+
+    @property
+    def first_step(self) -> int:
+        """First step: not 0 in a stage of a run."""
+        return self.sampler.first_step
+
+    @property
+    def later_stages(self) -> list[str]:
+        """What decides the batches of each stage after the first, as text that begins with its first step."""
+        return []
 
     def __getitem__(self, step: int) -> Element:
         """Return this host's batch of `step`.
@@ -115,17 +142,29 @@ class Pipeline:
         """
         return self._batch(step, self.sampler.rows(step))
 
-    def read(self, step: int, slots: Int64[np.ndarray, " slots"]) -> Element:
-        """Return some rows of this host's batch of `step`: arrays [n, L].
+    def read(self, step: int, slots: Int64[np.ndarray, " slots"], *, columns: tuple[int, int] | None = None) -> Element:
+        """Return some rows of this host's batch of `step`, or some columns of them: arrays [n, L].
 
         Args:
           step: Step of the batch.
           slots: int64 [n], each from 0 to the batch's rows - 1; with `Host(0, 1)` slots of the global batch.
+          columns: First column and the one after the last; None for all. Only these columns, and one or two next to them, are
+            read, unless a transform needs whole rows (see `reads_columns`). The values are those of whole rows.
 
         Raises:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
+          PipelineError: columns that the batch does not have.
         """
+        if columns is not None:
+            return read_columns(self, self._parts, step, slots, columns)
+        if not len(slots) and self.source.layout.row_lengths:  # without a row, the source does not know their length
+            return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
         return self._batch(step, self.sampler.rows_at(step, slots))
+
+    @property
+    def reads_columns(self) -> bool:
+        """Whether `read` reads no more than it needs of the columns that it is asked for."""
+        return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
     def replace(self, *, host: Host | None = None, amendments: Sequence[Amendment] | None = None) -> Self:
         """Return the same run without observers, seen from another host or with other amendments."""
@@ -159,7 +198,7 @@ class Pipeline:
     @property
     def end_step(self) -> int:
         """Step after the last; `sys.maxsize` for a run that never ends."""
-        return sys.maxsize if self.num_steps is None else self.num_steps
+        return self.sampler.end_step
 
     def __len__(self) -> int:
         """Return the number of steps. A run that never ends raises a TypeError, so progress bars count without a total."""
@@ -235,8 +274,7 @@ class Pipeline:
     @property
     def data_key(self) -> str:
         """What decides the global batches, the same on every host, as text. Amendments are not in it."""
-        transforms = ", ".join(map(described, self.transforms))
-        return f"Pipeline({self.source!r}, {self.planned_sampler.data_key}, [{transforms}])"
+        return data_key_of(self.source, self.planned_sampler, self.transforms)
 
     @functools.cached_property
     def receipt(self) -> Receipt:

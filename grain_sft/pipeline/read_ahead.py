@@ -45,6 +45,12 @@ class ReadAhead(Generic[T]):
       threads: Number of threads, which start with the first `advance`.
       name: Prefix of the names of the threads.
       close: Function that `close` calls, in any thread.
+
+    Attributes:
+      slots: Results by step, ascending, from the step of the last `advance` on. The caller may read one that is ready, and set
+        its `value` to None once it has taken it.
+      due: Step from which on `advance` has to be called after each. Before it, so many results are ready or on their way that
+        threads need not be woken, which takes 10 to 20 us.
     """
 
     def __init__(
@@ -59,8 +65,9 @@ class ReadAhead(Generic[T]):
         close: Callable[[], None] | None = None,
     ) -> None:
         self._make, self._close = make, close
-        self._next, self._end, self._ahead = start, end, ahead
-        self._slots: dict[int, Slot[T]] = {}
+        self._next, self._end, self._ahead, self._few = start, end, ahead, ahead // 2
+        self.due = -1
+        self.slots: dict[int, Slot[T]] = {}
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self.threads = [
             threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True) for number in range(threads)
@@ -70,29 +77,36 @@ class ReadAhead(Generic[T]):
 
     def get(self, step: int) -> Slot[T]:
         """Wait for the result of `step`, which is not before the step of the last `advance`, and return it."""
-        self.advance(step)
-        slot = self._slots[step]
-        if not slot.ready:
+        slot = self.slots.get(step)
+        if slot is None or not slot.ready:
+            self.advance(step)
+            slot = self.slots[step]
             with slot.done:
                 pass
         return slot
 
     def advance(self, step: int) -> None:
-        """Drop results before `step`, and have those from `step` on made."""
-        for before in [each for each in self._slots if each < step]:
-            del self._slots[before]
-        for wanted in range(self._next, min(step + self._ahead, self._end)):
-            if wanted not in self._slots:
-                self._slots[wanted] = Slot()
-            self._wanted.put(wanted)  # twice, if an exception arrives here: the slot is claimed once
-            self._next = wanted + 1
+        """Drop results before `step`, and have those from `step` on made, at least half of `ahead` at once."""
+        slots = self.slots
+        while slots and (before := next(iter(slots))) < step:
+            slots.pop(before, None)
+        if self._next - step > self._few and self._started:
+            return
+        end = min(step + self._ahead, self._end)
+        for wanted in range(self._next, end):
+            slots.setdefault(wanted, Slot())
+        if end > self._next:
+            for _ in self.threads:
+                self._wanted.put(end)  # more often, if an exception arrives here: a slot is claimed once
+            self._next = end
+        self.due = self._next - self._few - 1
         if not self._started:
             _thread.start_new_thread(self._start, ())
 
     def close(self) -> None:
         """Have the threads end after the steps that they are making."""
         self._wanted.put(None)
-        self._slots = {}
+        self.slots = {}
         if self._close is not None:
             self._close()
 
@@ -110,17 +124,18 @@ class ReadAhead(Generic[T]):
             self._work()
 
     def _work(self) -> None:
-        while (step := self._wanted.get()) is not None:
-            slot = self._slots.get(step)
-            if slot is None or not slot.claimed.acquire(blocking=False):
-                continue
-            try:
-                slot.value = self._make(step)
-            except BaseException as error:
-                slot.error = error
-            slot.ready = True
-            slot.done.release()
-            del slot  # a batch that was taken is not kept while this waits
+        while self._wanted.get() is not None:
+            for step in list(self.slots):
+                slot = self.slots.get(step)
+                if slot is None or not slot.claimed.acquire(blocking=False):
+                    continue
+                try:
+                    slot.value = self._make(step)
+                except BaseException as error:
+                    slot.error = error
+                slot.ready = True
+                slot.done.release()
+                del slot  # a batch that was taken is not kept while this waits
         self._wanted.put(None)  # for the other threads
 
 

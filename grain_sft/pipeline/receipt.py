@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grain
@@ -13,7 +13,9 @@ import grain
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RECEIPT_VERSION as VERSION
 from grain_sft.layout import Layout, digest
-from grain_sft.pipeline.amendments import begins_before
+from grain_sft.pipeline.amendments import Amendment, begins_before
+from grain_sft.sampling import Sampler
+from grain_sft.source import MixtureSource, NpyDataSource
 
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
@@ -69,17 +71,33 @@ def receipt_of(pipeline: Pipeline) -> Receipt:
     Raises:
       CorpusFileError, CorpusError: the documents can't be found.
     """
-    layout, parts = pipeline.source.layout, dict(pipeline.source.layout.receipt)
+    parts = parts_of(pipeline.source, pipeline.planned_sampler, pipeline.transforms)
+    return Receipt(parts | amendment_parts(pipeline.amendments))
+
+
+def parts_of(
+    source: NpyDataSource | MixtureSource, sampler: Sampler, transforms: Sequence[grain.transforms.Map]
+) -> dict[str, str]:
+    """Return the parts of the receipt of these nouns, by name."""
+    layout, parts = source.layout, dict(source.layout.receipt)
     for name, part in layout.parts.items():
         parts[f"padding of {name}" if name else "padding"] = f"token {part.corpus.padding_token_id}"
-    transforms = ", ".join(map(described, pipeline.transforms)) or "none"
-    amendments = {f"amendment {number}": str(each) for number, each in enumerate(pipeline.amendments, 1)}
-    return Receipt({**parts, "sampler": pipeline.planned_sampler.receipt, "transforms": transforms, **amendments})
+    return {**parts, "sampler": sampler.receipt, "transforms": ", ".join(map(described, transforms)) or "none"}
+
+
+def amendment_parts(amendments: Iterable[Amendment]) -> dict[str, str]:
+    """Return the part of a receipt of each of `amendments`, by name."""
+    return {f"amendment {number}": str(each) for number, each in enumerate(amendments, 1)}
 
 
 def layout_receipt(layout: Layout) -> str:
     """Return a hash of a layout's rows and corpus, such as "rows2-3f9a0c61d2b47e55"."""
     return f"rows{VERSION}-{digest(json.dumps(layout.receipt))}"
+
+
+def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.transforms.Map]) -> str:
+    """Return the `Pipeline.data_key` of these nouns."""
+    return f"Pipeline({source!r}, {sampler.data_key}, [{', '.join(map(described, transforms))}])"
 
 
 def described(transform: grain.transforms.Map) -> str:

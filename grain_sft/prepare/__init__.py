@@ -1,6 +1,6 @@
 """Conversations in, corpora out."""
 
-from grain_sft.prepare.convert import convert
+from grain_sft.prepare.convert import convert, format_of
 from grain_sft.prepare.materialize import materialize
 from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.records.schema import SCHEMAS, check_schema, parse_record
@@ -16,6 +16,6 @@ from grain_sft.prepare.writers import FORMATS
 __all__ = [
     "CHAT_TOKENS", "FORMATS", "MIN_VOCAB", "SCHEMAS", "TEMPLATES", "TEXT_OPTIONS", "Conversation", "Dataset",
     "Message", "Rendered", "Request", "Template", "TemplateOptions", "Tokenizer", "check_schema",
-    "conversation_lines", "convert", "dry_run", "load_tokenizer", "materialize", "parse_json", "parse_record",
+    "conversation_lines", "convert", "dry_run", "format_of", "load_tokenizer", "materialize", "parse_json", "parse_record",
     "prepare", "render", "render_chat_sft", "train_tokenizer",
 ]  # fmt: skip

@@ -79,7 +79,7 @@ def prepare(
 
 @dataclasses.dataclass(frozen=True)
 class Pipelines(Runner):
-    """Calls the steps of a job in Beam pipelines, one for each kind of step.
+    """Runner of a job's steps in Beam pipelines, one for each kind of step.
 
     Attributes:
       notes: Folder of what the steps have to know: inputs, job and plan.
@@ -95,10 +95,10 @@ class Pipelines(Runner):
         self._save("inputs.json", entries)
         return [unit for _, unit, _ in self.run("Scan", scan, range(len(units))) if unit is not None]
 
-    def render(self, job: Job, units: Sequence[Unit]) -> Sequence[Unit]:
+    def render(self, job: Job, groups: Sequence[int]) -> Sequence[int]:
         self._save("job.json", job)
-        self.run("Render", render, [unit.number for unit in units])
-        return units
+        self.run("Render", render, groups)
+        return groups
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Sequence[Task]:
         self._save("plan.json", (job.headers, plan.statistics))
@@ -155,7 +155,7 @@ def scan(number: int, notes: str) -> Iterator[Result]:
 
 
 def render(number: int, notes: str) -> Iterator[Result]:
-    """Make a unit's chunk. After an earlier unit has failed, this one decides nothing, and is left out."""
+    """Make a group's chunk. After an earlier group has failed, this one decides nothing, and is left out."""
     failed = files.join(notes, "failed")
     with _lock:
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
@@ -208,7 +208,7 @@ def _plan(notes: str) -> Plan:
     job = _job(notes)
     headers, statistics = _note(notes, "plan.json", tuple[tuple[Header, ...], dict[str, SplitStatistics]])
     splits = dict(np.load(io.BytesIO(files.read_bytes(files.join(notes, "plan.npz")))))
-    documents = ChunkDocuments(job.chunks, headers, [unit.input for unit in job.units], splits.pop("lengths"))
+    documents = ChunkDocuments(job.chunks, headers, splits.pop("lengths"))
     return job.plan_of(documents, splits, statistics)
 
 

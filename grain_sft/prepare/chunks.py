@@ -1,4 +1,4 @@
-"""Chunks: the documents of one unit, rendered and cut, each in one file that appears whole.
+"""Chunks: the documents of one group of units, rendered and cut, each in one file that appears whole.
 
 A file holds: magic, header, a `RECORD` for each valid record, tokens, loss where it is not 1 everywhere, and the rejected
 records as lines of JSON.
@@ -21,6 +21,7 @@ from grain_sft.storage import files
 RECORD = np.dtype(
     [
         ("line", "<i8"),  # of the record in its input, from 1
+        ("input", "<u4"),  # number of its input
         ("length", "<u4"),  # tokens kept; 0 where the document was dropped
         ("trainable", "<u4"),  # of these, tokens that take loss
         ("cut", "<u4"),  # tokens that were cut off
@@ -33,7 +34,7 @@ DROPPED = ("no trainable token", "fewer than {min_length} tokens", "more than {m
 REMOTE_THREADS = 16
 REMOTE_FILES = 8  # whole chunks in memory
 
-_MAGIC = b"GSFTCHK2"
+_MAGIC = b"GSFTCHK3"
 
 T = TypeVar("T")
 
@@ -109,6 +110,11 @@ class Contents:
         tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
         loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
         rejected = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in self.rejected).encode()
+        stops = np.cumsum([len(part) for part in self.tokens], dtype=np.int64)
+        starts = np.concatenate([[0], stops[:-1]]) if len(stops) else stops
+        is_eos = np.zeros(len(tokens), np.bool_) if eos is None else tokens == eos
+        ended = int(np.count_nonzero(is_eos[stops - 1]))
+        is_eos[stops - 1] = False
         header = Header(
             key=key,
             records=len(self.records),
@@ -116,9 +122,9 @@ class Contents:
             token_dtype=token_dtype.name,
             loss_dtype=loss_dtype.name,
             binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
-            first_weights=any(len(part) > 0 and bool(part[0]) for part in self.loss),
-            unended=sum(int(part[-1]) != eos for part in self.tokens),
-            inner_eos=sum(eos is not None and bool((part[:-1] == eos).any()) for part in self.tokens),
+            first_weights=bool(loss[starts].any()),
+            unended=len(stops) - ended,
+            inner_eos=len(np.unique(np.searchsorted(stops, np.flatnonzero(is_eos), side="right"))),
             dropped=tuple(self.dropped),
             rejected=len(self.rejected),
             rejected_bytes=len(rejected),
@@ -139,15 +145,15 @@ class Chunks:
         self._folder, self._key = folder, key
         self.remote = files.is_remote(folder)
 
-    def path(self, unit: int) -> str:
-        return files.join(self._folder, f"unit-{unit:06d}.chunk")
+    def path(self, number: int) -> str:
+        return files.join(self._folder, f"group-{number:06d}.chunk")
 
-    def write(self, unit: int, data: bytes) -> None:
-        files.write_bytes(self.path(unit), data)
+    def write(self, number: int, data: bytes) -> None:
+        files.write_bytes(self.path(number), data)
 
-    def header(self, unit: int) -> Header | None:
-        """Return the header of a unit's chunk; None where none was made, or one of another preparation."""
-        path = self.path(unit)
+    def header(self, number: int) -> Header | None:
+        """Return the header of a group's chunk; None where none was made, or one of another preparation."""
+        path = self.path(number)
         if not files.exists(path):
             return None
         start = files.read_range(path, 0, 16)
@@ -160,13 +166,13 @@ class Chunks:
             raise StorageError(f"{path}: damaged, or not a chunk ({error}). Delete it, and prepare again.") from error
         return header if header.key == self._key else None
 
-    def find(self, units: int) -> list[Header | None]:
-        """Return the headers of the chunks of units 0 to `units`; None where none was made."""
-        return list(self._each(self.header, range(units), REMOTE_THREADS))
+    def find(self, count: int) -> list[Header | None]:
+        """Return the headers of the first `count` chunks; None where none was made."""
+        return list(self._each(self.header, range(count), REMOTE_THREADS))
 
-    def headers(self, units: int) -> tuple[Header, ...]:
-        """Return the headers of the chunks of units 0 to `units`, which have all been made."""
-        found = self.find(units)
+    def headers(self, count: int) -> tuple[Header, ...]:
+        """Return the headers of the first `count` chunks, which have all been made."""
+        found = self.find(count)
         if None in found:
             raise StorageError(f"{self.path(found.index(None))}: is missing. Prepare again.")
         return tuple(header for header in found if header is not None)
@@ -185,21 +191,21 @@ class Chunks:
         found = [np.empty(0, np.uint32), *(records[name].astype(np.uint32) for records in self.records(headers))]
         return np.concatenate(found)
 
-    def contents(self, units: Sequence[int]) -> Iterator[bytes]:
+    def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
         """Yield the whole files of chunks, in order."""
-        return self._each(lambda unit: files.read_bytes(self.path(unit)), units, REMOTE_FILES)
+        return self._each(lambda number: files.read_bytes(self.path(number)), numbers, REMOTE_FILES)
 
     def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Yield a range of bytes of every chunk, in order."""
         return self._each(
-            lambda unit: files.read_range(self.path(unit), *ranges[unit]), range(len(ranges)), REMOTE_THREADS
+            lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)), REMOTE_THREADS
         )
 
-    def _each(self, read: Callable[[int], T], units: Sequence[int], at_once: int) -> Iterator[T]:
-        """Yield `read` of each unit, in order; in a bucket, where each takes a round trip, several at once."""
+    def _each(self, read: Callable[[int], T], numbers: Sequence[int], at_once: int) -> Iterator[T]:
+        """Yield `read` of each chunk, in order; in a bucket, where each takes a round trip, several at once."""
         if not self.remote:
-            yield from map(read, units)
+            yield from map(read, numbers)
             return
         with concurrent.futures.ThreadPoolExecutor(at_once) as threads:
-            for start in range(0, len(units), at_once):
-                yield from threads.map(read, units[start : start + at_once])
+            for start in range(0, len(numbers), at_once):
+                yield from threads.map(read, numbers[start : start + at_once])

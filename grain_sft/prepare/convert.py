@@ -3,7 +3,7 @@
 import glob
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, TokenDtype, check_tokenizer, open_corpus
 from grain_sft.errors import CorpusError, PrepareError
+from grain_sft.layout import corpus_documents_named
 from grain_sft.prepare.documents import Documents, Ids
 from grain_sft.prepare.job import finish, reported, write_tasks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
@@ -40,6 +41,7 @@ def convert(
     eos_token_id: int | None = None,
     part_bytes: int = GIB,
     shard_tokens: int = 50_000_000,
+    without: Iterable[int | str] = (),
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -54,6 +56,8 @@ def convert(
       eos_token_id: Token that ends a document, for a corpus that does not state where its documents end.
       part_bytes: Bytes of tokens in one part (olmo).
       shard_tokens: Tokens in one shard (episodes).
+      without: Documents that are left out: numbers, counted through split train and then split val, `INPUT:LINE`, inputs, or
+        files of these, one a line.
       overwrite: Whether to replace an output of other documents or options.
       progress: Function that is called as the work proceeds.
 
@@ -62,7 +66,8 @@ def convert(
 
     Raises:
       CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.
-      PrepareError: The format can't hold the documents, or the output is of another corpus.
+      PrepareError: The format can't hold the documents, none is left, or the output is of another corpus.
+      RowIndexError: A document of `without` does not exist.
     """
     made, target, where = FORMATS[format], Target(output), files.normalize(corpus)
     target.check_writable()
@@ -71,9 +76,11 @@ def convert(
         raise PrepareError(
             f"{where}: preference pairs are not converted. Prepare their records again, in another format."
         )
-    documents = _Splits(splits, keep_empty=made.holds_empty)
+    documents = _Splits(splits, keep_empty=made.holds_empty, without=without)
+    if not len(documents.ids["train"]):
+        raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
-    source = _manifest(where)
+    manifest = _manifest(where)
     request = Request(
         (Dataset((where,)),),
         "convert",
@@ -82,28 +89,42 @@ def convert(
         part_bytes=part_bytes,
         shard_tokens=shard_tokens,
         val_frac=len(documents.ids.get("val", ())) / max(1, len(documents.lengths)),
-        source=str(source.get("request", {}).get("source") or ""),
+        source=str(manifest.get("request", {}).get("source") or ""),
     )
     contents = {name: part.content_hash() for name, part in splits.items()}
-    inputs = source["inputs"] if isinstance(source.get("inputs"), list) else [{"path": where}]
-    key = hash_of([request.as_dict(), contents, described])
-    identity = {"key": key, "request": request.as_dict(), "inputs": inputs, "tokenizer": described}
+    inputs = manifest["inputs"] if isinstance(manifest.get("inputs"), list) else [{"path": where}]
+    names = [str(entry.get("path")) for entry in inputs if isinstance(entry, dict)]
+    stated = request.as_dict()
+    if len(documents.withdrawn):
+        stated["without"] = f"{len(documents.withdrawn)} documents ({hash_of(documents.withdrawn.tolist())[:16]})"
+    key = hash_of([stated, contents, described])
+    identity = {"key": key, "request": stated, "inputs": inputs, "tokenizer": described}
 
     def make() -> dict[str, Any]:
-        statistics, binary = documents.count()
-        names = [str(entry.get("path")) for entry in inputs if isinstance(entry, dict)]
-        masked = any(part.has_loss for part in splits.values())
-        plan = Plan(
-            target.stage, request, described, documents, documents.ids, statistics, binary, names, masked=masked
-        )  # fmt: skip
+        plan = documents.plan(target.stage, request, described, names)
         made.check(plan)
         tasks = [task for split in plan.splits for task in made.tasks(plan, split)]
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
-        counts = {name: source.get(name) for name in ("without_final_eos", "with_inner_eos")}
-        dropped = {"no token, which this format can't hold": documents.dropped} if documents.dropped else {}
+        counts = {name: manifest.get(name) for name in ("without_final_eos", "with_inner_eos")}
+        dropped = {"no token, which this format can't hold": documents.dropped, "withdrawn": len(documents.withdrawn)}
+        dropped = {reason: count for reason, count in dropped.items() if count}
         return finish(plan, identity, tokenizer_files, {"dropped": dropped, "rejected": 0, **counts})
 
     return target.produce(identity, make, overwrite=overwrite)
+
+
+def format_of(corpus: str | os.PathLike[str]) -> str:
+    """Return the name of the format that a prepared corpus was written in.
+
+    Raises:
+      PrepareError: It has no manifest that states a format.
+    """
+    where = files.normalize(corpus)
+    if (name := _manifest(where).get("format")) not in FORMATS:
+        raise PrepareError(
+            f"{files.join(where, MANIFEST)}: states no format. Give the format of the output (--format)."
+        )
+    return str(name)
 
 
 def _manifest(where: str) -> dict[str, Any]:
@@ -116,19 +137,25 @@ def _manifest(where: str) -> dict[str, Any]:
 class _Splits(Documents):
     """Documents of all splits of a corpus, numbered consecutively; its parts are the splits, and all `ids` are of one."""
 
-    def __init__(self, corpora: Mapping[str, Corpus], keep_empty: bool) -> None:
+    def __init__(self, corpora: Mapping[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:
         self.corpora = list(corpora.values())
         found = [corpus.documents for corpus in self.corpora]
         firsts = np.cumsum([0, *map(len, found)])
         lengths, starts = (np.concatenate([getattr(each, name) for each in found]) for name in ("length", "start"))
         loss_dtype = np.float32 if any(corpus.has_weights for corpus in self.corpora) else np.bool_
         super().__init__(lengths, starts, firsts, self.corpora[0].dtype, loss_dtype)
-        ids = {name: np.arange(*firsts[split : split + 2], dtype=np.int64) for split, name in enumerate(corpora)}
-        self.ids = {name: part if keep_empty else part[lengths[part] > 0] for name, part in ids.items()}
-        self.dropped = len(lengths) - sum(map(len, self.ids.values()))
+        self.withdrawn = corpus_documents_named(self.corpora, without)
+        kept = np.ones(len(lengths), np.bool_)
+        kept[self.withdrawn] = False
+        held = kept if keep_empty else kept & (lengths > 0)
+        self.ids = {
+            name: np.flatnonzero(held[slice(*firsts[split : split + 2])]) + firsts[split]
+            for split, name in enumerate(corpora)
+        }
+        self.dropped = int(kept.sum() - held.sum())
 
-    def count(self) -> tuple[dict[str, SplitStatistics], bool]:
-        """Return the statistics of each split, and whether every weight is 0 or 1; set `first_weights`."""
+    def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any], source_names: Sequence[str]) -> Plan:
+        """Return the plan of the converted corpus, with the statistics of each split. All documents are read."""
         statistics, binary = {}, True
         for name, ids in self.ids.items():
             tokens = trainable = 0
@@ -139,7 +166,8 @@ class _Splits(Documents):
                 starts = np.cumsum(block.lengths) - block.lengths
                 self.first_weights = self.first_weights or bool(block.loss[starts[block.lengths > 0]].any())
             statistics[name] = SplitStatistics(len(ids), tokens, trainable)
-        return statistics, binary
+        masked = any(corpus.has_loss for corpus in self.corpora)
+        return Plan(folder, request, tokenizer, self, self.ids, statistics, binary, source_names, masked=masked)
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         tokens[:], found = self.corpora[part].read(start, start + len(tokens))

@@ -97,12 +97,11 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents in the chunks of a preparation, in 8 bytes per document; its parts are the units.
+    """Documents in the chunks of a preparation, in 8 bytes per document; its parts are the chunks.
 
     Args:
       chunks: Folder of the chunks.
-      headers: Header of each unit's chunk.
-      unit_inputs: Number of each unit's input.
+      headers: Header of each chunk.
       lengths: Lengths of all documents; None reads them in the chunks.
     """
 
@@ -110,7 +109,6 @@ class ChunkDocuments(Documents):
         self,
         chunks: Chunks,
         headers: Sequence[Header],
-        unit_inputs: Sequence[int],
         lengths: npt.NDArray[Any] | None = None,
     ) -> None:
         firsts = np.cumsum([0, *(header.records for header in headers)])
@@ -122,7 +120,6 @@ class ChunkDocuments(Documents):
         super().__init__(lengths, starts, firsts, *dtypes, any(header.first_weights for header in headers))
         self._chunks, self.headers = chunks, headers
         self._file = functools.lru_cache(MAX_OPEN)(self._open)
-        self._unit_inputs = np.array(unit_inputs, np.int64)
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """See `Documents.blocks`.
@@ -144,8 +141,8 @@ class ChunkDocuments(Documents):
                     yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
                     start = stop
 
-    def _open(self, unit: int) -> io.FileIO:
-        path = self._chunks.path(unit)
+    def _open(self, number: int) -> io.FileIO:
+        path = self._chunks.path(number)
         try:
             return open(path, "rb", buffering=0)
         except OSError as error:
@@ -155,22 +152,22 @@ class ChunkDocuments(Documents):
         """Fill `tokens` and `loss` with the documents `ids`."""
         lengths, starts = (array[ids].astype(np.int64) for array in (self.lengths, self.starts))
         targets = np.cumsum(lengths) - lengths
-        units = self.parts_of(ids)
-        order = np.argsort(units, kind="stable")
-        needed, firsts = np.unique(units[order], return_index=True)
+        numbers = self.parts_of(ids)
+        order = np.argsort(numbers, kind="stable")
+        needed, firsts = np.unique(numbers[order], return_index=True)
         parts = np.split(order, firsts[1:])
-        for unit, part, data in zip(needed.tolist(), parts, self._chunks.contents(needed.tolist()), strict=True):
-            header = self.headers[unit]
+        for number, part, data in zip(needed.tolist(), parts, self._chunks.contents(needed.tolist()), strict=True):
+            header = self.headers[number]
             if len(data) != header.end:
-                raise StorageError(f"{self._chunks.path(unit)}: changed while in use. Prepare again.")
-            unit_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
+                raise StorageError(f"{self._chunks.path(number)}: changed while in use. Prepare again.")
+            its_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
             if header.all_loss:
-                unit_loss = np.ones(header.tokens, self.loss_dtype)
+                its_loss = np.ones(header.tokens, self.loss_dtype)
             else:
-                unit_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
+                its_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
             for start, target, length in np.stack([starts, targets, lengths], axis=1)[part].tolist():
-                tokens[target : target + length] = unit_tokens[start : start + length]
-                loss[target : target + length] = unit_loss[start : start + length]
+                tokens[target : target + length] = its_tokens[start : start + length]
+                loss[target : target + length] = its_loss[start : start + length]
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         header, file = self.headers[part], self._file(part)
@@ -182,10 +179,10 @@ class ChunkDocuments(Documents):
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. Reads no tokens."""
-        lines = self._chunks.column(self.headers, "line")
+        columns = [self._chunks.column(self.headers, name) for name in ("input", "line")]
         for begin in range(0, len(ids), BLOCK_SOURCES):
             some = ids[begin : begin + BLOCK_SOURCES]
-            yield np.stack([self._unit_inputs[self.parts_of(some)], lines[some].astype(np.int64)], axis=1)
+            yield np.stack([column[some].astype(np.int64) for column in columns], axis=1)
 
 
 def _read_into(file: io.FileIO, offset: int, out: npt.NDArray[Any]) -> None:

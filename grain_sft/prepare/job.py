@@ -1,4 +1,4 @@
-"""Job: preparation of a corpus. A runner calls `make_chunk` for each unit, `plan`, the plan's writer, and `finish`.
+"""Job: preparation of a corpus. A runner calls `make_chunk` for each group of units, `plan`, the plan's writer, and `finish`.
 
 Files are written atomically, so a job that was stopped continues with the first file that is missing.
 """
@@ -35,11 +35,11 @@ class Job(Renderer):
 
     Attributes:
       output: Folder of the corpus.
-      units: Units of all inputs.
+      groups: Units of all inputs, by the chunk that they become.
     """
 
     output: str
-    units: tuple[Unit, ...]
+    groups: tuple[tuple[Unit, ...], ...]
 
     @classmethod
     def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Self:
@@ -48,14 +48,16 @@ class Job(Renderer):
         if max_seed is not None and request.seed > max_seed:
             raise PrepareError(f"seed={request.seed}: expected at most {max_seed} for format {request.format}.")
         scanned, placed = inputs.assemble(entries, units)
-        job = cls(request, scanned, "", output, placed)
+        job = cls(request, scanned, "", output, inputs.grouped(scanned, placed))
         if job.template.masked and not job.format.holds_loss:
             raise PrepareError(
                 f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves some "
                 "without. Choose the template text for plain documents, or a format with masks: olmo, episodes or openchat."
             )
         paths, hashes = [entry.path for entry in scanned], [entry.digest for entry in scanned]
-        return dataclasses.replace(job, key=hash_of([request.as_dict(), paths, hashes, job.tokenizer.sha256]))
+        made = dataclasses.replace(job, key=hash_of([request.as_dict(), paths, hashes, job.tokenizer.sha256]))
+        vars(made)["tokenizer"] = job.tokenizer  # which takes long to load
+        return made
 
     @functools.cached_property
     def target(self) -> Target:
@@ -66,10 +68,14 @@ class Job(Renderer):
         """Chunks of the rendered units."""
         return Chunks(self.target.chunks, self.key)
 
+    def size_of(self, group: int) -> int:
+        """Return the number of bytes of a group's units."""
+        return sum(unit.size for unit in self.groups[group])
+
     @functools.cached_property
     def headers(self) -> tuple[Header, ...]:
         """Headers of all chunks. They are read on first use, after all units are rendered."""
-        return self.chunks.headers(len(self.units))
+        return self.chunks.headers(len(self.groups))
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -81,14 +87,14 @@ class Job(Renderer):
         tokenizer = json.loads(json.dumps(self.tokenizer.description()))
         return {"key": self.key, "request": self.request.as_dict(), "inputs": described, "tokenizer": tokenizer}
 
-    def make_chunk(self, unit: int) -> None:
-        """Render unit number `unit` to its chunk, unless the chunk exists."""
-        if self.chunks.header(unit) is None:
-            self.chunks.write(unit, self.chunk(self.units[unit]))
+    def make_chunk(self, group: int) -> None:
+        """Render a group of units to its chunk, unless the chunk exists."""
+        if self.chunks.header(group) is None:
+            self.chunks.write(group, self.chunk(self.groups[group]))
 
     def plan(self) -> Plan:
         """Return the plan of the corpus after all units are rendered. Raise an error if a split has no documents."""
-        documents = ChunkDocuments(self.chunks, self.headers, [unit.input for unit in self.units])
+        documents = ChunkDocuments(self.chunks, self.headers)
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
@@ -143,7 +149,7 @@ class Job(Renderer):
 
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset, in order."""
-        dataset_of = np.array([self.inputs[unit.input].dataset for unit in self.units], np.int64)
+        dataset_of = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
         borders = np.searchsorted(dataset_of, np.arange(len(self.request.datasets) + 1))
         return [np.arange(*bounds, dtype=dtype) for bounds in itertools.pairwise(documents.firsts[borders].tolist())]
@@ -153,8 +159,8 @@ class Job(Renderer):
         times = np.zeros(len(documents.lengths), np.uint32)
         np.add.at(times, ids, 1)
         totals = np.zeros(5, np.int64)
-        for unit, records in enumerate(self.chunks.records(documents.headers)):
-            weight = times[documents.firsts[unit] : documents.firsts[unit + 1]].astype(np.int64)
+        for number, records in enumerate(self.chunks.records(documents.headers)):
+            weight = times[documents.firsts[number] : documents.firsts[number + 1]].astype(np.int64)
             length, trainable, cut, cut_trainable = (
                 records[name] for name in ("length", "trainable", "cut", "cut_trainable")
             )

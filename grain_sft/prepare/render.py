@@ -1,4 +1,4 @@
-"""Rendering a unit of records to its chunk: a pure function, run in this process, in others, or by Beam."""
+"""Rendering a group of units of records to its chunk: a pure function, run in this process, in others, or by Beam."""
 
 from __future__ import annotations
 
@@ -25,12 +25,16 @@ from grain_sft.prepare.writers import FORMATS, Format
 
 BATCH, BATCH_CHARACTERS = 256, 1 << 20  # most conversations that are tokenized together, and about their characters
 _NO_LOSS, _TOO_SHORT, _TOO_LONG, _NO_TEXT = range(4)  # indices in chunks.DROPPED
+
+Source = tuple[int, int]
+"""Number of a record's input, and its number in that input, from 1."""
+
 _TEMPLATE_OPTIONS = ("seq_level_weight", "condition", "chat_template", "system_prompt", *TEXT_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Renderer:
-    """Renders records with the template, tokenizer and options of a request.
+    """Renderer of records, with the template, tokenizer and options of a request.
 
     Attributes:
       request: Request.
@@ -103,26 +107,29 @@ class Renderer:
         others = render(self.template, rejected, self.tokenizer, options)
         return [result_of(pair_of, *pair) for pair in zip(found, others, strict=True)]
 
-    def chunk(self, unit: Unit) -> bytes:
-        """Return the chunk of a unit."""
-        made, path = Contents(), self.inputs[unit.input].path
-        batch: list[tuple[int, Any, Conversation]] = []
+    def chunk(self, units: Iterable[Unit]) -> bytes:
+        """Return the chunk of a group of units."""
+        made = Contents()
+        batch: list[tuple[Source, Any, Conversation]] = []
 
         def flush() -> None:
-            for (line, raw, _), result in zip(batch, self.render([entry[2] for entry in batch]), strict=True):
+            for (source, raw, _), result in zip(batch, self.render([entry[2] for entry in batch]), strict=True):
                 if isinstance(result, RecordError):
-                    made.rejected.append(self._rejected(path, line, raw, result))
+                    made.rejected.append(self._rejected(source, raw, result))
                 else:
-                    self.add(line, result, made)
+                    self.add(source, result, made)
             batch.clear()
 
         characters = 0
-        for line, raw in read_records(self.inputs[unit.input], unit):
+        records = (
+            ((unit.input, line), raw) for unit in units for line, raw in read_records(self.inputs[unit.input], unit)
+        )
+        for source, raw in records:
             try:
-                batch.append((line, raw, self.read(raw)))
+                batch.append((source, raw, self.read(raw)))
             except RecordError as error:
                 flush()  # an earlier record may be bad too, and comes first
-                made.rejected.append(self._rejected(path, line, raw, error))
+                made.rejected.append(self._rejected(source, raw, error))
             else:
                 characters += sum(len(message.content) for message in batch[-1][2].messages)
             if len(batch) == BATCH or characters > BATCH_CHARACTERS:
@@ -134,8 +141,9 @@ class Renderer:
         loss_dtype = np.dtype(np.float32 if weighted else np.bool_)
         return made.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
-    def _rejected(self, path: str, line: int, raw: Any, error: RecordError) -> dict[str, Any]:
+    def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
         """Return the entry of a bad record; raise its error, if the request is to stop there."""
+        path, line = self.inputs[source[0]].path, source[1]
         if self.request.on_error == "stop":
             raise RecordError(f"{path}:{line}: {error}") from error
         record = {"record": repr(raw)}
@@ -152,7 +160,7 @@ class Renderer:
         names = (text.format_map(values) for text in DROPPED)
         return {name: count for name, count in zip(names, counts, strict=False) if count}
 
-    def add(self, line: int, result: Rendered, made: Contents) -> None:
+    def add(self, source: Source, result: Rendered, made: Contents) -> None:
         """Cut a document to its length, count the tokens cut off, and keep the rest or drop it."""
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
@@ -186,4 +194,4 @@ class Renderer:
             if result.text_bytes is not None:
                 made.text_bytes += result.text_bytes
                 made.text_tokens += total
-        made.records.append((line, length, trainable, total - length, total_trainable - trainable))
+        made.records.append((source[1], source[0], length, trainable, total - length, total_trainable - trainable))

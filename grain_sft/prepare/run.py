@@ -74,12 +74,12 @@ def make_corpus(
     job = Job.of(request, target.output, entries, units)
 
     def make() -> dict[str, Any]:
-        todo = [job.units[unit] for unit, header in enumerate(job.chunks.find(len(units))) if header is None]
-        done = total - sum(unit.size for unit in todo)
+        todo = [number for number, header in enumerate(job.chunks.find(len(job.groups))) if header is None]
+        done = total - sum(map(job.size_of, todo))
         try:
-            reported("Rendering", runner.render(job, todo), total, progress, lambda unit: unit.size, done)
+            reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
         except GrainSftError as error:
-            if isinstance(error, RecordError) or not any(job.chunks.find(len(units))):
+            if isinstance(error, RecordError) or not any(job.chunks.find(len(job.groups))):
                 target.discard()  # the same request would fail again; unfinished work would block a corrected one
             raise
         try:
@@ -113,7 +113,7 @@ def dry_run(request: Request, records: int) -> str:
             if isinstance(result, RecordError):
                 raise result
             good.append(result)
-            renderer.add(line, result, made)
+            renderer.add((0, line), result, made)
         except RecordError as error:
             bad.append(f"  {entry.path}:{line}: {error}")
     lengths = [len(each.tokens) for each in good]

@@ -1,6 +1,6 @@
 """The runner of this machine, and the worker processes that render units for it.
 
-A worker reads a job, and then the number of each unit, one a line; it ends when its input does, as when its parent is
+A worker reads a job, and then the number of each group of units, one a line; it ends when its input does, as when its parent is
 killed. Workers are not of multiprocessing, which would run the caller's main module in each.
 """
 
@@ -23,7 +23,7 @@ from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.writers import Plan, Task
 
-UNITS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer
+GROUPS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Calls the steps of a job, on this machine: in threads that scan, `workers` processes that render, and this one.
+    """Runner of a job's steps on this machine: in threads that scan, `workers` processes that render, and this one.
 
     Each method yields the steps in order, each when it and all before it are done, and raises the first one's error.
     """
@@ -55,38 +55,39 @@ class Runner:
         with concurrent.futures.ThreadPoolExecutor(inputs.SCAN_THREADS) as pool:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
-    def render(self, job: Job, units: Sequence[Unit]) -> Iterable[Unit]:
-        """Make the chunks of units."""
-        enough = -(-len(units) // UNITS_PER_WORKER)
-        size = min(len(units), self.workers or min(os.cpu_count() or 1, enough))
+    def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
+        """Make the chunks of groups of units, by number."""
+        enough = -(-len(groups) // GROUPS_PER_WORKER)
+        size = min(len(groups), self.workers or min(os.cpu_count() or 1, enough))
         if size > 1:
-            yield from _render_by_workers(job, units, size)
+            yield from _render_by_workers(job, groups, size)
         else:
-            for unit in units:
-                job.chunks.write(unit.number, job.chunk(unit))
-                yield unit
+            for group in groups:
+                job.chunks.write(group, job.chunk(job.groups[group]))
+                yield group
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
         """Write parts of the corpus."""
         return write_tasks(plan, tasks)
 
 
-def _render_by_workers(job: Job, units: Sequence[Unit], size: int) -> Iterator[Unit]:
+def _render_by_workers(job: Job, groups: Sequence[int], size: int) -> Iterator[int]:
     thread = threading.local()
 
-    def render(unit: Unit) -> Unit:
+    def render(group: int) -> int:
         if not hasattr(thread, "process"):
             thread.process = waiting.pop()
             _send(thread.process, msgspec.json.encode(job))
-        _send(thread.process, b"%d" % unit.number)
+        _send(thread.process, b"%d" % group)
         if not (line := thread.process.stdout.readline()):
+            unit = job.groups[group][0]
             raise PrepareError(
-                f"a worker process ended ({thread.process.wait()}) at {job.inputs[unit.input].path}, unit "
-                f"{unit.number}. Out of memory? Start again to continue from there, with fewer --workers."
+                f"a worker process ended ({thread.process.wait()}) at {job.inputs[unit.input].path}, line "
+                f"{unit.first} or after it. Out of memory? Start again to continue from there, with fewer --workers."
             )
         if failure := msgspec.json.decode(line, type=Failure | None):
             raise failure.to_error()
-        return unit
+        return group
 
     # the processes are ended before the threads that wait for them are joined, also by Ctrl-C
     with concurrent.futures.ThreadPoolExecutor(size) as threads, contextlib.ExitStack() as processes:
@@ -94,7 +95,7 @@ def _render_by_workers(job: Job, units: Sequence[Unit], size: int) -> Iterator[U
             waiting = [processes.enter_context(_started()) for _ in range(size)]
         except OSError as error:
             raise PrepareError(f"no worker process could be started ({error}). Use --workers 1.") from error
-        yield from threads.map(render, units)
+        yield from threads.map(render, groups)
 
 
 @contextlib.contextmanager
@@ -123,20 +124,20 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def serve() -> None:
-    """Render units until the input ends, in a process of its own; reply `null` or a failure for each."""
+    """Render groups of units until the input ends, in a process of its own; reply `null` or a failure for each."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         replies = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # a library's prints are not replies
         parent = os.getppid()
         job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
         for line in sys.stdin.buffer:
-            unit = job.units[int(line)]
+            group = int(line)
             failure = None
             try:
-                made = job.chunk(unit)
+                made = job.chunk(job.groups[group])
                 if os.getppid() != parent:
                     return  # killed; another run may have begun
-                job.chunks.write(unit.number, made)
+                job.chunks.write(group, made)
             except GrainSftError as error:
                 failure = Failure.of(error)
             except MemoryError:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from grain_sft.errors import CorpusError
 from grain_sft.pipeline import Amendment, Pipeline
-from grain_sft.provenance.audit import COMPLETE, CUT, LOAD, RESUME, START, Event, Events, as_text, read_line
+from grain_sft.provenance.audit import CUT, as_text, read_line
+from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, Events
 from grain_sft.sampling import Host
 from grain_sft.storage import files
 
@@ -211,11 +212,12 @@ class _Run:
         self._advance()
 
     def _named(self, fields: Mapping[str, str]) -> Event | None:
-        """Return the event with the action, source and epoch of a line."""
+        """Return the event with the action, stage, source and epoch of a line."""
         epoch = _number(fields.get("epoch"))
-        for number, stream in enumerate(self._events.streams):
+        for number, (stage, _, stream) in enumerate(self._events.streams):
             same_source = fields.get("source") == (as_text(stream.name) if stream.name else None)
-            if epoch >= 0 and same_source and (span := stream.span(epoch)) is not None:
+            same = same_source and fields.get("stage") == (None if stage is None else str(stage))
+            if epoch >= 0 and same and (span := stream.span(epoch)) is not None:
                 step = span.first if fields["action"] == START else span.last
                 return Event(step, fields["action"], epoch, number)
         return None

@@ -56,7 +56,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Raises:
       SamplerError: more epochs than the run has.
     """
-    sampler, length = pipeline.sampler, pipeline.source.layout.sequence_length
+    sampler = pipeline.sampler
     every = as_integer("every", every, 1, SamplerError)
     last = sampler.steps_of_epochs(epochs)
     steps = np.unique(np.append(np.arange(every, last + 1, every), last))
@@ -69,7 +69,16 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
         names += ["epoch", "steps_into_epoch", "rows_into_epoch"]
         columns += np.array([_into_epoch(pipeline, step) for step in steps.tolist()]).T.tolist()
     rows = sampler.batch_sizes.begins(steps)[0]
-    table = zip([*names, "rows", "tokens"], [*columns, rows, rows * length], strict=True)
+    tokens = np.zeros_like(rows)
+    for stage in pipeline.stages:
+        first, length = np.array([stage.first_step]), stage.sampler.row_length(stage.first_step)
+        done, sizes = np.minimum(steps, stage.end_step), sampler.batch_sizes
+        if length is not None:  # rows of several lengths, as many tokens in each step
+            tokens += np.maximum(done - first, 0) * sizes.at(stage.first_step) * length
+        else:
+            rows_done = sizes.begins(done)[0] - sizes.begins(first)[0]
+            tokens += np.maximum(rows_done, 0) * stage.source.layout.sequence_length
+    table = zip([*names, "rows", "tokens"], [*columns, rows, tokens], strict=True)
     return {name: np.asarray(column).tolist() for name, column in table}
 
 

@@ -87,19 +87,8 @@ def layouts_of(layout: Layout) -> list[tuple[int, Layout]]:
     return [(layout.first_document(name), part) for name, part in parts if part.follows_documents or not name]
 
 
-def numbers_in(layout: Layout, documents: Ints) -> Ints:
-    """Return the numbers, ascending, of those documents of a layout that hold a token of `documents` of its corpus."""
-    found, own = layout.documents, layout.corpus.documents
-    if found is None or found is own:
-        return documents
-    start, length = own.start[documents], own.length[documents]
-    first = (found.start + found.length).searchsorted(start, side="right")
-    count = np.maximum(found.start.searchsorted(start + length, side="left") - first, 0)
-    return np.unique(first.repeat(count) + np.arange(int(count.sum())) - (count.cumsum() - count).repeat(count))
-
-
 class TrainableTokens:
-    """Counts the tokens of each piece that take loss as targets, that is, whose `targets_segmentation` is not 0.
+    """Counter of the tokens of each piece that take loss as targets, that is, whose `targets_segmentation` is not 0.
 
     These are all tokens of a segment except its first, which has no input before it, as far as the corpus's loss files and
     the transforms before `ShiftTargets` let them take loss. Tokens are read only for such transforms.
@@ -120,14 +109,15 @@ class TrainableTokens:
         found: Ints = pieces.length - first
         if not self._transforms and self._loss is None:
             return found
-        length = self._source.layout.sequence_length
-        per_block = max(1, _TOKENS // length)
+        layout = self._source.layout
+        per_block = max(1, _TOKENS // layout.sequence_length)
         for block in range(0, len(rows), per_block):
             some = slice(*pieces.row.searchsorted((block, block + per_block)).tolist())
             lengths = pieces.length[some]
             if self._transforms:
-                loss = self._transformed(rows[block : block + per_block])
-                offsets = (pieces.row[some] - block) * length + pieces.column[some]
+                block_rows = rows[block : block + per_block]
+                loss = self._transformed(block_rows)
+                offsets = (pieces.row[some] - block) * layout.width(block_rows) + pieces.column[some]
             else:
                 assert self._loss is not None
                 offsets = lengths.cumsum() - lengths

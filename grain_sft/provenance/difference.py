@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
@@ -25,7 +26,7 @@ class Difference:
       compared: Steps that were compared to find the first that differs.
       first_step: First step with another batch; None if all of `compared` are equal.
       counted: Steps over which rows and documents were counted: `first_step` and those after it.
-      total_rows, differing_rows: Rows of `counted` in the longer of the two, and how many are not equal.
+      total_rows, differing_rows: Rows of `counted`, in each step those of the larger batch, and how many are not equal.
       documents: Numbers of documents that only the first sees in `counted`, and that only the second sees; None where a layout
         does not follow documents.
     """
@@ -71,16 +72,16 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
         return Difference(reasons, steps, None, range(0))
     counted = range(first, min(first + count, max(ends)))
     both = range(first, max(first, min(counted.stop, *ends)))
-    total_rows = max(_num_rows(each, counted) for each in (one, other))
-    unpaired = total_rows - max(_num_rows(each, both) for each in (one, other))
+    sizes = np.maximum(_sizes(one, counted), _sizes(other, counted))
+    total_rows, unpaired = int(sizes.sum()), int(sizes[len(both) :].sum())
     differing = unpaired + sum(rows for _, rows in differs(one, other, both))
     return Difference(reasons, steps, first, counted, total_rows, differing, _documents(one, other, counted))
 
 
-def _num_rows(pipeline: Pipeline, steps: range) -> int:
-    """Return the number of rows in those of `steps` that the pipeline has."""
-    before = pipeline.sampler.batch_sizes.before
-    return before(max(steps.start, min(steps.stop, pipeline.end_step))) - before(steps.start)
+def _sizes(pipeline: Pipeline, steps: range) -> npt.NDArray[np.int64]:
+    """Return the number of rows in each of `steps`, int64 [steps]; 0 from the end of the run on."""
+    numbers = np.arange(steps.start, max(steps.start, min(steps.stop, pipeline.end_step)))
+    return np.pad(pipeline.sampler.batch_sizes.begins(numbers)[1], (0, len(steps) - len(numbers)))
 
 
 def _last_change(*pipelines: Pipeline) -> int:
@@ -91,6 +92,8 @@ def _last_change(*pipelines: Pipeline) -> int:
 
 def _same_rows(one: Pipeline, other: Pipeline) -> bool:
     """Return whether rows of the same numbers make equal batches, but for withdrawn documents."""
+    if max(len(one.stages), len(other.stages)) > 1:  # each stage has row numbers of its own
+        return False
     of_rows = {name for each in (one, other) for name in each.receipt.parts} - {"sampler"}
     of_rows = {name for name in of_rows if not name.startswith("amendment ")}
     return all(one.receipt.parts.get(name) == other.receipt.parts.get(name) for name in of_rows)
@@ -116,9 +119,11 @@ def _by_rows(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int
 def _withdrawn(pipeline: Pipeline, step: int, rows: Any) -> list[list[tuple[int, int]]]:
     """Return the withdrawn spans of each of `rows` at `step`."""
     found: list[list[tuple[int, int]]] = [[] for _ in rows]
-    length = pipeline.source.layout.sequence_length
-    for start, stop, _ in () if pipeline.withdrawals is None else pipeline.withdrawals.spans(rows, step):
-        found[start // length].append((start % length, stop - start))
+    pipeline = pipeline.at(step)
+    length = pipeline.source.layout.width(rows)
+    for starts, stops, _ in () if pipeline.withdrawals is None else pipeline.withdrawals.spans(rows, step):
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            found[start // length].append((start % length, stop - start))
     return found
 
 
@@ -140,7 +145,8 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
 
 def _documents(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
     """Return how many documents only `one` and only `other` see in `steps`; None where a layout does not follow documents."""
-    if not all(part.follows_documents for each in (one, other) for part in each.source.layout.parts.values()):
+    stages = (*one.stages, *other.stages)
+    if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
     seen = [_seen(each, range(steps.start, min(steps.stop, each.end_step))) for each in (one, other)]
     return len(seen[0] - seen[1]), len(seen[1] - seen[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError, import_extra
 from grain_sft.html_table import html_columns
-from grain_sft.layout import FILL_ROW, Layout
+from grain_sft.layout import FILL_ROW, Layout, renumbered
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.columns import Sources, TrainableTokens
 from grain_sft.sampling import BatchSlots, Host, Sampler
@@ -120,7 +121,11 @@ def trace(
       SamplerError: a number of hosts that does not divide the batch.
       CorpusFileError, CorpusError: files can't be read.
     """
-    parts = list(iter_trace(pipeline, steps, host=host, trainable=trainable, block_rows=block_rows))
+    return _joined(list(iter_trace(pipeline, steps, host=host, trainable=trainable, block_rows=block_rows)))
+
+
+def _joined(parts: Sequence[Trace]) -> Trace:
+    """Return the lines of all parts as one trace."""
     columns = [part.columns() for part in parts]
     joined: dict[str, Any] = {name: np.concatenate([each[name] for each in columns]) for name in columns[0]}
     return dataclasses.replace(parts[0], **joined)
@@ -130,17 +135,24 @@ def iter_trace(
     pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True, block_rows: int = BLOCK_ROWS
 ) -> Iterator[Trace]:
     """Yield the parts of `trace`, some steps each and at least one, in memory that does not grow with the number of steps."""
-    sampler, hosts = _hosts(pipeline.sampler, host)
     if steps.step != 1:
         raise RowIndexError(f"{steps}: expected consecutive steps.")
-    if steps.start < 0 or steps.stop > pipeline.end_step:
-        expected = "0 on" if sampler.num_steps is None else f"0 to {sampler.num_steps - 1}"
-        raise RowIndexError(f"steps {steps.start} to {steps.stop - 1}: expected steps from {expected}.")
-    lines = _Lines(pipeline, trainable)
-    per_block = max(1, block_rows * sampler.host.count // (len(hosts) * max(sampler.batch_sizes.sizes)))
-    for first in range(steps.start, max(steps.stop, steps.start + 1), per_block):
-        some = range(first, min(first + per_block, steps.stop))
-        yield lines.of(sampler.slots(some, hosts=hosts))
+    if steps.start < pipeline.first_step or steps.stop > pipeline.end_step:
+        last = "on" if pipeline.num_steps is None else f"to {pipeline.num_steps - 1}"
+        raise RowIndexError(
+            f"steps {steps.start} to {steps.stop - 1}: expected steps from {pipeline.first_step} {last}."
+        )
+    names = _Names(pipeline)
+    for stage, sources in zip(pipeline.stages, names.of_stages, strict=True):
+        own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
+        if not own and (steps or stage is not pipeline.stages[0]):
+            continue
+        sampler, hosts = _hosts(stage.sampler, host)
+        lines = _Lines(stage, sources, trainable, names)
+        per_block = max(1, block_rows * sampler.host.count // (len(hosts) * max(sampler.batch_sizes.sizes)))
+        for first in range(own.start, max(own.stop, own.start + 1), per_block):
+            some = range(first, min(first + per_block, own.stop))
+            yield lines.of(sampler.slots(some, hosts=hosts))
 
 
 def find_document(
@@ -157,7 +169,8 @@ def find_document(
 
     Args:
       pipeline: Pipeline of any host.
-      documents: Numbers of the documents in the corpus.
+      documents: Numbers of the documents in the corpus; in a run with stages, in the first of them. Other stages, which may
+        number them differently, are searched as far as they read the same corpora.
       host: Host whose rows are searched. None searches the rows of all hosts.
       epochs: Number of epochs to search, in a mixture of every source. None searches all, or one where they never end.
       trainable: Whether to count tokens that take loss, as in `trace`.
@@ -166,15 +179,19 @@ def find_document(
       RowIndexError: the corpus does not have the document.
       SamplerError: as `trace`, or more epochs than the run has.
     """
-    sampler, hosts = _hosts(pipeline.sampler, host)
-    wanted = np.unique(np.atleast_1d(np.asarray(documents, np.int64)))
-    layout = pipeline.source.layout
-    slots = sampler.find_slots(layout.rows_of_documents(wanted), epochs=epochs, hosts=hosts)
-    found = _Lines(pipeline, trainable).of(slots)
-    kept = np.isin(found.document, wanted)
-    for name, at, _ in layout.split(found.instance):
-        kept[at] |= not layout.parts[name].follows_documents
-    return found.select(kept)
+    wanted, names = np.unique(np.atleast_1d(np.asarray(documents, np.int64))), _Names(pipeline)
+    first, parts = pipeline.stages[0], []
+    for stage, sources in zip(pipeline.stages, names.of_stages, strict=True):
+        sampler, hosts = _hosts(stage.sampler, host)
+        layout = stage.source.layout
+        own = renumbered(wanted, first.source.layout, layout)
+        slots = sampler.find_slots(layout.rows_of_documents(own), epochs=epochs, hosts=hosts)
+        found = _Lines(stage, sources, trainable, names).of(slots)
+        kept = np.isin(found.document, own)
+        for name, at, _ in layout.split(found.instance):
+            kept[at] |= not layout.parts[name].follows_documents
+        parts.append(found.select(kept))
+    return _joined(parts)
 
 
 def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
@@ -186,16 +203,49 @@ def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
     return sampler, range(host.index, host.index + 1)
 
 
-class _Lines:
-    """Maker of the lines of slots."""
+class _Names:
+    """Names of the sources and shards of all stages of a run, and whether it withdraws documents."""
 
-    def __init__(self, pipeline: Pipeline, trainable: bool) -> None:
+    def __init__(self, pipeline: Pipeline) -> None:
+        layouts = [stage.source.layout for stage in pipeline.stages]
+        self.of_stages = [Sources(each) for each in layouts]
+        self.sources = _joined_names(each.names for each in self.of_stages)
+        self.paths = _joined_names([shard.path for shard in each.corpus.shards] for each in layouts)
+        self.receipt = pipeline.receipt.code
+        self.withdraw = any(stage.withdrawals is not None for stage in pipeline.stages)
+
+
+def _joined_names(of_stages: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Return the names of all stages, each as often as one stage has it."""
+    return tuple(name for name, _ in dict.fromkeys(each for names in of_stages for each in _counted(names)))
+
+
+def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Return each name with the number of equal ones before it."""
+    seen = collections.Counter[str]()
+    found = []
+    for name in names:
+        found.append((name, seen[name]))
+        seen[name] += 1
+    return found
+
+
+def _numbers_of(own: Sequence[str], names: Sequence[str]) -> Ints:
+    """Return the index in `names`, which `_joined_names` made, of each of `own`; and -1, for the index -1."""
+    table = {each: number for number, each in enumerate(_counted(names))}
+    return np.array([*(table[each] for each in _counted(own)), -1], np.int64)
+
+
+class _Lines:
+    """Maker of the lines of slots of a stage."""
+
+    def __init__(self, pipeline: Pipeline, sources: Sources, trainable: bool, names: _Names) -> None:
         self._layout: Layout = pipeline.source.layout
-        self._sources = Sources(self._layout)
+        self._sources, self._all = sources, names
         self._trainable = TrainableTokens(pipeline) if trainable else None
         self._withdrawals = pipeline.withdrawals
-        paths = tuple(shard.path for shard in self._layout.corpus.shards)
-        self._names = {"source_names": self._sources.names, "paths": paths, "receipt": pipeline.receipt.code}
+        self._source_numbers = _numbers_of(sources.names, names.sources)
+        self._shard_numbers = _numbers_of([shard.path for shard in self._layout.corpus.shards], names.paths)
 
     def of(self, slots: BatchSlots) -> Trace:
         real, filling = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
@@ -204,10 +254,17 @@ class _Lines:
         document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
         segment = np.ones_like(pieces.row) if pieces.segment is None else pieces.segment
-        columns: dict[str, Any] = {"segment": segment, "document": document, "source": source, "record": record}
-        columns |= {"shard": pieces.shard, "start": pieces.start, "stop": pieces.start + pieces.length}
+        columns: dict[str, Any] = {"segment": segment, "document": document, "record": record}
+        columns |= {
+            "source": self._source_numbers[source],
+            "shard": self._shard_numbers[pieces.shard],
+            "start": pieces.start,
+            "stop": pieces.start + pieces.length,
+        }
         if self._withdrawals is not None:
             columns["withdrawn"] = self._withdrawals.tokens_of_pieces(rows, slots.step[real], pieces)
+        elif self._all.withdraw:
+            columns["withdrawn"] = np.zeros_like(pieces.row)
         if self._trainable is not None:
             columns["trainable"] = self._trainable.count(rows, pieces)
             if "withdrawn" in columns:
@@ -225,41 +282,6 @@ class _Lines:
         for name, here, own in self._layout.split(mine.row):
             part = self._layout.parts[name]
             epoch[here] = epoch[here] * part.epochs + part.epoch_of(own)[0]
-        columns = {"trainable": None, "withdrawn": None} | columns | self._names
+        columns = {"trainable": None, "withdrawn": None} | columns
+        columns |= {"source_names": self._all.sources, "paths": self._all.paths, "receipt": self._all.receipt}
         return Trace(step=mine.step, epoch=epoch, row=mine.slot, host=mine.host, instance=mine.row, **columns)
-
-
-def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
-    """Return what a trace, or the parts of `iter_trace`, contains by source; in memory of a byte a document.
-
-    Returns:
-      Columns with a line for each source that occurs: `source`, its name (its number where it has none); `documents`, the
-      number of different ones (0 in a layout that does not follow documents); `segments`; `tokens` without withdrawn ones;
-      `share` of all tokens; and `trainable` tokens, where they were counted.
-    """
-    counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
-    seen = np.zeros(0, np.bool_)
-    names: tuple[str, ...] = ()
-    for part in [parts] if isinstance(parts, Trace) else parts:
-        part = part.select(part.instance >= 0)
-        names, size = part.source_names, len(part.source_names)
-        documents, lines = np.unique(part.document, return_index=True)
-        documents, lines = documents[documents >= 0], lines[documents >= 0]
-        if len(documents) and documents[-1] >= len(seen):
-            seen = np.append(seen, np.zeros(max(int(documents[-1]) + 1 - len(seen), len(seen)), np.bool_))
-        new = lines[~seen[documents]]
-        seen[documents] = True
-        where = np.stack([part.step, part.row, part.segment])
-        begins = np.append(True, (where[:, 1:] != where[:, :-1]).any(axis=0))[: len(part)]
-        added = {"documents": np.bincount(part.source[new], minlength=size)}
-        added["segments"] = np.bincount(part.source[begins], minlength=size)
-        tokens = part.stop - part.start - (0 if part.withdrawn is None else part.withdrawn)
-        for name, values in (("tokens", tokens), ("trainable", part.trainable)):
-            if values is not None:  # added as float64, exact to 2^53
-                added[name] = np.bincount(part.source, weights=values, minlength=size).astype(np.int64)
-        counts = {name: column + counts.get(name, 0) for name, column in added.items()}
-    counts["share"] = counts["tokens"] / max(1, int(counts["tokens"].sum()))
-    used = np.flatnonzero(counts["tokens"])
-    columns: dict[str, list[Any]] = {"source": [names[number] or str(number) for number in used.tolist()]}
-    order = [name for name in ("documents", "segments", "tokens", "share", "trainable") if name in counts]
-    return columns | {name: counts[name][used].tolist() for name in order}

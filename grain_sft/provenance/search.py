@@ -1,4 +1,4 @@
-"""Search for documents by their text, or by the record of an input that they come from."""
+"""Search for documents by their text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
-from grain_sft.layout import sources_of
 from grain_sft.storage import files
 
 if TYPE_CHECKING:
@@ -38,35 +37,6 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
     chosen = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
     found = [number for number in chosen.tolist() if text in tokenizer.decode(corpus.document(number).tokens.tolist())]
     return np.array(found, np.int64)
-
-
-def documents_of_record(corpus: Corpus, record: str) -> Ints:
-    """Return the numbers of the documents that come from a record of an input, ascending.
-
-    Args:
-      corpus: Corpus with a file of sources.
-      record: Line or row in the input, from 1, such as "17"; or with the input's name, the end of it, or its number before:
-        "chats.jsonl:17".
-
-    Raises:
-      CorpusError: a corpus without a file of sources, or an input that it does not have.
-    """
-    table = sources_of(corpus)
-    if table is None:
-        hint = "`grain-sft prepare` writes that next to what it prepares; else ask for --document or --find"
-        raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
-    name, _, line = record.rpartition(":")
-    if not (line.isascii() and line.isdigit()):
-        raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
-    numbers: list[int] = np.unique(table[:, 0]).tolist()
-    names = dict(enumerate(corpus.source_names))
-    exact = [number for number in numbers if name in (str(number), names.get(number), "")]
-    inputs = exact or [number for number in numbers if names.get(number, "").endswith(f"/{name}")]
-    if len(inputs) != 1:
-        listed = ", ".join(corpus.source_names) or f"numbers 0 to {int(table[:, 0].max(initial=0))}"
-        found = "several inputs fit" if inputs else "no such input"
-        raise CorpusError(f"record {record!r}: {found}. Say which of {listed}: INPUT:LINE.")
-    return np.flatnonzero((table[:, 0] == inputs[0]) & (table[:, 1] == int(line)))
 
 
 def find_tokenizer(corpus: Corpus) -> str | None:

@@ -48,7 +48,7 @@ def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> 
     """
     make, binary = WRITERS[kind]
     if output is None and binary:
-        raise PipelineError(f"format {kind}: is no text; name a file with --output.")
+        raise PipelineError(f"format {kind}: is not text. Name a file with --output.")
     target: Any = files.atomic_write(output, "wb" if binary else "w") if output else contextlib.nullcontext(sys.stdout)
     with target as file, make(file, receipt, about) as write:
         yield write

@@ -1,1 +1,1 @@
-"""What only exact replay of another system needs, and the core does not call: learning rates."""
+"""Parts of the replay of other systems that the core does not call: learning rates."""

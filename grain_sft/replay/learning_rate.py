@@ -61,7 +61,7 @@ def supervised_ratio(corpus: Corpus) -> float:
             supervised = sum(int(np.count_nonzero(document.loss[1:])) for document in corpus.iter_documents())
         if content.hashes_of(files) != depends["losses"]:
             raise CorpusFileError(
-                f"{files[0].path}, or another file beside it, was written to while it was read. Wait until the files are "
+                f"{files[0].path}, or another file of its corpus, was written to while it was read. Wait until the files are "
                 "complete, then open the corpus again."
             )
         return {"counts": np.array([supervised, length.sum()], np.int64)}

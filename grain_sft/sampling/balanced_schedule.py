@@ -13,9 +13,7 @@ import numpy.typing as npt
 from grain_sft.sampling.orders import Ints
 
 _INT64 = 1 << 62
-_TRIED = (
-    1 << 10
-)  # rows after a deficit at the start in which a row that comes late is looked for: it is one of the first
+_TRIED = 1 << 10  # first rows after a deficit at the start, among which the first late row is
 
 Choices = npt.NDArray[np.unsignedinteger]
 
@@ -25,9 +23,9 @@ class ScheduleTable:
 
     The rule is Tijdeman's, of the chairman assignment problem (R. Tijdeman, "The chairman assignment problem", Discrete
     Mathematics 32, 1980): among n sources, after every row, no source is further from its share than 1 - 1 / (2 (n - 1)),
-    and no rule has a smaller bound that holds for all weights. Each source's next row is due from when its share is
-    1 / (2 (n - 1)) ahead of its rows, and is late when it would be further ahead than the bound; of all rows that are due,
-    the one that is late first is taken. Taking the source that is furthest behind is not enough from three sources on.
+    and no rule has a smaller bound that holds for all weights. A source's next row is due
+    once its share is 1 / (2 (n - 1)) ahead of its rows, and late once that lead exceeds the bound. Of all rows that are due,
+    the one that becomes late first is taken. Taking the source that is furthest behind is not enough from three sources on.
 
     Shares are fractions of one denominator D, so that without a deficit at the start the choices repeat after D rows. A row
     takes 9 bytes; a million rows take about a second to make.

@@ -82,6 +82,84 @@ class BatchSizes:
                 check_divided(size, hosts, max(first, step) if len(self.sizes) > 1 else None)
 
 
+class JoinedSizes(BatchSizes):
+    """Batch sizes of consecutive ranges of steps.
+
+    Args:
+      ranges: First step of each range, the batch sizes in it, and the number that a step has more in these than here. No rows
+        are before the first range.
+    """
+
+    def __init__(self, ranges: Iterable[tuple[int, BatchSizes, int]]) -> None:
+        self._ranges = list(ranges)
+        self._firsts = [first for first, _, _ in self._ranges]
+        changes: dict[int, int] = {}
+        before = 0
+        self._rows_before: list[int] = []  # before each range
+        for (first, sizes, more), end in zip(self._ranges, [*self._firsts[1:], sys.maxsize], strict=True):
+            self._rows_before.append(before)
+            changes[first] = sizes.at(first + more)
+            changes |= {step - more: size for step, size in sizes.schedule if first < step - more < end}
+            if end < sys.maxsize:
+                before += sizes.before(end + more) - sizes.before(first + more)
+        self.steps = [0, *list(changes)[1:]]
+        self._changes = tuple(changes.items())[1:]
+        self.sizes = list(
+            dict.fromkeys([*changes.values(), *(size for _, each, _ in self._ranges for size in each.sizes)])
+        )
+
+    @property
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        return self._changes
+
+    def _range(self, step: int) -> tuple[int, int, BatchSizes, int]:
+        """Return the rows before the range of `step`, and the range."""
+        at = max(0, bisect_right(self._firsts, step) - 1)
+        return self._rows_before[at], *self._ranges[at]
+
+    def at(self, step: int) -> int:
+        _, first, sizes, more = self._range(step)
+        return sizes.at(max(step, first) + more)
+
+    def steps_of_one_size(self, step: int) -> int:
+        _, _, sizes, more = self._range(step)
+        ends = (first - step for first in self._firsts if first > step)
+        return min(next(ends, sys.maxsize), sizes.steps_of_one_size(step + more))
+
+    def before(self, step: int) -> int:
+        before, first, sizes, more = self._range(step)
+        return before + sizes.before(max(step, first) + more) - sizes.before(first + more)
+
+    def step_of(self, row: int) -> int:
+        at = bisect_right(self._rows_before, row) - 1
+        first, sizes, more = self._ranges[at]
+        return sizes.step_of(row - self._rows_before[at] + sizes.before(first + more)) - more
+
+    def begins(self, steps: Ints) -> tuple[Ints, Ints]:
+        before, found = np.zeros_like(steps), np.zeros_like(steps)
+        at = np.maximum(np.searchsorted(self._firsts, steps, side="right") - 1, 0)
+        for each in np.unique(at).tolist():
+            here, (first, sizes, more) = np.flatnonzero(at == each), self._ranges[each]
+            begun, found[here] = sizes.begins(np.maximum(steps[here], first) + more)
+            before[here] = self._rows_before[each] + begun - sizes.before(first + more)
+        return before, found
+
+    def steps_of(self, rows: Ints) -> Ints:
+        steps, at = np.zeros_like(rows), np.searchsorted(self._rows_before, rows, side="right") - 1
+        for each in np.unique(at).tolist():
+            here, (first, sizes, more) = np.flatnonzero(at == each), self._ranges[each]
+            steps[here] = sizes.steps_of(rows[here] - self._rows_before[each] + sizes.before(first + more)) - more
+        return steps
+
+    def shared(self, hosts: int) -> BatchSizes:
+        return JoinedSizes((first, sizes.shared(hosts), more) for first, sizes, more in self._ranges)
+
+    def check_from(self, step: int, hosts: int) -> None:
+        for (first, sizes, more), end in zip(self._ranges, [*self._firsts[1:], sys.maxsize], strict=True):
+            if end > step:
+                sizes.check_from(max(step, first) + more, hosts)
+
+
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:
     """Raise a `SamplerError`, which names `step`, if `size` is not a multiple of `hosts`."""
     if size % hosts:

@@ -14,37 +14,48 @@ from grain_sft.sampling.streams import EpochSpan
 
 
 class RunningEpochs:
-    """Epochs of `num_rows` rows of a stream that follow each other without a gap: a step may straddle two."""
+    """Epochs of `num_rows` rows of a stream that follow each other without a gap: a step may straddle two. Step 0 begins at
+    `start`, an epoch and an index in it."""
 
-    def __init__(self, num_rows: int, sizes: BatchSizes) -> None:
+    def __init__(self, num_rows: int, sizes: BatchSizes, start: tuple[int, int] = (0, 0)) -> None:
         self._num_rows, self._sizes = num_rows, sizes
+        self._before = start[0] * num_rows + start[1]  # rows of all epochs before step 0
 
     def begin(self, step: int) -> tuple[int, int]:
         """Return the epoch that `step` begins in, and the index of its first row there."""
-        return divmod(self._sizes.before(step), self._num_rows)
+        return divmod(self._sizes.before(step) + self._before, self._num_rows)
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        """Return the same for many steps, int64 [n]."""
-        return np.divmod(self._sizes.begins(steps)[0], self._num_rows)
+        """Return what `begin` returns, for many steps: int64 [n] each."""
+        return np.divmod(self._sizes.begins(steps)[0] + self._before, self._num_rows)
 
     def steps_before(self, epoch: int) -> int:
         """Return the number of steps whose rows are all in the epochs before `epoch`."""
-        return self._sizes.step_of(epoch * self._num_rows)
+        return self._sizes.step_of(max(0, epoch * self._num_rows - self._before))
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
         """Return the steps that read an epoch in a run of `num_steps` (None means without end); None where none does."""
-        first, end = epoch * self._num_rows, (epoch + 1) * self._num_rows
+        begin = epoch * self._num_rows - self._before  # counted from step 0
+        first, end = max(0, begin), begin + self._num_rows
         if num_steps is not None:
             end = min(end, self._sizes.before(num_steps))
         if end <= first:
             return None
-        return EpochSpan(self._sizes.step_of(first), self._sizes.step_of(end - 1), end - first)
+        return EpochSpan(self._sizes.step_of(first), self._sizes.step_of(end - 1), end - first, first - begin)
+
+    def cuts(self, epoch: int) -> Ints:
+        """Return the index in an epoch at which each of its steps begins, or 0 for one that began in an earlier epoch, and the
+        one after the last index that is read: int64 [steps + 1]."""
+        first = epoch * self._num_rows - self._before
+        end = first + self._num_rows
+        steps = np.arange(self._sizes.step_of(first), self._sizes.step_of(end - 1) + 1)
+        return np.append(np.maximum(self._sizes.begins(steps)[0], first), end) - first
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
         """Return the step that reads each index of an epoch, int64 [n], -1 where none does; and its slot in the step."""
-        rows = indices + epoch * self._num_rows
-        steps = self._sizes.steps_of(rows)
-        return steps, rows - self._sizes.begins(steps)[0]
+        rows = indices + (epoch * self._num_rows - self._before)
+        steps = self._sizes.steps_of(np.maximum(rows, 0))
+        return np.where(rows < 0, -1, steps), rows - self._sizes.begins(steps)[0]
 
 
 class _Piece(NamedTuple):
@@ -74,10 +85,10 @@ class EndingEpochs(RunningEpochs):
     """Epochs that each begin with a step. An epoch ends where the next batch is not full, and its remaining rows are dropped;
     or, with `fill`, where it has no rows left, and its last batch is filled up."""
 
-    def __init__(self, num_rows: int, sizes: BatchSizes, *, fill: bool) -> None:
-        super().__init__(num_rows, sizes)
+    def __init__(self, num_rows: int, sizes: BatchSizes, start: tuple[int, int] = (0, 0), *, fill: bool) -> None:
+        super().__init__(num_rows, sizes, start)
         self._pieces: list[_Piece] = []
-        epoch, index = 0, 0
+        epoch, index = start
         for step, size in zip(sizes.steps, sizes.sizes, strict=True):
             if self._pieces:
                 last = self._pieces[-1]
@@ -105,17 +116,21 @@ class EndingEpochs(RunningEpochs):
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
         first, last = self.steps_before(epoch), self.steps_before(epoch + 1) - 1
-        if num_steps is not None and first >= num_steps:
+        if last < first or (num_steps is not None and first >= num_steps):
             return None
-        return EpochSpan(first, last, min(self._num_rows, self.begin(last)[1] + self._sizes.at(last)))
+        begin = self.begin(first)[1]
+        return EpochSpan(first, last, min(self._num_rows, self.begin(last)[1] + self._sizes.at(last)) - begin, begin)
+
+    def cuts(self, epoch: int) -> Ints:
+        return np.append(*self._steps_of(epoch)[1:])
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
         first, starts, end = self._steps_of(epoch)
         at = np.searchsorted(starts, indices, side="right") - 1
-        return np.where(indices < end, first + at, -1), indices - starts[at]
+        return np.where((at >= 0) & (indices < end), first + at, -1), indices - starts[at]
 
     @functools.lru_cache(maxsize=1)  # noqa: B019
     def _steps_of(self, epoch: int) -> tuple[int, Ints, int]:
         """Return the first step of an epoch, the index at which each of its steps begins, and the number of rows read."""
-        first, last, rows, _ = self.span(epoch, None) or (0, -1, 0, 0)
-        return first, self.begins(np.arange(first, last + 1))[1], rows
+        first, last, rows, start = self.span(epoch, None) or (0, 0, 0, 0)
+        return first, self.begins(np.arange(first, last + 1))[1], start + rows

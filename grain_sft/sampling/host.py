@@ -10,7 +10,7 @@ from grain_sft.errors import SamplerError
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Place `index` of `count` data-loading processes, counted from 0. Others are a `SamplerError`."""
+    """Data-loading process `index`, from 0, of `count`. An index outside of these is a `SamplerError`."""
 
     index: int
     count: int

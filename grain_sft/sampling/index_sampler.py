@@ -1,9 +1,10 @@
 """IndexSampler: the rows that this host reads at each step."""
 
 import functools
+import hashlib
 import os
-from collections.abc import Iterable
-from typing import Annotated, Literal, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Literal, Self, get_args
 
 import msgspec
 import numpy as np
@@ -13,8 +14,8 @@ from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.epochs import EndingEpochs, RunningEpochs
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import ORDERS, Ints
-from grain_sft.sampling.sampler import StreamSampler
+from grain_sft.sampling.orders import ORDERS, Costs, Ints
+from grain_sft.sampling.stream_sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
 LastBatch = Literal["drop", "fill", "run_on"]
@@ -35,16 +36,20 @@ class IndexSampler(StreamSampler):
       num_instances: Number of rows.
       global_batch_size: Rows of a step, of all hosts together.
       seed: Seed of the order, 0 or more.
-      order: Order of the rows in an epoch. `olmo`, `maxtext`, `episode` and `openchat` replay these systems; `random` draws
-        with replacement; `package.module:Name` is an order of yours.
+      order: Order of the rows in an epoch. `olmo`, `maxtext`, `episode`, `openchat` and `grain` replay these systems; `random`
+        draws with replacement; `balanced` makes each step of rows of similar cost of attention; `package.module:Name` is an
+        order of yours.
       host: This host, and the number of hosts.
       shuffle: `false` reads rows as they are numbered, divided between hosts as `order` does.
       epochs: Epochs after which the pipeline ends. Without it, never.
       last_batch: At the end of an epoch, rows that do not fill a step: `drop` them, `fill` the step with rows that take no
-        loss, or let the next epoch `run_on` in it. Orders `maxtext` and `random` always run on.
+        loss, or let the next epoch `run_on` in it. Orders `maxtext`, `grain` and `random` always run on.
       schedule: Pairs (step, global_batch_size): rows of each step from that step on. Rows go on where they were, so that
         an epoch still has each row once: it ends where the next batch, of whatever size, is not full ("drop"), where no
         row is left ("fill"), or anywhere ("run_on").
+      costs: Function that returns the cost of each row, int64 [num_instances], for an order by cost: `layout.row_costs`.
+      chunk_size: Number of consecutive rows that the order keeps together, as `chunk_size` of OLMo-core's data loader.
+      start: Epoch and index in its order of the first row of step 0, where another stage of a run read the rows before.
       cache_dir: Folder of exact orders; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
@@ -63,9 +68,13 @@ class IndexSampler(StreamSampler):
         epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None,
         last_batch: LastBatch = "drop",
         schedule: Iterable[tuple[int, int]] = (),
+        costs: Callable[[], Ints] | None = None,
+        chunk_size: Annotated[int, msgspec.Meta(ge=1)] = 1,
+        start: tuple[int, int] = (0, 0),
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        source = SourceOrder(num_instances, seed, order, bool(shuffle), epochs)
+        source = SourceOrder(num_instances, seed, order, bool(shuffle), epochs, chunk_size=chunk_size, start=start)
+        self.chunk_size, self.start = source.chunk_size, source.start
         self.num_instances, self.seed, self.epochs = source.num_instances, source.seed, source.epochs
         self.order, self.shuffle, self.last_batch, self.cache_dir = order, source.shuffle, last_batch, cache_dir
         if last_batch not in get_args(LastBatch):
@@ -75,7 +84,7 @@ class IndexSampler(StreamSampler):
         if last_batch == "fill" and traits.runs_on:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
-        self._source, self._rows_at = source, source.rows_at(cache_dir)
+        self._source, self.costs = source, costs
         # A block is the part of an epoch that one stream of rows reads: all of it or, with `host_blocks`, this host's part.
         self._blocks = host.count if self.host_blocks else 1
         self._block_rows = self.num_instances // self._blocks
@@ -86,15 +95,24 @@ class IndexSampler(StreamSampler):
                 f"global_batch_size={most} is more than the {num_instances} rows of an epoch. Take a smaller batch."
             )
         rows, fill = self._block_rows, last_batch == "fill"
-        self._epochs = RunningEpochs(rows, sizes) if self.runs_on else EndingEpochs(rows, sizes, fill=fill)
+        begin = start[0], start[1] // self._blocks
+        self._epochs = (
+            RunningEpochs(rows, sizes, begin) if self.runs_on else EndingEpochs(rows, sizes, begin, fill=fill)
+        )
+        if start[1] and costs is not None:
+            raise SamplerError(
+                f"start={start}: order {order!r} composes whole epochs. Begin with an epoch, or take another order."
+            )
+        self._rows_at = source.rows_at(cache_dir, costs and Costs(costs, self._epochs.cuts))
         if self.num_steps == 0:
             raise SamplerError(f"global_batch_size={most} is more than the {num_instances} rows in epochs={epochs}.")
         self.streams = (EpochStream("", source, 0, self._begin, self._span, self._rows_at, self._blocks),)
 
     @functools.cached_property
     def steps_per_epoch(self) -> int:
-        """Number of steps in an epoch, rounded down where steps straddle epochs. With a schedule, that of the first epoch."""
-        return self._epochs.steps_before(1)
+        """Number of steps in the first whole epoch, rounded down where steps straddle epochs."""
+        epoch = self.start[0] + (self.start[1] > 0)
+        return self._epochs.steps_before(epoch + 1) - self._epochs.steps_before(epoch)
 
     @functools.cached_property
     def rows_per_host_and_epoch(self) -> int:
@@ -105,6 +123,9 @@ class IndexSampler(StreamSampler):
     def num_steps(self) -> int | None:
         """Number of steps; None means no end. Steps that straddle epochs can be more than `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
+
+    def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
+        return type(self)(**self.__getstate__() | {"start": starts.get("", (0, 0))})
 
     def steps_before(self, epoch: int) -> int:
         """Return the number of whole steps in the epochs before `epoch`."""
@@ -121,8 +142,8 @@ class IndexSampler(StreamSampler):
         return self._read_blocks(np.full(len(indices), epoch), indices, self._block_start)[2]
 
     def _read_blocks(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return the epoch, the index in its order, and the row (`FILL_ROW` past the end of an epoch) of rows of blocks, from
-        their indices in the block, counted from the begin of `epoch`, and the index of the block's `start` in the order."""
+        """Return the epoch, the index in its order, and the row (`FILL_ROW` past its end) of each `index` into a block. Indices
+        count from the beginning of `epoch`; `start` is the block's first index in the order."""
         if self.runs_on:
             later, index = np.divmod(index, self._block_rows)
             epoch = epoch + later
@@ -175,8 +196,14 @@ class IndexSampler(StreamSampler):
 
     def _described(self, seed: int, host: Host) -> str:
         hosts = f"host={host!r}, " if self.host_blocks else ""
+        costs = f", costs={self._costs_hash}" if ORDERS[self.order].by_cost else ""
         return (
             f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "
             f"seed={seed}, order={self.order!r}, {hosts}shuffle={self.shuffle}, "
-            f"epochs={self.epochs}, last_batch={self.last_batch!r}{self._schedule_text})"
+            f"epochs={self.epochs}, last_batch={self.last_batch!r}{costs}{self._schedule_text}{self._source.changes_text})"
         )
+
+    @functools.cached_property
+    def _costs_hash(self) -> str:
+        assert self.costs is not None
+        return hashlib.sha256(np.ascontiguousarray(self.costs(), "<i8").data).hexdigest()[:16]

@@ -6,7 +6,7 @@ import numbers
 from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from grain_sft.sampling.halving import HalvingTree
 from grain_sft.sampling.orders import Ints
 
 Shares = tuple[Fraction, ...]
+OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
 """Longest period of weights that a table is made for; above, `HalvingTree`."""
@@ -44,19 +45,24 @@ class Proportions:
     Args:
       changes: Pairs of a row and the shares from it on, which sum to 1; the first is for row 0.
       limits: Rows of each source; None for any number.
-      on_exhausted: With limits, "stop": the rows end where a source is asked for one more than it has; "renormalize": after
-        the last row of a source, the others divide its share, until none is left.
+      on_exhausted: For each source with a limit, "stop": the rows end where it is asked for one more than it has; "fail": the
+        same, as `failure`; "renormalize": after its last row the others divide its share, until none is left.
 
     Attributes:
-      length: Number of rows; None where they never end.
+      length: Number of rows; None where they never end, or end in a failure.
+      failure: The first row that there is not, and the source that lacks it, by "fail"; None where there is none.
     """
 
     def __init__(
-        self, changes: Sequence[tuple[int, Shares]], limits: Sequence[int | None], on_exhausted: str = "repeat"
+        self,
+        changes: Sequence[tuple[int, Shares]],
+        limits: Sequence[int | None],
+        on_exhausted: Sequence[OnExhausted] = (),
     ) -> None:
-        self._changes, self._limits, self._on_exhausted = list(changes), list(limits), on_exhausted
+        self._changes, self._limits, self._on_exhausted = list(changes), list(limits), list(on_exhausted)
         self._phases: list[_Phase] = []
         self.length: int | None = None
+        self.failure: tuple[int, int] | None = None
         row, counts, shares = 0, (0,) * len(limits), [Fraction(0)] * len(limits)
         while weights := self._weights(row, counts):
             end = next((at for at, _ in self._changes if at > row), None)
@@ -66,10 +72,13 @@ class Proportions:
             chooser = ScheduleTable(weights, deficit, num_rows) if table else HalvingTree(weights, deficit)
             self._phases.append(_Phase(row, counts, chooser))
             exhausted = self._first_exhausted(self._phases[-1])
-            if exhausted is not None and (end is None or exhausted <= end):
-                end = exhausted
-                if on_exhausted == "stop":
+            if exhausted is not None and (end is None or exhausted[0] < end):
+                end, source = exhausted
+                if self._on_exhausted[source] == "stop":
                     self.length = end
+                    break
+                if self._on_exhausted[source] == "fail":
+                    self.failure = end, source
                     break
             if end is None:
                 break
@@ -79,32 +88,35 @@ class Proportions:
             row, counts = end, tuple(map(sum, zip(counts, more, strict=True)))
         else:
             self.length = row
+        self._end = self.length if self.failure is None else self.failure[0]
         self._rows = [phase.row for phase in self._phases]
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
 
     def _weights(self, row: int, counts: Sequence[int]) -> tuple[int, ...] | None:
         """Return the weights from `row` on, as integers; None where no source is left."""
         shares = [shares for at, shares in self._changes if at <= row][-1]
-        if self._on_exhausted == "renormalize":
-            limits = zip(shares, counts, self._limits, strict=True)
-            shares = tuple(Fraction(0) if count == limit else share for share, count, limit in limits)
+        if self._on_exhausted:
+            columns = zip(shares, counts, self._limits, self._on_exhausted, strict=True)
+            shares = tuple(
+                Fraction(0) if how == "renormalize" and count == limit else share
+                for share, count, limit, how in columns
+            )
         common = math.lcm(*(share.denominator for share in shares))
         weights = [int(share * common) for share in shares]
         least = math.gcd(*weights)
         return tuple(weight // least for weight in weights) if least else None
 
-    def _first_exhausted(self, phase: _Phase) -> int | None:
-        """Return the row that a source lacks ("stop"), or the one after its last ("renormalize"); None where all have rows."""
-        if self._on_exhausted == "repeat":
-            return None
-        last = self._on_exhausted == "renormalize"
+    def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
+        """Return the first row that a source lacks, or the one after its last ("renormalize"), and that source; None where all
+        have rows. Of one row, the one that lets the others go on."""
         ends = []
-        for source, (limit, count) in enumerate(zip(self._limits, phase.counts, strict=True)):
+        for source, how in enumerate(self._on_exhausted):
+            limit, count, last = self._limits[source], phase.counts[source], how == "renormalize"
             if limit is not None and (asked := limit - count - last) >= 0:
                 found = int(phase.chooser.find(source, np.array([asked]))[0])
                 if found >= 0:
-                    ends.append(phase.row + found + last)
-        return min(ends, default=None)
+                    ends.append((phase.row + found + last, not last, source))
+        return min(((row, source) for row, _, source in sorted(ends)[:1]), default=None)
 
     @property
     def table_rows(self) -> int:
@@ -130,8 +142,8 @@ class Proportions:
 
     def counts(self, row: int) -> list[int]:
         """Return the rows of each source before `row`, or before the end."""
-        if self.length is not None:
-            row = min(row, self.length)
+        if self._end is not None:
+            row = min(row, self._end)
         phase = self._phases[bisect_right(self._rows, row) - 1]
         local = phase.chooser.counts(row - phase.row)
         return [before + more for before, more in zip(phase.counts, local, strict=True)]
@@ -144,8 +156,8 @@ class Proportions:
             phase, here = self._phases[number], which == number
             at = phase.chooser.find(source, rows[here] - phase.counts[source])
             found[here] = np.where(at >= 0, at + phase.row, -1)
-        if self.length is not None:
-            found[found >= self.length] = -1
+        if self._end is not None:
+            found[found >= self._end] = -1
         return found
 
 

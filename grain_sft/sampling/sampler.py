@@ -6,26 +6,21 @@ import abc
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import grain
 import numpy as np
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import GrainSftError, RowIndexError, SamplerError
+from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, FillKey
 from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.streams import BatchSlots, EpochStream
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
-
-_STEPS_AT_ONCE = 64
-_ROWS_AT_ONCE = 1 << 11
-_INDICES_AT_ONCE = 1 << 20  # of an order that is searched
 
 
 class Sampler(abc.ABC):
@@ -35,10 +30,12 @@ class Sampler(abc.ABC):
 
     Attributes:
       num_instances: Number of rows to choose from.
+      first_step: First step of the sampler: not 0 in a stage of a run.
       batch_sizes: Rows of the global batch of each step.
       global_batch_size: Rows of the global batch of step 0.
       host: This host.
       host_blocks: Whether each host reads its own block of an epoch. Then the global batches depend on the number of hosts.
+      consecutive_slots: Whether each host reads consecutive slots of the global batch: host h of H the h-th of H equal parts.
       streams: Parts of the run that have epochs of their own: one, or each source of a mixture.
       runs_on: Whether a step may straddle epochs.
       epochs: Number of epochs after which the run ends; None where it never ends, or has sources with epochs of their own.
@@ -48,7 +45,9 @@ class Sampler(abc.ABC):
     """
 
     num_instances: int
+    first_step: int = 0
     runs_on: bool
+    consecutive_slots: bool = False
     epochs: int | None
     streams: tuple[EpochStream, ...]
 
@@ -68,6 +67,11 @@ class Sampler(abc.ABC):
     @abc.abstractmethod
     def num_steps(self) -> int | None:
         """Number of steps of the run; None where it never ends."""
+
+    @property
+    def end_step(self) -> int:
+        """Step after the last; `sys.maxsize` for a run that never ends."""
+        return sys.maxsize if self.num_steps is None else self.num_steps
 
     @property
     @abc.abstractmethod
@@ -116,6 +120,10 @@ class Sampler(abc.ABC):
         ends), which takes seconds in order "shuffle". More epochs than the run has are a `SamplerError`.
         """
 
+    def row_length(self, step: int) -> int | None:
+        """Return the tokens of the rows of `step`, if steps have rows of several lengths; else None."""
+        return None
+
     @property
     def changes(self) -> list[int]:
         """Steps from which a schedule holds."""
@@ -128,6 +136,12 @@ class Sampler(abc.ABC):
     def with_host(self, host: Host) -> Self:
         """Return the same run, seen from another host."""
         return type(self)(**self.__getstate__() | {"host": host})
+
+    def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
+        """Return the sampler whose streams, by name, begin at an epoch and an index in its order, not at (0, 0)."""
+        raise SamplerError(
+            "an earlier stage reads these rows, and they are read in whole epochs. Give them another seed."
+        )
 
     def reweighted(self, step: int, weights: Mapping[str, Any]) -> Self:
         """Return the same run with other weights of some sources of a mixture from `step` on; before it, nothing differs.
@@ -168,8 +182,9 @@ class Sampler(abc.ABC):
 
     def _checked_step(self, step: int) -> int:
         step = as_integer("step", step, 0, RowIndexError)
-        if self.num_steps is not None and step >= self.num_steps:
-            raise RowIndexError(f"step={step}: expected 0 to {self.num_steps - 1}.")
+        if step < self.first_step or (self.num_steps is not None and step >= self.num_steps):
+            end = "on" if self.num_steps is None else f"to {self.num_steps - 1}"
+            raise RowIndexError(f"step={step}: expected {self.first_step} {end}.")
         return step
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,105 +200,3 @@ class Sampler(abc.ABC):
     @property
     def _schedule_text(self) -> str:
         return f", schedule={list(self.schedule)}" if self.schedule else ""
-
-
-class StreamSampler(Sampler):
-    """A sampler that reads streams of rows."""
-
-    def __init__(
-        self, global_batch_size: int, schedule: Iterable[tuple[int, int]], host: Host, *, host_blocks: bool
-    ) -> None:
-        super().__init__(global_batch_size, schedule, host, host_blocks=host_blocks)
-        self._at_once: tuple[int, list[Ints | None]] = (0, [])  # a step, and the rows of steps from it on
-        self._last_step = -1
-        self._indices = functools.lru_cache(maxsize=8)(self._indices_of)
-
-    @abc.abstractmethod
-    def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the host's stream, counted from its begin in `step`; `FILL_ROW` past the end."""
-
-    @abc.abstractmethod
-    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
-        """Return the rows of `slot` of `steps[which]`, which `host` reads."""
-
-    @abc.abstractmethod
-    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return step, slot and host of each index of a stream's epoch: int64 [n]; step -1 where none reads it."""
-
-    def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
-        first, ahead = self._at_once
-        if type(step) is int and 0 <= step - first < len(ahead):
-            rows, ahead[step - first] = ahead[step - first], None  # each is handed out once: it can be written to
-            if rows is not None:
-                return rows
-        step = self._checked_step(step)
-        indices = self._indices(self.batch_sizes.at(step))
-        last, self._last_step = self._last_step, step
-        found = self._rows_at_once(step, indices) if abs(step - last) == 1 else None
-        return self._rows(step, indices) if found is None else found
-
-    def _rows_at_once(self, step: int, indices: Ints) -> Ints | None:
-        """Return the rows of `step` and keep those of later steps, at 0.7 us a step instead of 5 to 8; None if that fails."""
-        size = self.batch_sizes.at(step)
-        count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(indices)), self._steps_of_one_size(step, size))
-        if count <= 1:
-            return None
-        apart = len(indices) if self.host_blocks else size
-        several = (indices + apart * np.arange(count)[:, np.newaxis]).reshape(-1)
-        try:
-            made: list[Ints | None] = list(self._rows(step, several).reshape(count, -1))
-        except GrainSftError:  # of a later epoch, which the caller has not asked for
-            return None
-        found, made[0] = made[0], None
-        self._at_once = step, made
-        return found
-
-    def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return a number of steps of `size` rows from `step` on whose rows follow each other in the stream."""
-        count = self.batch_sizes.steps_of_one_size(step)
-        return count if self.num_steps is None else min(count, self.num_steps - step)
-
-    def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        step = self._checked_step(step)
-        return self._rows(step, self._indices(self.batch_sizes.at(step))[places])
-
-    def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        numbers = np.arange(steps.start, steps.stop)
-        sizes, count = self.batch_sizes.begins(numbers)[1], self.host.count
-        which = np.arange(len(numbers)).repeat(sizes)
-        slot = np.arange(len(which)) - (np.cumsum(sizes) - sizes).repeat(sizes)
-        host = slot // (sizes[which] // count) if self.host_blocks else slot % count
-        if hosts is not None and len(hosts) < count:
-            kept = np.isin(host, np.array(hosts, np.int64))
-            which, slot, host = which[kept], slot[kept], host[kept]
-        return self._slots(numbers, which, slot, host)
-
-    def find_slots(
-        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
-    ) -> BatchSlots:
-        found = np.concatenate([np.zeros((7, 0), np.int64), *self._found(rows, self._checked_epochs(epochs))], axis=1)
-        step, slot, host = found[:3]
-        kept = (step >= 0) & (step < (sys.maxsize if self.num_steps is None else self.num_steps))
-        order = np.flatnonzero(kept if hosts is None else kept & np.isin(host, hosts))
-        return BatchSlots(*found[:, order[np.lexsort((slot[order], step[order]))]])
-
-    def _found(self, rows: Ints, epochs: int | None) -> Iterator[Ints]:
-        """Yield the columns of the slots that hold `rows`, a million indices of an order at a time."""
-        for number, stream in enumerate(self.streams):
-            end = stream.source.num_instances
-            mine = rows[(rows >= stream.first_row) & (rows < stream.first_row + end)] - stream.first_row
-            for epoch in range(epochs or stream.source.epochs or 1) if len(mine) else ():
-                for begin in range(0, end, _INDICES_AT_ONCE):
-                    indices = np.arange(begin, min(begin + _INDICES_AT_ONCE, end))
-                    read = stream.rows_at(epoch, indices)
-                    hits = np.isin(read, mine)
-                    places = self._find(number, epoch, indices[hits])
-                    columns = (*places, number, epoch, indices[hits], read[hits] + stream.first_row)
-                    yield np.array(np.broadcast_arrays(*columns), np.int64)
-
-    def _indices_of(self, size: int) -> Ints:
-        """Return the indices of this host's rows in a step of `size` rows, from the begin of the step in its stream."""
-        count = self.host.count
-        check_divided(size, count)
-        counting = np.arange(size // count)
-        return counting if self.host_blocks else self.host.index + count * counting

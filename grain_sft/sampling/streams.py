@@ -10,7 +10,8 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.orders import ORDERS, CacheDir, Ints, RowsAt
+from grain_sft.sampling.orders import ORDERS, CacheDir, Costs, Ints, RowsAt
+from grain_sft.sampling.proportions import OnExhausted
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -26,6 +27,11 @@ class SourceOrder:
       order: Order, as in `IndexSampler`.
       shuffle: Whether rows are read in that order; False reads them as they are numbered.
       epochs: Number of epochs after which the source is exhausted; None means never.
+      on_exhausted: What its mixture does then: "stop", "renormalize" or "fail", as in `Mixture`. None means what the mixture
+        does for all of its sources.
+      chunk_size: Number of consecutive rows that the order keeps together, as `chunk_size` of OLMo-core's data loader: it
+        orders chunks of that many rows. Divides `num_instances`.
+      start: Epoch and index in its order of the first row that is read; not (0, 0) where an earlier stage of a run read rows.
 
     Raises:
       SamplerError: An argument out of bounds, or an order that does not exist.
@@ -36,16 +42,37 @@ class SourceOrder:
     order: str = "shuffle"
     shuffle: bool = True
     epochs: int | None = None
+    on_exhausted: OnExhausted | None = None
+    chunk_size: int = 1
+    start: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        for name, least in (("num_instances", 1), ("seed", 0), ("epochs", 1)):
+        for name, least in (("num_instances", 1), ("seed", 0), ("epochs", 1), ("chunk_size", 1)):
             if name != "epochs" or self.epochs is not None:
                 object.__setattr__(self, name, as_integer(name, getattr(self, name), least, SamplerError))
+        if self.on_exhausted not in (None, "stop", "renormalize", "fail"):
+            raise SamplerError(f"on_exhausted={self.on_exhausted!r}: a source takes stop, renormalize or fail.")
+        if self.on_exhausted is not None and self.epochs is None:
+            raise SamplerError(
+                f"on_exhausted={self.on_exhausted!r}: the source is never exhausted. Give it max_epochs."
+            )
+        if self.num_instances % self.chunk_size:
+            found = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"
+            raise SamplerError(
+                f"{found}. Take the rows of a layout with max_target_sequence_length, or another chunk_size."
+            )
+        if self.epochs is not None and self.start >= (self.epochs, 0):
+            raise SamplerError(f"no row is left: the {self.epochs} epochs were read before. Take more epochs.")
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows in all epochs; None if the epochs never end."""
-        return None if self.epochs is None else self.epochs * self.num_instances
+        """Number of rows from the start to the end of the epochs; None if they never end."""
+        return None if self.epochs is None else self.epochs * self.num_instances - self.rows_before
+
+    @property
+    def rows_before(self) -> int:
+        """Number of rows of all epochs before the start."""
+        return self.start[0] * self.num_instances + self.start[1]
 
     @property
     def seeded(self) -> bool:
@@ -56,12 +83,34 @@ class SourceOrder:
     def data_key(self) -> str:
         """Text of all that decides the rows, without a seed that is not used."""
         drawn = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
-        return f"SourceOrder({self.num_instances}, {drawn}, epochs={self.epochs})"
+        how = "" if self.on_exhausted is None else f", on_exhausted={self.on_exhausted!r}"
+        return f"SourceOrder({self.num_instances}, {drawn}, epochs={self.epochs}{how}{self.changes_text})"
 
-    def rows_at(self, cache_dir: CacheDir) -> RowsAt:
-        """Return the function that maps (epoch, indices) to rows."""
-        made = ORDERS[self.order].make(self.num_instances, seed=self.seed, cache_dir=cache_dir)
-        return made if self.shuffle else lambda epoch, indices: indices
+    @property
+    def changes_text(self) -> str:
+        """Text of the chunks and the start, where they are not the default."""
+        chunks = f", chunk_size={self.chunk_size}" if self.chunk_size > 1 else ""
+        return chunks + (f", start={self.start}" if self.start != (0, 0) else "")
+
+    def rows_at(self, cache_dir: CacheDir, costs: Costs | None = None) -> RowsAt:
+        """Return the function that maps (epoch, indices) to rows. `costs` is for an order by cost.
+
+        Raises:
+          SamplerError: The order is by cost, and there are no `costs`.
+        """
+        order, needed = ORDERS[self.order], {}
+        if order.by_cost:
+            if costs is None:
+                raise SamplerError(
+                    f"order={self.order!r} needs the cost of each row, and composes whole steps. Give "
+                    "IndexSampler(..., costs=layout.row_costs); for a source of a mixture take another order."
+                )
+            needed["costs"] = costs
+        size = self.chunk_size
+        made = order.make(self.num_instances // size, seed=self.seed, cache_dir=cache_dir, **needed)
+        if not self.shuffle:
+            return lambda epoch, indices: indices
+        return made if size == 1 else lambda epoch, indices: made(epoch, indices // size) * size + indices % size
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of an epoch's generator."""

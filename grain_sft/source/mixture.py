@@ -1,5 +1,7 @@
 """MixtureSource: rows of several sources as arrays with the same keys and dtypes."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,7 @@ class MixtureSource(RowSource):
             self._dtypes["loss_weights"] = np.float32
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+        """Return the arrays of rows, each read by its source; a mask stands for weights where a source has none."""
         rows, _ = checked_rows(indices, self.layout)
         shape, real = (len(rows), self.layout.sequence_length), np.flatnonzero(rows != FILL_ROW)
         batch = {key: np.empty(shape, dtype) for key, dtype in self._dtypes.items()}
@@ -47,6 +50,10 @@ class MixtureSource(RowSource):
             for key, array in batch.items():
                 array[index] = element["loss_mask"] if key not in element else element[key]
         return batch
+
+    def columns(self, start: int, stop: int) -> MixtureSource:
+        """Return the source of columns [start, stop) of the same rows, as `NpyDataSource.columns`."""
+        return type(self)({name: source.columns(start, stop) for name, source in self.sources.items()})
 
     def __getstate__(self) -> dict[str, Any]:
         return {"sources": self.sources}

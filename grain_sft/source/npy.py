@@ -1,5 +1,7 @@
 """NpyDataSource: random access to the rows of a layout, one or many at once, as arrays."""
 
+from __future__ import annotations
+
 import abc
 import functools
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import LossReader, are_long, check_signed
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW, Layout, Pieces, checked_record, checked_rows
+from grain_sft.layout import FILL_ROW, ColumnsLayout, Layout, Pieces, checked_record, checked_rows
 from grain_sft.source import workers
 from grain_sft.source.arrays import Arrays, Element, Int32s, ReadRows
 from grain_sft.source.row_reader import RowReader
@@ -103,6 +105,7 @@ class NpyDataSource(RowSource):
         self._arrays = Arrays()
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+        """Return the arrays of rows, `[rows, L]` each. Rows of -1 are padding: segment 0 and no loss."""
         rows, filled = checked_rows(indices, self.layout)
         if filled:
             real, padded = rows != FILL_ROW, {}
@@ -129,6 +132,16 @@ class NpyDataSource(RowSource):
         read, _, fit = self._read(rows, shifted=True)
         return read if fit else None
 
+    def columns(self, start: int, stop: int) -> NpyDataSource:
+        """Return the source of columns [start, stop) of the same rows, which shares the open files of this one.
+
+        Raises:
+          LayoutError: columns that the rows do not have.
+        """
+        found = type(self)(ColumnsLayout(self.layout, start, stop), max_open_files=self._max_open_files)
+        found._reader, found._loss = self._reader, self._loss
+        return found
+
     def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if only `inputs` holds them), and False if a token was found not to fit in int32.
         Without `shifted`, tokens are not checked, and targets and their segment ids may be uninitialised.
@@ -136,7 +149,7 @@ class NpyDataSource(RowSource):
         Raises: as `read`; and CorpusError for a negative token."""
         read, tokens, fit = found = self._read_unsigned(rows, shifted)
         if self.layout.corpus.signed and not (shifted and self._wide and fit):  # which was checked, or is certain
-            corpus, length = self.layout.corpus, self.layout.sequence_length
+            corpus, length = self.layout.corpus, self.layout.width(rows)
 
             def pieces() -> tuple[Ints, Ints, Ints]:
                 of_rows = self.layout.pieces(rows)
@@ -163,14 +176,14 @@ class NpyDataSource(RowSource):
 
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
         """Return what `_read` returns, for any layout: one gather reads the pieces of all rows."""
-        pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.sequence_length), True
+        pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
         whole = pieces.segment is None
         stack, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
         if whole:
-            segments, positions, target_segments, mask = _whole_rows(*shape)
+            segments, positions, target_segments, mask = _whole_rows(*shape, self.layout.first_column)
             loss, lasts = None if shifted else mask, np.s_[shape[1] - 1 :: shape[1]]
         else:
             positions, target_segments = more
@@ -228,6 +241,11 @@ def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
 def _fill_segments(pieces: Pieces, tokens: npt.NDArray[Any], positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
     """Pad `tokens`, fill `positions`, and return segment ids and the index of every segment's last token in the flat rows."""
     count, length = tokens.shape
+    missing = np.flatnonzero(np.bincount(pieces.row, minlength=count) == 0)
+    if len(missing):  # rows of padding alone get a piece of no tokens
+        at, names = pieces.row.searchsorted(missing), ("column", "length", "segment", "position")
+        added = {name: np.insert(getattr(pieces, name), at, 0) for name in names}
+        pieces = pieces._replace(row=np.insert(pieces.row, at, missing), **added)
     assert pieces.segment is not None and pieces.position is not None
     row, firsts = pieces.row, pieces.offsets(length)
     ends = firsts + pieces.length
@@ -255,10 +273,11 @@ def _counting(size: int) -> Int32s:
 
 
 @functools.lru_cache(maxsize=8)
-def _whole_rows(rows: int, length: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return read-only segment ids, positions, segment ids of targets, and mask of rows that are one full segment each."""
+def _whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
+    """Return read-only segment ids, positions, segment ids of targets, and mask of rows that are one full segment each, from
+    position `first` on."""
     segments = np.ones((rows, length), np.int32)
-    positions = np.tile(np.arange(length, dtype=np.int32), (rows, 1))
+    positions = np.tile(np.arange(first, first + length, dtype=np.int32), (rows, 1))
     target_segments = segments.copy()
     target_segments[:, -1] = 0
     made = segments, positions, target_segments, np.ones((rows, length), np.bool_)

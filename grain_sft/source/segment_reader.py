@@ -2,7 +2,9 @@
 come from `Layout.row_segments`: by `pieces`, two rows of 32,768 tokens take 150 us instead of 120 (`bench --only packed`).
 Copies between buffers are the interpreter's: numpy's take as long to begin as some KB take to copy."""
 
+import itertools
 from bisect import bisect_right
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -42,21 +44,23 @@ class SegmentRow:
         self._shifted = targets[:-1].data, inputs[1:].data, targets.data[-1:]
         self._views = len(inputs), segments, segments.data, positions, positions.data, target_segments.data
 
-    def fill(self, ends: list[int], take_loss: bool) -> None:
+    def fill(self, ends: list[int], take_loss: bool, before: tuple[int, int] = (0, 0)) -> None:
         """Fill positions and segment ids; padding begins at the last end.
 
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill segment ids of targets too; every token takes loss.
+          before: Number of segments before the first, and position of its first token, as of `Layout.row_begin`.
         """
         length, segments, segments_data, positions, positions_data, target_segments = self._views
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
-        if len(numbers) < len(ends):
-            numbers = self._counting.more(len(ends))
-        for end, number in zip(ends, numbers):  # noqa: B905
+        first, position = before
+        if len(numbers) < first + len(ends):
+            numbers = self._counting.more(first + len(ends))
+        for end, number in zip(ends, numbers[first:] if first else numbers):  # noqa: B905
             segments[begin:end] = number
-            positions_data[begin:end] = counting[: end - begin]
-            begin = end
+            positions_data[begin:end] = counting[position : position + end - begin]
+            begin, position = end, 0
         if begin < length:
             segments[begin:] = positions[begin:] = ZERO
         if take_loss:
@@ -82,7 +86,8 @@ class SegmentReader:
         self._borders = [0, *accumulate(shard.num_tokens for shard in layout.corpus.shards)]
         self._one_shard = len(layout.corpus.shards) == 1
         self._fit = fit or not self._wide
-        self._counting = Counting(self._length)
+        self._counting = Counting(layout.first_column + self._length)
+        self._row_begin = layout.row_begin
 
     def read(
         self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool
@@ -105,14 +110,17 @@ class SegmentReader:
             runs.append(
                 ([0] * len(ends), starts, ends, memory) if self._one_shard else self._in_shards(starts, ends, memory)
             )
-        for _, (_, tokens, row), ends in zip(self._reader.fill(runs), views, ends_of, strict=True):
+        begins: Iterable[tuple[int, int]] = itertools.repeat((0, 0))
+        if self._row_begin is not None:
+            begins = map(self._row_begin, rows.tolist())
+        for _, (_, tokens, row), ends, before in zip(self._reader.fill(runs), views, ends_of, begins):  # noqa: B905
             if not ends or ends[-1] < self._length:
                 tokens[ends[-1] if ends else 0 :] = self._pad
             if not self._wide:
                 row.inputs[...] = tokens
             if check and np.minimum.reduce(row.inputs) < 0:
                 fit = False
-            row.fill(ends, shifted)
+            row.fill(ends, shifted, before)
             if shifted:
                 row.shift()
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,15 @@ from grain_sft.layout import FILL_ROW, Layout, Pieces, checked_rows, ragged
 from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, RowSource
+from grain_sft.source.overwriting import Copies, runs_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
 Ints = npt.NDArray[np.int64]
+
+_NEVER = np.iinfo(np.int64).max
+_MOST_EXACT = 1 << 24  # documents, at a byte each
 
 
 class _Documents:
@@ -28,34 +33,56 @@ class _Documents:
         self.layout = layout
         self._numbers, first = np.unique(documents[order], return_index=True)
         self._steps: Ints = steps[order][first]
-        # Rules out nearly all other documents without a search: exact where the table has a place for each document.
-        self._mask = (1 << (16 * max(1, len(self._numbers))).bit_length()) - 1
-        self._maybe = np.zeros(self._mask + 1, np.bool_)
-        self._maybe[self._numbers & self._mask] = True
-        if not layout.follows_documents:
+        if layout.follows_documents:
+            # Rules out all other documents without a search, or nearly all where there are more than `_MOST_EXACT`.
+            places = max(min(layout.num_documents, _MOST_EXACT), 16 * len(self._numbers))
+            self._mask = (1 << places.bit_length()) - 1
+            self._exact = layout.num_documents <= self._mask  # the last place, that of -1, is then of no document
+            self._maybe = np.zeros(self._mask + 1, np.bool_)
+            self._maybe[self._numbers & self._mask] = True
+        else:
             start, length = (column[self._numbers] for column in layout.corpus.documents)
-            self._starts, self._stops = start, start + length
+            self._starts, self._stops, self._steps = _disjoint(start, start + length, self._steps)
             self._shards = np.cumsum([0, *(shard.num_tokens for shard in layout.corpus.shards)])
 
-    def parts(self, pieces: Pieces, steps: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return the parts of `pieces` that are withdrawn at `steps`, int64 [pieces]: index of the piece, first token counted
-        from the piece's, and length, int64 [n] each."""
+    def parts(self, pieces: Pieces) -> tuple[Ints, Ints | int, Ints, Ints]:
+        """Return the parts of `pieces` that are withdrawn at some step, int64 [n] each: index of the piece, first token counted
+        from the piece's (0 for that of each), length, and number of the withdrawn document or span, for `since`."""
         if self.layout.follows_documents:
             assert pieces.document is not None
-            at = np.flatnonzero(self._maybe[pieces.document & self._mask])
-            found = np.minimum(self._numbers.searchsorted(pieces.document[at]), len(self._numbers) - 1)
-            kept = (self._numbers[found] == pieces.document[at]) & (self._steps[found] <= steps[at])
-            at = at[kept]
-            return at, np.zeros(len(at), np.int64), pieces.length[at]
+            at = self._maybe[pieces.document if self._exact else pieces.document & self._mask].nonzero()[0]
+            document = pieces.document[at]
+            if not self._exact:
+                at, document = (each[np.isin(document, self._numbers)] for each in (at, document))
+            return at, 0, pieces.length[at], document
         begin = self._shards[pieces.shard] + pieces.start
-        low, high = self._stops.searchsorted(begin, side="right"), self._starts.searchsorted(begin + pieces.length)
-        count = np.maximum(high - low, 0)
-        at, number = ragged(count)
-        document = low[at] + number
-        first = np.maximum(self._starts[document] - begin[at], 0)
-        length = np.minimum(self._stops[document] - begin[at], pieces.length[at]) - first
-        kept = (self._steps[document] <= steps[at]) & (length > 0)
-        return at[kept], first[kept], length[kept]
+        end = begin + pieces.length
+        low = self._stops.searchsorted(begin, side="right")
+        at, number = ragged(self._starts.searchsorted(end) - low)
+        span, begin = low[at] + number, begin[at]
+        first = np.maximum(self._starts[span], begin)
+        return at, first - begin, np.minimum(self._stops[span], end[at]) - first, span
+
+    def since(self, numbers: Ints) -> Ints:
+        """Return the step from which each of the documents or spans `numbers`, int64 [n], is withdrawn."""
+        return self._steps[self._numbers.searchsorted(numbers) if self.layout.follows_documents else numbers]
+
+    @functools.cached_property
+    def last_step(self) -> int:
+        """The step from which all are withdrawn."""
+        return int(self._steps.max(initial=0))
+
+
+def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return ascending spans that do not overlap, and the first step at which a span that holds each is withdrawn. Documents of
+    some formats are in any order, share tokens, or have none."""
+    borders = np.sort(np.concatenate([starts, stops]))
+    low, high = borders.searchsorted(starts), borders.searchsorted(stops)
+    of, number = ragged(high - low)
+    since = np.full(len(borders), _NEVER)
+    np.minimum.at(since, low[of] + number, steps[of])
+    kept = np.flatnonzero((since[:-1] < _NEVER) & (borders[1:] > borders[:-1]))
+    return borders[kept], borders[kept + 1], since[kept]
 
 
 class Withdrawals:
@@ -80,8 +107,9 @@ class Withdrawals:
         documents: Int64[np.ndarray, " documents"],
         steps: Int64[np.ndarray, " documents"],
     ) -> None:
-        self._source, layout = source, source.layout
-        self._layout, self._arrays = layout, Arrays()
+        self._source, self._layout = source, source.layout
+        self.arrays, self.copies = Arrays(), Copies()
+        layout = source.layout
         self._parts: dict[str, _Documents] = {}
         self._pads = {name: part.corpus.padding_token_id for name, part in layout.parts.items()}
         end = 0
@@ -101,40 +129,42 @@ class Withdrawals:
         """Return the source as it is at `step`."""
         return _SourceAtStep(self._source, self, step)
 
-    def spans(self, rows: Ints, step: int, pieces: Pieces | None = None) -> Iterator[tuple[int, int, int]]:
-        """Yield start and stop of each withdrawn span in the flattened `rows`, and the padding token. `pieces` are those of the
-        rows of a single source, where the caller has them."""
-        real, length = np.flatnonzero(rows != FILL_ROW), self._layout.sequence_length
-        for name, at, found, piece, first, count in self._find(rows[real], np.broadcast_to(step, len(real)), pieces):
-            begin = real[at[found.row[piece]]] * length + found.column[piece] + first
-            pad = self._pads[name]
-            yield from (
-                (start, stop, pad) for start, stop in zip(begin.tolist(), (begin + count).tolist(), strict=True)
-            )
-
-    def copied(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a copy in memory that is reused."""
-        copy = self._arrays.empty(array.shape, array.dtype)
-        copy[...] = array
-        return copy
+    def spans(self, rows: Ints, step: int, pieces: Pieces | None = None) -> Iterator[tuple[Ints, Ints, int]]:
+        """Yield for each source with spans that are withdrawn at `step`: start and stop of each in the flattened `rows`, int64
+        [n], and the padding token. `pieces` are those of the rows of a single source, where the caller has them."""
+        length = self._layout.width(rows)
+        real = np.flatnonzero(rows != FILL_ROW) if FILL_ROW in rows else None
+        for name, at, found in self._pieces(rows if real is None else rows[real], pieces):
+            documents = self._parts[name]
+            piece, first, count, number = documents.parts(found)
+            if step < documents.last_step:
+                kept = np.flatnonzero(documents.since(number) <= step)
+                piece, first, count = piece[kept], first if isinstance(first, int) else first[kept], count[kept]
+            if len(piece):
+                row = found.row[piece] if at is None else at[found.row[piece]]
+                start = (row if real is None else real[row]) * length + found.column[piece] + first
+                yield start, start + count, self._pads[name]
 
     def tokens_of_pieces(self, rows: Ints, steps: Ints, pieces: Pieces) -> Ints:
         """Return the number of withdrawn tokens of each of the `pieces` of `rows`, read at `steps`, int64 [pieces]."""
         counts = np.zeros(len(pieces.row), np.int64)
-        for _, at, found, piece, _, count in self._find(rows, steps, pieces if "" in self._parts else None):
+        for name, at, found in self._pieces(rows, pieces):
+            piece, _, count, number = self._parts[name].parts(found)
+            row = found.row[piece] if at is None else at[found.row[piece]]
+            count = np.where(self._parts[name].since(number) <= steps[row], count, 0)
             in_part = np.bincount(piece, count, len(found.row)).astype(np.int64)
-            counts[np.flatnonzero(np.isin(pieces.row, at))] += in_part
+            counts[slice(None) if at is None else np.flatnonzero(np.isin(pieces.row, at))] += in_part
         return counts
 
-    def _find(
-        self, rows: Ints, steps: Ints, pieces: Pieces | None
-    ) -> Iterator[tuple[str, Ints, Pieces, Ints, Ints, Ints]]:
-        """Yield for each source with documents that are withdrawn: its name, the indices of its rows in `rows`, their pieces,
-        and what `_Documents.parts` returns of these at `steps`, one for each row."""
+    def _pieces(self, rows: Ints, pieces: Pieces | None) -> Iterator[tuple[str, Ints | None, Pieces]]:
+        """Yield for each source with withdrawn documents: its name, the indices of its rows in `rows` (None for all), and the
+        pieces of these."""
+        if "" in self._parts:
+            yield "", None, self._layout.pieces(rows) if pieces is None else pieces
+            return
         for name, at, own in self._layout.split(rows):
             if (part := self._parts.get(name)) is not None:
-                found = part.layout.pieces(own) if pieces is None else pieces
-                yield name, at, found, *part.parts(found, steps[at[found.row]])
+                yield name, at, part.layout.pieces(own)
 
 
 class _SourceAtStep(RowSource):
@@ -146,39 +176,40 @@ class _SourceAtStep(RowSource):
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
         element = self._source.read(indices)
         if spans := list(self._withdrawals.spans(checked_rows(indices, self.layout)[0], self._step)):
-            element = {key: self._writeable(array) for key, array in element.items()}
-            flat = {key: array.reshape(-1) for key, array in element.items()}
+            for key, array in element.items():
+                if not array.flags.writeable:
+                    element[key] = self._withdrawals.arrays.empty(array.shape, array.dtype)
+                    element[key][...] = array
             for start, stop, pad in spans:
-                for key, array in flat.items():
-                    array[start:stop] = pad if key == "tokens" else 0
+                slices = list(map(slice, start.tolist(), stop.tolist()))
+                for key, array in element.items():
+                    flat, runs = array.reshape(-1).data, runs_of(array.dtype, pad if key == "tokens" else 0)
+                    for where in slices:
+                        flat[where] = runs[where.stop - where.start]
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return what `NpyDataSource.read_rows` returns; None for the rows of a mixture."""
+        """Return what `NpyDataSource.read_rows` returns; None for the rows of a mixture. `loss` is as it was, also where
+        `target_segment_ids` are now 0."""
         read: ReadRows | None = getattr(self._source, "read_rows", lambda indices: None)(indices)
         if read is None:
             return None
-        spans = list(self._withdrawals.spans(checked_rows(indices, self.layout)[0], self._step, read.pieces))
-        if not spans:
-            return read
-        names = ("positions", "segment_ids", "target_segment_ids", *(() if read.loss is None else ("loss",)))
-        changed: dict[str, Any] = {name: self._writeable(getattr(read, name)) for name in names}
-        read = read._replace(**changed)
-        zeroed = [array.reshape(-1) for array in changed.values()]
-        inputs, targets, taken, length = (
-            read.inputs.reshape(-1),
-            read.targets.reshape(-1),
-            zeroed[2],
-            self.layout.sequence_length,
-        )
-        for start, stop, pad in spans:
-            before = start - (start % length > 0)  # the token before, whose target is withdrawn
-            inputs[start:stop] = pad
-            targets[before : stop - 1] = pad
-            taken[before] = 0
-            for array in zeroed:
-                array[start:stop] = 0
+        length, names = read.inputs.shape[1], ("positions", "segment_ids", "target_segment_ids")
+        for start, stop, pad in self._withdrawals.spans(checked_rows(indices, self.layout)[0], self._step, read.pieces):
+            before = start - (start % length > 0)  # the token whose target is the span's first; none where a row begins
+            arrays = [getattr(read, name) for name in names]
+            if shared := tuple(array for array in arrays if not array.flags.writeable):
+                copies = iter(self._withdrawals.copies.of(shared, before, stop))
+                arrays = [array if array.flags.writeable else next(copies) for array in arrays]
+                read = read._replace(**dict(zip(names, arrays, strict=True)))
+            zeros, pads = runs_of(read.inputs.dtype, 0), runs_of(read.inputs.dtype, pad)
+            inputs, targets, positions, segments, taken = (
+                array.reshape(-1).data for array in (read.inputs, read.targets, *arrays)
+            )
+            for first, begin, end in zip(before.tolist(), start.tolist(), stop.tolist(), strict=True):
+                where, nothing = slice(begin, end), zeros[end - begin]
+                positions[where] = segments[where] = taken[where] = nothing
+                inputs[where] = pads[end - begin]
+                targets[first : end - 1] = pads[end - 1 - first]
+                taken[first] = 0
         return read
-
-    def _writeable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return array if array.flags.writeable else self._withdrawals.copied(array)

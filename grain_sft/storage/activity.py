@@ -61,7 +61,7 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return a line for each thread that makes a batch of `pipeline` (None: of any), the oldest first, and for each request."""
+    """Return a line for each thread that makes a batch of `pipeline` (None: any), oldest first, and for each open request."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
     for thread, (step, since, whose) in sorted(making.copy().items(), key=lambda each: each[1][1]):

@@ -23,15 +23,20 @@ BLOCKS = "blocks"
 
 _MAGIC = b"GSFTBLK1"
 _HEADER = 64
-_CHECKED_BYTES = 1 << 15  # of one checksum
+_CHECKED_BYTES = 1 << 15  # per checksum
 _LOCK = "space"
-_LOCK_BYTES = 4096  # that the lock file may take
+LOCK_BYTES = 4096  # largest size of the lock file
 _NAME = re.compile(r"[0-9a-f]{32}-\d+-\d+(\.part)?")
-_SPARE = 10  # room is made for this part of the cache at once, so that the folder is not listed for every block
+SPARE = 10  # room is made for this part of the cache at once, so that the folder is not listed for every block
 
 
 class DamagedBlockError(Exception):
     """A file of the cache that holds other bytes than were written."""
+
+
+def file_size(size: int) -> int:
+    """Return the bytes that a block of `size` bytes takes on the disk."""
+    return _HEADER - 4 * (-size // _CHECKED_BYTES) + size
 
 
 class Block(NamedTuple):
@@ -48,12 +53,12 @@ class Block(NamedTuple):
 
     @property
     def _data_offset(self) -> int:
-        return _HEADER - 4 * (-self.size // _CHECKED_BYTES)
+        return file_size(self.size) - self.size
 
     @property
     def file_size(self) -> int:
         """Bytes that the block takes on the disk."""
-        return self._data_offset + self.size
+        return file_size(self.size)
 
     def path(self, folder: str) -> str:
         """Return the path of the block's file."""
@@ -124,7 +129,7 @@ class Space:
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
-        self._folder, self._max, self._counted = folder, max_bytes - _LOCK_BYTES, False
+        self._folder, self._max, self._counted = folder, max_bytes - LOCK_BYTES, False
 
     def reserve(self, fd: int, size: int) -> bool:
         """Make the claimed file `fd` `size` bytes long; return False if the folder has no room for it."""
@@ -175,7 +180,7 @@ class Space:
         """Remove files until there is room for `size` bytes and some more; return the bytes still taken."""
         whole, unfinished = self._list()
         used = unfinished + sum(size for _, size, _ in whole)
-        goal = max(unfinished, min(self._max - size, self._max - self._max // _SPARE))
+        goal = max(unfinished, min(self._max - size, self._max - self._max // SPARE))
         for _, freed, path in sorted(whole) if unfinished + size <= self._max else ():
             if used <= goal:
                 break

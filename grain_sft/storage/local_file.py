@@ -90,7 +90,7 @@ class LocalFile:
         )
 
     def _state(self, known: Stamp | None) -> tuple[int, Stamp, bool]:
-        """Return size, stamp, and whether the ends differ from the indexed ones; a `known` stamp spares that check."""
+        """Return size, stamp, and whether the ends differ from the indexed ones. They are not read if the stamp is `known`."""
         status = os.fstat(self.fd)
         if (status.st_dev, status.st_ino, status.st_mtime_ns) == known:
             return status.st_size, known, False

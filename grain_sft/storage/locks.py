@@ -47,7 +47,7 @@ class HeldLock:
     """An exclusive lock of the open file `fd`, which this object closes in the end. Usable as a context.
 
     A process that is forked while the lock is held closes its copy of the descriptor: it would keep the lock for as long as it
-    lives, whatever becomes of its parent.
+    lives, even after its parent ends.
 
     Raises:
       BlockingIOError: Another process holds the lock, and `wait` is false.
@@ -245,5 +245,5 @@ def remove_abandoned(path: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return what tells this machine from others that write to the same folder."""
+    """Return text that distinguishes this machine from others that write to the same folder."""
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()

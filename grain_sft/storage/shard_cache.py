@@ -21,7 +21,7 @@ from grain_sft.storage.remote.options import CacheOptions
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
 
-_BATCH_BYTES = 64 << 20  # in memory at once
+BATCH_BYTES = 64 << 20  # in memory at once
 _BATCH_BLOCKS = 64  # made at once, each with an open file
 _POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
 
@@ -50,7 +50,7 @@ class ShardCache:
         pause, since = _POLL, time.monotonic()
         while pending:
             others: dict[Block, list[RemotePiece]] = {}
-            for batch in _batches(pending.items(), lambda job: job[0].size):
+            for batch in batches(pending.items(), lambda job: job[0].size):
                 others |= self._make(dict(batch), out)
             if len(others) < len(pending):
                 pause, since = _POLL, time.monotonic()
@@ -146,7 +146,7 @@ class ShardCache:
             for start in range(block.start, block.stop, PART_BYTES)
         ]
         failed = set()
-        for group in _batches(parts, lambda part: part[1].stop - part[1].start):
+        for group in batches(parts, lambda part: part[1].stop - part[1].start):
             first = group[0][0]
             activity.doing[get_ident()] = activity.DOWNLOADING, len(group), first.start, first.stop, first.file.path
             bodies = fetch_exactly([wanted for _, wanted in group], self._limits)
@@ -196,12 +196,12 @@ class _Maker(NamedTuple):
         return next((f"process {pid}" for pid in makers), "another process")
 
 
-def _batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
     """Yield groups of items that fit into memory, and whose files may be open at once."""
     batch: list[T] = []
     size = 0
     for item in items:
-        if batch and (size + size_of(item) > _BATCH_BYTES or len(batch) == _BATCH_BLOCKS):
+        if batch and (size + size_of(item) > BATCH_BYTES or len(batch) == _BATCH_BLOCKS):
             yield batch
             batch, size = [], 0
         batch.append(item)

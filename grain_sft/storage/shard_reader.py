@@ -19,7 +19,7 @@ from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.shards import RemoteShards
 from grain_sft.storage.vectored_copy import copies
 
-_MAX_OPEN_FILES = 1024
+MOST_OPEN_FILES = 1024
 _MANY_PIECES = 8  # of a gather
 _SMALL_PIECE = 1 << 13  # bytes, on average
 _READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the disk
@@ -51,7 +51,7 @@ class ShardReader:
       max_open_files: Most open files; None means 1024, or a quarter of the process's limit (`ulimit -n`) if that is less.
       scattered: Whether reads are far apart, and each once: the system reads nothing ahead, and nothing is mapped.
       remote: Options of remote files; None means those of the environment.
-      whole_rows: Whether a value is a row with all that is in it.
+      whole_rows: Whether a value is a stored row, with the arrays that follow its tokens.
 
     Attributes:
       plain: Whether no file is remote, and values follow each other.
@@ -69,7 +69,7 @@ class ShardReader:
     ) -> None:
         if max_open_files is None:
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            max_open_files = _MAX_OPEN_FILES if soft == resource.RLIM_INFINITY else min(_MAX_OPEN_FILES, soft // 4)
+            max_open_files = MOST_OPEN_FILES if soft == resource.RLIM_INFINITY else min(MOST_OPEN_FILES, soft // 4)
         self._shards = shards
         self._remote = RemoteShards(shards, itemsize, remote)
         rows = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
@@ -109,7 +109,7 @@ class ShardReader:
         self.check(set(numbers), 0)  # counted above
 
     def _by_row(self, row: tuple[int, int], *pieces: IntsOrList) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the same pieces, cut where rows end; each begins at a place in its file, in values."""
+        """Return the same pieces, cut where rows end. Their starts count the values between rows too."""
         shards, starts, places, sizes = (np.asarray(each, np.int64) for each in pieces)
         length, apart = row
         stops = starts + sizes // self._itemsize
@@ -191,7 +191,7 @@ class ShardReader:
         return shards, starts, buffers, sum(len(out) for (out,) in buffers)
 
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
-        """Do the same with groups of pieces."""
+        """Do what `fill` does, for groups of pieces."""
         if self.plain:
             for group in groups:
                 self.read(group)
@@ -217,7 +217,9 @@ class ShardReader:
         distinct = sorted(set(shards.tolist())) if len(self._shards) > 1 else [0]
         if 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
             return False
-        files = [self._mapped(shard) for shard in distinct]  # a list, so that no other thread lets go of them
+        files = [
+            self._mapped(shard) for shard in distinct
+        ]  # a list, which keeps them open while other threads make room
         if not all(file.address for file in files):
             return False
         bases = [file.address + file.data_offset for file in files]
@@ -262,7 +264,7 @@ class ShardReader:
             return found
 
     def _make_room(self, descriptors: int, keep: LocalFile | None = None) -> None:
-        """Let go of the files that have been open longest, until `descriptors` more may be opened."""
+        """Drop the files that have been open longest, until `descriptors` more may be opened."""
         in_use = len(self._open) + sum(1 for file in self._open.values() if file.address)
         for shard, file in list(self._open.items()):
             if in_use + descriptors <= self._max_open_files:

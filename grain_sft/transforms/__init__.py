@@ -5,7 +5,7 @@ import grain
 from grain_sft.errors import TransformError
 from grain_sft.registry import Registry
 from grain_sft.transforms.drop_last_position import DropLastPosition
-from grain_sft.transforms.element import trait
+from grain_sft.transforms.element import column_reach, trait
 from grain_sft.transforms.mask_eod import MaskEod
 from grain_sft.transforms.ngram_filter import NgramFilter
 from grain_sft.transforms.reset_at_eod import ResetAtEod
@@ -26,10 +26,10 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
         "reset_at_eod": ResetAtEod,
     },
 )
-"""Transforms by their name in a config. The arguments of the constructor are the options. See `trait` for the attributes that
-a transform may have besides `map`."""
+"""Transforms by their name in a config. The arguments of the constructor are the options. See `trait` and
+`column_reach` for the attributes that a transform may have besides `map`."""
 
 __all__ = [
     "TRANSFORMS", "DropLastPosition", "MaskEod", "NgramFilter", "ResetAtEod", "ShiftTargets", "SplitPairs",
-    "TrimToMultiple", "trait",
+    "TrimToMultiple", "column_reach", "trait",
 ]  # fmt: skip

@@ -8,13 +8,14 @@ from grain_sft.transforms.element import require_keys
 
 
 class DropLastPosition(grain.transforms.Map):
-    """Cuts the last column, which has no target, off ShiftTargets' batch.
+    """Transform that cuts the last column, which has no target, off ShiftTargets' batch.
 
-    Rows of L + 1 tokens so make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`: "block_size + 1 tokens,
+    Rows of L + 1 tokens make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`: "block_size + 1 tokens,
     shifted by one". Comes after ShiftTargets. Its arrays are contiguous.
     """
 
     cuts_columns = True
+    column_reach = (0, 1)  # of a part of a row, too, the last column is cut off
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

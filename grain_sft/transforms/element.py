@@ -1,4 +1,6 @@
-"""What transforms ask of the dict that they are given, and what others ask of transforms."""
+"""Checks of the dict that a transform takes, and traits that a transform may have."""
+
+from collections.abc import Sequence
 
 from grain_sft.errors import TransformError
 from grain_sft.source import Element
@@ -12,6 +14,23 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
                 f"{transform!r} needs the key {key!r} and was given {', '.join(map(repr, element))}. "
                 "ShiftTargets makes a batch of the source's dict, so what takes that dict comes before it."
             )
+
+
+def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
+    """Return the number of columns before and after its own that a column of a batch depends on after `transforms`; None if it
+    may depend on all. A transform states these as `column_reach`; a subclass with another `map` states them anew."""
+    before = after = 0
+    for transform in transforms:
+        reach = getattr(transform, "column_reach", None)
+        if reach is None or not issubclass(_definer(transform, "column_reach"), _definer(transform, "map")):
+            return None
+        before, after = before + reach[0], after + reach[1]
+    return before, after
+
+
+def _definer(transform: object, name: str) -> type:
+    """Return the class that defines the attribute `name` of a transform."""
+    return next((each for each in type(transform).__mro__ if name in vars(each)), object)
 
 
 def trait(transform: object, name: str) -> bool:

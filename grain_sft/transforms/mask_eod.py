@@ -9,7 +9,7 @@ from grain_sft.transforms.element import require_keys
 
 
 class MaskEod(grain.transforms.Map):
-    """Takes the loss off predictions whose input is an EOD token. Takes and returns the source's dict.
+    """Transform that takes the loss off predictions whose input is an EOD token. Takes and returns the source's dict.
 
     Megatron's `eod_mask_loss`: the first token of the next document is not predicted from the EOD before it.
 
@@ -17,6 +17,8 @@ class MaskEod(grain.transforms.Map):
       eod_token_id: Token that ends a document.
       as_target: Whether to take the loss off predictions of the EOD instead, as MaxText's `grain_file_type=mmap` does.
     """
+
+    column_reach = (1, 0)
 
     def __init__(self, eod_token_id: int, *, as_target: bool = False) -> None:
         self.eod_token_id = as_integer("MaskEod: eod_token_id", eod_token_id, 0, TransformError)

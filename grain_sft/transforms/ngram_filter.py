@@ -25,7 +25,7 @@ Indices = npt.NDArray[np.intp]
 
 
 class NgramFilter(grain.transforms.Map):
-    """Takes the loss off rows in which some n-gram repeats too often. Takes and returns the source's dict.
+    """Transform that takes the loss off rows in which some n-gram repeats too often. Takes and returns the source's dict.
 
     A row fails if some n-gram of p tokens, `min_period <= p <= max_period`, occurs `max_count` times or more in immediate
     succession. A partial last repeat does not count: the row fails if `r` consecutive pairs `tokens[i] == tokens[i - p]`

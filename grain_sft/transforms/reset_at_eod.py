@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class ResetAtEod(grain.transforms.Map):
-    """Divides the segments of a trainer's batch after each EOD token. Comes after ShiftTargets and DropLastPosition.
+    """Transform that divides the segments of a trainer's batch after each EOD token.
 
-    Megatron's `reset_attention_mask` and `reset_position_ids`. The loss stays as it is: with them alone, Megatron also takes
-    loss on the first token of a document, which is predicted from the EOD before it (see MaskEod).
+    It is Megatron's `reset_attention_mask` and `reset_position_ids`. It comes after ShiftTargets and DropLastPosition. The
+    loss stays as it is: with these two alone, Megatron also takes loss on the first token of a document, which is predicted
+    from the EOD before it (see MaskEod).
 
     Args:
       eod_token_id: Token that ends a document.

@@ -29,6 +29,7 @@ class ShiftTargets(grain.transforms.Map):
     """
 
     shifts_targets = True
+    column_reach = (0, 1)  # the next token, and whether it is in the same segment
 
     def __init__(self) -> None:
         self._arrays = Arrays()

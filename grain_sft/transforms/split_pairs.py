@@ -13,7 +13,7 @@ from grain_sft.transforms.element import require_keys
 
 
 class SplitPairs(grain.transforms.Map):
-    """Splits rows of `PairsLayout` into the arrays of MaxText's and Tunix's preference trainers (DPO, ORPO), int32.
+    """Transform that splits rows of `PairsLayout` into the int32 arrays of MaxText's and Tunix's DPO and ORPO trainers.
 
     `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. `prompt_mask`,
     `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in MaxText's `DPODataFormatting`. So a

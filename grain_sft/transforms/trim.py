@@ -11,10 +11,10 @@ from grain_sft.transforms.element import require_keys
 
 
 class TrimToMultiple(grain.transforms.Map):
-    """Cuts columns off the end of a batch that are padding in all of its rows, down to the next multiple of `multiple`.
+    """Transform that cuts the end of a batch, where all its rows are padding, down to the next multiple of `multiple` columns.
 
     Takes and returns the source's dict, or ShiftTargets' batch; comes after transforms of whole rows, such as NgramFilter. A
-    batch without a token keeps `multiple` columns. As OpenChat pads its batches.
+    batch without a token keeps `multiple` columns. OpenChat pads its batches so.
 
     Advantages: no computation on padding, where rows are far shorter than the sequence length. Disadvantages: batches
     have several shapes, and a TPU compiles the training step anew for each (`shapes` lists them, to compile beforehand).

@@ -109,7 +109,7 @@ def _path_in(corpus: Corpus, error: GrainSftError) -> str:
 
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
-    """Check every token and every document, in one pass. Note duplicates and documents without loss, which may be meant."""
+    """Check every token and every document, in one pass. Note duplicates and documents without loss, which may be intended."""
     scanned = content.scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
     length, path, trainable = corpus.documents.length, corpus.shards[0].path, int(scanned.trainable.sum())
@@ -215,7 +215,7 @@ def vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json |
     found = size if stated is None else stated
     if found is None:
         sentence = (
-            "the size of the vocabulary is unknown: neither prepare.json nor a folder 'tokenizer' is beside the corpus. "
+            "the size of the vocabulary is unknown: neither prepare.json nor a folder 'tokenizer' is next to the corpus. "
             "Give vocab_size (--vocab-size) to have the ids checked."
         )
         report.note("vocabulary", corpus.shards[0].path, sentence)
@@ -223,13 +223,13 @@ def vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json |
 
 
 def _beside(corpus: Corpus, where: str, name: str) -> str | None:
-    """Return the file or folder `name` of a corpus: in what was opened, beside it, or around the corpus's first file."""
+    """Return the file or folder `name` of a corpus: in the opened folder, next to it, or around the corpus's first file."""
     opened = [files.join(folder, name) for folder in (where, files.parent(where))] if where else []
     return next(filter(files.exists, opened), None) or files.sidecar(corpus.shards[0].path, name)
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Check the tokenizer beside a corpus against the corpus's hash of it, and return its size where it can be loaded."""
+    """Check the tokenizer next to a corpus against the corpus's hash of it, and return its size where it can be loaded."""
     path = _beside(corpus, where, "tokenizer")
     if path is None:
         return None
@@ -242,7 +242,7 @@ def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
 
 
 class VocabularyCheck:
-    """Finds ids that are too high, a block at a time: of each shard the first, and how many there are."""
+    """Search for ids that are too high, a block at a time: the first of each shard, and their number."""
 
     def __init__(self, corpus: Corpus, size: int | None) -> None:
         self._begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])

@@ -47,7 +47,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     _check_batches(report, pipeline, where, vocab_size)
     if layout.of_pairs and not report.has_wrong("batches"):
         _check_pairs(report, pipeline, where)
-    steps = range(min(_FIRST_STEPS, pipeline.end_step))
+    steps = range(pipeline.first_step, min(pipeline.first_step + _FIRST_STEPS, pipeline.end_step))
     if not report.has_wrong("batches") and all(takes_loss(pipeline[step]) is False for step in steps):
         reason = why_no_loss(pipeline, steps)
         report.wrong("loss", where, f"no target takes loss in the first {len(steps)} steps: {reason}")
@@ -91,15 +91,13 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         if ((rows < 0) & (rows != FILL_ROW)).any() or (rows >= count).any():
             report.wrong("sampler", where, f"reads row {rows.max()}, but there are {count}.", f"step {step}")
             return
-    reads_once = sampler.steps_per_epoch is not None and not sampler.runs_on and sampler.host.count == 1
-    if not report.full or not reads_once or count > _MOST_ROWS:
+    steps, reads_once = sampler.steps_per_epoch, not sampler.runs_on and sampler.host.count == 1
+    if not report.full or steps is None or not reads_once or count > _MOST_ROWS:
         return
     times_read, num_read = np.zeros(count, np.uint8), 0
-    for step in range(pipeline.end_step):
+    for step in range(pipeline.first_step, min(pipeline.end_step, pipeline.first_step + steps)):
         rows = sampler.rows(step)
         rows = rows[rows != FILL_ROW]
-        if num_read + len(rows) > count or num_read == count:
-            break
         np.add.at(times_read, rows, 1)
         repeated = rows[times_read[rows] > 1]
         if len(repeated):
@@ -111,8 +109,9 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
 
 
 def _end_steps(pipeline: Pipeline) -> list[int]:
-    """Return the first and the last step; steps 0 and 1 of a run without an end."""
-    return sorted({0, 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1})
+    """Return the first and the last step; the first two of a run without an end."""
+    first = pipeline.first_step
+    return sorted({first, first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1})
 
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
@@ -120,13 +119,14 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
     shapes: dict[str, tuple[tuple[int, ...], str]] = {}
     trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
     apart = any(trait(transform, "positions_apart") for transform in pipeline.transforms)
-    one_shape = not (trims or pipeline.sampler.batch_sizes.schedule)
+    sizes = {pipeline.sampler.batch_sizes.at(step) for step in _end_steps(pipeline)}
+    several = trims or len(sizes) > 1 or pipeline.source.layout.row_lengths
     for step in _end_steps(pipeline):
         with report.errors("batches", where, f"step {step}"):
             batch = pipeline[step]
             here = {key: (array.shape, array.dtype.name) for key, array in batch.items()}
             shapes = shapes or here
-            if one_shape and here != shapes:
+            if not several and here != shapes:
                 report.wrong("batches", where, f"its arrays are {here}, those of step 0 {shapes}.", f"step {step}")
             sentence = wrong_in_batch(batch, vocab_size, positions_apart=apart)
             if sentence:

@@ -1,4 +1,4 @@
-"""What a full check reads, in bounded memory: the tokens of each document, loss files, and rows that were written out."""
+"""Parts of a full check, in bounded memory: the tokens of each document, loss files, and rows that were written out."""
 
 import hashlib
 from collections.abc import Callable, Iterator

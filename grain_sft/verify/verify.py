@@ -36,7 +36,7 @@ def verify(
       where: Corpus, as `open_corpus` takes it; or path of a plan, as `grain-sft pack` prints it; or path of a config.
       full: Whether everything is read, in bounded memory, and not only sizes, headers, boundaries and the ends of files.
       what: "corpus", "plan" or "config"; None: inferred from its name and its first bytes.
-      vocab_size: Number of ids; None: that of prepare.json, or of the tokenizer beside the corpus.
+      vocab_size: Number of ids; None: that of prepare.json, or of the tokenizer next to the corpus.
       corpus: Corpus of a plan.
       receipt: Receipt that a config must have.
       host: Host that a config's batches are made for; None: the only one.
@@ -78,16 +78,26 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
     """Check that a config loads, and its corpus, layout, sampler and batches."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
-        sizes = []
-        for name, part in pipeline.source.layout.parts.items():
-            of_part = Report("corpus", name, report.full) if name else report
-            sizes.append(check_corpus(of_part, part.corpus, "", vocab_size))
-            if name:
-                report.take(of_part)
-        if report.has_wrong("files"):
-            return
-        vocab_size = None if None in sizes else max(filter(None, sizes), default=None)
-        check_pipeline(report, pipeline, path, vocab_size)
+        checked: dict[tuple[str, ...], int | None] = {}  # corpora, which stages may share
+        for number, stage in enumerate(pipeline.stages, 1):
+            of_stage = report if number == 1 else Report("config", f"stage {number}", report.full)
+            sizes = []
+            for name, part in stage.source.layout.parts.items():
+                paths = tuple(shard.path for shard in part.corpus.shards)
+                of_part = Report("corpus", name, report.full) if name else of_stage
+                if paths not in checked:
+                    checked[paths] = check_corpus(of_part, part.corpus, "", vocab_size)
+                    if name:
+                        of_stage.take(of_part)
+                sizes.append(checked[paths])
+            if not of_stage.has_wrong("files"):
+                largest = None if None in sizes else max(filter(None, sizes), default=None)
+                check_pipeline(of_stage, stage, path, largest)
+            if of_stage is not report:
+                report.take(of_stage)
+            if report.has_wrong("files"):
+                return
+        report.figures["receipt"] = pipeline.receipt.code
         if receipt is not None and receipt != pipeline.receipt.code:
             listed = "; ".join(f"{name}: {part}" for name, part in pipeline.receipt.parts.items())
             sentence = f"its receipt is {pipeline.receipt.code}, expected {receipt}. Its parts: {listed}."

@@ -1,7 +1,8 @@
-"""What people look at: rows of a step as text, on the terminal and as a page; a report of a whole config."""
+"""Views for people: rows of a step as text, on the terminal and as a page; a report of a whole config."""
 
 from grain_sft.view.inspect_page import inspect_page
-from grain_sft.view.pictures import draw_pictures, require_matplotlib
+from grain_sft.view.page import make_page, part
+from grain_sft.view.pictures import COLOURS, Picture, draw_pictures, require_matplotlib
 from grain_sft.view.report import make_report
 from grain_sft.view.report_page import report_page
 from grain_sft.view.rows import Piece, RowView, view_rows
@@ -9,6 +10,6 @@ from grain_sft.view.terminal import row_lines, wants_colour
 from grain_sft.view.text import texts_of
 
 __all__ = [
-    "Piece", "RowView", "draw_pictures", "inspect_page", "make_report", "report_page", "require_matplotlib", "row_lines",
-    "texts_of", "view_rows", "wants_colour",
+    "COLOURS", "Picture", "Piece", "RowView", "draw_pictures", "inspect_page", "make_page", "make_report", "part",
+    "report_page", "require_matplotlib", "row_lines", "texts_of", "view_rows", "wants_colour",
 ]  # fmt: skip

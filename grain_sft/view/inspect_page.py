@@ -26,7 +26,7 @@ def inspect_page(
 
     `rows` are of this host's batch; None: all, or as many as `MOST_TOKENS` leave room for. Errors are those of `view_rows`.
     """
-    room = max(1, MOST_TOKENS // (3 * pipeline.source.layout.sequence_length))
+    room = max(1, MOST_TOKENS // (3 * pipeline.at(step).source.layout.sequence_length))
     steps = []
     for number in (step - 1, step, step + 1):
         if 0 <= number < pipeline.end_step or number == step:

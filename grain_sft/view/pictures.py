@@ -10,6 +10,9 @@ from grain_sft.layout import algorithm_title
 
 Report = Mapping[str, Any]
 
+Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
+"""Pictures by name: a test for their figures in a report, and the function that draws them."""
+
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order. A page replaces them with --c0, --c1, ... of its style sheet."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
@@ -36,8 +39,8 @@ class Picture(NamedTuple):
     svg: str
 
 
-def draw_pictures(report: Report) -> dict[str, Picture]:
-    """Return the pictures of a report, by name.
+def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str, Picture]:
+    """Return the pictures of a report, by name; with `pictures`, those of other figures.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
@@ -48,7 +51,7 @@ def draw_pictures(report: Report) -> dict[str, Picture]:
 
     drawn = {}
     with matplotlib.rc_context(_STYLE):
-        for name, (wanted, draw) in _PICTURES.items():
+        for name, (wanted, draw) in (_PICTURES if pictures is None else pictures).items():
             if wanted(report):
                 figure = Figure(figsize=_SIZE, layout="constrained", facecolor=_PAPER)
                 draw(figure, report)
@@ -171,7 +174,7 @@ def _show_millions(axis: Any) -> None:
     axis.set_major_formatter(EngFormatter())
 
 
-_PICTURES: dict[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]] = {
+_PICTURES: Pictures = {
     "lengths": (lambda report: "bins" in report["lengths"], _lengths),
     "packing": (lambda report: any("rows" in each for each in report["packing"].get("algorithms", ())), _packing),
     "left_out": (lambda report: any(each["tokens"] for each in report["left_out"]), _left_out),
@@ -179,4 +182,3 @@ _PICTURES: dict[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None
     "mixture": (lambda report: len(report["sources"]["tokens"]) > 1 and len(report["sources"]["steps"]) > 1, _mixture),
     "throughput": (lambda report: report["throughput"], _throughput),
 }
-"""Pictures by name: a test for their figures in a report, and the function that draws them."""

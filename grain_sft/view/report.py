@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import PREPARE, Corpus
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import ALGORITHMS, FILL_ROW, Layout, LeftOut, compare_algorithms
+from grain_sft.layout import ALGORITHMS, FILL_ROW, ROWS_A_DEVICE, Layout, LeftOut, compare_algorithms, over_devices
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance import summarize, trace
 from grain_sft.storage import files
@@ -44,7 +44,7 @@ def make_report(
       throughput: Measured speed, as returned by `grain_sft.bench.config.report_speed`; None if not measured.
 
     Returns:
-      name, version, receipt, parts, corpus, run; lengths, packing and left_out, from the functions of these names;
+      name, version, receipt, parts, corpus, run; lengths, packing, attention and left_out, from the functions of these names;
       sampled: number of `steps` `of` how many, and whether the run `ends`; sources, filter, throughput.
 
     Raises:
@@ -53,20 +53,23 @@ def make_report(
     source, sampler = pipeline.source, pipeline.sampler
     layout, corpus, total = source.layout, source.layout.corpus, sampler.num_steps
     if total is None:  # an endless run: the steps that read as many rows as the layout has
-        total = max(1, sampler.num_instances // sampler.global_batch_size)
+        total = sampler.first_step + max(1, sampler.num_instances // sampler.global_batch_size)
+    total -= sampler.first_step
     most = max(1, min(steps, total, MOST_TOKENS // (sampler.rows_per_host * layout.sequence_length)))
-    chosen: list[int] = np.unique(np.linspace(0, total - 1, most).astype(np.int64)).tolist()
+    chosen: list[int] = (sampler.first_step + np.unique(np.linspace(0, total - 1, most).astype(np.int64))).tolist()
     return {
         "name": name,
         "version": __version__,
         **pipeline.receipt.as_dict(),
         "corpus": {"tokens": corpus.num_tokens, "shards": len(corpus.shards), "fingerprint": corpus.ends_fingerprint},
         "run": {
-            **{"rows": len(source), "sequence_length": layout.sequence_length, "steps": sampler.num_steps},
+            **{"rows": len(source), "sequence_length": layout.sequence_length},
+            "steps": None if sampler.num_steps is None else total,
             **{name: getattr(sampler, name) for name in ("global_batch_size", "steps_per_epoch", "epochs")},
         },
         "lengths": lengths(layout),
         "packing": packing(pipeline),
+        "attention": attention(pipeline, chosen),
         "left_out": left_out(pipeline),
         "sampled": {"steps": len(chosen), "of": total, "ends": sampler.num_steps is not None},
         "sources": _sources(pipeline, chosen),
@@ -211,6 +214,21 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
     return {"sampled": sampled, "used": used, "algorithms": found}
 
 
+def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
+    """Return, for each number of rows a device that divides all `steps`, the highest cost of attention of a device over the
+    mean of the devices: dicts of `rows_a_device`, its `mean` and `worst` over the steps, and the `step` of the worst."""
+    layout, found = pipeline.source.layout, []
+    rows = [pipeline.sampler.slots(range(step, step + 1)).row for step in steps]
+    costs = [np.where(each == FILL_ROW, 0, layout.row_costs(np.maximum(each, 0))) for each in rows]
+    for each in ROWS_A_DEVICE:
+        if not any(len(cost) % each for cost in costs):
+            spread = np.array([over_devices(cost[np.newaxis], each)[0] for cost in costs])
+            worst = int(spread.argmax())
+            figures = {"mean": float(spread.mean()), "worst": float(spread[worst]), "step": steps[worst]}
+            found.append({"rows_a_device": each, **figures})
+    return found
+
+
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     """Return what an epoch leaves out, and its padding: dicts of `what`, `documents` and `tokens` (None if not counted)."""
     layout = pipeline.source.layout
@@ -222,10 +240,14 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     sampler = pipeline.sampler
     # one line can't state the rest if sources have their own epochs, batch sizes vary, or batches straddle epochs
     if sampler.steps_per_epoch is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
-        rest = len(pipeline.source) - sampler.steps_per_epoch * sampler.global_batch_size
+        steps, length = sampler.steps_per_epoch, layout.sequence_length
+        rest = len(pipeline.source) - sampler.batch_sizes.before(steps)
+        tokens = rest * length
+        if layout.row_lengths:
+            tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * length
         unused = "of each epoch, other ones each time, that fill no step"
         what = unused if rest > 0 else "of padding, which fill the last step of an epoch"
-        found += [(f"{abs(rest):,} rows {what}", None, abs(rest) * layout.sequence_length)] if rest else []
+        found += [(f"{abs(rest):,} rows {what}", None, abs(tokens))] if rest else []
     return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in found]
 
 

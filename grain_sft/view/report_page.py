@@ -19,6 +19,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
         "run": ("The run", _run(report)),
         "lengths": ("Lengths of documents", _lengths(report["lengths"], report["run"]["sequence_length"])),
         "packing": ("Packing, by algorithm", _packing(report["packing"])),
+        "attention": ("Attention, over the devices of a step", _attention(report["attention"])),
         "left_out": ("Truncated, dropped, padded", _left_out(report)),
         "sources": ("Sources, and what of them takes loss", _sources(report)),
         "mixture": ("The mixture over steps", _mixture(report["sources"])),
@@ -63,7 +64,7 @@ def _packing(found: Report) -> str:
     if "error" in found:
         return _note(found["error"])
     head = ["algorithm", "rows", "padding", "no padding", "truncated", "dropped", "split"]
-    head += ["segments", "median", "max", "s"]
+    head += ["segments", "median", "max", "attention", "s"]
     lines: list[Sequence[object]] = []
     for each in found["algorithms"]:
         if "error" in each:
@@ -73,10 +74,23 @@ def _packing(found: Report) -> str:
         shares = (f"{each['padding_share']:.4%}", f"{1 - each['padding_share']:.4%}")
         cut = (each["truncated_tokens"], each["dropped_tokens"], each["split_documents"])
         counts = (round(segments["mean"], 2), segments["median"], segments["max"])
-        lines.append((algorithm_title(each), each["rows"], *shares, *cut, *counts, round(each["seconds"], 2)))
+        measured = round(each["attention"][0]["shuffled"], 2), round(each["seconds"], 2)
+        lines.append((algorithm_title(each), each["rows"], *shares, *cut, *counts, *measured))
     used = "" if found["used"] is None else f" This config packs by {found['used']}."
-    note = f"Truncated and dropped in tokens, split in documents, segments a row. One epoch of each, packed anew here.{used}"
+    note = "Truncated and dropped in tokens, split in documents, segments a row; attention: the highest cost over the mean of "
+    note += f"devices with one random row each. One epoch of each, packed anew here.{used}"
     return _note(found["sampled"]) + _note(note) + _table("packing-table", head, lines, used=found["used"])
+
+
+def _attention(found: Sequence[Report]) -> str:
+    note = (
+        "Of the sampled steps: the highest cost of a device over the mean of the devices. A row costs the sum of the "
+    )
+    note += "squares of its segments' lengths; for a dense kernel, which skips nothing, every row costs the same."
+    lines = [
+        (each["rows_a_device"], *(round(each[key], 3) for key in ("mean", "worst")), each["step"]) for each in found
+    ]
+    return _note(note) + _table("attention-table", ("rows a device", "mean", "worst", "in step"), lines)
 
 
 def _left_out(report: Report) -> str:

@@ -86,17 +86,18 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
       PipelineError: the batch has neither the source's keys nor those of ShiftTargets.
       CorpusFileError, CorpusError: files cannot be read.
     """
-    splits = any(trait(each, "splits_rows") for each in pipeline.transforms)  # a row is shown whole
-    batch = pipeline.source_at(step).read(pipeline.sampler.rows(step)) if splits else pipeline[step]
+    stage = pipeline.at(step)
+    splits = any(trait(each, "splits_rows") for each in stage.transforms)  # a row is shown whole
+    batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits else pipeline[step]
     count = len(next(iter(batch.values())))
     chosen = range(count) if rows is None else rows
     for row in chosen:
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
-    lines = trace(pipeline, range(step, step + 1), host=pipeline.sampler.host, trainable=False)
+    lines = trace(stage, range(step, step + 1), host=stage.sampler.host, trainable=False)
     slots = np.unique(lines.row)
-    divided = any(trait(each, "divides_segments") for each in pipeline.transforms)
-    chosen_filter: Any = next((each for each in pipeline.transforms if trait(each, "filters_repetition")), None)
+    divided = any(trait(each, "divides_segments") for each in stage.transforms)
+    chosen_filter: Any = next((each for each in stage.transforms if trait(each, "filters_repetition")), None)
     tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
     failing = np.zeros(count, bool)
     if chosen_filter is not None and tokens in batch:
@@ -113,7 +114,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if failing[row]:
             notes.append("NgramFilter took the loss off this row: it repeats itself.")
         epoch, place, instance = (int(each[0]) for each in (of_row.epoch, of_row.row, of_row.instance))
-        names = pipeline.source.layout.segment_names if instance >= 0 else ()
+        names = stage.source.layout.segment_names if instance >= 0 else ()
         views.append(
             RowView(step, epoch, row, place, instance, **columns, pieces=pieces, notes=tuple(notes), names=names)
         )

@@ -43,7 +43,7 @@ def wants_colour() -> bool:
 def show(pipeline: Pipeline, step: int, rows: int | Sequence[int], tokenizer: str | os.PathLike[str] | None) -> None:
     """Print rows of a step, as documented in `Pipeline.show`."""
     try:
-        texts = texts_of(pipeline.source.layout.corpus, tokenizer, print, "tokenizer=PATH")
+        texts = texts_of(pipeline.at(step).source.layout.corpus, tokenizer, print, "tokenizer=PATH")
     except MissingExtraError as error:
         print(f"Ids are shown: {error}")
         texts = TokenTexts(None)

@@ -28,7 +28,7 @@ def visible(text: str) -> str:
 
 
 def visible_line(text: str) -> str:
-    """Return the same of a name or a path, where spaces stay spaces."""
+    """Return a name or a path with the signs of `visible`, but with its spaces."""
     return "".join(each if each == " " else _sign(each) for each in text)
 
 
@@ -90,7 +90,7 @@ def texts_of(
       GrainSftError: the tokenizer cannot be loaded, or is another than the corpus was made with.
     """
     if path is None and (path := find_tokenizer(corpus)) is None:
-        say(f"No folder 'tokenizer' is beside the corpus: ids are shown. Give {argument}.")
+        say(f"No folder 'tokenizer' is next to the corpus: ids are shown. Give {argument}.")
         return TokenTexts(None)
     return TokenTexts(tokenizer_of(corpus, os.fspath(path)))
 

@@ -133,6 +133,7 @@ WRITING = {
     **{"report": "no-config.yaml -o", "trace": "no-config.yaml --steps 0 -o", "bench": "no-config.yaml -o"},
     **{"inspect": "no-config.yaml --step 0 --html", "index": "no-mix.txt -o", "train-tokenizer": "no-chats.jsonl -o"},
     **{"pack": "no-corpus --sequence-length 64 -o", "convert": "no-corpus --format olmo -o"},
+    "withdraw": "no-corpus 1 --format olmo -o",
     "prepare": "no-chats.jsonl --template primer --tokenizer no.model -o",
 }
 """Arguments whose input does not exist, up to the output."""

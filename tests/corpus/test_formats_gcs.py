@@ -127,6 +127,13 @@ def located(path, place):
     return path.format(place) if isinstance(path, str) else path
 
 
+def megatron_config(place):
+    rows = {"kind": "megatron_gpt", "sequence_length": 16, "num_samples": 60}
+    blend = [0.3, f"{place}/web", 0.7, f"{place}/code"]
+    corpus = {"path": blend, "format": "megatron", "split": "3,1", "eos_token_id": EOS}
+    return {"corpus": corpus, "layout": rows, "sampler": {"global_batch_size": 4, "seed": 0, "epochs": 1}}
+
+
 def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     for name, count in (("web", 40), ("code", 30)):
@@ -142,6 +149,16 @@ def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, monkey
                 assert found.weights == expected.weights
                 assert_same(*(dataclasses.replace(each, weights=()) for each in (found, expected)))
                 np.testing.assert_array_equal(found.sequences.start, expected.sequences.start)
+        pipelines = [grain_sft.load(megatron_config(place)) for place in (local, bucket)]
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", f"{bucket}/cache")
+        shared = grain_sft.load(megatron_config(bucket))
+        assert len({each.receipt.code for each in (*pipelines, shared)}) == 1
+        assert client.glob("bucket/megatron/cache/megatron/*.arrays")
+        for step in (0, 5, len(shared) - 1):
+            for key, array in pipelines[0][step].items():
+                np.testing.assert_array_equal(pipelines[1][step][key], array)
+                np.testing.assert_array_equal(shared[step][key], array)
         remote = grain_sft.open_corpus(f"{bucket}/web", split="3,1", subset="valid")
         remote.save(tmp_path / "index.json")
         assert grain_sft.open_corpus(tmp_path / "index.json") == remote

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import grain_sft
-from grain_sft.storage import files
+from grain_sft.storage import activity, files
 
 emulator = pytest.importorskip("gcp_storage_emulator.server")
 
@@ -139,6 +139,24 @@ def test_each_file_is_checked_once_however_few_may_be_open(requests):
     requests.lines.clear()
     mine.read(rows)
     assert len(requests.lines) == sum("/download/" in line for line in requests.lines) == len(rows)
+
+
+def test_only_the_columns_of_rows_are_fetched(folder, requests):
+    """A range of a row's columns is one range of the object."""
+    length, rows = 500, np.arange(4)
+    local, remote = (
+        grain_sft.NpyDataSource(grain_sft.WindowLayout(grain_sft.open_corpus(f"{root}code/deep/0.npy"), length))
+        for root in (f"{folder}/", BUCKET)
+    )
+    remote.read([0])  # which also reads the ends of the file
+    for start, stop in ((0, 125), (250, 375), (375, 500)):
+        requests.lines.clear()
+        before = activity.counts["remote_received_bytes"]
+        part = remote.columns(start, stop).read(rows)
+        assert activity.counts["remote_received_bytes"] - before == len(rows) * (stop - start) * 4
+        assert len(requests.lines) == len(rows)
+        for key, array in local.read(rows).items():
+            np.testing.assert_array_equal(part[key], array[:, start:stop])
 
 
 @pytest.mark.parametrize("bucket_name", ["bucket", "no-such-bucket"])

@@ -236,6 +236,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
             (wrong, {}, "expected weights and prefixes in turn")
             for wrong in ([1, one, "b", two], [1, one, two], [one, 1])
         ),
+        (f"{one} {other}", {}, r"Write several paths as a list: \['.*a', '.*c'\]"),
         (f"1 {one} 2", {}, "expected weights and prefixes in turn"),
         *((wrong, {}, "expected finite numbers, 0 or more") for wrong in ([0, one, 0, two], [-1, one, 2, two])),
         ([one, tmp_path / "nothing"], {}, "nothing: neither nothing.idx nor a folder"),

@@ -196,7 +196,7 @@ def megatron(found: dict) -> bool:
     pairs = [
         (row, found.get(name.replace("grain_sft", "megatron-core"))) for name, row in found.items() if "grain" in name
     ]
-    return len(pairs) == 3 and all(peer is None or row["cpu"] < 1.5 * peer["cpu"] for row, peer in pairs)
+    return len(pairs) == 4 and all(peer is None or row["cpu"] < 1.3 * peer["cpu"] for row, peer in pairs)
 
 
 CHECKS = {"throughput": speeds, "orders": orders, "prepare": preparing, "plans": plans, "megatron": megatron}

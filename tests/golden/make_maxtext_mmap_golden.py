@@ -1,5 +1,5 @@
-"""Write `maxtext_mmap.json` and `megatron_cache/maxtext`: what MaxText's `mmap_npy` and `mmap` make of the prefixes of
-`tests/megatron_corpora.py`.
+"""Write `maxtext_mmap.json`, `maxtext_mmap_shuffled.json`, `maxtext_mmap_split.json` and `megatron_cache/maxtext*`: what
+MaxText's `mmap_npy` and `mmap` make of the prefixes of `tests/megatron_corpora.py`.
 
 Needed: maxtext 0.2.5 (Python 3.12).
 """
@@ -11,17 +11,18 @@ from typing import Any
 
 from making import options, versions, write_json
 from maxtext.input_pipeline._mmap_datasource import create_mmap_source, get_mmap_npy_dataset
+from maxtext.input_pipeline.grain_data_processing import _apply_mapdataset_transforms
 from maxtext.input_pipeline.input_pipeline_utils import (
     GenerateDocSegmentIds,
     MegatronSplitInputsTargets,
     Rekey,
     ShiftData,
 )
-from megatron_corpora import EOD, FEW, KEPT, LENGTH, hashes_of, maxtext_runs, write_prefixes
+from megatron_corpora import EOD, FEW, KEPT, LENGTH, hashes_of, maxtext_runs, shuffled_runs, split_runs, write_prefixes
 
 
-def dataset_of(folder: Path, run: dict[str, Any]) -> Any:
-    """Return MaxText's data set of a run, with the elements of batches of one row."""
+def dataset_of(folder: Path, run: dict[str, Any], host: int = 0, rows: int = 1) -> Any:
+    """Return MaxText's data set of a run, with the elements of batches of some rows."""
     length, weights = run.get("sequence_length", LENGTH), run["blend"][::2]
     blend = [folder / each if isinstance(each, str) else each for each in run["blend"]]
     segments = run.get("max_segments_per_row", 25)
@@ -31,17 +32,20 @@ def dataset_of(folder: Path, run: dict[str, Any]) -> Any:
     sentences = "sentences" in run["blend"]
     if run["variant"] == "mmap":
         dataset = create_mmap_source(str(blend[0]), sentences, length, EOD)
+        if "hosts" in run:
+            dataset = _apply_mapdataset_transforms(dataset, True, run["seed"], run["epochs"], host, run["hosts"], 1, 1)
         dataset = dataset.map(Rekey({"inputs": "text", "targets": "text"})).map(GenerateDocSegmentIds(**named))
-        return dataset.batch(1).map(ShiftData(ignored_ids=[EOD], axis=1))
+        return dataset.batch(rows).map(ShiftData(ignored_ids=[EOD], axis=1))
     if isinstance(weights[0], str):
         pattern = f"{folder / 'indices'}|{':'.join(map(str, blend))}"
     else:
         pairs = zip(blend[::2], blend[1::2], strict=True)
-        pattern = ";".join(f"{folder / 'indices'}{prefix.name}|{prefix},{weight}" for weight, prefix in pairs)
+        pattern = ";".join(f"{folder / 'indices'}|{prefix},{weight}" for weight, prefix in pairs)
     dataset = get_mmap_npy_dataset(
-        pattern, sentences, length, EOD, 1, 0, 1, 1, 1, None, None, "train", lambda dataset, *_: dataset,
+        pattern, sentences, length, EOD, 1, 0, 1, 1, 1, str(folder / "indices"), None, "train", lambda dataset, *_: dataset,
         num_samples=run["num_samples"], seed=run.get("seed", 1234), blend_margin=100 * run.get("surplus", 0.005),
-        split=run.get("split"), split_index=("train", "valid", "test").index(run.get("subset", "train")),
+        split=run.get("split", run.get("document_split")),
+        split_index=("train", "valid", "test").index(run.get("subset", run.get("document_subset", "train"))),
     )  # fmt: skip
     return dataset.map(MegatronSplitInputsTargets(**named)).batch(1)
 
@@ -52,8 +56,27 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as temporary:
             write_prefixes(Path(temporary))
             batches = list(dataset_of(Path(temporary), run))
-            if name == KEPT["maxtext"]:
-                shutil.copytree(Path(temporary) / "indices", out / "megatron_cache" / "maxtext", dirs_exist_ok=True)
+            for kept in ("maxtext", "maxtext_blend"):
+                if name == KEPT[kept]:
+                    shutil.copytree(Path(temporary) / "indices", out / "megatron_cache" / kept, dirs_exist_ok=True)
             found[name] = {"samples": len(batches), **hashes_of(batches[:FEW])}
+    split = {}
+    for name, run in split_runs().items():
+        with tempfile.TemporaryDirectory() as temporary:
+            write_prefixes(Path(temporary))
+            batches = list(dataset_of(Path(temporary), run))
+            split[name] = {"samples": len(batches), **hashes_of(batches[:FEW])}
+    made = {**versions("maxtext", "grain", "numpy", "python"), "cases": split}
+    write_json(out / "maxtext_mmap_split.json", made, compact=("cases",))
+    shuffled = {}
+    for name, run in shuffled_runs().items():
+        with tempfile.TemporaryDirectory() as temporary:
+            write_prefixes(Path(temporary))
+            datasets = [dataset_of(Path(temporary), run, host, run["rows"]) for host in range(run["hosts"])]
+            batches = [[each for each in dataset if len(each["inputs"]) == run["rows"]] for dataset in datasets]
+            steps = min(map(len, batches))  # those that all hosts have
+            shuffled[name] = [{"batches": steps, **hashes_of(each[:steps])} for each in batches]
+    made = {**versions("maxtext", "grain", "numpy", "python"), "cases": shuffled}
+    write_json(out / "maxtext_mmap_shuffled.json", made, compact=("cases",))
     made = {**versions("maxtext", "grain", "numpy", "python"), "cases": found}
     write_json(out / "maxtext_mmap.json", made, compact=("cases",))

@@ -1,4 +1,4 @@
-"""Write `megatron_samples.json` and `megatron_cache/megatron`: samples of megatron-core's `GPTDataset` and `BlendedDataset` of
+"""Write `megatron_samples.json` and `megatron_cache/megatron*`: samples of megatron-core's `GPTDataset` and `BlendedDataset` of
 the runs in `tests/megatron_corpora.py`.
 
 Needed: megatron-core 0.16.1 and torch.
@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from making import options, versions, write_json
 from megatron.core.datasets import helpers
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
@@ -23,8 +24,8 @@ TOKENIZER = SimpleNamespace(eod=EOD, eos=EOD, vocab_size=200, unique_identifiers
 KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 
 
-def dataset_of(folder: Path, run: dict[str, Any]) -> Any:
-    """Return megatron-core's data set of a run."""
+def dataset_of(folder: Path, run: dict[str, Any], cache: Path | None = None) -> Any:
+    """Return megatron-core's data set of a run, with its indices in a folder, if one is given."""
     where = [str(folder / each) if isinstance(each, str) else str(each) for each in run["blend"]]
     split = Split[run["subset"]]
     sizes: list[int | None] = [None, None, None]
@@ -36,6 +37,8 @@ def dataset_of(folder: Path, run: dict[str, Any]) -> Any:
         sequence_length=run.get("sequence_length", LENGTH),
         blend=get_blend_from_list(where),
         split=run["split"],
+        mid_level_dataset_surplus=run.get("surplus", 0.005),
+        path_to_cache=None if cache is None else str(cache),
         tokenizer=TOKENIZER,
         reset_position_ids=run.get("reset_position_ids", False),
         reset_attention_mask=run.get("reset_attention_mask", False),
@@ -60,11 +63,13 @@ def golden(dataset: Any) -> dict[str, Any]:
 
 if __name__ == "__main__":
     out = options("megatron_samples.json").out
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     found = {}
     for name, run in runs().items():  # each in a folder of its own: the keys of Megatron's cache leave out some options
         with tempfile.TemporaryDirectory() as temporary:
             write_prefixes(Path(temporary))
-            found[name] = golden(dataset_of(Path(temporary), run))
+            cache = out / "megatron_cache" / "megatron_blend" if name == KEPT["megatron_blend"] else None
+            found[name] = golden(dataset_of(Path(temporary), run, cache))
             if name == KEPT["megatron"]:
                 kept = Path(temporary) / "a" / "cache" / "GPTDataset_indices"
                 shutil.copytree(kept, out / "megatron_cache" / "megatron", dirs_exist_ok=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sft_files
+from megatron_corpora import write_prefix
 from mutators import changed_bytes
 
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, open_corpus
@@ -162,6 +163,18 @@ def test_a_file_that_is_rewritten_in_place_has_rows_of_its_own(tmp_path, cache, 
         assert len(found) == 1
         rows |= found
     assert len(rows) == 4
+
+
+def test_a_boundary_file_is_read_once(tmp_path, cache, monkeypatch):
+    """The next process knows the content of its documents without reading it, until it changes."""
+    prefix = write_prefix(tmp_path, "a", documents=9, seed=0)
+    reads = []
+    read_whole = documents_module.read_whole
+    monkeypatch.setattr(documents_module, "read_whole", lambda file: reads.append(file.path) or read_whole(file))
+    first = open_corpus(prefix).documents.content
+    assert open_corpus(prefix).find_documents().content == first and len(reads) == 1
+    write_prefix(tmp_path, "a", documents=9, seed=1)
+    assert open_corpus(prefix).find_documents().content != first and len(reads) == 2
 
 
 def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from batches import assert_same, sections
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax_processes import CASES, LOCAL, digest, run
+from jax_processes import BY_4, CASES, LOCAL, digest, run
+from sft_files import documents, write_episodes
+from vsl_corpora import EOS, write_corpus
 
 from grain_sft import GrainSftError, Host, Pipeline, ShiftTargets, load
 from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
@@ -32,17 +34,23 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Documents with loss masks."""
+    return write_episodes(tmp_path_factory.mktemp("chats"), documents(200, longest=50), shards=3)
+
+
+@pytest.fixture(scope="module")
 def pipeline(folder):
     return load(config(folder), host=Host(0, 1))
 
 
-def digests(pipeline, steps, num_rows=BATCH, order=slice(None)):
-    """Of the global batches, by numpy alone."""
-    fill = ((0, num_rows - BATCH), (0, 0))
-    return {
-        step: {key: digest(np.pad(array[order], fill)) for key, array in sorted(pipeline[step].items())}
-        for step in steps
-    }
+def digests(pipeline, steps, num_rows=0, order=slice(None)):
+    """Of the global batches, by numpy alone, with as many rows of zeros as `num_rows` wants."""
+
+    def filled(array):
+        return np.pad(array[order], ((0, max(0, num_rows - len(array))), (0, 0)))
+
+    return {step: {key: digest(filled(array)) for key, array in sorted(pipeline[step].items())} for step in steps}
 
 
 def check(printed, expected, cases):
@@ -53,18 +61,67 @@ def check(printed, expected, cases):
             assert found == expected, case
 
 
+def columns_jobs(folder, cases, layouts, shards):
+    """Return jobs whose processes read columns, one for each layout and number of shards of the load-balanced order."""
+    return [
+        {"name": f"{layout} {count}", "config": long_config(folder, layout), "cases": cases, "steps": 1}
+        | {"options": {"load_balanced_shards": count, "ahead": 0}}
+        for layout in layouts
+        for count in shards
+    ]
+
+
+def long_config(folder, layout):
+    """Of rows whose columns are read one by one: no filter looks at whole rows."""
+    return sections(folder, LENGTH, layout=layout, global_batch_size=BATCH)
+
+
+def several_lengths(folder):
+    """Of batches of rows of 8, 16 and 32 tokens."""
+    corpus = {"path": str(write_corpus("three files", folder)[0]), "dtype": "uint16", "eos_token_id": EOS}
+    layout = {"kind": "olmo_vsl", "sequence_length": 32, "min_sequence_length": 8}
+    sampler = {"curriculum": "grow_p2", "num_cycles": 1, "seed": 1, "global_batch_size": 4}
+    return {"corpus": corpus, "layout": layout, "sampler": sampler}
+
+
+def check_columns(printed, jobs):
+    """All processes printed the digests of whole batches, in the order of each job, and read no more than their columns."""
+    for job in jobs:
+        shards, expected = job["options"]["load_balanced_shards"], load(job["config"], host=Host(0, 1))[0]
+        order = load_balanced(shards) if shards > 1 else np.arange(LENGTH)
+        digests = {key: digest(array[:, order]) for key, array in expected.items()}
+        for lines in printed:
+            found = [line for line in lines if line.get("job") == job["name"] and "digests" in line]
+            assert [line["case"] for line in found] == job["cases"]
+            assert all(line["digests"] == digests for line in found), job["name"]
+
+
+def load_balanced(shards):
+    """Return the columns in MaxText's order of `shards` shards, by the chunks of each shard."""
+    chunks = np.split(np.arange(LENGTH), 2 * shards)
+    return np.concatenate([np.concatenate([chunks[shard], chunks[-1 - shard]]) for shard in range(shards)])
+
+
 def states(printed):
     """All processes have one state, at the end."""
     (state,) = {json.dumps(line["state"], sort_keys=True) for lines in printed for line in lines if "state" in line}
     return json.loads(state)
 
 
-def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, pipeline, tmp_path):
+def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats, pipeline, tmp_path):
     """Resumed at step 2 from the state of one process, which took two steps."""
     one = GlobalBatches(pipeline, SingleDeviceSharding(jax.devices()[0]))
     assert [next(one) and one.next_step for _ in range(2)] == [1, 2]
     job = {"config": config(folder), "cases": [*CASES, LOCAL], "steps": STEPS, "state": one.get_state()}
-    printed = run(job, 2, DEVICES // 2, tmp_path)
+    divided = columns_jobs(chats, ["columns"], layouts=["packed"], shards=[1])
+    divided += columns_jobs(chats, ["data x sequence over hosts"], layouts=["packed"], shards=[4])
+    several = {"name": "lengths", "config": several_lengths(tmp_path), "steps": 6}
+    several["cases"] = ["data", "data x sequence over hosts"]
+    every = run([job, *divided, several], 2, DEVICES // 2, tmp_path)
+    check_columns(every, divided)
+    expected = digests(load(several["config"], host=Host(0, 1)), range(6))
+    check([[line for line in lines if line.get("job") == "lengths"] for lines in every], expected, several["cases"])
+    printed = [[line for line in lines if not line.get("job")] for lines in every]
     check(printed, digests(pipeline, range(2, 2 + STEPS)), CASES)
     check(printed, digests(pipeline, range(STEPS), order=[0, 2, 4, 6, 1, 3, 5, 7]), [LOCAL])
     assert states(printed)["next_step"] == 2 + STEPS
@@ -158,6 +215,20 @@ def test_batches_whose_size_changes_at_a_step(folder):
         assert_same(batch, scheduled[step])
 
 
+def test_batches_of_stages_have_their_shapes(folder):
+    stages = [
+        {"steps": 2},
+        {"steps": 2, "layout": {"sequence_length": 2 * LENGTH}},
+        {"sampler": {"global_batch_size": 16}},
+    ]
+    staged = load({**config(folder), "stages": stages}, host=Host(0, 1))
+    batches = GlobalBatches(staged, sharding(), start_step=1)
+    for step, shape in ((1, (8, LENGTH)), (2, (8, 2 * LENGTH)), (3, (8, 2 * LENGTH)), (4, (16, LENGTH))):
+        batch = next(batches)
+        assert batch["inputs"].shape == shape
+        assert_same(batch, staged[step])
+
+
 def test_a_mixture(folder, tmp_path):
     np.random.default_rng(9).integers(2000, 3000, LENGTH * 20, np.uint32).tofile(tmp_path / "other.npy")
     corpora = {"one": {"weight": 0.75, "path": str(folder)}, "two": {"weight": 0.25, "path": str(tmp_path)}}
@@ -221,3 +292,41 @@ def test_every_batch_may_lack_the_same_columns(folder, pipeline):
     batch, whole = next(GlobalBatches(cut, sharding())), next(GlobalBatches(pipeline, sharding()))
     for key, array in batch.items():
         np.testing.assert_array_equal(array, whole[key][:, :-1])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("processes", "devices"), [(1, 4), (1, 8), (4, 4), (4, 8)])
+def test_a_mesh_that_divides_the_sequence_has_the_global_arrays_of_one_that_does_not(
+    chats, tmp_path, processes, devices
+):
+    cases = [*CASES, *(BY_4 if devices == 8 else ())]
+    jobs = columns_jobs(chats, cases, layouts=["windows", "packed", "padded"], shards=[1, 2, 4])
+    check_columns(run(jobs, processes, devices // processes, tmp_path), jobs)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("length", [1 << 17, 1 << 20])
+def test_a_process_reads_few_bytes_besides_those_of_its_devices(tmp_path, length):
+    tokens = np.random.default_rng(0).integers(1, 60_000, 9 * length, np.uint16)
+    tokens[length // 3 - 1 :: length // 3] = 7
+    (tmp_path / "tokens").mkdir()
+    tokens.tofile(tmp_path / "tokens" / "0.npy")
+    corpus, cases = {"dtype": "uint16", "eos_token_id": 7}, ["data x sequence over hosts", "columns"]
+    jobs = [
+        {
+            "name": layout,
+            "cases": cases,
+            "steps": 2,
+            "digests": False,
+            "options": {"ahead": 0, "load_balanced_shards": 4},
+        }
+        | {"config": sections(tmp_path / "tokens", length, corpus=corpus, layout=layout, global_batch_size=4)}
+        for layout in ("windows", "packed", "padded")
+    ]
+    share = 2 * 4 * length * tokens.itemsize // 4  # of 2 steps, 4 rows and 4 processes
+    for lines in run(jobs, 4, 1, tmp_path):
+        read = {(line["job"], line["case"]): line["read_bytes"] for line in lines if "read_bytes" in line}
+        assert not any(line.get("unchecked") for line in lines)  # also where a process has padding alone
+        assert len(read) == len(jobs) * len(cases)
+        for (layout, _), count in read.items():
+            assert count <= 1.1 * share and (count >= share or layout != "windows"), read  # others have padding

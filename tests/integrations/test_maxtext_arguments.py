@@ -12,7 +12,9 @@ from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError, Host, load
+from grain_sft.config import stated
 from grain_sft.integrations import maxtext
+from grain_sft.integrations.jax_arrays import Block
 from grain_sft.integrations.maxtext import Options, main, split
 from grain_sft.integrations.maxtext.checks import check_batches, check_trainer, check_weights, prepare
 from grain_sft.integrations.maxtext.iterators import EvaluationBatches, MaxTextBatches
@@ -89,7 +91,7 @@ def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
     with pytest.raises(GrainSftError, match=r"sft: the corpus has weights .* grain_sft_ignore_weights=true"):
         check_weights(weighted, "sft", ignore=False)
     check_weights(weighted, "sft", ignore=True)
-    kept = prepare(1000, "sft", lambda step: np.arange(4))(0, weighted[0])
+    kept = prepare(1000, "sft")(0, Block(np.arange(4), None), weighted[0])
     assert tuple(kept) == KEYS
     stated["corpus"]["use_loss_mask"] = False
     check_weights(load(stated, host=Host(0, 1)), "sft", ignore=False)
@@ -97,16 +99,16 @@ def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
 
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(config):
     pipeline = load(str(config), host=Host(0, 1))
-    rows = np.array([1, 3])
-    check = prepare(64, "here", lambda step: rows)
-    batch = pipeline.read(0, rows)
-    assert check(0, batch)["inputs"] is batch["inputs"]
-    largest = int(batch["inputs"].max())
-    (row, column) = np.argwhere(batch["inputs"] == largest)[0]
-    place = f"here: step 0, row {rows[row]} of the global batch, position {column}"
-    message = rf"{place}: token {largest}, .* is {largest}\."
-    with pytest.raises(GrainSftError, match=message):
-        prepare(largest, "here", lambda step: rows)(0, batch)
+    for block in (Block(np.array([1, 3]), None), Block(np.array([0, 3]), (4, 8))):
+        batch = pipeline.read(0, block.rows, columns=block.columns)
+        assert prepare(64, "here")(0, block, batch)["inputs"] is batch["inputs"]
+        largest = int(batch["inputs"].max())
+        (row, column) = np.argwhere(batch["inputs"] == largest)[0]
+        place = (
+            f"here: step 0, row {block.rows[row]} of the global batch, position {column + (block.columns or [0])[0]}"
+        )
+        with pytest.raises(GrainSftError, match=rf"{place}: token {largest}, .* is {largest}\."):
+            prepare(largest, "here")(0, block, batch)
 
 
 def maxtext_config(**changed):
@@ -138,6 +140,24 @@ def test_data_that_end_before_the_last_step_are_refused(config):
     check_batches(maxtext_config(), finite, "here", TRAINERS["pre_train"], training=True)
     with pytest.raises(GrainSftError, match=r"here: the data end after 2 steps, .* steps is 3, .* Set steps=2"):
         check_batches(maxtext_config(steps=3), finite, "here", TRAINERS["pre_train"], training=True)
+
+
+def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_are_not(config):
+    _, sections = stated(str(config))
+
+    def staged(**second):
+        return load({**sections, "stages": [{"steps": 1}, {"steps": 1, **second}]}, host=Host(0, 1))
+
+    check_batches(maxtext_config(), staged(sampler={"seed": 5}), "here", TRAINERS["pre_train"], training=True)
+    with pytest.raises(
+        GrainSftError, match="the global batch has 8 rows, but MaxText's global_batch_size_to_train_on is 4"
+    ):
+        wider = staged(sampler={"global_batch_size": 8})
+        shapes = {"gradient_accumulation_steps": 1, "per_device_batch_size": 4, "num_target_devices": 1}
+        check_batches(maxtext_config(**shapes), wider, "here", TRAINERS["pre_train"], training=True)
+    with pytest.raises(GrainSftError, match="inputs has 4 tokens a row, but 8 by MaxText's max_target_length"):
+        shorter = staged(layout={"sequence_length": 4})
+        check_batches(maxtext_config(), shorter, "here", TRAINERS["pre_train"], training=True)
 
 
 def test_a_step_of_tunix_takes_micro_batches_and_its_checkpoints_count_completed_steps(config):
@@ -200,6 +220,12 @@ def test_texts_and_pairs_are_told_apart(config, tmp_path):
     keys.dpo.algo = "orpo"
     with pytest.raises(GrainSftError, match=r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"):
         check_batches(keys, pairs, "here", TRAINERS["dpo"], training=True)
+    write_pairs(tmp_path / "whole", [pair for pair in make_pairs(20, 1) if all(pair)])
+    amended = sections(tmp_path / "whole", 32, layout="pairs") | {
+        "amendments": [{"withdraw": {"from": 9, "documents": 3}}]
+    }
+    with pytest.raises(GrainSftError, match="withdrawn pairs have no tokens, and ORPO's loss"):
+        check_batches(keys, load(amended, host=Host(0, 1)), "here", TRAINERS["dpo"], training=True)
     keys.dpo.max_prompt_length = 8
     advice = r"prompt_ids has 16 tokens .* 8 by .* Set layout.sequence_length: 32 and layout.prompt_length: 8, or"
     with pytest.raises(GrainSftError, match=advice):
@@ -231,7 +257,7 @@ def test_batches_end_with_maxtexts_steps_and_name_the_error_that_ended_them_befo
         batches = MaxTextBatches(pipeline, sharding, count)
         assert len(list(batches)) == expected and batches.failure is None
         batches.close()
-    failing = MaxTextBatches(pipeline, sharding, None, prepare=prepare(1, "here", lambda step: np.arange(4)))
+    failing = MaxTextBatches(pipeline, sharding, None, check=prepare(1, "here"))
     with pytest.raises(GrainSftError) as raised:
         next(failing)
     assert failing.failure is raised.value

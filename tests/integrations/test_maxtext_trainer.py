@@ -104,6 +104,19 @@ def keys(configs):
     return {"grain_sft_config": configs[0], "grain_sft_eval_config": configs[1]}
 
 
+@pytest.mark.parametrize("configs", ["packed SFT"], indirect=True)
+def test_a_mesh_that_divides_the_sequence_has_the_losses_of_one_device(configs, tmp_path):
+    """MaxText puts the columns in its load-balanced order itself, or leaves them as they are."""
+    given = keys(configs) | {"steps": 4, "eval_interval": -1}
+    expected = losses(launch(tmp_path, "one", **given))
+    mesh = {"per_device_batch_size": 1, "ici_fsdp_parallelism": 2, "ici_context_parallelism": 2}
+    for balance in (True, False):
+        run = launch(tmp_path, f"balanced-{balance}", devices=4, context_parallel_load_balance=balance, **given | mesh)
+        for step, (loss, _, weights) in losses(run).items():
+            assert weights == expected[step][2] and abs(float(loss) - float(expected[step][0])) <= 0.002
+        assert len(losses(run)) == 4
+
+
 @pytest.mark.parametrize("configs", ["windows", "packed SFT"], indirect=True)
 def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(configs, tmp_path):
     """Stopped at step 4 and resumed to 8, twice; and stopped at 6 once more."""
@@ -137,6 +150,25 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(configs, tmp_path)
     assert len(rows) % ROWS  # so the last batch of an evaluation is filled
     targets = np.count_nonzero(pipeline.transforms[0].read(pipeline.source, rows)["targets_segmentation"])
     assert {float(weights) for *_, weights in evaluated.values()} == {targets}
+
+
+@pytest.mark.parametrize("configs", ["packed SFT"], indirect=True)
+def test_a_run_that_is_amended_has_the_losses_of_one_that_was_amended_from_the_start(configs, tmp_path):
+    """Stopped before a skip, amended, and stopped once more between the skip and documents that are withdrawn."""
+    amendments = [{"skip": {"from": 3, "steps": 2}}, {"withdraw": {"from": 5, "documents": [*range(0, 173, 3)]}}]
+    amended = configs[0].with_name("amended.json")
+    amended.write_text(json.dumps(json.loads(configs[0].read_text()) | {"amendments": amendments}))
+    given, changed = ({"grain_sft_config": path, "eval_interval": -1} for path in (configs[0], amended))
+    expected = losses(launch(tmp_path, "whole", steps=7, **changed))
+    pipeline = load(str(amended), host=Host(0, 1))
+    for step, (*_, weights) in expected.items():
+        assert weights == np.count_nonzero(pipeline[step]["targets_segmentation"]), step
+    parts = [launch(tmp_path, "run", steps=3, **given)]
+    parts += [launch(tmp_path, "run", steps=steps, **changed) for steps in (4, 7)]
+    assert losses(*parts) == expected
+    output = launch(tmp_path, "run", steps=8, fails=True, **given)
+    assert "amendment 1 differs: here there is none; there from step 3: skip 2 steps" in output
+    assert "Traceback" not in output and "completed step" not in output
 
 
 @pytest.mark.parametrize("configs", ["windows"], indirect=True)

@@ -14,7 +14,7 @@ from grain_sft.layout import MegatronGptLayout
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "megatron_cache"
-RUNS = {"megatron": runs()[KEPT["megatron"]], "maxtext": maxtext_runs()[KEPT["maxtext"]]}
+RUNS = {system: (runs() | maxtext_runs())[name] for system, name in KEPT.items()}
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def index(tmp_path, system):
 def layout_of(index, system, **options):
     run = RUNS[system] | {"sequence_length": LENGTH}
     given = {key: run[key] for key in ("sequence_length", "num_samples", "seed", "variant") if key in run}
-    corpus = open_corpus(index.parent / "a", format="megatron", eos_token_id=7)
+    paths = [str(index.parent / each) if isinstance(each, str) else str(each) for each in run["blend"]]
+    corpus = open_corpus(paths, format="megatron", eos_token_id=7)
     return MegatronGptLayout(corpus, **given | {"index_dir": index} | options)
 
 
@@ -37,6 +38,8 @@ def test_rows_are_read_from_the_files(index, system):
     rows = np.arange(len(built))
     np.testing.assert_array_equal(NpyDataSource(found).read(rows)["tokens"], NpyDataSource(built).read(rows)["tokens"])
     assert found.receipt == built.receipt
+    if len(built.corpus.shards) > 1:
+        return
     path = next(index.glob("*shuffle_index.npy"))
     np.save(path, np.load(path)[::-1])  # of another generator: still a permutation, which no seed makes
     again = layout_of(index, system)
@@ -62,8 +65,11 @@ def cut_short(index):
 
 
 def duplicate(index):
+    """Copies fit; the copy of another shuffle fits too."""
     for path in list(index.iterdir()):
         shutil.copy(path, path.with_name(f"x{path.name}"))
+    layout_of(index, "megatron")
+    change("shuffle", slice(None), np.load(next(index.glob("*shuffle_index.npy")))[::-1])(index)
 
 
 WRONG = {
@@ -86,6 +92,7 @@ WRONG = {
         {"add_extra_token_to_sequence": False},
         "(sample_index.npy: sample|no index of)",
     ),
+    "remote": (lambda index: None, {"index_dir": "gs://bucket/index"}, "read from a local folder. Copy it"),
     "nothing": (lambda index: [path.unlink() for path in index.iterdir()], {}, "holds no .-document_index.npy"),
 }
 
@@ -93,6 +100,49 @@ WRONG = {
 @pytest.mark.parametrize("system", ["megatron"])
 @pytest.mark.parametrize(("damage", "options", "message"), WRONG.values(), ids=WRONG)
 def test_an_index_that_does_not_fit_is_an_error(index, system, damage, options, message):
+    damage(index)
+    with pytest.raises(GrainSftError, match=f"(?s){message}"):
+        layout_of(index, system, **options)
+
+
+def swapped(index):
+    """Samples 3 and 4, which are of two data sets, change places: another rule may choose so."""
+    start = str(min(index.glob("*dataset_index.npy"))).removesuffix("dataset_index.npy")
+    for ending in ("dataset_index.npy", "dataset_sample_index.npy"):
+        array = np.load(start + ending)
+        array[[3, 4]] = array[[4, 3]]
+        np.save(start + ending, array)
+
+
+@pytest.mark.parametrize("system", ["megatron_blend", "maxtext_blend"])
+def test_the_blend_of_the_files_decides_the_rows(index, system):
+    built = layout_of(index, system, index_dir=None)
+    swapped(index)
+    rows = NpyDataSource(layout_of(index, system)).read(np.arange(len(built)))["tokens"]
+    expected = NpyDataSource(built).read(np.arange(len(built)))["tokens"]
+    expected[[3, 4]] = expected[[4, 3]]
+    np.testing.assert_array_equal(rows, expected)
+    for path in index.glob("*dataset*index.npy"):
+        path.unlink()
+    assert layout_of(index, system).receipt == built.receipt
+
+
+def twice(index):
+    for path in list(index.glob("*dataset*index.npy")):
+        shutil.copy(path, path.with_name(f"x{path.name}"))
+    swapped(index)
+
+
+WRONG_BLENDS = {
+    "no such data set": (change("dataset", 0, 2), {}, "dataset_index.npy: holds 0 to 2; expected 0 to 1"),
+    "another count": (change("dataset_sample", 5, 9), {}, "dataset_sample_index.npy: does not count the samples"),
+    "two": (twice, {}, "blends that fit both. Remove the one"),
+}
+
+
+@pytest.mark.parametrize("system", ["megatron_blend", "maxtext_blend"])
+@pytest.mark.parametrize(("damage", "options", "message"), WRONG_BLENDS.values(), ids=WRONG_BLENDS)
+def test_a_blend_that_does_not_fit_is_an_error(index, system, damage, options, message):
     damage(index)
     with pytest.raises(GrainSftError, match=f"(?s){message}"):
         layout_of(index, system, **options)

@@ -2,11 +2,24 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from megatron_corpora import EOD, FEW, LENGTH, PAD, hashes_of, maxtext_runs, runs, write_prefixes
+from megatron_corpora import (
+    EOD,
+    FEW,
+    LENGTH,
+    PAD,
+    hashes_of,
+    maxtext_runs,
+    oversampled_runs,
+    runs,
+    shuffled_runs,
+    split_runs,
+    write_prefixes,
+)
 
 import grain_sft
 from grain_sft import Host
@@ -16,10 +29,15 @@ from grain_sft.view import view_rows
 
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "megatron_samples.json").read_text())["cases"]
-MAXTEXT_GOLDEN = json.loads((FOLDER / "maxtext_mmap.json").read_text())["cases"]
-RUNS, MAXTEXT_RUNS = runs(), maxtext_runs()
+MAXTEXT_GOLDEN = {
+    name: case
+    for file in ("maxtext_mmap.json", "maxtext_mmap_split.json")
+    for name, case in json.loads((FOLDER / file).read_text())["cases"].items()
+}
+RUNS, MAXTEXT_RUNS = runs(), maxtext_runs() | split_runs()
 OPTIONS = ("num_samples", "seed", "sequence_length", "add_extra_token_to_sequence", "drop_last_partial_sequence")
-OPTIONS += ("eod_mask_loss", "reset_attention_mask", "reset_position_ids", "variant", "max_segments_per_row")
+OPTIONS += ("eod_mask_loss", "reset_attention_mask", "reset_position_ids", "variant", "max_segments_per_row", "surplus")
+OPTIONS += ("document_split", "document_subset")
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +100,48 @@ def test_rows_are_those_of_maxtext(folder, name):
     assert {"samples": golden["samples"], **hashes_of([batch])} == golden
 
 
+SHUFFLED_GOLDEN = json.loads((FOLDER / "maxtext_mmap_shuffled.json").read_text())["cases"]
+
+
+@pytest.mark.parametrize("name", shuffled_runs())
+def test_shuffled_batches_of_each_host_are_those_of_maxtext(folder, name):
+    run, found = shuffled_runs()[name], []
+    sampler = {"order": "grain", "seed": run["seed"], "epochs": run["epochs"]}
+    config = config_of(folder, run, sampler=sampler | {"global_batch_size": run["hosts"] * run["rows"]})
+    del config["layout"]["seed"]
+    for host in range(run["hosts"]):
+        pipeline = grain_sft.load(config, host=Host(host, run["hosts"]))
+        batches = [pipeline[step] for step in range(len(pipeline))]
+        found.append({"batches": len(batches), **hashes_of(batches)})
+    assert found == SHUFFLED_GOLDEN[name]
+
+
+def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron_core(folder):
+    golden = json.loads((FOLDER / "megatron_oversampled.json").read_text())["cases"]
+    found = {}
+    for name, run in oversampled_runs().items():
+        try:
+            found[name] = {"samples": len(grain_sft.load(config_of(folder, run), host=Host(0, 1)).source)}
+        except grain_sft.GrainSftError as error:
+            message = re.search(r"takes (\d+) samples of it, but its epochs have (\d+). Give a surplus", str(error))
+            found[name] = {"taken": int(message[1]), "size": int(message[2])}
+    assert found == golden and sum("taken" in each for each in found.values()) >= 3
+
+
 def loaded(folder, name, host=Host(0, 1), **layout):
     """The pipeline of one of `runs()`, with batches of 8 rows and options of the layout changed."""
     config = config_of(folder, RUNS[name], sampler={"seed": 0, "global_batch_size": 8, "epochs": 1})
     return grain_sft.load(config | {"layout": config["layout"] | layout}, host=host)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "steps"), [({}, 12), ({"epochs": 2}, 24), ({"epochs": None}, None), ({"order": "shuffle"}, None)]
+)
+def test_rows_are_read_once_by_default(folder, sampler, steps):
+    """Another epoch would repeat rows and their order: `num_samples` decides how often documents are read."""
+    config = config_of(folder, RUNS["seed 0, 90 samples"], sampler={"seed": 0, "global_batch_size": 12, **sampler})
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    assert pipeline.sampler.num_steps == steps
 
 
 BLEND = "blend of four, 400 samples"
@@ -138,6 +194,11 @@ def test_options_that_change_batches_change_the_receipt(folder):
         loaded(folder, BLEND, **resets, **more).receipt.code
         for more in ({"max_segments_per_row": 4}, {"eod_token_id": 9})
     ]
+    npy = {"variant": "mmap_npy"}
+    codes += [
+        loaded(folder, BLEND, **npy, **more).receipt.code
+        for more in ({}, {"document_split": "9,1"}, {"document_split": "9,1", "document_subset": "valid"})
+    ]
     codes += [loaded(folder, BLEND).receipt.code, loaded(folder, "blend of three, 400 samples").receipt.code]
     assert len(set(codes)) == len(codes)
 
@@ -147,7 +208,8 @@ WRONG = {
     "another mixture": (BLEND, {"variant": "mmap"}, "variant mmap mixes its data sets otherwise. Give corpus.mixture"),
     "too few": ("by sizes, None samples", {"sequence_length": 10**6}, "tokens are too few for one sample of 1000000"),
     "mask of mmap": (BLEND, {"variant": "mmap", "eod_mask_loss": True}, "never takes loss on the prediction of an EOD"),
-    "split of several": ("blend, split", {"variant": "mmap_npy"}, "splits the documents of all prefixes together"),
+    "split of several": ("blend, split", {"variant": "mmap_npy"}, "corpus.split does. Give layout.document_split"),
+    "split of Megatron": (BLEND, {"document_split": "9,1"}, "splits the sequences of each prefix. Give corpus.split"),
     "seed": (BLEND, {"seed": 2**32}, "less than 2..32, which numpy's RandomState takes"),
 }
 

@@ -94,7 +94,7 @@ def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
     with tempfile.TemporaryDirectory() as temp:
         known = make(kind, Path(temp) / "corpus", lengths, part=part, outside=0 if kind == "parts" else outside)
         options = {"algorithm": algorithm, "long_documents": long, "source_group_size": group, "ties": ties}
-        if algorithm not in ("multipack", "concat_then_split"):
+        if ALGORITHMS[algorithm].bounds_segments:
             options["max_segments"] = most
         try:
             layout = PackedLayout(known.corpus, length, batch_rows=batch_rows, cache_dir=temp, **options)

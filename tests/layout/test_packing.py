@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+from collections.abc import Sequence
 from unittest import mock
 
 import numpy as np
@@ -29,11 +30,13 @@ def documents_of(rows: PackedRows) -> list[list[int]]:
     return [each.tolist() for each in np.split(rows.document, rows.ends)[:-1]]
 
 
-def plain_fit(lengths: list[int], most: int | None, capacity: int = CAPACITY, *, best: bool) -> list[list[int]]:
+def plain_fit(
+    lengths: list[int], most: int | None, capacity: int = CAPACITY, *, best: bool, spaces: Sequence[int] = ()
+) -> list[list[int]]:
     """Place one document after the other, longest first: in the smallest space that suffices, of these in the one that is so
-    small for longest; or in the first."""
-    rows: list[list[int]] = []
-    space, since = [], []
+    small for longest; or in the first. Rows with `spaces` are open."""
+    rows: list[list[int]] = [[] for _ in spaces]
+    space, since = list(spaces), [-1] * len(spaces)
     for time, document in enumerate(sorted(range(len(lengths)), key=lambda each: -lengths[each])):
         length = lengths[document]
         fitting = [row for row in range(len(rows)) if space[row] >= length and (most is None or len(rows[row]) < most)]
@@ -69,6 +72,44 @@ def test_decreasing_fit_is_that_of_one_document_after_the_other(many, lengths, m
         name = "best_fit_decreasing" if best else "first_fit_decreasing"
         found = documents_of(pack(name, scaled, capacity, max_segments=most))
     assert found == plain_fit(scaled, most, capacity, best=best)
+
+
+@pytest.mark.parametrize("many", MANY.values())
+@settings(max_examples=examples(60), deadline=None)
+@given(lengths=LENGTHS, spaces=st.lists(st.integers(0, CAPACITY), max_size=20))
+def test_best_fit_goes_on_with_open_rows(many, lengths, spaces):
+    expected = plain_fit(lengths, None, best=True, spaces=spaces)
+    with mock.patch.multiple(BEST_FIT, _MANY=many, _SPACES=10**9):
+        bins = BEST_FIT.assign(np.sort(lengths)[::-1], CAPACITY, spaces=np.array(spaces, np.int64))
+    order = sorted(range(len(lengths)), key=lambda each: -lengths[each])
+    assert [[order[at] for at in np.flatnonzero(bins == row)] for row in range(len(expected))] == expected
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(lengths=LENGTHS)
+@example(lengths=[CAPACITY] * 5)
+@example(lengths=[1])
+def test_balanced_rows_hold_each_document_once_and_are_no_fuller_of_padding_than_best_fit(lengths):
+    found = documents_of(pack("balanced", lengths))
+    assert sorted(each for row in found for each in row) == list(range(len(lengths)))
+    assert all(0 < sum(lengths[each] for each in row) <= CAPACITY for row in found)
+    assert len(found) <= max(len(pack("best_fit_decreasing", lengths).ends), sum(lengths) / CAPACITY / 0.995)
+
+
+@pytest.mark.parametrize(("median", "capacity", "light"), [(180, 4096, 0.95), (5400, 32_768, 0.7)])
+def test_balanced_rows_cost_the_same_but_for_long_documents(median, capacity, light):
+    """The lightest of a hundred rows of chats, or of long documents, as a share of the median; and no row costs much more than
+    its longest document, or than the median."""
+    lengths = np.random.default_rng(0).lognormal(np.log(median), 1, 20_000).astype(np.int64).clip(1, capacity)
+    lightest = {}
+    for name in ("best_fit_decreasing", "balanced"):
+        rows = pack(name, lengths, capacity)
+        begins = rows.ends - np.diff(rows.ends, prepend=0)
+        costs, longest = np.add.reduceat(rows.length**2, begins), np.maximum.reduceat(rows.length, begins) ** 2
+        lightest[name] = np.quantile(costs, 0.01) / np.median(costs)
+    assert lightest["balanced"] > light and lightest["best_fit_decreasing"] < 0.12
+    assert (costs / np.maximum(longest, np.median(costs))).max() < 1.35
+    assert 1 - lengths.sum() / (len(rows.ends) * capacity) < 0.005
 
 
 @pytest.mark.parametrize("capacity", [2**22, 2**22 + 1, 2**31 - 1])

@@ -168,6 +168,36 @@ def test_sources_that_run_dry(folder, on_exhausted, last_batch):
         pipeline[len(batches)]
 
 
+def test_each_source_has_its_own_cap(folder):
+    config = mixture_config(folder)
+    sources = config["corpus"]["mixture"]
+    sources["talks"] |= {"max_epochs": 1, "on_exhausted": "renormalize"}
+    sources["web"] |= {"max_epochs": 1, "on_exhausted": "fail"}
+    plain, pipeline = grain_sft.load(mixture_config(folder), host=Host(0, 1)), grain_sft.load(config, host=Host(0, 1))
+    sizes = {name: len(part) for name, part in pipeline.source.layout.parts.items()}
+    assert pipeline.num_steps is None
+    drawn = {name: 0 for name in sizes}
+    with pytest.raises(
+        SamplerError, match="source web has no row left after its epochs, and on_exhausted is 'fail'"
+    ) as error:
+        for step, batch in enumerate(pipeline.iter(threads=0)):
+            rows = pipeline.sampler.rows(step)
+            if drawn["talks"] < sizes["talks"] - 12:
+                assert_same(batch, plain[step])
+            for number, name in enumerate(sizes):
+                drawn[name] += int((pipeline.source.layout.parts_of(rows) == number).sum())
+    assert f"step={step + 1}:" in str(error.value)
+    assert drawn["talks"] == sizes["talks"] and sizes["web"] - 12 < drawn["web"] <= sizes["web"]
+    with pytest.raises(SamplerError, match="a source takes stop, renormalize or fail"):
+        SourceOrder(5, 1, epochs=2, on_exhausted="repeat")
+    sources["web"]["on_exhausted"] = "stop"
+    assert len(grain_sft.load(config, host=Host(0, 1))) == step + 1
+    amended = config | {"amendments": [{"reweight": {"from": step, "weights": {"web": 0}}}]}
+    assert not np.isin(
+        grain_sft.load(amended, host=Host(0, 1)).sampler.rows(step + 50), range(len(plain.source))[-sizes["web"] :]
+    ).any()
+
+
 def test_a_mixture_of_mixtures_divides_its_rows_by_its_own_weights(folder):
     config = mixture_config(folder)
     sources = config["corpus"]["mixture"]
@@ -244,7 +274,13 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
         ("corpus.mixture.chat.layout.keep", "first", "chat.layout.keep is an option of kind padded"),
         ("corpus.mixture.web.layout", {"sequence_length": 8}, "have one sequence length"),
         ("corpus.mixture.web.sampler", {"global_batch_size": 8}, "web.sampler: unknown key 'global_batch_size'"),
-        ("corpus.mixture.web.on_exhausted", "stop", "on_exhausted: is for a source that is a mixture"),
+        (
+            "corpus.mixture.web.on_exhausted",
+            "stop",
+            "on_exhausted='stop': the source is never exhausted. Give it max_epochs",
+        ),
+        ("corpus.mixture.web.max_epochs", 2, "source 'web' ends .* but on_exhausted='repeat'"),
+        ("corpus.mixture.web", {"weight": 1, "path": "x", "max_epochs": 2, "sampler": {"epochs": 2}}, "is the same"),
         ("corpus.mixture.web.sampler", {"epochs": 2}, "source 'web' ends .* but on_exhausted='repeat'"),
         ("corpus.mixture.chat.layout.algorithm", "multipack", "multipack makes whole batches"),
         ("corpus.mixture.chat.layout", {"kind": "packed", "algorithm": "shuffled_best_fit", "seed": 1}, "sequential"),

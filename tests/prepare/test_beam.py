@@ -15,6 +15,7 @@ import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError
 from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
+from grain_sft.prepare.records import inputs
 from grain_sft.prepare.run import make_corpus
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.training import CHAT_TOKENS
@@ -25,6 +26,11 @@ from grain_sft.prepare import beam
 
 ANOTHER_PROCESS = ("--direct_running_mode=multi_processing", "--direct_num_workers=1")
 FILES = 7
+
+
+@pytest.fixture(autouse=True)
+def _each_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
 
 
 @pytest.fixture(scope="module")

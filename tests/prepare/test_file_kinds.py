@@ -135,6 +135,7 @@ def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]
 @pytest.mark.parametrize("count", [pytest.param(12, id="few"), pytest.param(500, id="many", marks=pytest.mark.heavy)])
 def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm, tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "BLOCK", 300)  # several units of each file
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     draw = random.Random(shape)
     for kind, write in KINDS.items():
         conversations = talks(draw, count, pairs_only=shape in PAIRS)
@@ -174,6 +175,7 @@ def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_
 def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm, tmp_path, monkeypatch):
     """Else the corpus would hold records that its manifest's hashes are not of."""
     monkeypatch.setattr(inputs, "BLOCK", 300)
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     before, after = (
         KINDS[kind]([SHAPES["messages"]([("user", f"{n}"), ("assistant", answer)]) for n in range(20)])
         for answer in "ab"
@@ -252,6 +254,7 @@ def test_the_option_that_an_error_names_prepares_the_file(spm, tmp_path, capsys)
 def test_processes_stops_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, monkeypatch):
     """And name the same bad records, by their files and numbers."""
     monkeypatch.setattr(inputs, "BLOCK", 500)
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     draw = random.Random(11)
     paths, bad = [], []
     for kind, write in KINDS.items():

@@ -21,8 +21,10 @@ import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare, train_tokenizer
 from grain_sft.storage import locks
+from grain_sft.prepare.records import inputs
 from prepared import digests
 
+inputs.GROUP_BYTES = 1  # a chunk for each unit
 folder, format, workers, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 model = folder / "spm.model"
 if not model.exists():
@@ -123,6 +125,7 @@ def write_texts(path: Path, count: int) -> None:
     ("format", "names", "kills"),
     [
         ("olmo", ("a.jsonl", "b.array_record"), 3),
+        ("megatron", ("a.arrow", "b.jsonl"), 2),
         *(
             pytest.param(format, names, 25, marks=pytest.mark.heavy)
             for format in ("olmo", "megatron")

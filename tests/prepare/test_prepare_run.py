@@ -37,6 +37,7 @@ from grain_sft.prepare import (
     render,
     train_tokenizer,
 )
+from grain_sft.prepare.records import inputs
 
 CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]
 
@@ -116,7 +117,8 @@ def workers_of_this_process() -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds its children in /proc")
-def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place) -> None:
+def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     place.chats += [write_chats(place.folder / f"in/more-{number}.jsonl", 400) for number in range(6)]
     request = place.request()
     killed: list[int] = []
@@ -126,10 +128,12 @@ def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place) ->
             killed.append(workers_of_this_process()[0])
             os.kill(killed[0], signal.SIGKILL)
 
-    with pytest.raises(PrepareError, match=r"a worker process ended \(-9\) at .*jsonl, unit \d+\. .*Start again"):
+    with pytest.raises(
+        PrepareError, match=r"a worker process ended \(-9\) at .*jsonl, line \d+ or after it\. .*Start again"
+    ):
         place.prepare(request, workers=2, progress=kill)
     assert not place.out.exists() and not workers_of_this_process()
-    done = len(list((place.folder / ".out.grain_sft-work/chunks").glob("unit-*.chunk")))
+    done = len(list((place.folder / ".out.grain_sft-work/chunks").glob("*.chunk")))
     assert 0 < done < len(place.chats)
     place.prepare(request, workers=2)
     place.assert_whole(request)
@@ -147,7 +151,7 @@ def test_ctrl_c_is_a_sentence_and_the_next_run_goes_on(place: Place) -> None:
         signal.signal(signal.SIGINT, before)
     chunks = place.folder / ".out.grain_sft-work/chunks"
     limit = time.monotonic() + 300
-    while not list(chunks.glob("unit-*.chunk")) and process.poll() is None and time.monotonic() < limit:
+    while not list(chunks.glob("*.chunk")) and process.poll() is None and time.monotonic() < limit:
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
     printed, error = process.communicate(timeout=300)

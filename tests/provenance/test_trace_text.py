@@ -10,10 +10,10 @@ from batches import pipeline_of, sections
 from grain_sft import PackedLayout, WindowLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError
+from grain_sft.layout import documents_of_record
 from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.prepare.training import train_tokenizer
 from grain_sft.provenance import (
-    documents_of_record,
     documents_with_text,
     find_document,
     iter_trace,

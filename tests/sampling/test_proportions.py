@@ -177,18 +177,18 @@ def test_what_no_rule_can_keep_within_a_row_is_back_within_a_row_soon():
 
 def test_a_source_that_runs_dry_ends_the_rows_or_leaves_its_share_to_the_others():
     changes, limits = [(0, shares(0.1, 0.7, 0.2))], [5, None, 3]
-    stopped = Proportions(changes, limits, "stop")
+    stopped = Proportions(changes, limits, ["stop"] * len(limits))
     endless = constant(0.1, 0.7, 0.2)
     fourth = int(endless.find(2, np.array([3]))[0])
     assert stopped.length == fourth
     assert stopped.choose(np.arange(fourth))[0].tolist() == endless.choose(np.arange(fourth))[0].tolist()
     assert stopped.find(2, np.arange(5)).tolist()[3:] == [-1, -1]
-    going_on = Proportions(changes, limits, "renormalize")
+    going_on = Proportions(changes, limits, ["renormalize"] * len(limits))
     sources = assert_consistent(going_on, 400)
     assert going_on.length is None and np.bincount(sources).tolist() == [5, 392, 3]
     last = int(going_on.find(2, np.array([2]))[0])
     assert sources[: last + 1].tolist() == endless.choose(np.arange(last + 1))[0].tolist()
-    ending = Proportions(changes, [5, 7, 3], "renormalize")
+    ending = Proportions(changes, [5, 7, 3], ["renormalize"] * 3)
     assert ending.length == 15
     assert np.bincount(assert_consistent(ending, 15)).tolist() == [5, 7, 3]
 
@@ -197,10 +197,34 @@ def test_a_source_that_runs_dry_ends_the_rows_or_leaves_its_share_to_the_others(
 @given(weights_of(2, 6), st.data())
 def test_with_renormalizing_every_row_is_given_once(weights, data):
     limits = [data.draw(st.integers(1, 30)) if weight else 0 for weight in weights]
-    mixed = Proportions([(0, shares(*weights))], limits, "renormalize")
+    mixed = Proportions([(0, shares(*weights))], limits, ["renormalize"] * len(limits))
     assert mixed.length == sum(limits)
     assert mixed.counts(mixed.length) == limits
     assert_consistent(mixed, mixed.length)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(weights_of(2, 5), st.data())
+def test_sources_that_end_the_rows_and_sources_that_leave_their_share(weights, data):
+    count = len(weights)
+    limits = [data.draw(st.one_of(st.none(), st.integers(1, 20))) for _ in weights]
+    modes = [data.draw(st.sampled_from(["stop", "renormalize", "fail"])) for _ in weights]
+    changes = [(0, shares(*weights)), (data.draw(st.integers(1, 40)), shares(*range(1, count + 1)))]
+    left = [limit if mode == "renormalize" else None for limit, mode in zip(limits, modes, strict=True)]
+    whole = Proportions(changes, left, modes)
+    rows = np.arange(300 if whole.length is None else min(300, whole.length))
+    sources, before = whole.choose(rows)
+    over = [limit is not None and mode != "renormalize" for limit, mode in zip(limits, modes, strict=True)]
+    lacking = [row for row in rows.tolist() if over[sources[row]] and before[row] >= limits[sources[row]]]
+    mixed = Proportions(changes, limits, modes)
+    if not lacking:
+        assert mixed.length == whole.length or mixed.length is None or mixed.length >= 300
+        return
+    end, by = lacking[0], int(sources[lacking[0]])
+    assert (mixed.length, mixed.failure) == ((end, None) if modes[by] == "stop" else (None, (end, by)))
+    assert mixed.choose(rows[:end])[0].tolist() == sources[:end].tolist()
+    assert mixed.counts(end) == mixed.counts(end + 9) == np.bincount(sources[:end], minlength=count).tolist()
+    assert mixed.find(by, np.array([limits[by]])).tolist() == [-1]
 
 
 def test_weights_are_numbers_from_0_on_as_written_and_one_is_above_0():

@@ -1,5 +1,6 @@
 """IndexSampler: laws that hold for every order, and exactness of the orders of other systems."""
 
+import functools
 import hashlib
 import json
 import pickle
@@ -29,11 +30,17 @@ PINNED = [[20, 275, 0, 94, 216, 451, 49, 219], [143, 22, 223, 476, 283, 136, 168
 
 
 def sampler(rows, batch, order, host=Host(0, 1), **options):
+    if ORDERS[order].by_cost:
+        options["costs"] = functools.partial(row_costs, rows)
     return IndexSampler(rows, global_batch_size=batch, seed=options.pop("seed", 7), order=order, host=host, **options)
 
 
 def samplers(hosts, *arguments, **options):
     return [sampler(*arguments, Host(index, hosts), **options) for index in range(hosts)]
+
+
+def row_costs(rows):
+    return np.random.default_rng(rows).integers(1, 1000, rows)
 
 
 def order(name, rows, seed, epoch):

@@ -94,6 +94,20 @@ def test_packing_is_what_each_algorithm_makes(report, pipeline, tmp_path):
         assert {name: each[name] for name in each if name != "seconds"} == packing_report(packed)
 
 
+def test_attention_is_that_of_the_devices_of_each_step(report, pipeline):
+    layout, spreads = pipeline.source.layout, {1: [], 2: [], 4: []}
+    for step in report["sources"]["steps"]:
+        rows = pipeline.sampler.rows(step).tolist()
+        costs = [sum((span.stop - span.start) ** 2 for span in layout.spans(row)) for row in rows]
+        for each, found in spreads.items():
+            devices = [sum(costs[at : at + each]) for at in range(0, len(rows), each)]
+            found.append(max(devices) / np.mean(devices))
+    for figures, (rows, found) in zip(report["attention"], spreads.items(), strict=True):
+        assert figures["rows_a_device"] == rows
+        assert (figures["mean"], figures["worst"]) == pytest.approx((np.mean(found), max(found)))
+        assert figures["step"] == report["sources"]["steps"][int(np.argmax(found))]
+
+
 def test_sources_are_counted_in_the_batches_themselves(report, pipeline):
     steps, columns = report["sources"]["steps"], report["sources"]["columns"]
     assert len(steps) == 7 and (steps[0], steps[-1]) == (0, len(pipeline) - 1)

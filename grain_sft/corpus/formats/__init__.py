@@ -83,7 +83,7 @@ class Format:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return those of the files below a folder that are not of a validation split."""
+        """Return `paths`, files below a folder, without those of validation splits."""
         return list(paths)
 
 
@@ -106,5 +106,5 @@ FORMATS: Registry[type[Format]] = Registry(
 
 
 def formats() -> list[Format]:
-    """Return one of each format of the table, in the order in which "auto" tries them."""
+    """Return an object of each format of the table, in the order in which "auto" tries them."""
     return sorted((FORMATS[name]() for name in FORMATS), key=lambda each: each.rank)

@@ -72,6 +72,7 @@ class Episodes(Format):
         return files.parent(folder) if files.name_of(folder).startswith(_SHARD) else folder
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
+        """Return the shards of `home`, or `home` if it is a shard. The EOS is that of the metadata, else of the tokenizer."""
         root = files.parent(home)
         path = listing.find(root, _METADATA)
         dtype = Json.load(path).text("token_dtype") if path else None

@@ -28,7 +28,7 @@ _NO_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|md|yaml|idx|arrays)")
 
 
 class Files(Format):
-    """Token files, in order. Sidecar and metadata files among the paths are never read as tokens."""
+    """Format of token files, in order. Sidecar and metadata files among the paths are never read as tokens."""
 
     expected = "a token file, a folder of .npy files, a glob, or a list of these"
     rank = 2
@@ -36,15 +36,17 @@ class Files(Format):
     metadata_files = rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|(.*[._])?sources\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        """Return `path`: whatever no other format detects is a file or a glob. An unreadable local path is an error."""
         if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.isdir(path)):
             try:
                 read_regular(path, 0, 1)
             except GrainSftError:
                 raise
             except (OSError, ValueError) as error:  # ValueError: no file can have that name
+                several = f" Write several paths as a list: {path.split()}." if len(path.split()) > 1 else ""
                 raise CorpusFileError(
                     f"{path}: can't be opened ({error}). Expected a mix file, an index, a directory, a glob, a token file, or "
-                    "a prefix of Megatron's .bin and .idx."
+                    f"a prefix of Megatron's .bin and .idx.{several}"
                 ) from error
         return path
 
@@ -52,6 +54,7 @@ class Files(Format):
         return corpus_of_files([(path, "") for path in _expand(found)], options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Open files, globs and directories in order. A prepared corpus among them is its training split."""
         if not paths:
             raise CorpusError("an empty list of files: a corpus has at least one.")
         known = FileFormats(listing)

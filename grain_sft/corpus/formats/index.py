@@ -26,7 +26,7 @@ _DAMAGED = "The index is damaged: build it again."
 
 
 class Index(Format):
-    """The corpus that an index lists. The name ends in .json, or the local file begins with a brace."""
+    """Format of a saved index. Its name ends in .json, or the local file begins with a brace."""
 
     expected = "an index that `grain-sft index` or MaxText wrote"
     rank = 0
@@ -39,6 +39,7 @@ class Index(Format):
         return path if head is not None and head.startswith(b"{") else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Open our index or MaxText's, and check the dtype and the EOS that the caller states."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
             raise CorpusError(
@@ -67,7 +68,7 @@ class Index(Format):
 
 
 class _OwnIndex(msgspec.Struct):
-    """What `index_writer` writes besides `CorpusMetadata`."""
+    """Fields that `index_writer` writes besides those of `CorpusMetadata`."""
 
     version: int
     fingerprint: str

@@ -59,6 +59,7 @@ class Megatron(Format):
         return self.read_list(words if len(words) == 1 else [options.remap(word) for word in words], options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Open prefixes in order, or a blend of weights and prefixes in turn. All have one dtype."""
         if not paths:
             raise CorpusError("an empty list of prefixes: a corpus has at least one.")
         weights, named = _blend(paths)
@@ -147,7 +148,9 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
     stamp = describe(index)
     head = files.read_range(index, 0, HEADER_BYTES, version=stamp.version)
     header = megatron_index.parse_header(index, head, stamp.size)
-    bounds = (0, header.sequences) if options.split is None else _range(options.split, options.subset, header.sequences)
+    bounds = (
+        (0, header.sequences) if options.split is None else split_range(options.split, options.subset, header.sequences)
+    )
     total, before, inside = 0, 0, 0  # tokens
     for first in range(0, header.sequences, _BLOCK):
         last = min(first + _BLOCK, header.sequences)
@@ -170,8 +173,8 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
     return Shard(**vars(found), num_tokens=inside, boundaries=boundaries), header
 
 
-def _range(split: str, subset: str, sequences: int) -> tuple[int, int]:
-    """Return the range of `sequences` that is a subset of a split."""
+def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
+    """Return the range of `count` sequences or documents that is a subset of a split, such as "969,30,1"."""
     stated = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
         raise CorpusError(f"{stated}. Fix it.")
@@ -186,7 +189,7 @@ def _range(split: str, subset: str, sequences: int) -> tuple[int, int]:
     at = SUBSETS.index(subset)
     if bounds[at + 1] <= bounds[at]:
         raise CorpusError(f"split={split!r} has nothing for subset={subset!r}. Open another subset.")
-    first, stop = (round(bound * float(sequences)) for bound in bounds[at : at + 2])
+    first, stop = (round(bound * float(count)) for bound in bounds[at : at + 2])
     return first, stop
 
 

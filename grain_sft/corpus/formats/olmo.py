@@ -33,7 +33,7 @@ _STATISTICS = "dataset_statistics.json"
 
 
 class Olmo(Format):
-    """The parts in a folder, in the order of their numbers."""
+    """Format whose corpus is the parts in a folder, in the order of their numbers."""
 
     expected = (
         "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them; or one "
@@ -73,6 +73,7 @@ class Olmo(Format):
         return files.parent(path)
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
+        """Return the numbered parts of `home`, with metadata from prepare.json, else from the statistics and tokenizer."""
         folders = [home, files.parent(home)] if files.name_of(home) in ("train", "val") else [home]
         path = listing.find(home, _STATISTICS)
         statistics = Json.load(path) if path else Json("", {})

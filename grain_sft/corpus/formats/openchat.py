@@ -38,12 +38,13 @@ _FLOATS = ("num_seqs", "nz_shifted_loss_weights")
 
 
 class OpenChat(Format):
-    """The rows of one file, as one shard of tokens."""
+    """Format whose corpus is the rows of one file, as one shard."""
 
     expected = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
     metadata_files = r".*\.first_weights\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        """Return the parquet file of a split: `path` itself, or the training split of the corpus that `path` names."""
         name, folder = files.name_of(path), files.parent(path)
         if name.endswith(_SUFFIX):
             return path if name in listing.names(folder) else None
@@ -57,6 +58,7 @@ class OpenChat(Format):
         return found
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Open a parquet file, whose columns are unpacked into arrays on first use."""
         if options.dtype is not None and options.dtype != np.uint32:
             raise CorpusError(f"{found}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
         parent, stem = files.parent(found), files.name_of(found).removesuffix(_SUFFIX)

@@ -18,12 +18,13 @@ _META = "meta.json"
 
 
 class Primer(Format):
-    """One split, located by what the paths of its files begin with, as one shard."""
+    """Format whose corpus is one split, as one shard. The common beginning of the paths of its files locates it."""
 
     expected = "a directory with train_input_ids.bin, train_labels.bin and train_idx.npy, or its train/ or val/"
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
+        """Return the split's prefix, such as `DIR/train_`; also where a file of it is absent but others show the format."""
         name, names = files.name_of(path), frozenset[str]()
         if _FILE.fullmatch(name):
             homes = [self.home(path)]
@@ -40,6 +41,7 @@ class Primer(Format):
         return homes[0] if is_damaged else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Open a split whose three files all exist, and check its number of tokens against the cache's metadata."""
         folder, (root, name) = files.parent(found), _root_and_split(found)
         for path in _files_of(found):
             if files.name_of(path) not in listing.names(folder):
@@ -74,6 +76,7 @@ class Primer(Format):
         return files.join(files.parent(path), _LINKS if name.startswith(_LINKS) else f"{name.partition('_')[0]}_")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
+        """Return the token file of the split `home`, with the EOS of the cache's metadata."""
         root, name = _root_and_split(home)
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)

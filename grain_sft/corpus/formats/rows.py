@@ -31,7 +31,7 @@ _FILE = re.compile(r"(rows|loss)_\d{4}\.bin|documents_\d{4}\.idx")
 
 
 class Rows(Format):
-    """The shards of a folder, by number."""
+    """Format whose corpus is the shards of a folder, by number."""
 
     expected = "a directory with rows.json, written by grain-sft pack --materialize"
 
@@ -39,6 +39,7 @@ class Rows(Format):
         return path if ROWS_MANIFEST in listing.names(path) else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Open written rows. They must be of this version and have the fingerprint that the manifest states."""
         data = Json.load(files.join(found, ROWS_MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
@@ -68,7 +69,7 @@ class Rows(Format):
 
 
 class _Manifest(msgspec.Struct):
-    """What rows.json states of the files."""
+    """Fields of rows.json that describe the files."""
 
     sequence_length: Positive
     dtype: TokenDtype

@@ -9,6 +9,7 @@ import numpy as np
 from absl import logging
 
 from grain_sft.errors import ConfigError, PipelineError, TransformError
+from grain_sft.integrations.jax_arrays import Block
 from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS, Trainer
 from grain_sft.layout import Layout
 from grain_sft.pipeline import Pipeline
@@ -40,7 +41,18 @@ def check_trainer(config: Any) -> None:
 
 
 def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, *, training: bool) -> None:
-    """Refuse batches of the config at `where` that do not fit MaxText's config."""
+    """Refuse batches of the config at `where` that do not fit MaxText's config: in each stage, since its shapes are fixed."""
+    for stage in pipeline.stages:
+        _check_stage(config, stage, where, trainer, training)
+    steps = pipeline.end_step // trainer.batches_per_step(config)
+    if training and steps < config.steps:
+        raise ConfigError(
+            f"{where}: the data end after {steps} steps, but MaxText's steps is {config.steps}, and it writes no "
+            f"final checkpoint where the data end first. Set steps={steps}, or a larger sampler.epochs."
+        )
+
+
+def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
     _check_rows(config, pipeline, where, trainer, training)
     layout, corpus = pipeline.source.layout, pipeline.source.layout.corpus
     found, expected = _widths(pipeline), trainer.widths(config)
@@ -71,6 +83,11 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
             )
     if trainer.of_pairs and config.dpo.algo == "orpo":
         _check_responses(layout, where)
+        if pipeline.withdrawals is not None:
+            raise ConfigError(
+                f"{where}: withdrawn pairs have no tokens, and ORPO's loss of such a pair is infinite. Write the corpus "
+                "without them, or give dpo.algo=dpo."
+            )
     for name in ("eos_token_id", "pad_token_id"):
         token = getattr(corpus, name, None)  # a mixture's corpora may have several
         if token is not None and token >= config.vocab_size:
@@ -84,12 +101,6 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
         raise ConfigError(
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
             "look across documents. Set packing=True."
-        )
-    steps = pipeline.end_step // trainer.batches_per_step(config)
-    if training and steps < config.steps:
-        raise ConfigError(
-            f"{where}: the data end after {steps} steps, but MaxText's steps is {config.steps}, and it writes no "
-            f"final checkpoint where the data end first. Set steps={steps}, or a larger sampler.epochs."
         )
 
 
@@ -111,6 +122,11 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
     name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
     of_step = getattr(config, name)
     expected = trainer.rows(config, of_step) if training else of_step
+    if lengths := pipeline.source.layout.row_lengths:
+        raise ConfigError(
+            f"{where}: rows have {', '.join(map(str, lengths))} tokens, but all of MaxText's steps have one shape. Take a "
+            "layout whose rows have one length."
+        )
     wrong = [rows for rows in pipeline.sampler.batch_sizes.sizes if rows != expected]
     if wrong:
         per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
@@ -127,12 +143,12 @@ def _widths(pipeline: Pipeline) -> Mapping[str, int]:
     """Return the tokens of a row by key of the batches; those of a text trainer for a pipeline without steps."""
     if not pipeline.end_step:
         return dict.fromkeys(KEYS, pipeline.source.layout.sequence_length)
-    return {key: array.shape[1] for key, array in pipeline.read(0, np.zeros(0, np.int64)).items()}
+    return {key: array.shape[1] for key, array in pipeline.read(pipeline.first_step, np.zeros(0, np.int64)).items()}
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     """Refuse token weights unless `ignore` is set: MaxText's loss counts every target with a segment once."""
-    if "targets_weights" not in _widths(pipeline):
+    if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
         raise ConfigError(
@@ -142,20 +158,19 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 
 
-def prepare(
-    vocabulary: int, where: str, rows_of: Callable[[int], Any], keys: Collection[str] = KEYS
-) -> Callable[[int, Element], Element]:
-    """Return a function of a step and its batch that checks tokens against MaxText's vocabulary and keeps `keys`.
-    `rows_of` returns the slots of the global batch of a step that this process reads."""
+def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callable[[int, Block, Element], Element]:
+    """Return a function of a step, a block of its batch and the arrays of this block, that checks tokens against MaxText's
+    vocabulary and keeps `keys`."""
     checked = [key for key in keys if key == "inputs" or key.endswith("_ids")]
 
-    def prepared(step: int, batch: Element) -> Element:
+    def prepared(step: int, block: Block, batch: Element) -> Element:
         for key in checked:
             tokens = batch[key]
             if tokens.size and int(tokens.max()) >= vocabulary:
                 row, column = np.argwhere(tokens >= vocabulary)[0].tolist()
+                place = column + (block.columns or (0, 0))[0]
                 raise TransformError(
-                    f"{where}: step {step}, row {int(rows_of(step)[row])} of the global batch, position {column}: token "
+                    f"{where}: step {step}, row {int(block.rows[row])} of the global batch, position {place}: token "
                     f"{int(tokens[row, column])}, but MaxText's vocab_size is {vocabulary}. Set vocab_size to that of the "
                     "tokenizer that made the corpus; padding is corpus.pad_token_id."
                 )

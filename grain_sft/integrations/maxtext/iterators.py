@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
@@ -11,12 +11,13 @@ from absl import logging
 from grain_sft.config import load, stated
 from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.integrations.checkpoint import RECORD, RunRecord
-from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
+from grain_sft.integrations.jax_arrays import Block, GlobalBatch, GlobalBatches, process_rows
 from grain_sft.integrations.maxtext import checks
 from grain_sft.integrations.maxtext.options import PREFIX, Options
 from grain_sft.integrations.maxtext.trainers import Trainer
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import ORDERS, Host
+from grain_sft.source import Element
 
 TRAINING_CONFIG = "the config of the data to train on"
 
@@ -24,7 +25,8 @@ TRAINING_CONFIG = "the config of the data to train on"
 class MaxTextBatches(GlobalBatches):
     """Global batches for MaxText, which takes any error for the end of the data.
 
-    They end after `num_batches`, because not all of MaxText's loops end by themselves.
+    They end after `num_batches`, because not all of MaxText's loops end by themselves. `check` returns what goes to the devices
+    of a block of a step.
 
     Attributes:
       failure: Error that ended the batches.
@@ -32,9 +34,22 @@ class MaxTextBatches(GlobalBatches):
 
     failure: Exception | None = None
 
-    def __init__(self, pipeline: Pipeline, sharding: Any, num_batches: int | None, **options: Any) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sharding: Any,
+        num_batches: int | None,
+        *,
+        check: Callable[[int, Block, Element], Element] | None = None,
+        **options: Any,
+    ) -> None:
+        self._check = check
         super().__init__(pipeline, sharding, **options)
         self._end = pipeline.end_step if num_batches is None else min(num_batches, pipeline.end_step)
+
+    def _prepared(self, step: int, block: Block, batch: Element) -> Element:
+        batch = super()._prepared(step, block, batch)
+        return batch if self._check is None else self._check(step, block, batch)
 
     def _offer(self) -> int:
         try:
@@ -173,11 +188,8 @@ def _batches(
                     f"row {others[0]} of the global batch lies on process {process}, but of MaxText only processes "
                     f"{list(process_indices)} load data. Take another expansion_factor_real_data or per_device_batch_size."
                 )
-    batches: MaxTextBatches
-    keys = trainer.widths(config)
-    prepare = checks.prepare(config.vocab_size, where, lambda step: batches.rows(step), keys)
-    batches = kind(pipeline, sharding, num_batches, num_rows=rows, prepare=prepare)
-    return batches
+    check = checks.prepare(config.vocab_size, where, trainer.widths(config))
+    return kind(pipeline, sharding, num_batches, num_rows=rows, check=check)
 
 
 def first_step(config: Any, trainer: Trainer) -> int:

@@ -76,6 +76,7 @@ class PreTraining(Trainer):
         pass  # it makes the data first
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
+        """Continue at the step that MaxText's loop begins with, which it computes in `get_first_step`."""
         get_first_step = module.get_first_step
 
         def first_step(*arguments: Any) -> int:
@@ -121,6 +122,7 @@ class Tunix(Trainer):
         return checkpoint
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
+        """Continue at the trainer's step, which is restored by the time `train_model` is called."""
         train_model = module.train_model
 
         def train(config: Any, trainer: Any, mesh: Any) -> Any:
@@ -151,6 +153,7 @@ class Distillation(Tunix):
     """MaxText's distillation trainer, built on Tunix. It restores its own checkpoints, after the data iterators exist."""
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
+        """Continue at the trainer's step, once it has restored its checkpoint."""
         trainer_class = module.MaxTextDistillationTrainer
         restore = trainer_class.setup_checkpoint_manager_and_restore
 

@@ -23,6 +23,7 @@ ALGORITHMS: Registry[PackingAlgorithm] = Registry(
         "first_fit_decreasing": f"{_HERE}.first_fit_decreasing:first_fit_decreasing",
         "multipack": f"{_HERE}.multipack:MULTIPACK",
         "concat_then_split": f"{_HERE}.concat_then_split:CONCAT_THEN_SPLIT",
+        "balanced": f"{_HERE}.balanced:BALANCED",
         "shuffled_best_fit": f"{_HERE}.shuffled_best_fit:SHUFFLED_BEST_FIT",
     },
     adapt=PackingAlgorithm.of,

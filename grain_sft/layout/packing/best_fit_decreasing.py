@@ -4,6 +4,9 @@ Documents, longest first, each go to the row with the smallest space that suffic
 that reached that space first; else to a new row.
 """
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
@@ -19,29 +22,41 @@ def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
     return rows_of(order, lengths, assign(lengths[order], options.sequence_length, options.max_segments))
 
 
-def assign(lengths: Ints, capacity: int, max_segments: int | None = None) -> Ints:
+def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces: Ints | None = None) -> Ints:
     """Return the row of each document, int64 [documents].
 
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
+      max_segments: Most documents of a row; None for any number.
+      spaces: int64 [rows], space in each row that is already open; new rows follow these. None for none.
     """
-    capacity = min(capacity, int(lengths.sum()))  # if that is less, all fits into one row, and spaces differ as before
+    if spaces is None:
+        spaces = np.zeros(0, np.int64)
+        capacity = min(
+            capacity, int(lengths.sum())
+        )  # if that is less, all fits into one row, and spaces differ as before
     few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     if max_segments is not None or (few and capacity <= min(_LONGEST, _SPACES * len(lengths))):
-        return _row_by_row(lengths, capacity, max_segments or len(lengths))
-    return _together(lengths, capacity)
+        return _row_by_row(lengths, capacity, max_segments or len(lengths), spaces)
+    return _together(lengths, capacity, spaces)
 
 
-def _row_by_row(lengths: Ints, capacity: int, most: int) -> Ints:
+def _row_by_row(lengths: Ints, capacity: int, most: int, spaces: Ints) -> Ints:
     """Assign documents of one length that go to one row in one step of a plain loop.
 
     Rows of equal space form a list that is linked through the rows. Words of 64 bits record which spaces some row has, and
     one number which words have a bit.
     """
     first, last = [-1] * (capacity + 1), [-1] * (capacity + 1)  # rows, of each space
-    after: list[int] = []  # of each row, the next of the same space
-    documents: list[int] = []  # of each row
+    after = [-1] * len(spaces)  # of each row, the next of the same space
+    documents = [0] * len(spaces)  # of each row
     words, used = [0] * ((capacity >> 6) + 1), 0
+    for space, group in _by_space(spaces):
+        first[space], last[space] = group[0], group[-1]
+        for row, following in itertools.pairwise(group):
+            after[row] = following
+        words[space >> 6] |= 1 << (space & 63)
+        used |= 1 << (space >> 6)
     rows, counts = [], []
     for length, count in equal_lengths(lengths):
         while count:
@@ -85,11 +100,22 @@ def _row_by_row(lengths: Ints, capacity: int, most: int) -> Ints:
     return np.repeat(np.array(rows, np.int64), counts)
 
 
-def _together(lengths: Ints, capacity: int) -> Ints:
+def _by_space(spaces: Ints) -> Iterator[tuple[int, list[int]]]:
+    """Yield each space that some rows have, and these rows in their order."""
+    order = np.argsort(spaces, kind="stable")
+    firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # without rows of no space
+    for begin, end in itertools.pairwise([*firsts.tolist(), len(order)]):
+        yield int(spaces[order[begin]]), order[begin:end].tolist()
+
+
+def _together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
     """Assign documents of one length that go to rows of one space in one step."""
     bins: Ints = np.empty(len(lengths), np.int64)
-    queues: dict[int, list[Ints]] = {}  # rows by their space, in the order in which they reached it
-    spaces, opened, first = 0, 0, 0  # bit s of `spaces`: some row has space s
+    # rows by their space, in the order in which they reached it
+    queues: dict[int, list[Ints]] = {space: [np.array(group)] for space, group in _by_space(open_spaces)}
+    spaces, opened, first = 0, len(open_spaces), 0  # bit s of `spaces`: some row has space s
+    for space in queues:
+        spaces |= 1 << space
     for length, number in equal_lengths(lengths):
         end = first + number
         while first < end:

@@ -119,7 +119,7 @@ def _records(path: str, size: int, part: Part, first: int, count: int) -> list[b
 
 @contextlib.contextmanager
 def _local(path: str, size: int, start: int, data: bytes) -> Iterator[str]:
-    """Yield a local file with the bytes from `start` on and those that say where they are: the file, or a sparse copy."""
+    """Yield a local file with the bytes from `start` on and those that locate them: the file, or a sparse copy."""
     if not files.is_remote(path):
         yield path
         return

@@ -1,8 +1,8 @@
 """Inputs: files of records, cut into units that can be read in any order and on any machine.
 
 Lines are cut every few MiB, and belong to the unit that has their first byte; Parquet is cut in its row groups, Arrow at its
-record batches, ArrayRecord at its groups, compressed files and arrays between records. A text is one unit. The cuts depend on
-the files alone, and no output depends on the cuts.
+record batches, ArrayRecord at its groups, compressed files and arrays between records. A text is one unit. Small units are
+rendered in groups. Cuts and groups depend on the files alone, and no output depends on them.
 """
 
 import concurrent.futures
@@ -25,6 +25,7 @@ from grain_sft.storage import files
 BLOCK = 1 << 20  # bytes
 MAX_BLOCKS = 8  # of a unit
 MANY_BLOCKS = 1024  # an input of more gets units of more than one block
+GROUP_BYTES = 1 << 18  # of smaller units that are rendered together
 
 SCAN_THREADS = 8
 PAUSE = 0.2  # seconds between two reports of progress
@@ -129,6 +130,24 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
         for entry, own in zip(inputs, placed, strict=True)
     ]
     return tuple(scanned), tuple(itertools.chain.from_iterable(placed))
+
+
+def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit, ...], ...]:
+    """Return groups of consecutive units of one dataset, of `GROUP_BYTES` at most together, or one larger unit.
+
+    A group is rendered at once, so that thousands of small files don't take a file of unfinished work each.
+    """
+    groups: list[list[Unit]] = []
+    size = 0
+    for unit in units:
+        same = bool(groups) and inputs[groups[-1][0].input].dataset == inputs[unit.input].dataset
+        if same and size + unit.size <= GROUP_BYTES:
+            groups[-1].append(unit)
+            size += unit.size
+        else:
+            groups.append([unit])
+            size = unit.size
+    return tuple(map(tuple, groups))
 
 
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any]]]:

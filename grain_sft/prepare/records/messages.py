@@ -72,7 +72,7 @@ def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False
     messages = []
     for index, entry in enumerate(entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
-        short = len(entry) == 2 and role != "assistant_toolcall"  # as nearly always; a call also has a name
+        short = len(entry) == 2 and role != "assistant_toolcall"  # the usual case; a call also has a name
         if short and type(content) is str and type(role) is str and role in roles and "\0" not in content:
             messages.append(Message(role, content))
         else:

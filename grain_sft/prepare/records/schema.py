@@ -259,7 +259,7 @@ _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_com
 
 def _detect(record: Record) -> str:
     """Return the schema of a record, by its keys; one with none of the signs and the key 'text' is a plain document."""
-    if record.keys() == {"messages"}:  # as nearly always; the comparisons below cost a tenth of reading a record
+    if record.keys() == {"messages"}:  # the usual case; the comparisons below cost a tenth of reading a record
         return "chat"
     if "text" in record and record.keys().isdisjoint(_SIGN_KEYS):
         return "text"

@@ -19,6 +19,7 @@ _TOO_DEEP = f"nested too deep; expected at most {_MAX_DEPTH} levels."
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half a surrogate pair, which Python makes of bytes in a path that are not UTF-8."""
 
+_CONTAINERS = frozenset((dict, list))
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
 _BOM = "\ufeff"
 
@@ -51,7 +52,8 @@ def parse_json(line: bytes) -> object:
         raise RecordError(f"objects and lists are {_TOO_DEEP}") from error
     except ValueError as error:  # a number of thousands of digits
         raise RecordError(f"a number that can't be read: {error}.") from error
-    if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
+    flat = isinstance(value, dict) and _CONTAINERS.isdisjoint(map(type, value.values()))  # brackets may be in its text
+    if not flat and text.count("[") + text.count("{") > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
         raise RecordError(f"objects and lists are {_TOO_DEEP}")
     if _SUSPICIOUS.search(text):
         for path, string in strings(value):

@@ -1,4 +1,4 @@
-"""Input files and their units: what a scan of the files gives, and what workers are sent."""
+"""Input files and their units: the results of a scan, and the pieces of work that are sent to workers."""
 
 import dataclasses
 

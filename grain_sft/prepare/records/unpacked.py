@@ -144,7 +144,7 @@ def _of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
 
 
 def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
-    """Each part begins after a comma or the first bracket, and ends before a comma or the last one."""
+    """Yield the parts of an array. Each begins after a comma or the first bracket, and ends before a comma or the last one."""
     data = b""
     while not (offset := data.find(b"[") + 1):
         data += next(pieces)

@@ -95,7 +95,7 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
 
 
 def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
-    """Yield the same below a local folder, `above` being the folders that it is in, as `os.path.realpath` has them."""
+    """Yield the same for a local folder. `above` has the real paths of the folders that it is in."""
     here = os.path.realpath(folder)
     if here in above:
         raise CorpusFileError(f"{folder}: is a link to a folder that it is in. Remove the link, or name the files.")

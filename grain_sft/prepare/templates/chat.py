@@ -85,6 +85,7 @@ class Olmo(Chat):
     name = "olmo"
 
     def default(self) -> str:
+        """Return OLMo's own template, for a tokenizer without one that has its control tokens."""
         missing = [token for token in ("<|im_start|>", "<|im_end|>") if self.tokenizer.token_id(token) is None]
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")

@@ -27,7 +27,7 @@ class UnexpectedControlError(RecordError):
 
 
 class Encoder(abc.ABC):
-    """Encodes rendered chats with a tokenizer, whose special tokens `special` finds."""
+    """Encoder of rendered chats by a tokenizer, whose special tokens `special` finds."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special = SpecialText(tokenizer.special_tokens)
@@ -66,7 +66,7 @@ class Encoder(abc.ABC):
 
 
 class WholeChats(Encoder):
-    """Encodes chats whole, with a tokenizer of Hugging Face, and compares the control tokens that come out."""
+    """Encoder of whole chats by a tokenizer of Hugging Face. It compares the control tokens that come out."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -128,7 +128,7 @@ class WholeChats(Encoder):
 
 
 class ChatPieces(Encoder):
-    """Encodes the text between control tokens, with SentencePiece or tiktoken, which never make control tokens of text.
+    """Encoder of the text between control tokens by SentencePiece or tiktoken, which never make control tokens of text.
 
     A document ends in the tokenizer's EOS. Whitespace after the template's last EOS is left out; without such an EOS, one
     is added. It takes loss if a turn that takes loss ends there without a control token.
@@ -139,6 +139,7 @@ class ChatPieces(Encoder):
         return [(ids[match.group()], match.start(), match.end()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
+        """See `Encoder.encode`. Each text between control tokens is encoded alone."""
         controls = expected.controls if expected.placed else self.find(text)
         if difference := self._difference(controls, expected, text):
             raise difference

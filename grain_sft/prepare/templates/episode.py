@@ -45,6 +45,7 @@ class Episode(PiecesTemplate):
         self._end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
+        """Return the system block, a block per message, and the token that ends the document."""
         pieces: list[Piece] = []
         system = conversation.system
         if system is None and conversation.messages[0].role != "system":

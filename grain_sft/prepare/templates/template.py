@@ -192,17 +192,21 @@ class PiecesTemplate(Template):
         return self.tokenizer.encode(texts)
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
+        """Encode the pieces of all conversations in one call. A bad conversation gives its error instead of a document."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         all_pieces: Iterator[Piece] = itertools.chain.from_iterable(each for each in checked if isinstance(each, list))
         encoded = iter(self.encode([value for value, _ in all_pieces if isinstance(value, str)]))
-        results: list[Result] = []
-        for pieces in checked:
-            if isinstance(pieces, RecordError):
-                results.append(pieces)
-            else:
-                ids = [next(encoded) if isinstance(value, str) else value for value, _ in pieces]
-                results.append(result_of(self.document, pieces, ids))
-        return results
+        found = [each for each in checked if not isinstance(each, RecordError)]
+        documents = iter(
+            self.documents(
+                found, [[next(encoded) if isinstance(value, str) else value for value, _ in each] for each in found]
+            )
+        )
+        return [each if isinstance(each, RecordError) else next(documents) for each in checked]
+
+    def documents(self, pieces: list[list[Piece]], ids: list[list[Any]]) -> list[Result]:
+        """Return the result of `document` for each document, given its pieces and the ids of each."""
+        return [result_of(self.document, *each) for each in zip(pieces, ids, strict=True)]
 
     def check_no_control(self, text: str, ids: Sequence[int]) -> None:
         """Refuse `text` if its `ids` include a control token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, Rendered, TemplateOptions
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, Rendered, Result, TemplateOptions, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
 _FIM_TOKENS = (
@@ -61,18 +62,35 @@ class Text(PiecesTemplate):
     def encode(self, texts: Sequence[str]) -> Sequence[Any]:
         return self.tokenizer.encode_arrays(texts)
 
-    def document(self, pieces: list[Piece], ids: Sequence[Any]) -> Rendered:
-        """Return the document of `pieces`; without any tokens where its text has none and is to be dropped."""
-        tokens: npt.NDArray[np.uint32] = np.concatenate(ids)
-        texts = [(value, part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str)]
-        if np.count_nonzero(self._never.take(tokens)) > len(pieces) - len(texts):
-            for text, part in texts:
-                if self._never.take(part).any():
-                    self.refuse_control(text)
-        if self.chosen.empty == "drop" and not any(len(part) for _, part in texts):
-            tokens = tokens[:0]
-        num_bytes = sum(len(text) if text.isascii() else len(text.encode()) for text, _ in texts)
-        return Rendered(tokens, np.ones(len(tokens), np.bool_), num_bytes)
+    def documents(self, pieces: list[list[Piece]], ids: list[list[Any]]) -> list[Result]:
+        """See `PiecesTemplate.documents`. All documents are slices of one array, which is searched for control tokens once."""
+        values = [value for each in pieces for value, _ in each]
+        parts = list(itertools.chain.from_iterable(ids))
+        sizes = [len(part) for part in parts]
+        tokens = np.concatenate([np.empty(0, np.uint32), *parts])
+        loss = np.ones(len(tokens), np.bool_)
+        controls = np.flatnonzero(self._never.take(tokens))
+        refused = {
+            part
+            for part in np.searchsorted(np.cumsum(sizes), controls, side="right").tolist()
+            if isinstance(values[part], str)
+        }
+        results: list[Result] = []
+        first = start = 0
+        for each in pieces:
+            stop, text_tokens, text_bytes, bad = start, 0, 0, None
+            for part in range(first, first + len(each)):
+                value = values[part]
+                stop += sizes[part]
+                if isinstance(value, str):
+                    text_tokens += sizes[part]
+                    text_bytes += len(value) if value.isascii() else len(value.encode())
+                    bad = value if bad is None and part in refused else bad
+            kept = slice(start, start if self.chosen.empty == "drop" and not text_tokens else stop)
+            made = Rendered(tokens[kept], loss[kept], text_bytes)
+            results.append(made if bad is None else result_of(self.refuse_control, bad))
+            first, start = first + len(each), stop
+        return results
 
     def _permuted(self, text: str) -> list[Piece]:
         """Return the pieces of a text: whole, or as prefix, suffix and middle, by numbers that its seed and bytes decide.

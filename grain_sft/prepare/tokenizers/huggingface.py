@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grain_sft.errors import CorpusError, import_extra
+from grain_sft.prepare.tokenizers import huggingface_cuts
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Tokenizer
 
 _ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
@@ -122,14 +123,29 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer`. Uses one thread, because a preparation has a process per core."""
         plain = self.plain
-        encode = getattr(plain, "encode_batch_fast", plain.encode_batch)  # fast: without offsets, from version 0.20 on
+        fast = getattr(plain, "encode_batch_fast", plain.encode_batch)  # fast: without offsets, from version 0.20 on
+
+        def encode(texts: Sequence[str]) -> list[list[int]]:
+            return [encoding.ids for encoding in fast(texts, add_special_tokens=False)]
+
+        def encode_long(text: str) -> list[int]:
+            pieces = huggingface_cuts.pieces(text, self._cuts) if self._cuts else [text]
+            return [number for piece in pieces for number in encode([piece])[0]]
+
         with _one_thread():
-            return [encoding.ids for encoding in encode(list(texts), add_special_tokens=False)]
+            if max(map(len, texts), default=0) <= huggingface_cuts.CUT_CHARACTERS:
+                return encode(list(texts))
+            return [encode_long(text) for text in texts]
+
+    @functools.cached_property
+    def _cuts(self) -> re.Pattern[str] | None:
+        return huggingface_cuts.cuts_of(json.loads(self.plain.to_str()))
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
 
     def token_text(self, number: int) -> str | None:
+        """See `Tokenizer.token_text`. Byte-level, byte-fallback and metaspace spellings are decoded."""
         by_byte, byte_fallback, metaspace, added = self._spelling
         if number in added:
             return added[number]

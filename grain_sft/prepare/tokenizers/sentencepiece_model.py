@@ -68,6 +68,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
+        """See `Tokenizer.token_spans`. Spans are found in the normalized text and mapped back."""
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:

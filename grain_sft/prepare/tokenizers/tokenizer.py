@@ -98,7 +98,7 @@ class Tokenizer(abc.ABC):
 
 
 class OneFileTokenizer(Tokenizer):
-    """A tokenizer of one file, perhaps with a `chat_template.jinja` beside it, in which no text becomes a control token."""
+    """Tokenizer of one file, perhaps with a `chat_template.jinja` next to it. No text becomes a control token."""
 
     @abc.abstractmethod
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:

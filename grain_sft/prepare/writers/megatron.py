@@ -21,7 +21,7 @@ _LONGEST = (1 << 31) - 1  # tokens of a sequence
 
 def check(plan: Plan) -> None:
     """Refuse tokens without loss, other weights than 1, and documents whose length int32 can't hold."""
-    refuse_weights(plan, "megatron: its .bin says of loss")
+    refuse_weights(plan)
     for split, counts in plan.statistics.items():
         if (silent := counts.tokens - counts.trainable_tokens) > 0:
             raise PrepareError(

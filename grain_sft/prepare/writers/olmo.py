@@ -22,7 +22,7 @@ from grain_sft.storage import files
 
 def check(plan: Plan) -> None:
     """Refuse weights, which a mask can't hold."""
-    refuse_weights(plan, "olmo: its labels_mask says")
+    refuse_weights(plan)
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:

@@ -162,11 +162,11 @@ def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
         yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
 
 
-def refuse_weights(plan: Plan, holder: str) -> None:
-    """Refuse weights other than 0 and 1, for a format whose part `holder` can't express them."""
+def refuse_weights(plan: Plan) -> None:
+    """Refuse weights other than 0 and 1, for a format that can't express them."""
     if not plan.binary:
         raise PrepareError(
-            f"format {holder} only yes or no, but this template gave weights other than 0 and 1. "
+            f"format {plan.request.format}: a token takes loss or not, but this template gave weights other than 0 and 1. "
             "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
         )
 

@@ -28,7 +28,7 @@ def check(plan: Plan) -> None:
             f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
             "Choose another format, or a tokenizer of at most 65,536."
         )
-    refuse_weights(plan, "primer: its labels say")
+    refuse_weights(plan)
 
 
 def write(plan: Plan, task: Task) -> None:

@@ -2,12 +2,12 @@
 
 from grain_sft.errors import SamplerError
 from grain_sft.registry import Registry
-from grain_sft.sampling.orders.order import CacheDir, Ints, Order, RowsAt
+from grain_sft.sampling.orders.order import CacheDir, Costs, Ints, Order, RowsAt
 
-__all__ = ["ORDERS", "CacheDir", "Ints", "Order", "RowsAt"]
+__all__ = ["ORDERS", "CacheDir", "Costs", "Ints", "Order", "RowsAt"]
 
 _FILES = {"shuffle": "computed", "olmo": "exact", "maxtext": "exact", "episode": "exact", "openchat": "exact"}
-_FILES |= {"random": "computed", "sequential": "computed"}
+_FILES |= {"grain": "computed", "random": "computed", "sequential": "computed", "balanced": "balanced"}
 
 ORDERS: Registry[Order] = Registry(
     "order",

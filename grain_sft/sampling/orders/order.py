@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,21 @@ RowsAt = Callable[[int, Ints], Ints]
 EPOCHS_KEPT = 2  # a batch may straddle two
 
 
+class Costs(NamedTuple):
+    """Costs of rows, and the steps that they are read in.
+
+    Attributes:
+      rows: Function that returns the cost of each row, int64 [num_rows].
+      cuts: Function of an epoch that returns the index at which each of its steps begins, and the one after the last index
+        that is read: int64 [steps + 1].
+    """
+
+    rows: Callable[[], Ints]
+    cuts: Callable[[int], Ints]
+
+
 class MakeOrder(Protocol):
-    """Makes an order of `num_rows` rows. Raises `SamplerError` for a number of rows or a seed that it cannot take."""
+    """Maker of an order of `num_rows` rows. It raises `SamplerError` for a number of rows or a seed that it cannot take."""
 
     def __call__(self, num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt: ...
 
@@ -32,18 +45,21 @@ class Order:
     """Entry of the table of orders.
 
     Args:
-      make: Makes the order of a number of rows. Over all indices of an epoch it has every row once.
+      make: Makes the order of a number of rows, as a `MakeOrder`; with `by_cost` it also takes `costs: Costs`. Over all
+        indices of an epoch it has every row once.
       host_blocks: Whether host h reads the h-th contiguous block of each epoch, rather than rows h, h + H, ... of each
         batch. Then batches depend on the number of hosts.
       runs_on: Whether batches straddle epochs, whatever `last_batch` is.
       sequential: Whether rows are read as they are numbered, so that no seed is used.
+      by_cost: Whether the order takes the `Costs` of the rows. Sources of a mixture, whose rows share steps, cannot have it.
       epoch_seed: Seed of an epoch's generator, from the run's seed and the epoch, for the audit log.
     """
 
-    make: MakeOrder
+    make: Callable[..., RowsAt]
     host_blocks: bool = False
     runs_on: bool = False
     sequential: bool = False
+    by_cost: bool = False
     epoch_seed: Callable[[int, int], int] = lambda seed, epoch: seed
 
     @classmethod

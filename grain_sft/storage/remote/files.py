@@ -35,7 +35,7 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range, fewer where its file ends, or what its client raised; all at once.
+    """Return the bytes of each range, fewer where its file ends, or the exception of its client. All are requested at once.
 
     Where a server does not state the version that it sent, the version is asked for afterwards.
     """
@@ -93,7 +93,7 @@ def read_pieces(pieces: Sequence[RemotePiece], out: memoryview, limits: Limits) 
 
 
 def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[str, Any]]:
-    """Return the file system's description of each file, such as its size; all at once.
+    """Return the file system's description of each file, such as its size. All are requested at once.
 
     Raises:
       CorpusFileError: A file is missing or can't be asked for.

@@ -66,7 +66,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @property
     def limits(self) -> Limits:
-        """Former holder of `seconds` and `requests`."""
+        """Former attribute that held `seconds` and `requests`."""
         warnings.warn("RemoteOptions.limits is now RemoteOptions itself.", DeprecationWarning, stacklevel=2)
         return self
 
@@ -82,7 +82,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, given: "RemoteOptions | Mapping[str, Any] | None") -> "RemoteOptions":
-        """Return the options of a mapping, as a config has it; others are the environment's.
+        """Return the options of a mapping, as in a config. The environment gives those that are left out.
 
         Raises:
           CorpusError, StorageError: An unknown key or a wrong value.

@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """How long and how widely remote files are asked for.
+    """Limits of the time and the number of requests for remote files.
 
     Args:
-      seconds: Time from the first request for some bytes until what keeps failing is an error.
+      seconds: Time from the first request for some bytes after which a failure is an error.
       requests: Largest number of requests of one read at once.
 
     Raises:

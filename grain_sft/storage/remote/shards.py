@@ -19,7 +19,7 @@ Piece = tuple[int, int, int, int]
 
 
 class RemoteShards:
-    """The remote ones of `shards`, of values of `itemsize` bytes. They take no descriptor; each is checked when first read."""
+    """Remote files among `shards`, of values of `itemsize` bytes. They take no descriptor; each is checked when first read."""
 
     def __init__(self, shards: Sequence[FileStamp], itemsize: int, options: RemoteOptions | None = None) -> None:
         self._shards = {number: shard for number, shard in enumerate(shards) if files.is_remote(shard.path)}
@@ -35,7 +35,7 @@ class RemoteShards:
         return len(self._shards)
 
     def gather(self, pieces: Sequence[Piece], out: memoryview) -> list[Piece]:
-        """Fill `out` with the remote ones of `pieces`; return the local ones."""
+        """Fill `out` with the pieces of remote files; return the pieces of local files."""
         remote = [piece for piece in pieces if piece[0] in self._shards and piece[3]]
         local = [piece for piece in pieces if piece[0] not in self._shards]
         if new := sorted({piece[0] for piece in remote} - self._checked.keys()):

@@ -1,4 +1,4 @@
-"""Skips: steps of a run whose batches no step of the trainer reads."""
+"""StepMap: the data step that each step of the trainer reads, where a run skips steps or is a stage of another."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import functools
 import itertools
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
+from grain_sft.sampling.batch_sizes import JoinedSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.sampler import Sampler
@@ -23,18 +24,20 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 
-class Skips:
+class StepMap:
     """Map between the steps of a trainer and the data steps of a sampler, of which some are skipped.
 
     Args:
       skips: Pairs (step, num_steps): from the trainer's step `step` on, `num_steps` data steps more are left out.
+      origin: Step of the trainer that reads data step 0.
 
     Raises:
       SamplerError: A pair without a step from 0 on and a number of steps from 1 on.
     """
 
-    def __init__(self, skips: Iterable[tuple[int, int]]) -> None:
-        self._steps, self._skipped = [0], [0]  # trainer's steps at which more is skipped, and all that is skipped there
+    def __init__(self, skips: Iterable[tuple[int, int]], origin: int = 0) -> None:
+        self._steps, self._skipped = [origin], [-origin]
+        """Steps of the trainer from which a difference holds, and the difference: data step minus step."""
         for first, count in sorted(skips):
             step = as_integer("skip: from", first, 0, SamplerError)
             if step > self._steps[-1]:
@@ -46,22 +49,17 @@ class Skips:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the trainer before which data steps are skipped, and step 0."""
+        """Steps of the trainer before which data steps are skipped, and the first step."""
         return self._steps
 
     def data_step(self, step: int) -> int:
         """Return the data step that the trainer's `step` reads."""
         return step + self._skipped[bisect_right(self._steps, step) - 1]
 
-    def data_steps(self, steps: Ints) -> Ints:
-        """Return the data step of each of the trainer's `steps`, int64 [n]."""
-        found: Ints = steps + self._columns[1, np.searchsorted(self._columns[0], steps, side="right") - 1]
-        return found
-
     def step_of(self, data_step: int) -> int:
         """Return the first step of the trainer that reads `data_step` or a later one."""
         entry = bisect_right(self._data, data_step) - 1
-        step = data_step - self._skipped[entry] if entry >= 0 else 0
+        step = data_step - self._skipped[entry] if entry >= 0 else self._steps[0]
         return min(step, self._steps[entry + 1]) if entry + 1 < len(self._steps) else step
 
     def steps_of(self, data_steps: Ints) -> Ints:
@@ -81,34 +79,39 @@ class Skips:
             before = skipped
 
 
-class SkippingSampler(Sampler):
-    """A sampler without some of its steps: step k is the step `skips.data_step(k)` of `sampler`.
+class MappedSampler(Sampler):
+    """A sampler whose step k is another step of `sampler`: without some of its steps, or as a stage of a run.
 
     Batch sizes and the weights of a mixture are those of the data step, so that every step has the batch that it would have
     had later.
 
     Args:
-      sampler: Sampler of all steps.
-      skips: Pairs (step, num_steps), as in `Skips`.
-      host: Host to read for; None for that of `sampler`.
+      sampler: Sampler of the data steps.
+      skips: Pairs (step, num_steps), as in `StepMap`.
+      origin: Step that reads step 0 of `sampler`, without skips.
+      end: Step after the last; None for the end of `sampler`.
 
     Raises:
-      SamplerError: As `Skips`, or all steps are skipped.
+      SamplerError: As `StepMap`.
     """
 
-    def __init__(self, sampler: Sampler, skips: Iterable[tuple[int, int]], host: Host | None = None) -> None:
-        self.sampler = sampler if host is None or host == sampler.host else sampler.with_host(host)
-        self.skips = tuple(skips)
-        self._map = Skips(self.skips)
+    def __init__(
+        self,
+        sampler: Sampler,
+        skips: Iterable[tuple[int, int]] = (),
+        *,
+        origin: int = 0,
+        end: int | None = None,
+    ) -> None:
+        self.sampler, self.skips, self.origin, self.end = sampler, tuple(skips), origin, end
+        self._map = StepMap(self.skips, origin)
+        self.first_step = self._map.step_of(sampler.first_step)
         sizes = self.sampler.batch_sizes
-        changes = {*self._map.steps, *(self._map.step_of(step) for step in sizes.steps)}
-        found = {step: sizes.at(self._map.data_step(step)) for step in sorted(changes)}
-        first, *schedule = found.items()
-        super().__init__(first[1], schedule, self.sampler.host, host_blocks=self.sampler.host_blocks)
-        for name in ("num_instances", "runs_on", "epochs"):
+        joined = JoinedSizes((step, sizes, self._map.data_step(step) - step) for step in self._map.steps)
+        super().__init__(joined.at(self.first_step), (), self.sampler.host, host_blocks=self.sampler.host_blocks)
+        self.batch_sizes, self.schedule = joined, joined.schedule
+        for name in ("num_instances", "runs_on", "epochs", "consecutive_slots"):
             setattr(self, name, getattr(self.sampler, name))
-        if self.num_steps == 0:
-            raise SamplerError(f"skip: all {self.sampler.num_steps} steps are skipped. Skip fewer.")
         self.streams = tuple(map(self._stream, self.sampler.streams))
 
     def _stream(self, stream: EpochStream) -> EpochStream:
@@ -117,40 +120,53 @@ class SkippingSampler(Sampler):
         def begin(step: int) -> tuple[int, int]:
             return stream.begin(self._map.data_step(step))
 
-        def before(epoch: int, data_step: int, rows: int) -> int:
-            """Return how many of an epoch's `rows` the data steps before `data_step` have."""
+        def before(epoch: int, data_step: int, found: EpochSpan) -> int:
+            """Return how many of the rows of an epoch's span the data steps before `data_step` have."""
             at, into = stream.begin(data_step)
-            return into if at == epoch else rows if at > epoch else 0
+            return into - found.start * stream.num_blocks if at == epoch else found.rows if at > epoch else 0
 
         def span(epoch: int) -> EpochSpan | None:
             found = stream.span(epoch)
-            if found is None or found.last == sys.maxsize:
+            if found is None or (found.last == sys.maxsize and self.num_steps is None):
                 return found and found._replace(first=self._map.step_of(found.first))
-            steps = range(self._map.step_of(found.first), self._map.step_of(found.last + 1))
-            ranges = list(self._map.skipped_between(found.first, found.last + 1))
-            skipped = [before(epoch, end, found.rows) - before(epoch, begin, found.rows) for begin, end in ranges]
+            last = self.end_step if found.last == sys.maxsize else self._map.step_of(found.last + 1)
+            steps = range(self._map.step_of(found.first), min(last, self.end_step))
+            if steps.start >= self.end_step:
+                return None
+            ranges = list(self._map.skipped_between(found.first, min(found.last, sys.maxsize - 1) + 1))
+            skipped = [before(epoch, end, found) - before(epoch, begin, found) for begin, end in ranges]
 
             def read(step: int) -> int:
                 """Return the number of rows that the trainer has read after `step`."""
                 data_step = self._map.data_step(step)
                 left_out = sum(rows for (_, end), rows in zip(ranges, skipped, strict=True) if end <= data_step)
-                return before(epoch, data_step + 1, found.rows) - left_out
+                return before(epoch, data_step + 1, found) - left_out
 
             rows = read(steps[-1]) if steps else 0
             if not rows:
                 return EpochSpan(steps.start, steps.start - 1, 0)
             first, last = (steps[bisect_left(steps, least, key=read)] for least in (1, rows))
-            start = before(epoch, self._map.data_step(first), found.rows)
-            return EpochSpan(first, last, rows, start // stream.num_blocks)
+            start = before(epoch, self._map.data_step(first), found)
+            return EpochSpan(first, last, rows, found.start + start // stream.num_blocks)
 
         return dataclasses.replace(stream, begin=begin, span=span)
 
-    def with_host(self, host: Host) -> SkippingSampler:
-        return SkippingSampler(self.sampler, self.skips, host)
+    def _mapped(self, sampler: Sampler) -> MappedSampler:
+        return MappedSampler(sampler, self.skips, origin=self.origin, end=self.end)
+
+    def with_host(self, host: Host) -> MappedSampler:
+        return self._mapped(self.sampler.with_host(host))
+
+    def continued(self, starts: Mapping[str, tuple[int, int]]) -> MappedSampler:
+        return self._mapped(self.sampler.continued(starts))
+
+    def reweighted(self, step: int, weights: Mapping[str, Any]) -> MappedSampler:
+        return self._mapped(self.sampler.reweighted(max(0, self._map.data_step(step)), weights))
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        return None if self.sampler.num_steps is None else self._map.step_of(self.sampler.num_steps)
+        ends = [self.end, None if self.sampler.num_steps is None else self._map.step_of(self.sampler.num_steps)]
+        return min((end for end in ends if end is not None), default=None)
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -158,10 +174,13 @@ class SkippingSampler(Sampler):
         return None
 
     def steps_of_epochs(self, epochs: int | None) -> int:
-        return self._map.step_of(self.sampler.steps_of_epochs(epochs))
+        return min(self.end_step, self._map.step_of(self.sampler.steps_of_epochs(epochs)))
 
     def check_from(self, step: int) -> None:
         self.sampler.check_from(self._map.data_step(step))
+
+    def row_length(self, step: int) -> int | None:
+        return self.sampler.row_length(self._map.data_step(self._checked_step(step)))
 
     def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
         return self.sampler.rows(self._map.data_step(self._checked_step(step)))
@@ -181,10 +200,15 @@ class SkippingSampler(Sampler):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
+        if epochs is None and self.end is not None:  # those that the stage reads, to its last step
+            last = self._map.data_step(self.end - 1)
+            most = 1 + max(stream.begin(last + 1)[0] for stream in self.sampler.streams)
+            epochs = most if self.epochs is None else min(most, self.epochs)
         slots = self.sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         found = dataclasses.replace(slots, step=self._map.steps_of(slots.step))
-        return found.select(np.flatnonzero(found.step >= 0))
+        return found.select(np.flatnonzero((found.step >= 0) & (found.step < self.end_step)))
 
     @property
     def data_key(self) -> str:
-        return f"SkippingSampler({self.sampler.data_key}, skips={list(self.skips)})"
+        steps = f", origin={self.origin}, end_step={self.end}" if self.origin or self.end is not None else ""
+        return f"MappedSampler({self.sampler.data_key}, skips={list(self.skips)}{steps})"

@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus, Documents, Shard
+from grain_sft.corpus import Corpus, Documents, Shard, split_range
 from grain_sft.errors import LayoutError
-from grain_sft.layout.megatron_blend import blend, normalized
-from grain_sft.layout.megatron_cache import read_stream, stamps_of
-from grain_sft.layout.megatron_stream import Cut, Stream, make_stream
+from grain_sft.layout.megatron.blending import blend, normalized
+from grain_sft.layout.megatron.cache import read_blend, read_stream, stamps_of
+from grain_sft.layout.megatron.stream import Cut, Stream, make_stream
 from grain_sft.storage import artifact
 
 _VERSION = 1  # of the indices; a new one makes them again
@@ -33,6 +33,7 @@ class Variant(NamedTuple):
       resets: Whether attention and positions begin anew after each EOD by default.
       segments_per_row: Default of `max_segments_per_row`.
       masks_targets: Whether predictions of EOD take no loss.
+      splits: Whether the layout splits the documents of each data set.
     """
 
     extra: bool = True
@@ -44,13 +45,14 @@ class Variant(NamedTuple):
     resets: bool = True
     segments_per_row: int = 25
     masks_targets: bool = False
+    splits: bool = False
 
 
 VARIANTS = {
     "megatron": Variant(
         joins=False, by_documents=False, exact_size=False, blends_one=True, resets=False, segments_per_row=0
     ),
-    "mmap_npy": Variant(),
+    "mmap_npy": Variant(splits=True),
     "mmap": Variant(extra=False, shuffles=False, masks_targets=True),
 }
 
@@ -68,6 +70,7 @@ class Recipe:
       num_samples: Samples that are needed; None for one epoch.
       seed: Seed of the shuffles; None for no shuffle.
       surplus: Share of samples that each data set of a blend has beyond its need.
+      split: Shares and subset of the documents of each data set, such as ("99,1", "train"); None for all.
       index_dir: Folder of indices of megatron-core or MaxText that are read; None makes them.
     """
 
@@ -76,6 +79,7 @@ class Recipe:
     num_samples: int | None
     seed: int | None
     surplus: float
+    split: tuple[str, str] | None = dataclasses.field(default=None, repr=False)
     index_dir: str | None = dataclasses.field(default=None, repr=False)
 
     def depends(self, corpus: Corpus) -> dict[str, Any]:
@@ -99,13 +103,16 @@ class Recipe:
         traits = VARIANTS[self.variant]
         units = corpus.documents if traits.by_documents else corpus.sequences
         borders = [0, len(units)] if traits.joins and not corpus.weights else _borders(corpus, units)
-        if len(borders) <= len(corpus.shards) or len(units) != len(corpus.sequences):
+        if self.split is not None or len(borders) <= len(corpus.shards) or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
         weights, needs, size = self._needs(corpus.weights, len(borders) - 1)
         used = [number for number, weight in enumerate(weights) if weight]
-        sizes = [units.length[borders[number] : borders[number + 1]] for number in used]
-        streams = [self._stream(corpus.shards[at], each, needs[at]) for each, at in zip(sizes, used, strict=True)]
-        made = {"starts": units.start, "firsts": np.array([borders[number] for number in used], np.int64)}
+        ranges = [self._range(borders[number], borders[number + 1]) for number in used]
+        streams = [
+            self._stream(corpus.shards[at], units.length[first:stop], first - borders[at], needs[at])
+            for (first, stop), at in zip(ranges, used, strict=True)
+        ]
+        made = {"starts": units.start, "firsts": np.array([first for first, _ in ranges], np.int64)}
         if len(units) != len(corpus.documents):
             made["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
         for number, stream in enumerate(streams):
@@ -117,7 +124,8 @@ class Recipe:
             shares = normalized([weights[number] for number in used] if corpus.weights else counts)
             whole = math.floor((counts / shares).min()) if corpus.weights else sum(counts)
             size = whole if size is None else size if corpus.weights else min(size, whole)
-            found = blend(shares, size)
+            read = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
+            found = blend(shares, size) if read is None else read
             made |= {"chosen": found.chosen, "taken": found.taken}
             for at, taken, count in zip(used, found.counts.tolist(), counts, strict=True):
                 if taken > count:
@@ -127,20 +135,30 @@ class Recipe:
                     )
         return made
 
-    def _stream(self, shard: Shard, sizes: npt.NDArray[np.integer], samples: int | None) -> Stream:
-        """Return the stream of a data set that begins with a shard."""
+    def _range(self, first: int, stop: int) -> tuple[int, int]:
+        """Return the range of documents `first` to `stop` that the split keeps."""
+        if self.split is None:
+            return first, stop
+        kept = split_range(*self.split, stop - first)
+        return first + kept[0], first + kept[1]
+
+    def _stream(self, shard: Shard, sizes: npt.NDArray[np.integer], skipped: int, samples: int | None) -> Stream:
+        """Return the stream of a data set that begins with a shard, after the documents that are skipped."""
         if self.index_dir is None:
             return make_stream(sizes, samples, self.cut, self.seed)
         split = shard.boundaries.sequences if shard.boundaries is not None else None
-        return read_stream(self.index_dir, shard.path, sizes, split[0] if split else 0, samples, self.cut, self.seed)
+        return read_stream(
+            self.index_dir, shard.path, sizes, split[0] if split else skipped, samples, self.cut, self.seed
+        )
 
     def _refuse_split(self, corpus: Corpus) -> None:
         """Raise a `LayoutError` if the corpus is one split, by ranges of each prefix's sequences."""
+        splits = VARIANTS[self.variant].splits
         for shard in corpus.shards:
             if shard.boundaries is not None and shard.boundaries.sequences is not None:
                 raise LayoutError(
-                    f"{shard.path}: variant {self.variant} splits the documents of all prefixes together, but the corpus is a "
-                    "split of the sequences of each. Write the split as a prefix of its own, without `split`."
+                    f"{shard.path}: variant {self.variant} does not divide the sequences of a prefix, but corpus.split does. "
+                    + ("Give layout.document_split instead." if splits else "Write the split as a prefix of its own.")
                 )
 
     def _needs(self, given: Sequence[float], datasets: int) -> tuple[Sequence[float], Sequence[int | None], int | None]:

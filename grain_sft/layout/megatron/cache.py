@@ -1,33 +1,41 @@
-"""Indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) keep on disk: three .npy files for a data set.
+"""Indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) keep on disk.
 
-megatron-core names them `HASH-GPTDataset-SPLIT-document_index.npy`, MaxText `HASH-document_index.npy`; the others are
-`sample_index` and `shuffle_index`. The hash leaves out options that decide the arrays (`add_extra_token_to_sequence` and
+Three .npy files are of a data set: megatron-core names them `HASH-GPTDataset-SPLIT-document_index.npy`, MaxText
+`HASH-document_index.npy`; the others are `sample_index` and `shuffle_index`. Two are of a blend: `dataset_index` and
+`dataset_sample_index`. The hash of a data set leaves out options that decide the arrays (`add_extra_token_to_sequence` and
 `drop_last_partial_validation_sequence`), so the arrays are compared with the documents, all of them, before they are used.
 """
 
 import json
+import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import LayoutError
-from grain_sft.layout.megatron_stream import Cut, Stream, ends_of, sample_index
+from grain_sft.layout.megatron.blending import Blend, blend_of, normalized
+from grain_sft.layout.megatron.stream import Cut, Stream, ends_of, sample_index
+from grain_sft.storage import files
 
 _DOCUMENTS, _OTHERS = "document_index.npy", ("sample_index.npy", "shuffle_index.npy")
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
 """End of the name of each system's description, and its keys of the paths of prefixes and of the seed."""
 
-_ENDINGS = (_DOCUMENTS, *_OTHERS, *(ending for ending, *_ in _DESCRIPTIONS))
+_BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
+_ENDINGS = (_DOCUMENTS, *_OTHERS, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
 
 
 def stamps_of(folder: str) -> list[list[Any]]:
     """Return name, size and time of change of each file of indices in a folder, ready for JSON.
 
     Raises:
-      LayoutError: The folder can't be read, or holds none.
+      LayoutError: The folder is not local, can't be read, or holds none.
     """
+    if files.is_remote(folder):
+        raise LayoutError(f"index_dir={folder!r}: indices are read from a local folder. Copy it to this machine.")
     try:
         found = [entry for entry in os.scandir(folder) if entry.name.endswith(_ENDINGS)]
         stamps: list[list[Any]] = sorted([each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in found)
@@ -82,7 +90,9 @@ def read_stream(
         if reason:
             wrong.append(f"{start}{reason}")
         else:
-            sound.append((start, Stream(order, ends_of(sizes, order), np.ascontiguousarray(shuffle))))
+            found = Stream(order, ends_of(sizes, order), np.ascontiguousarray(shuffle))
+            if not any((order == each.order).all() and (shuffle == each.shuffle).all() for _, each in sound):
+                sound.append((start, found))
     if len(sound) > 1:
         raise LayoutError(
             f"{sound[0][0]}* and {sound[1][0]}*: both fit {path}. Remove the one that the run does not have."
@@ -100,19 +110,84 @@ def read_stream(
     )
 
 
+def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend | None:
+    """Return the blend of `size` samples from the files of a folder; None if it has no blends.
+
+    Args:
+      shares: float64 [datasets], weights of the data sets, with the sum 1.
+
+    Raises:
+      LayoutError: The folder has blends, but no sound one of these shares and samples, or several.
+    """
+    names = [name for name, *_ in stamps_of(folder) if name.endswith(_BLEND[0])]
+    sound: dict[str, Blend] = {}
+    wrong: list[str] = []
+    for name in names:
+        start = os.path.join(folder, name.removesuffix(_BLEND[0]))
+        if not _describes_blend(start, shares):
+            continue
+        dataset, number = (_load(start + ending) for ending in _BLEND)
+        if dataset.shape != (size,) or number.shape != (size,):
+            continue
+        if dataset.min() < 0 or dataset.max() >= len(shares):
+            wrong.append(
+                f"{start}{_BLEND[0]}: holds {dataset.min()} to {dataset.max()}; expected 0 to {len(shares) - 1}."
+            )
+            continue
+        found = blend_of(dataset, len(shares))
+        if (found.numbers_of(np.arange(size))[1] != number).any():
+            wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
+        elif (abs(found.counts - shares * size) > 2 + math.log(len(shares))).any():  # more than the greedy rule allows
+            wrong.append(
+                f"{start}{_BLEND[0]}: takes {found.counts.tolist()} samples; expected shares of {shares.tolist()}."
+            )
+        elif not any(np.array_equal(found.chosen, each.chosen) for each in sound.values()):
+            sound[start] = found
+    if len(sound) > 1:
+        raise LayoutError(f"{'* and '.join(sound)}*: blends that fit both. Remove the one that the run does not have.")
+    if wrong and not sound:
+        raise LayoutError(f"{wrong[0]} Remove it, or leave out index_dir.")
+    if names and not sound:
+        raise LayoutError(
+            f"{folder}: {len(names)} blends, but none of {size} samples of weights {shares.tolist()}. Remove them, or "
+            "leave out index_dir."
+        )
+    return next(iter(sound.values()), None)
+
+
 def _describes(start: str, tokens: str, seed: int | None) -> bool:
     """Return whether the description of an index is of a data set, by its file name, and of a seed; True if there is none."""
     name = os.path.basename(tokens).removesuffix(".bin")
     for ending, paths, seeds in _DESCRIPTIONS:
-        if os.path.exists(path := start + ending):
-            try:
-                with open(path, encoding="utf-8") as file:
-                    stated = json.load(file)
-                listed = stated[paths] if isinstance(stated[paths], list) else [stated[paths]]
-                return name in [os.path.basename(str(each)) for each in listed] and stated[seeds] == seed
-            except (OSError, ValueError, LookupError, TypeError) as error:
-                raise LayoutError(f"{path}: can't be read as a description ({error!r}). Remove its index.") from error
+
+        def agrees(stated: Any, paths: str = paths, seeds: str = seeds) -> bool:
+            listed = stated[paths] if isinstance(stated[paths], list) else [stated[paths]]
+            return name in [os.path.basename(str(each)) for each in listed] and bool(stated[seeds] == seed)
+
+        if not _stated(start + ending, agrees):
+            return False
     return True
+
+
+def _describes_blend(start: str, shares: npt.NDArray[np.float64]) -> bool:
+    """Return whether megatron-core's description of a blend is of these shares; True if there is none."""
+
+    def agrees(stated: Any) -> bool:
+        weights = normalized(stated["weights"])
+        return len(weights) == len(shares) and bool(np.allclose(weights, shares, rtol=1e-9, atol=0))
+
+    return _stated(start + _DESCRIPTIONS[0][0], agrees)
+
+
+def _stated(path: str, agrees: Callable[[Any], bool]) -> bool:
+    """Return whether a description `agrees`; True if it does not exist."""
+    if not os.path.exists(path):
+        return True
+    try:
+        with open(path, encoding="utf-8") as file:
+            return agrees(json.load(file))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise LayoutError(f"{path}: can't be read as a description ({error!r}). Remove its index.") from error
 
 
 def _load(path: str) -> npt.NDArray[Any]:

@@ -5,21 +5,23 @@ is a loop over samples in which each step needs the one before. Here thousands o
 `BLOCK` samples. Where a chain begins, the samples taken so far are guessed to be in proportion to the weights, and some steps
 before its samples correct the guess: a data set that was given one too many waits for its turn. What a chain began with is then
 compared with what the chain before it ended with, and a chain that began with anything else runs again, so the result is the
-loop's, whatever was guessed. `bench --only megatron` measures it beside the compiled loop.
+loop's, whatever was guessed. Chains run in fixed point, or in floating point if ties are many, as of weights that are whole
+percentages. `bench --only megatron` measures both beside the compiled loop.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.storage import hashing
+from grain_sft.layout.megatron.chains import Chains
 
 if TYPE_CHECKING:
-    from jaxtyping import Float64, Int64, UInt
+    from jaxtyping import Float64, Int64, Integer, UInt
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -31,7 +33,11 @@ BLOCK = 1 << 10
 STEPS = 4
 """Steps for each data set that correct a guess."""
 
-_CHAINS = 1 << 13  # of a thread at a time: their arrays stay in the processor's cache
+TIED = 1 / 64
+"""Share of ties from which floating point is faster than fixed point."""
+
+_CHAINS = 1 << 13  # at once: their arrays stay in the processor's cache
+_PROBES = 64  # chains, and their steps, that show whether ties are many
 _ROWS = 64  # steps whose choices are transposed at once
 
 
@@ -71,6 +77,14 @@ class Blend(NamedTuple):
         return counts
 
 
+def blend_of(chosen: Integer[np.ndarray, " samples"], datasets: int) -> Blend:
+    """Return the blend that takes its samples from the data sets `chosen`, numbers in [0, datasets)."""
+    blocks = -(-len(chosen) // BLOCK)
+    places = np.arange(len(chosen)) // BLOCK * datasets + chosen
+    taken = np.bincount(places, minlength=blocks * datasets).reshape(blocks, datasets)
+    return Blend(chosen.astype(np.min_scalar_type(datasets - 1)), taken.cumsum(axis=0) - taken)
+
+
 def normalized(weights: npt.ArrayLike) -> Floats:
     """Return weights divided by their sum, float64 [n], rounded as megatron-core rounds them."""
     given = np.array(weights, np.float64)
@@ -84,27 +98,36 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
     chosen = np.empty((blocks, steps), np.min_scalar_type(datasets - 1))
     step = np.arange(blocks, dtype=np.float64) * BLOCK
     begun, ended = np.zeros((2, datasets, blocks))
+    advance = _advance_of(weights, step)
 
     def run(group: slice | Ints) -> None:
         taken = begun[:, group].copy(order="C")
-        chosen[group] = _run(weights, step[group], taken, steps, chosen.dtype)
+        chosen[group] = advance(step[group], taken, steps)
         ended[:, group] = taken
 
     def guess_and_run(first: int) -> None:
         group, warm = slice(max(1, first), min(first + chains, blocks)), min(STEPS * datasets, BLOCK // 2)
         if group.start < group.stop:
-            taken = _guess(weights, np.maximum(step[group] - warm, 0))
-            _run(weights, step[group] - warm, taken, warm, chosen.dtype)
+            taken = _guess(weights, step[group] - warm)
+            advance(step[group] - warm, taken, warm)
             begun[:, group] = taken
         run(slice(first, group.stop))
 
-    chains = min(_CHAINS, max(_CHAINS // 2, -(-blocks // hashing.THREADS)))
-    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
-        list(pool.map(guess_and_run, range(0, blocks, chains)))
+    chains = -(-blocks // -(-blocks // _CHAINS))
+    for first in range(0, blocks, chains):  # two threads take twice the processor time, and no less time
+        guess_and_run(first)
     while len(wrong := 1 + np.flatnonzero((ended[:, :-1] != begun[:, 1:]).any(axis=0))):
         begun[:, wrong] = ended[:, wrong - 1]
         run(wrong)
     return Blend(chosen.reshape(-1)[:size], begun.T.astype(np.int64))
+
+
+def _advance_of(weights: Floats, step: Floats) -> Callable[[Floats, Floats, int], Numbers]:
+    """Return the faster function that runs chains: in fixed point, unless a sample of chains shows many ties."""
+    fixed = Chains(weights)
+    some = step[:: max(1, len(step) // _PROBES)]
+    fixed.run(some, _guess(weights, some), _PROBES)
+    return functools.partial(_run, weights) if fixed.ties > TIED * len(some) * _PROBES else fixed.run
 
 
 def _guess(weights: Floats, step: Floats) -> Floats:
@@ -116,8 +139,8 @@ def _guess(weights: Floats, step: Floats) -> Floats:
     return taken
 
 
-def _run(weights: Floats, step: Floats, taken: Floats, steps: int, dtype: np.dtype[np.unsignedinteger]) -> Numbers:
-    """Run chains that begin at `step` (float64 [chains]), and return the data sets that they choose, [chains, steps].
+def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
+    """Run chains in floating point, and return the data sets that they choose, [chains, steps].
 
     Args:
       taken: float64 [datasets, chains], samples of each data set before the chains begin. What they take is added.
@@ -127,7 +150,7 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int, dtype: np.dty
     error, greatest, at = np.empty(taken.shape), np.empty(chains), np.empty(chains)
     equal, coded = np.empty(taken.shape, np.bool_), np.empty(taken.shape, codes.dtype)
     place, columns = np.empty(chains, np.int64), np.arange(chains) + taken.size
-    found, rows = np.empty((chains, steps), dtype), np.empty((_ROWS, chains), codes.dtype)
+    found, rows = np.empty((chains, steps), np.min_scalar_type(datasets - 1)), np.empty((_ROWS, chains), codes.dtype)
     weights, flat = weights[:, None], taken.reshape(-1)
     for first in range(0, steps, _ROWS):
         count = min(_ROWS, steps - first)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -15,9 +15,9 @@ from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut
-from grain_sft.layout.megatron_blend import Blend
-from grain_sft.layout.megatron_recipe import VARIANTS, Recipe, Variants, check_indices
-from grain_sft.layout.megatron_stream import Cut, Stream
+from grain_sft.layout.megatron.blending import Blend
+from grain_sft.layout.megatron.recipe import VARIANTS, Recipe, Variants, check_indices
+from grain_sft.layout.megatron.stream import Cut, Stream
 from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined, ragged
 from grain_sft.storage import artifact, files
 
@@ -28,8 +28,8 @@ class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
     If the corpus has weights, or several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. The order of the rows includes Megatron's shuffle, so a config reads them in order `sequential` by default. Rows
-    cut through documents. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
+    shards. The order of the rows includes Megatron's shuffle, so a config reads them once, in order `sequential`, by default.
+    Rows cut through documents. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
 
     Advantages: a run goes on where Megatron-LM or MaxText left it, sample by sample. Disadvantages: the layout needs an index
     of 12 bytes for each document and epoch and 4 for each row, which is made once per machine; rows of an epoch are fixed by
@@ -54,8 +54,10 @@ class MegatronGptLayout(Layout):
       max_segments_per_row: MaxText's `packing_max_segments_per_sample`: a segment of at most `sequence_length` divided by
         this is joined with the next. 0 joins none. None means 25 in MaxText's variants, else 0.
       surplus: Share of rows that each data set of a blend has beyond its need, `mid_level_dataset_surplus`.
-      index_dir: Folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made. They are checked, and
-        read instead of built; those that do not fit are an error. None builds them.
+      document_split: Shares of the documents of each data set, such as "99,1": MaxText's `mmap_npy_split`. None means all.
+      document_subset: Share that is read: "train", "valid" or "test".
+      index_dir: Folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made, with or without
+        blends. They are checked, and read instead of built; those that do not fit are an error. None builds them.
       cache_dir: Folder, or URL in a bucket, where indices are kept; None for the cache folder.
 
     Attributes:
@@ -85,6 +87,8 @@ class MegatronGptLayout(Layout):
         reset_position_ids: bool | None = None,
         max_segments_per_row: Annotated[int, msgspec.Meta(ge=0)] | None = None,
         surplus: float = 0.005,
+        document_split: str | None = None,
+        document_subset: Literal["train", "valid", "test"] = "train",
         index_dir: str | os.PathLike[str] | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -108,9 +112,14 @@ class MegatronGptLayout(Layout):
         self._cut = Cut(length, int(extra), bool(drop_last_partial_sequence))
         if index_dir is not None and not traits.shuffles:
             raise LayoutError(f"index_dir={index_dir!r}: variant {variant} has no index. Leave it out.")
+        if document_split is not None and not traits.splits:
+            raise LayoutError(
+                f"document_split={document_split!r}: variant {variant} splits the sequences of each prefix. Give corpus.split."
+            )
+        split = None if document_split is None else (document_split, document_subset)
         given = None if index_dir is None else os.fspath(index_dir)
         used_seed = seed if traits.shuffles else None
-        self._recipe = Recipe(variant, self._cut, num_samples, used_seed, float(surplus), given)
+        self._recipe = Recipe(variant, self._cut, num_samples, used_seed, float(surplus), split, given)
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         resets = traits.resets if reset_attention_mask is None else reset_attention_mask
         positions = traits.resets and resets if reset_position_ids is None else reset_position_ids
@@ -156,6 +165,7 @@ class MegatronGptLayout(Layout):
         return self._counts[0] if self._blend is None else len(self._blend.chosen)
 
     def pieces(self, rows: Ints) -> Pieces:
+        """See `Layout.pieces`. A piece is the part of a sample that lies in one document."""
         if self._blend is None or not len(rows):
             columns: Sequence[Ints] = self._segments(0, rows)
         else:
@@ -213,4 +223,5 @@ class MegatronGptLayout(Layout):
 
     def __repr__(self) -> str:
         """Return exactly what decides the rows, because Grain compares this text when it restores an iterator."""
-        return f"MegatronGptLayout({self._recipe!r}, weights={self.corpus.weights}, rows={len(self)})"
+        split = "" if self._recipe.split is None else f", split={self._recipe.split}"
+        return f"MegatronGptLayout({self._recipe!r}, weights={self.corpus.weights}, rows={len(self)}{split})"

@@ -1,0 +1,65 @@
+"""Command `simulate`: what a run on many hosts asks of a bucket, a cache and the hosts."""
+
+import argparse
+import os
+from typing import Any
+
+from grain_sft.cli.arguments import Parser, at_least, check_output, open_config, steps_of, values_of, write_figures
+from grain_sft.errors import RowIndexError
+from grain_sft.options import options_of
+from grain_sft.progress import elapsed
+
+
+def simulate(parser: Parser) -> None:
+    """Declare `grain-sft simulate`."""
+    from grain_sft.simulate import Conditions
+
+    parser.add_config()
+    add = parser.add_argument
+    add("--hosts", type=at_least(1), required=True, metavar="H", help="hosts of the run, each of them one process")
+    add("--steps", required=True, metavar="A:B", help="steps A to B - 1, counted from 0; the hosts start at step A")
+    add("--processes", type=at_least(0), default=2, metavar="N", help="hosts that are measured, as real processes")
+    add("--as-bucket", action="store_true", help="count reads of local files as requests to a bucket")
+    restart = "hosts with which the run is started again at step B (default: those of --hosts)"
+    add("--restart-hosts", type=at_least(1), metavar="H", help=restart)
+    parser.add_declared(Conditions, options_of(Conditions), "assumed of hosts, network and bucket")
+    parser.add_figures()
+    add("--html", metavar="FILE", help="also write a page with the figures and their curves")
+    parser.set_defaults(run=_simulate)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from grain_sft.simulate import simulation_page
+    from grain_sft.storage import atomic_write
+    from grain_sft.view import require_matplotlib
+
+    if options.html:
+        require_matplotlib()
+        check_output(options.html)
+    figures = write_figures(lambda: _figures(options), options)
+    if options.html:
+        page = simulation_page(figures, os.path.basename(options.config))
+        with atomic_write(options.html) as file:
+            file.write(page)
+    return 0
+
+
+def _figures(options: argparse.Namespace) -> dict[str, Any]:
+    from grain_sft.simulate import Conditions, lines, measure_processes, simulate
+
+    pipeline, real = open_config(options), None
+    steps = steps_of(pipeline, options.steps)
+    pipeline = pipeline.at(steps.start)
+    if len(steps) and steps.stop > pipeline.end_step:
+        raise RowIndexError(
+            f"--steps {options.steps}: the stage of step {steps.start} ends with {pipeline.end_step - 1}."
+        )
+    conditions = Conditions(**values_of(options, options_of(Conditions)))
+    if options.processes:
+        with elapsed("Measuring processes"):
+            real = measure_processes(pipeline, options.config, options.hosts, steps, conditions, options.processes)
+    with elapsed("Simulating"):
+        names = ("as_bucket", "restart_hosts")
+        found = simulate(pipeline, options.hosts, steps, conditions, real=real, **values_of(options, names))
+    print(*lines(found), sep="\n")
+    return {"config": options.config, **found}

@@ -1,0 +1,60 @@
+"""The order of columns over the devices that divide the sequence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import PipelineError
+
+Columns = tuple[int, int]
+"""First column and the one after the last."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ContextOrder:
+    """Columns of a row in the order in which the global array has them.
+
+    In the natural order the tokens follow each other. With causal attention, the devices that hold the beginning of a row
+    then have less work than those that hold its end. In the load-balanced order of n shards, a row is cut into 2n chunks, and
+    shard k has chunks k and 2n - 1 - k. It is that of MaxText's `reorder_causal_load_balanced` on TPUs (DUAL_CHUNK_SWAP).
+
+    Args:
+      shards: Number of shards of the load-balanced order, even; 1 for the natural order.
+
+    Raises:
+      PipelineError: an odd number of shards.
+    """
+
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        as_integer("load_balanced_shards", self.shards, 1, PipelineError)
+        if self.shards % 2 and self.shards != 1:
+            raise PipelineError(
+                f"load_balanced_shards={self.shards}: MaxText's load-balanced order is of an even number of shards. Give one, "
+                "or 1 for the natural order."
+            )
+
+    def check(self, length: int) -> None:
+        """Raise a PipelineError if rows of `length` tokens cannot be cut into equal chunks."""
+        if self.shards > 1 and length % (2 * self.shards):
+            raise PipelineError(
+                f"load_balanced_shards={self.shards}: rows of {length} tokens are not a multiple of {2 * self.shards} chunks. "
+                "Give another sequence_length, or another number of shards."
+            )
+
+    def sources(self, start: int, stop: int, length: int) -> list[Columns]:
+        """Return the columns of rows of `length` tokens that are columns [start, stop) of the global array, in this order."""
+        if self.shards == 1:
+            return [(start, stop)]
+        size, found = length // (2 * self.shards), list[Columns]()
+        for number in range(start // size, -(-stop // size)):
+            chunk = number // 2 if number % 2 == 0 else 2 * self.shards - 1 - number // 2
+            offset = (chunk - number) * size
+            first, last = max(start, number * size) + offset, min(stop, (number + 1) * size) + offset
+            if found and found[-1][1] == first:
+                found[-1] = found[-1][0], last
+            else:
+                found.append((first, last))
+        return found

@@ -1,0 +1,106 @@
+"""ColumnsLayout: some columns of the rows of another layout."""
+
+import bisect
+import itertools
+
+import numpy as np
+
+from grain_sft.corpus import Documents
+from grain_sft.errors import LayoutError
+from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.pieces import Ints, Pieces
+
+
+class ColumnsLayout(Layout):
+    """Columns [start, stop) of the rows of a layout, under the same row numbers.
+
+    Segments keep their numbers, and positions count from the first token of the segment in the whole row. A row that has
+    only padding in these columns has no pieces.
+
+    Args:
+      layout: Layout of whole rows.
+      start, stop: First column, and the one after the last.
+
+    Raises:
+      LayoutError: columns that the rows do not have, or a mixture, whose parts are cut one by one.
+    """
+
+    kind = "columns"
+
+    def __init__(self, layout: Layout, start: int, stop: int) -> None:
+        if not 0 <= start < stop <= layout.sequence_length:
+            length = layout.sequence_length
+            raise LayoutError(
+                f"columns {start} to {stop} of rows of {length} tokens: expected 0 <= start < stop <= {length}."
+            )
+        if len(layout.parts) > 1:
+            raise LayoutError("columns of a mixture: take the columns of each source with MixtureSource.columns.")
+        self._layout, self._stop = layout, stop
+        self.corpus, self.sequence_length, self.first_column = layout.corpus, stop - start, start
+        self.follows_documents, self.one_segment = layout.follows_documents, layout.one_segment
+        self.of_pairs, self.takes_weights = layout.of_pairs, layout.takes_weights
+        self.highest_token, self.transforms = layout.highest_token, layout.transforms
+        if layout.row_segments is not None:
+            self.row_segments, self.row_begin = self._row_segments, self._row_begin
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+    def pieces(self, rows: Ints) -> Pieces:
+        whole = self._layout.pieces(rows)
+        begin = np.maximum(whole.column, self.first_column)
+        length = np.minimum(whole.column + whole.length, self._stop) - begin
+        skipped = begin - whole.column
+        cut = whole._replace(column=begin - self.first_column, start=whole.start + skipped, length=length)
+        if whole.position is not None:
+            cut = cut._replace(position=whole.position + skipped)
+        if length.min(initial=1) > 0:
+            return cut
+        kept = np.flatnonzero(length > 0)
+        return cut._replace(**{name: each[kept] for name, each in cut._asdict().items() if each is not None})
+
+    @property
+    def mean_segments(self) -> float:
+        """Mean number of segments in these columns of a row, if segments end anywhere in rows alike."""
+        return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
+
+    def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
+        """Return `Layout.row_segments` of these columns."""
+        starts, lengths, ends, first = self._segments_of(row)
+        last = bisect.bisect_left(
+            ends, self._stop, first
+        )  # the segment that reaches the end of the columns, if one does
+        starts, lengths = starts[first : last + 1], lengths[first : last + 1]
+        if starts:
+            if last < len(ends):
+                lengths[-1] -= ends[last] - self._stop
+            skipped = self.first_column - (ends[first - 1] if first else 0)
+            starts[0], lengths[0] = starts[0] + skipped, lengths[0] - skipped
+        return starts, lengths
+
+    def _row_begin(self, row: int) -> tuple[int, int]:
+        """Return `Layout.row_begin` of these columns."""
+        _, _, ends, first = self._segments_of(row)
+        return first, self.first_column - (ends[first - 1] if first else 0)
+
+    def _segments_of(self, row: int) -> tuple[list[int], list[int], list[int], int]:
+        """Return the first token, the length and the end of each segment of the whole row, and the number of the segment with
+        the first of these columns."""
+        assert self._layout.row_segments is not None
+        starts, lengths = self._layout.row_segments(row)
+        ends = list(itertools.accumulate(lengths))
+        return starts, lengths, ends, bisect.bisect_right(ends, self.first_column)
+
+    @property
+    def documents(self) -> Documents | None:
+        return self._layout.documents
+
+    @property
+    def num_documents(self) -> int:
+        return self._layout.num_documents
+
+    def left_out(self) -> list[LeftOut]:
+        return self._layout.left_out()
+
+    def __repr__(self) -> str:
+        return f"ColumnsLayout({self._layout!r}, start={self.first_column}, stop={self._stop})"

@@ -1,0 +1,144 @@
+"""OlmoVslLayout: chunks of documents whose lengths are powers of two, as OLMo-core's `NumpyVSLDataset` cuts them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from grain_sft.arguments import as_integer, as_sequence_length
+from grain_sft.corpus import Corpus, Documents, part_by_part
+from grain_sft.errors import LayoutError
+from grain_sft.layout.layout import Layout, LeftOut, sources_of
+from grain_sft.layout.packing import Boundaries
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, ragged
+
+
+class OlmoVslLayout(Layout):
+    """Chunks of documents in buckets of one length each: the powers of two from `min_sequence_length` to `sequence_length`.
+
+    A document is cut into the powers of two that add up to its length, longest first, with `sequence_length` as often as it
+    fits. What is left at its end, less than `min_sequence_length`, is dropped. Rows have no padding, and none holds tokens of
+    two documents. A `CurriculumSampler` makes batches of one bucket each, with the same number of tokens in every batch.
+
+    Rows are numbered bucket by bucket, shortest first, and in the order of the documents within a bucket.
+
+    Args:
+      corpus: Corpus whose documents are cut.
+      sequence_length: Tokens of the longest rows, a power of two.
+      min_sequence_length: Tokens of the shortest rows, a smaller power of two.
+      boundaries: Where documents end: as the corpus states it ("auto"), as OLMo-core has it for remote files, or after each EOS
+        token ("eos"), as OLMo-core has it for local files. Either way, a document ends where its file ends.
+
+    Attributes:
+      row_counts: Number of rows of each of `row_lengths`.
+
+    Raises:
+      LayoutError: Lengths that are not powers of two, the shorter first, or no document has `min_sequence_length` tokens.
+      CorpusError, CorpusFileError: The documents cannot be found.
+    """
+
+    kind = "olmo_vsl"
+    follows_documents = one_segment = True
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        sequence_length: Annotated[int, msgspec.Meta(ge=2)],
+        *,
+        min_sequence_length: Annotated[int, msgspec.Meta(ge=1)] = 256,
+        boundaries: Boundaries = "auto",
+    ) -> None:
+        self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
+        self.min_sequence_length = as_integer("min_sequence_length", min_sequence_length, 1, LayoutError)
+        for name, length in (
+            ("sequence_length", self.sequence_length),
+            ("min_sequence_length", self.min_sequence_length),
+        ):
+            if length & (length - 1):
+                raise LayoutError(f"{name}={length}: expected a power of two, such as {1 << length.bit_length()}.")
+        if self.min_sequence_length >= self.sequence_length:
+            raise LayoutError(
+                f"min_sequence_length={self.min_sequence_length}: expected less than sequence_length={self.sequence_length}."
+            )
+        exponents = range(self.min_sequence_length.bit_length() - 1, self.sequence_length.bit_length())
+        self.row_lengths = tuple(1 << exponent for exponent in exponents)
+        self.boundaries, self._finder = boundaries, corpus.find_documents(boundaries)
+        found = self._finder.documents
+        self.highest_token = found.highest_token
+        by_files = corpus.has_boundary_files and boundaries == "auto"
+        whole = part_by_part(corpus) if by_files else found
+        buckets = [_chunks(whole, length, self.sequence_length) for length in self.row_lengths]
+        self.row_counts = tuple(map(len, buckets))
+        self._start: Ints = np.concatenate(buckets)
+        if not len(self._start):
+            raise LayoutError(
+                f"min_sequence_length={self.min_sequence_length} leaves no row: the longest of {len(whole)} documents has "
+                f"{whole.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
+            )
+        self._document: Ints = found.start.searchsorted(self._start, side="right") - 1
+        self._ends: Ints = np.cumsum(self.row_counts)
+        self._lengths = np.array(self.row_lengths, np.int64)
+        self._offsets = ShardOffsets(corpus)
+        self._dropped = int(whole.length.sum()) - self._num_tokens
+
+    @property
+    def _num_tokens(self) -> int:
+        return int(np.dot(self.row_counts, self._lengths))
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+    def width(self, rows: Ints) -> int:
+        return (
+            self.row_lengths[int(self._ends.searchsorted(rows.max(), side="right"))]
+            if len(rows)
+            else self.sequence_length
+        )
+
+    def pieces(self, rows: Ints) -> Pieces:
+        first, document, bucket = np.zeros(len(rows), np.int64), self._document[rows], self._bucket(rows)
+        columns = first, self._start[rows], self._lengths[bucket], first + 1, document
+        pieces = self._offsets.pieces(np.arange(len(rows)), *columns)
+        same = not len(rows) or (bucket == bucket[0]).all()
+        return pieces._replace(segment=None, position=None) if same else pieces
+
+    def _bucket(self, rows: Ints) -> Ints:
+        found: Ints = self._ends.searchsorted(rows, side="right")
+        return found
+
+    @property
+    def documents(self) -> Documents:
+        return self._finder.documents
+
+    @property
+    def sources(self) -> Ints | None:
+        return sources_of(self.corpus) if self._finder is self.corpus.find_documents() else None
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        count = len(self)
+        return {"rows": count, "tokens": self._num_tokens, "padding": 0, "segments": count, "max_segments": 1}
+
+    def left_out(self) -> list[LeftOut]:
+        within = self.corpus.num_tokens - self._num_tokens - self._dropped
+        shortest = f"ends of documents, shorter than {self.min_sequence_length:,} tokens"
+        return [(shortest, None, self._dropped), ("in no document", None, within)]
+
+    def __repr__(self) -> str:
+        return (
+            f"OlmoVslLayout(sequence_length={self.sequence_length}, min_sequence_length={self.min_sequence_length}, "
+            f"boundaries={self.boundaries!r}, rows={len(self)})"
+        )
+
+
+def _chunks(documents: Documents, length: int, longest: int) -> Ints:
+    """Return the first token of each chunk of `length` tokens, document after document, counted through the corpus."""
+    if length < longest:  # at most one a document: after all longer powers of two
+        of = np.flatnonzero(documents.length & length)
+        found: Ints = documents.start[of] + (documents.length[of] & -(2 * length))
+        return found
+    of, number = ragged(documents.length // length)
+    starts: Ints = documents.start[of] + number * length
+    return starts

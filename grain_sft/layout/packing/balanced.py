@@ -1,0 +1,63 @@
+"""Balanced packing: rows whose attention costs the same, as far as single long documents allow it.
+
+The cost of a row is the sum of the squares of its documents' lengths. As many rows are opened as the tokens fill. Long
+documents go to them longest first, in rounds: in each round every row of the lighter half gets one, the lightest row the
+longest. Short documents, which cost little and fill any space, are then placed by best fit.
+"""
+
+import numpy as np
+
+from grain_sft.layout.packing.algorithm import (
+    Ints,
+    PackedRows,
+    PackingAlgorithm,
+    PackingOptions,
+    longest_first,
+    rows_of,
+)
+from grain_sft.layout.packing.best_fit_decreasing import assign
+
+_SHORT = (0.3, 0.5)
+"""Shares of all tokens, in the shortest documents, that best fit places; a later one is tried where rows would be padded."""
+_PADDING = 0.005  # of all positions of rows, from which on the next share is tried
+
+
+def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
+    """Pack documents of `lengths`. If they are too few or too long to fill balanced rows, the rows are those of best fit."""
+    order, capacity = longest_first(lengths, options), options.sequence_length
+    decreasing = lengths[order]
+    full, most = decreasing.sum() / capacity, 1 - _PADDING
+    balanced = (_assign(decreasing, capacity, share) for share in _SHORT)
+    bins = next((bins for bins in balanced if full >= most * (bins.max() + 1)), None)
+    return rows_of(order, lengths, assign(decreasing, capacity) if bins is None else bins)
+
+
+def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
+    """Return the row of each document, int64 [documents].
+
+    Args:
+      lengths: int64 [documents], longest first, each from 1 to `capacity`.
+      short: Share of the tokens that best fit places.
+    """
+    totals = np.cumsum(lengths)
+    end = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # long documents are those before
+    count = min(-(-int(totals[-1]) // capacity), end)
+    bins, costs, spaces = np.full(len(lengths), -1), np.zeros(count, np.int64), np.full(count, capacity)
+    begin, rows = 0, np.arange(count)
+    while begin < end and len(rows):
+        documents = np.arange(begin, min(begin + len(rows), end))
+        begin += len(rows)
+        rows = rows[: len(documents)]
+        fits = spaces[rows] >= lengths[documents]
+        rows, documents = rows[fits], documents[fits]
+        bins[documents] = rows
+        costs[rows] += np.square(lengths[documents])
+        spaces[rows] -= lengths[documents]
+        rows = np.flatnonzero(spaces >= lengths[end - 1])
+        rows = rows[np.argsort(costs[rows], kind="stable")[: (len(rows) + 1) // 2]]
+    left = np.flatnonzero(bins < 0)
+    bins[left] = assign(lengths[left], capacity, spaces=spaces)
+    return bins
+
+
+BALANCED = PackingAlgorithm(balanced, bounds_segments=False)

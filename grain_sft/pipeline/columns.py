@@ -1,0 +1,48 @@
+"""Some columns of a pipeline's batches, without a read of the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import PipelineError
+from grain_sft.source import Element
+from grain_sft.transforms import column_reach
+
+if TYPE_CHECKING:
+    from grain_sft.pipeline.pipeline import Pipeline
+
+Parts = dict[tuple[int, int], "Pipeline"]
+"""Pipelines of columns of a pipeline's source, by the first of these and the one after the last."""
+
+
+def read_columns(
+    pipeline: Pipeline, parts: Parts, step: int, slots: npt.NDArray[np.int64], columns: tuple[int, int]
+) -> Element:
+    """Return some columns of some rows of the batch of `step`, as `Pipeline.read` does.
+
+    The transforms are applied to the same columns of the source, and to as many before and after them as the transforms reach.
+    Where a transform needs whole rows, these are read, and the columns are cut out. `parts` keeps what this makes.
+    """
+    start, stop = columns
+    first, part = _part(pipeline, parts, start, stop)
+    batch = part.read(step, slots)
+    width = min(array.shape[1] for array in batch.values()) + first
+    if not 0 <= start < stop <= width:
+        raise PipelineError(f"columns {start} to {stop} of a batch of {width}: expected 0 <= start < stop <= {width}.")
+    return {key: array[:, start - first : stop - first] for key, array in batch.items()}
+
+
+def _part(pipeline: Pipeline, parts: Parts, start: int, stop: int) -> tuple[int, Pipeline]:
+    """Return the first column that is read, and the pipeline whose batches are the columns from it on."""
+    layout = pipeline.source.layout
+    reach, length = column_reach(pipeline.transforms), layout.sequence_length
+    if reach is None or layout.row_lengths or not 0 <= start < stop <= length:
+        return 0, pipeline
+    first, last = max(0, start - reach[0]), min(length, stop + reach[1])
+    if (first, last) not in parts:
+        source, sampler = pipeline.source.columns(first, last), pipeline.planned_sampler
+        parts[first, last] = type(pipeline)(source, sampler, pipeline.transforms, amendments=pipeline.amendments)
+    return first, parts[first, last]

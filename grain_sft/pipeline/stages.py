@@ -1,0 +1,268 @@
+"""StagedPipeline: consecutive parts of a run, each with its own sequence length, batch size, mixture or layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import grain
+import numpy as np
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import PipelineError, RowIndexError, SamplerError
+from grain_sft.html_table import html_facts
+from grain_sft.layout import Layout
+from grain_sft.pipeline.amendments import Amendment
+from grain_sft.pipeline.observer import Observer
+from grain_sft.pipeline.pipeline import Pipeline
+from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, parts_of
+from grain_sft.sampling import EpochStream, Host, MappedSampler, Sampler, StagedSampler, StepMap
+from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
+Position = tuple[int, int]
+"""Epoch of a stream, and tokens of it that were read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """Consecutive steps of a run, with nouns of their own.
+
+    Args:
+      source, sampler, transforms: As those of a `Pipeline`. The sampler's steps count from the begin of the stage.
+      steps: Number of steps. The last stage may have neither `steps` nor `tokens`: it ends as its sampler does.
+      tokens: Number of tokens, padding included, in place of steps; rounded up to whole steps.
+      amendments: Amendments of the run with documents as the stage numbers them; None for those of the run.
+
+    Raises:
+      PipelineError: both numbers, or one below 1.
+    """
+
+    source: NpyDataSource | MixtureSource
+    sampler: Sampler
+    transforms: Sequence[grain.transforms.Map] = ()
+    steps: int | None = None
+    tokens: int | None = None
+    amendments: Sequence[Amendment] | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps is not None and self.tokens is not None:
+            raise PipelineError(f"stage: steps={self.steps} and tokens={self.tokens}. Give one of them.")
+        for name in ("steps", "tokens"):
+            if getattr(self, name) is not None:
+                as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
+
+    @property
+    def num_steps(self) -> int | None:
+        """Number of steps; None for those of the sampler."""
+        if self.tokens is None:
+            return self.steps
+        length = self.sampler.row_length(0)
+        if length is not None:  # rows of several lengths, as many tokens in each step
+            return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
+        rows = -(-self.tokens // self.source.layout.sequence_length)
+        return self.sampler.batch_sizes.step_of(rows - 1) + 1
+
+
+class StagedPipeline(Pipeline):
+    """Batches by step of consecutive stages. Shapes change where a stage begins, and nowhere else.
+
+    A stage goes on where the earlier stages stopped: it reads each stream of rows (a corpus, its layout, its order and seed)
+    from the first row that they did not read. Rows of `WindowLayout`s with one `max_target_sequence_length` are one stream
+    for all sequence lengths. Where a stage of longer rows would begin inside one, it begins at the next, and `gaps` counts
+    the tokens between. A mixture begins its shares anew in each stage.
+
+    Args:
+      stages: Stages in order.
+      audit, observers, amendments: As those of a `Pipeline`. Steps are those of the run. Skipped steps move the stages too.
+
+    Attributes:
+      stages: A `Pipeline` of each stage, whose steps are those of the run, from `first_step` to `end_step`. A stage of which
+        all steps are skipped is not among them.
+      gaps: Tokens of its streams that are read neither in a stage nor before it, by stage.
+
+    Raises:
+      PipelineError: no stages, a stage before the last without an end, or one with more steps than its epochs have.
+      RowIndexError, SamplerError: As a `Pipeline`.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        *,
+        audit: str | os.PathLike[str] | None = None,
+        observers: Sequence[Observer] = (),
+        amendments: Sequence[Amendment] = (),
+    ) -> None:
+        self._stated, self.amendments = tuple(stages), tuple(amendments)
+        if not self._stated:
+            raise PipelineError("a run of no stages: expected one or more.")
+        self._planned, self.gaps = _placed(self._stated, ())
+        reweighted = any(each.reweight for each in self.amendments)
+        samplers = _placed(self._stated, self.amendments)[0] if reweighted else self._planned
+        skips = StepMap([(each.step, each.skip) for each in self.amendments if each.skip])
+        ends = [*(skips.step_of(each.first_step) for each in samplers[1:]), sys.maxsize]
+        self._stages = tuple(
+            Pipeline(stage.source, sampler, stage.transforms, amendments=_unweighted(stage.amendments, self.amendments))
+            for stage, sampler, end in zip(self._stated, samplers, ends, strict=True)
+            if skips.step_of(sampler.first_step) < end
+        )
+        self._firsts = [each.first_step for each in self._stages]
+        self.planned_sampler = StagedSampler(self._planned)
+        self.sampler = StagedSampler([each.sampler for each in self._stages])
+        self._observe(audit, observers)
+
+    @property
+    def stages(self) -> tuple[Pipeline, ...]:
+        return self._stages
+
+    def at(self, step: int) -> Pipeline:
+        return self._stages[max(0, bisect_right(self._firsts, step) - 1)]
+
+    def __getitem__(self, step: int) -> Element:
+        return self.at(as_integer("step", step, 0, RowIndexError))[step]
+
+    def read(self, step: int, slots: Int64[np.ndarray, " slots"], *, columns: tuple[int, int] | None = None) -> Element:
+        return self.at(step).read(step, slots, columns=columns)
+
+    @property
+    def reads_columns(self) -> bool:
+        return all(each.reads_columns for each in self._stages)
+
+    def source_at(self, step: int) -> RowSource:
+        return self.at(step).source_at(step)
+
+    def replace(self, *, host: Host | None = None, amendments: Sequence[Amendment] | None = None) -> Self:
+        stages = self._stated
+        if host is not None:
+            stages = tuple(dataclasses.replace(each, sampler=each.sampler.with_host(host)) for each in stages)
+        return type(self)(stages, amendments=self.amendments if amendments is None else amendments)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("source", "transforms", "withdrawals"):
+            raise PipelineError(f"a run with stages has a {name} in each stage: take pipeline.at(step).{name}.")
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+
+    @property
+    def data_key(self) -> str:
+        """The same as that of a run of the first stage alone."""
+        first = self._stated[0]
+        return data_key_of(first.source, first.sampler, first.transforms)
+
+    @property
+    def later_stages(self) -> list[str]:
+        return [
+            f"from step {sampler.first_step}: {data_key_of(stage.source, sampler.sampler, stage.transforms)}"
+            for stage, sampler in zip(self._stated[1:], self._planned[1:], strict=True)
+        ]
+
+    @functools.cached_property
+    def receipt(self) -> Receipt:
+        """Receipt of the global batches: that of a run of the first stage alone, and the parts of later stages, each of which
+        begins with its first step."""
+        first, *later = self._stated
+        parts = parts_of(first.source, first.sampler, first.transforms)
+        for number, (stage, sampler) in enumerate(zip(later, self._planned[1:], strict=True), 2):
+            since, own = f"from step {sampler.first_step}: ", parts_of(stage.source, sampler.sampler, stage.transforms)
+            parts[f"stage {number}"] = since + Receipt(own).code
+            parts |= {f"stage {number}: {name}": since + part for name, part in own.items()}
+        for number, stage in enumerate(self._stated, 1):
+            own = amendment_parts(self.amendments if stage.amendments is None else stage.amendments)
+            if own != amendment_parts(self.amendments):  # some documents are in some stages only
+                parts |= {f"stage {number}: {name}": part for name, part in own.items()}
+        return Receipt(parts | amendment_parts(self.amendments))
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, Any] = {}
+        for each in self._stages:
+            last = "no end" if each.num_steps is None else each.num_steps - 1
+            rows, length = each.sampler.batch_sizes.at(each.first_step), each.source.layout.sequence_length
+            facts[f"steps {each.first_step} to {last}"] = f"{rows:,} rows of {length:,} tokens"
+        return html_facts("Pipeline", facts)
+
+    def __repr__(self) -> str:
+        return f"StagedPipeline([{', '.join(map(repr, self._stages))}])"
+
+
+def _placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
+    """Return the sampler of each stage in steps of the run, with the weights of `amendments`, and the `gaps`."""
+    read: dict[Any, Position] = {}
+    made: list[MappedSampler] = []
+    gaps = []
+    skips = StepMap([(each.step, each.skip) for each in amendments if each.skip])
+    reweights = sorted((each for each in amendments if each.reweight), key=lambda each: each.step)
+    untaken, first = set(reweights), 0
+    for number, stage in enumerate(stages, 1):
+        streams = list(_streams(stage.source.layout.parts, stage.sampler))
+        starts, left_out = {}, 0
+        for key, length, stream in streams:
+            epoch, tokens = read.get(key, (0, 0))
+            index = -(-tokens // length)
+            left_out += index * length - tokens
+            at = (epoch, index) if index < stream.source.num_instances else (epoch + 1, 0)
+            if at != (0, 0):
+                starts[stream.name] = at
+        gaps.append(left_out)
+        inner = stage.sampler.continued(starts) if starts else stage.sampler
+        end = None if stage.num_steps is None else first + stage.num_steps
+        if inner.num_steps is not None and stage.num_steps is not None and inner.num_steps < stage.num_steps:
+            raise PipelineError(
+                f"stage {number} has {stage.num_steps} steps, but its epochs have {inner.num_steps} more. Give it fewer "
+                "steps, or more epochs."
+            )
+        sampler = MappedSampler(inner, origin=first, end=end)
+        names = {stream.name.partition("/")[0] for _, _, stream in streams}
+        for each in reweights:
+            step = skips.data_step(each.step)
+            if each.reweight.keys() <= names and (end is None or step < end):
+                sampler = sampler.reweighted(step, each.reweight)
+                untaken.discard(each)
+        made.append(sampler)
+        if sampler.num_steps is None:
+            if number < len(stages):
+                raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens, or epochs.")
+            break
+        first = sampler.num_steps
+        for key, length, stream in _streams(stage.source.layout.parts, sampler):
+            read[key] = _position(sampler, stream, length)
+    for each in reweights:
+        if each in untaken:
+            named = f"reweight {', '.join(each.reweight)} from step {each.step}"
+            raise SamplerError(f"{named}: no stage from there on is a mixture of these sources.")
+    return made, tuple(gaps)
+
+
+def _position(sampler: MappedSampler, stream: EpochStream, length: int) -> Position:
+    """Return where a stream of rows of `length` tokens stops after the last step of a stage."""
+    end = sampler.end_step
+    if sampler.runs_on:
+        epoch, index = stream.begin(end)
+    else:  # what is left of the epoch may be too little for a batch here, and enough in another stage
+        epoch, index = stream.begin(end - 1)
+        index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
+    return epoch, index * length
+
+
+def _unweighted(own: Sequence[Amendment] | None, all_stages: Sequence[Amendment]) -> list[Amendment]:
+    """Return what a stage's amendments skip and withdraw."""
+    amendments = all_stages if own is None else own
+    return [dataclasses.replace(each, reweight={}) for each in amendments if each.skip or len(each.withdraw)]
+
+
+def _streams(layouts: Mapping[str, Layout], sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
+    """Yield each stream of a stage: a key that it shares with the same stream of another stage, the tokens of its rows, and
+    the stream."""
+    seen: dict[Any, int] = {}
+    for stream in sampler.streams:
+        layout, order = layouts[stream.name], stream.source
+        shards = tuple(shard.path for shard in layout.corpus.shards)
+        key: Any = shards, layout.stream_key, order.order, order.shuffle, order.seed
+        seen[key] = number = seen.get(key, -1) + 1  # a mixture may name a corpus twice
+        yield (key, number), layout.sequence_length, stream

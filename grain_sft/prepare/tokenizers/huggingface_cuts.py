@@ -1,0 +1,95 @@
+"""Places where a long text can be cut for a `tokenizer.json`, so that the ids of its pieces are those of the whole text.
+
+The library keeps some 400 bytes for each token of a text until the text is encoded: 1 GB for 10 MB. A cut between a letter
+and a space changes nothing where three things hold:
+
+- No normalizer looks past one character and its combining marks, or strips or adds spaces at the ends.
+- The pre-tokenizer ends a word there in the whole text, too. The alternatives in `_ALTERNATIVES` match no letter with a
+  space after it, none looks behind, and they look ahead only after spaces.
+- No added token contains a letter and a space after it, or ends in a letter and takes the spaces after it.
+
+Then each word is encoded alone, as in the whole text. Source: huggingface/tokenizers, `TokenizerImpl::encode`.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+CUT_CHARACTERS = 1 << 18  # of a piece, at least
+
+_LETTERS = "A-Za-z\u0430-\u044f\u0410-\u042f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
+"""Latin, Cyrillic, kana, Han and Hangul: letters in every version of Unicode and after every normalization."""
+_BEFORE_SPACE = re.compile(f"[{_LETTERS}](?= )")
+_BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002\u3001\uff0c])")
+"""The same, and between a Han character and a Chinese comma or full stop, which patterns of `_ALTERNATIVES` keep apart."""
+_INSIDE = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")
+
+_CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ALTERNATIVES = (
+    *(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"'(?i:[sdmt]|ll|ve|re)", "'s", "'t", "'re", "'ve", "'m", "'ll", "'d"),
+    *(r" ?\p{L}+", r"[^\r\n\p{L}\p{N}]?\p{L}+", r"[^\r\n\p{L}\p{N}]?+\p{L}+", r"[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"),
+    *(rf"[^\r\n\p{{L}}\p{{N}}]?{_CASED[0]}{first}{_CASED[1]}{second}{short}"
+      for first, second in (("*", "+"), ("+", "*")) for short in ("(?i:'s|'t|'re|'ve|'m|'ll|'d)?", "")),
+    *(r"\p{N}", r"\p{N}+", r" ?\p{N}+", r"\p{N}{1,3}", r"\p{N}{1,3}+", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+""",
+    *(r" ?[^\s\p{L}\p{N}]+", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}]++[\r\n]*", r" ?[^\s\p{L}\p{N}]+[\r\n/]*"),
+    *(r" ?[\p{P}\p{S}]+[\r\n]*", r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
+)  # fmt: skip
+"""Alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, OLMo 2, Qwen and DeepSeek."""
+_PATTERN = re.compile("|".join(sorted(map(re.escape, _ALTERNATIVES), key=len, reverse=True)))
+
+
+def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Return a pattern that ends at every place where a text may be cut, given a parsed tokenizer.json; None if unknown."""
+    steps = list(_flat(content.get("pre_tokenizer"), "pretokenizers"))
+    normalizers = [step["type"] for step in _flat(content.get("normalizer"), "normalizers")]
+    if not {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}.issuperset(normalizers):
+        return None
+    for token in content.get("added_tokens", ()):
+        text = token["content"]
+        if _INSIDE.search(text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
+            return None
+        if normalizers and token["normalized"] and not text.isascii():
+            return None
+    if [step["type"] for step in steps] == ["Metaspace"]:
+        return _BEFORE_SPACE if steps[0].get("split", True) else None
+    words = [step for step in steps if step["type"] == "Split" or (step["type"] == "ByteLevel" and step["use_regex"])]
+    return _BEFORE_SPACE_OR_STOP if words and all(map(_keeps_words, steps)) else None
+
+
+def pieces(text: str, cuts: re.Pattern[str]) -> Iterator[str]:
+    """Yield consecutive pieces of a text, each of at least `CUT_CHARACTERS` characters but the last."""
+    start = 0
+    while found := cuts.search(text, start + CUT_CHARACTERS):
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:]
+
+
+def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a normalizer or pre-tokenizer, which may be a sequence of others."""
+    if step is not None and step["type"] == "Sequence":
+        for each in step[parts]:
+            yield from _flat(each, parts)
+    elif step is not None:
+        yield step
+
+
+def _keeps_words(step: Mapping[str, Any]) -> bool:
+    """Return whether a pre-tokenizer never keeps a letter and a space after it in one piece, wherever a text begins."""
+    if step["type"] == "Split":
+        return step["behavior"] in ("Isolated", "Removed") and _is_known(step["pattern"].get("Regex", ""))
+    return step["type"] in ("ByteLevel", "Digits")
+
+
+def _is_known(pattern: str) -> bool:
+    """Return whether a pattern is an alternation of `_ALTERNATIVES`."""
+    place = 0
+    while found := _PATTERN.match(pattern, place):
+        place = found.end()
+        if place == len(pattern):
+            return True
+        if pattern[place] != "|":
+            return False
+        place += 1
+    return False

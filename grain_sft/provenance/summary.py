@@ -1,0 +1,46 @@
+"""Summary of a trace: documents and tokens by source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from grain_sft.provenance.lines import Trace
+
+
+def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
+    """Return what a trace, or the parts of `iter_trace`, contains by source; in memory of a byte a document.
+
+    Returns:
+      Columns with a line for each source that occurs: `source`, its name (its number where it has none); `documents`, the
+      number of different ones (0 in a layout that does not follow documents); `segments`; `tokens` without withdrawn ones;
+      `share` of all tokens; and `trainable` tokens, where they were counted.
+    """
+    counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
+    seen = np.zeros(0, np.bool_)
+    names: tuple[str, ...] = ()
+    for part in parts if isinstance(parts, Iterable) else [parts]:
+        part = part.select(part.instance >= 0)
+        names, size = part.source_names, len(part.source_names)
+        documents, lines = np.unique(part.document, return_index=True)
+        documents, lines = documents[documents >= 0], lines[documents >= 0]
+        if len(documents) and documents[-1] >= len(seen):
+            seen = np.append(seen, np.zeros(max(int(documents[-1]) + 1 - len(seen), len(seen)), np.bool_))
+        new = lines[~seen[documents]]
+        seen[documents] = True
+        where = np.stack([part.step, part.row, part.segment])
+        begins = np.append(True, (where[:, 1:] != where[:, :-1]).any(axis=0))[: len(part)]
+        added = {"documents": np.bincount(part.source[new], minlength=size)}
+        added["segments"] = np.bincount(part.source[begins], minlength=size)
+        tokens = part.stop - part.start - (0 if part.withdrawn is None else part.withdrawn)
+        for name, values in (("tokens", tokens), ("trainable", part.trainable)):
+            if values is not None:  # added as float64, exact to 2^53
+                added[name] = np.bincount(part.source, weights=values, minlength=size).astype(np.int64)
+        counts = {name: column + counts.get(name, 0) for name, column in added.items()}
+    counts["share"] = counts["tokens"] / max(1, int(counts["tokens"].sum()))
+    used = np.flatnonzero(counts["tokens"])
+    columns: dict[str, list[Any]] = {"source": [names[number] or str(number) for number in used.tolist()]}
+    order = [name for name in ("documents", "segments", "tokens", "share", "trainable") if name in counts]
+    return columns | {name: counts[name][used].tolist() for name in order}

@@ -1,0 +1,93 @@
+"""Curricula of OLMo-core's `NumpyVSLDataset`: how many batches each bucket of rows makes, and their order in an epoch."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from grain_sft.errors import SamplerError
+from grain_sft.sampling.orders import Ints
+
+Curriculum = Literal["natural", "grow_p2", "grow_linear"]
+
+_ODDS: dict[str, Callable[[int], int]] = {"grow_p2": lambda rank: 2 ** (rank - 1), "grow_linear": lambda rank: rank}
+"""Odds of the subcycle of each rank, from 1; curricula without odds don't grow."""
+
+
+def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
+    """Return the number of batches of each bucket in an epoch, int64 [buckets].
+
+    Args:
+      curriculum: Name of the curriculum.
+      rows, sizes: Rows of each bucket, and rows of one of its batches, int64 [buckets].
+      num_cycles: Number of cycles of a growing curriculum; each bucket has a multiple of it.
+      balanced: Whether a growing curriculum takes the same number of batches of every bucket.
+
+    Raises:
+      SamplerError: No batch is left, or the curriculum is one that OLMo-core cannot build of these.
+    """
+    counts: Ints = rows // sizes
+    where = f"curriculum {curriculum!r}, batches of {sizes.tolist()} rows of buckets of {rows.tolist()} rows"
+    if curriculum in _ODDS:
+        counts = num_cycles * ((np.full_like(counts, counts.min()) if balanced else counts) // num_cycles)
+        for bucket, count in enumerate(counts.tolist()):
+            parts = _subcycles(curriculum, bucket, len(counts), count // num_cycles)
+            if sum(parts) != count // num_cycles:
+                raise SamplerError(
+                    f"{where}: a cycle has {count // num_cycles} batches of bucket {bucket}, and the rounded shares of its "
+                    f"{len(parts)} subcycles add up to {sum(parts)}. OLMo-core stops here, too. Change num_cycles or the batch."
+                )
+    elif not counts[-1]:
+        raise SamplerError(f"{where}: the last bucket, of the longest rows, fills no batch. Take a smaller batch.")
+    if not counts.any():
+        raise SamplerError(f"{where}: no bucket fills {num_cycles} batches. Take a smaller batch, or fewer num_cycles.")
+    return counts
+
+
+def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
+    """Return the batches of an epoch in the order in which they are read: int64 [batches], numbered bucket by bucket.
+
+    Args:
+      curriculum: Name of the curriculum.
+      counts: Number of batches of each bucket, as `batch_counts` returns it.
+      seed: Seed of the epoch.
+      num_cycles: Number of cycles of a growing curriculum.
+    """
+    rng = np.random.Generator(np.random.PCG64(seed))
+    order: Ints = np.arange(counts.sum())
+    longest = len(order) - int(counts[-1])  # the first batch of the longest rows, one of which comes first
+    if curriculum not in _ODDS:
+        _swap(order, int(rng.integers(longest, len(order))))
+        rng.shuffle(order[1:])
+        return order
+    per_cycle, firsts = counts // num_cycles, np.cumsum(counts) - counts
+    parts = [_subcycles(curriculum, bucket, len(counts), count) for bucket, count in enumerate(per_cycle.tolist())]
+    ends = np.cumsum(parts, axis=1)  # [buckets, subcycles]
+    found = []
+    for cycle in range(num_cycles):
+        begins = firsts + cycle * per_cycle
+        for subcycle in range(len(counts)):
+            bounds = zip(
+                begins + ends[:, subcycle] - np.array(parts)[:, subcycle], begins + ends[:, subcycle], strict=True
+            )
+            batches = np.concatenate([order[first:end] for first, end in bounds])
+            rng.shuffle(batches)
+            found.append(batches)
+    order = np.concatenate(found)
+    _swap(order, int(np.argmax(order >= longest)))
+    return order
+
+
+def _swap(order: Ints, place: int) -> None:
+    order[0], order[place] = order[place], order[0]
+
+
+def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> Sequence[int]:
+    """Return how many of a bucket's `count` batches of one cycle each of the `num_buckets` subcycles has."""
+    first = num_buckets - bucket
+    ranks = (first + each for each in range(num_buckets))
+    odds = [_ODDS[curriculum](rank if rank <= num_buckets else first - rank % num_buckets) for rank in ranks]
+    total = sum(odds)
+    parts = [round(each / total * count) for each in odds]
+    parts[-1] += max(0, count - sum(parts))
+    return parts

@@ -1,0 +1,190 @@
+"""CurriculumSampler: batches of rows of one length each, in the order of a curriculum."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Annotated, get_args
+
+import msgspec
+import numpy as np
+
+from grain_sft.arguments import as_integer
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.sampling.curricula import Curriculum, batch_counts, batch_order
+from grain_sft.sampling.curriculum_sizes import CurriculumSizes
+from grain_sft.sampling.epochs import RunningEpochs
+from grain_sft.sampling.host import Host
+from grain_sft.sampling.orders import Ints
+from grain_sft.sampling.orders.stored import stored_order
+from grain_sft.sampling.stream_sampler import StreamSampler
+from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
+
+
+class CurriculumSampler(StreamSampler):
+    """Batches of rows of one length each, in the order of a curriculum: OLMo-core's `NumpyVSLDataLoader`.
+
+    All batches have as many tokens, so that those of shorter rows have more rows. Each epoch shuffles the rows of a bucket,
+    cuts them into batches, and reads the batches in an order that the curriculum makes. What does not fill a batch, or a cycle
+    of batches, is dropped; it is other rows in each epoch.
+
+    Host h of H reads the h-th of H equal parts of each batch, as OLMo-core's rank h of H does. The global batch does not depend
+    on the hosts.
+
+    Args:
+      buckets: Pairs (length, number of rows) by ascending length, each a multiple of the last. Rows are numbered in that order.
+      global_batch_size: Rows of a batch of the longest rows, of all hosts together.
+      seed: Seed of the order, 0 or more.
+      curriculum: Which batch each step reads. `natural` draws them by their number; `grow_p2` and `grow_linear` go from short
+        rows to long ones in each cycle, with odds that are powers of two, or that grow by one.
+      num_cycles: Cycles of a curriculum that grows; each bucket's batches are the same number in all of them.
+      balanced: Whether a curriculum that grows takes the same number of batches of every bucket, which drops more rows.
+      host: This host, and the number of hosts.
+      shuffle: `false` reads rows and batches as they are numbered, the shortest first.
+      epochs: Epochs after which the pipeline ends. Without it, never.
+      cache_dir: Folder of the shuffled orders of large buckets; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
+
+    Raises:
+      SamplerError: Arguments that don't fit together, or of which OLMo-core builds no curriculum.
+    """
+
+    runs_on = False
+    consecutive_slots = True
+
+    def __init__(
+        self,
+        buckets: Iterable[tuple[int, int]],
+        *,
+        global_batch_size: Annotated[int, msgspec.Meta(ge=1)],
+        seed: Annotated[int, msgspec.Meta(ge=0)],
+        curriculum: Curriculum = "natural",
+        num_cycles: Annotated[int, msgspec.Meta(ge=1)] = 8,
+        balanced: bool = False,
+        host: Host = Host(0, 1),
+        shuffle: bool = True,
+        epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.buckets = tuple((int(length), int(rows)) for length, rows in buckets)
+        self.curriculum, self.balanced, self.cache_dir = curriculum, bool(balanced), cache_dir
+        if curriculum not in get_args(Curriculum):
+            raise SamplerError(f"curriculum={curriculum!r}: expected one of {', '.join(get_args(Curriculum))}.")
+        self.num_cycles = as_integer("num_cycles", num_cycles, 1, SamplerError)
+        lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
+        if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
+            raise SamplerError(
+                f"buckets={list(self.buckets)}: expected ascending lengths, of which the last is a multiple."
+            )
+        super().__init__(global_batch_size, (), host, host_blocks=False)
+        source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
+        self.num_instances, self.seed, self.epochs, self.shuffle = (
+            source.num_instances,
+            source.seed,
+            epochs,
+            source.shuffle,
+        )
+        sizes = self.global_batch_size * (lengths[-1] // lengths)
+        self._rows_per_batch, self._first_rows = sizes, np.cumsum(rows) - rows
+        self._counts = batch_counts(curriculum, rows, sizes, self.num_cycles, self.balanced)
+        self.batch_sizes = self._sizes = CurriculumSizes(sizes, self._counts, self._order)
+        self._epochs = RunningEpochs(self._sizes.num_rows, self._sizes)
+        orders = [stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length)) for length in lengths.tolist()]
+        self._in_bucket = [
+            make(count, seed=self.seed, cache_dir=cache_dir) for make, count in zip(orders, rows.tolist(), strict=True)
+        ]
+        # Rows that no step reads follow at the end of an epoch's order, bucket by bucket.
+        self._unread_ends = self._sizes.num_rows + np.cumsum(rows - self._counts * sizes)
+        self._unread_lasts = rows
+        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._rows_at),)
+
+    def _order(self, epoch: int) -> Ints:
+        """Return the batches of an epoch in order, int64 [batches]."""
+        if not self.shuffle:
+            return np.arange(int(self._counts.sum()))
+        return batch_order(self.curriculum, self._counts, self.seed + epoch + 1, self.num_cycles)
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """Tokens of the rows of each bucket, ascending. `batch_sizes.sizes` are the rows of their batches."""
+        return tuple(length for length, _ in self.buckets)
+
+    def row_length(self, step: int) -> int:
+        epoch, at = divmod(self._checked_step(step), self.steps_per_epoch)
+        return self.row_lengths[int(self._sizes.epoch(epoch).bucket[at])]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._sizes.num_steps
+
+    @property
+    def num_steps(self) -> int | None:
+        return None if self.epochs is None else self.epochs * self.steps_per_epoch
+
+    def steps_of_epochs(self, epochs: int | None) -> int:
+        return (self._checked_epochs(epochs) or self.epochs or 1) * self.steps_per_epoch
+
+    def _rows(self, step: int, indices: Ints) -> Ints:
+        epoch, at = divmod(step, self.steps_per_epoch)
+        found = self._sizes.epoch(epoch)
+        bucket = int(found.bucket[at])
+        return self._rows_of_bucket(epoch, bucket, found.batch[at] * self._rows_per_batch[bucket] + indices)
+
+    def _rows_of_bucket(self, epoch: int, bucket: int, places: Ints) -> Ints:
+        """Return the rows at `places` of the shuffled rows of a bucket."""
+        shuffled = self._in_bucket[bucket](epoch, places) if self.shuffle else places
+        rows: Ints = shuffled + self._first_rows[bucket]
+        return rows
+
+    def _rows_at(self, epoch: int, indices: Ints) -> Ints:
+        """Return the rows at `indices` of an epoch's order."""
+        found = self._sizes.epoch(epoch)
+        at = np.minimum(found.begins.searchsorted(indices, side="right") - 1, self.steps_per_epoch - 1)
+        bucket = found.bucket[at]
+        places = found.batch[at] * self._rows_per_batch[bucket] + indices - found.begins[at]
+        unread = np.flatnonzero(indices >= self._sizes.num_rows)
+        bucket[unread] = self._unread_ends.searchsorted(indices[unread], side="right")
+        places[unread] = indices[unread] - self._unread_ends[bucket[unread]] + self._unread_lasts[bucket[unread]]
+        rows = np.empty_like(indices)
+        for each in np.unique(bucket).tolist():
+            here = np.flatnonzero(bucket == each)
+            rows[here] = self._rows_of_bucket(epoch, each, places[here])
+        return rows
+
+    def _begin(self, step: int) -> tuple[int, int]:
+        return self._epochs.begin(as_integer("step", step, 0, RowIndexError))
+
+    def _span(self, epoch: int) -> EpochSpan | None:
+        return self._epochs.span(epoch, self.num_steps)
+
+    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
+        epoch, index = (column[which] for column in self._epochs.begins(steps))
+        index, rows = index + slot, np.empty_like(slot)
+        for each in np.unique(epoch).tolist():
+            here = np.flatnonzero(epoch == each)
+            rows[here] = self._rows_at(each, index[here])
+        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), epoch, index, rows)
+
+    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        step, slot = self._epochs.find(epoch, indices)
+        host = slot // (self._sizes.begins(step)[1] // self.host.count)
+        return np.where(indices < self._sizes.num_rows, step, -1), slot, host
+
+    @property
+    def data_key(self) -> str:
+        return self._described(self.seed)
+
+    @property
+    def receipt(self) -> str:
+        return self._described(self.seed if self.shuffle else 0)
+
+    def _described(self, seed: int) -> str:
+        grows = "" if self.curriculum == "natural" else f", num_cycles={self.num_cycles}, balanced={self.balanced}"
+        return (
+            f"CurriculumSampler(buckets={list(self.buckets)}, global_batch_size={self.global_batch_size}, seed={seed}, "
+            f"curriculum={self.curriculum!r}{grows}, shuffle={self.shuffle}, epochs={self.epochs})"
+        )
+
+
+def _seed_of(length: int) -> Callable[[int, int], int]:
+    """Return the function of the run's seed and an epoch that seeds the shuffle of the rows of `length` tokens."""
+    return lambda seed, epoch: seed + epoch + 1 + length  # OLMo-core's epochs count from 1

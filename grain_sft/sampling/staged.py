@@ -1,0 +1,103 @@
+"""StagedSampler: the samplers of consecutive stages of a run, as one."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grain_sft.errors import RowIndexError, SamplerError
+from grain_sft.sampling.batch_sizes import JoinedSizes
+from grain_sft.sampling.host import Host
+from grain_sft.sampling.sampler import Sampler
+from grain_sft.sampling.streams import BatchSlots
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
+
+class StagedSampler(Sampler):
+    """Samplers of consecutive steps of a run, each from its `first_step` to its `num_steps`, which is the next one's first.
+
+    Rows are numbered in the layout of their stage. So `find_slots` belongs to the sampler of a stage, and so do streams.
+
+    Args:
+      stages: Samplers in the order of their steps, of one host.
+    """
+
+    runs_on = True
+    epochs = None
+    steps_per_epoch = None
+    streams = ()
+
+    def __init__(self, stages: Sequence[Sampler]) -> None:
+        self.stages = tuple(stages)
+        self._firsts = [each.first_step for each in self.stages]
+        joined = JoinedSizes((each.first_step, each.batch_sizes, 0) for each in self.stages)
+        blocks = any(each.host_blocks for each in self.stages)
+        super().__init__(joined.at(self._firsts[0]), (), self.stages[0].host, host_blocks=blocks)
+        self.batch_sizes, self.schedule = joined, joined.schedule
+        self.first_step = self._firsts[0]
+        self.num_instances = sum(each.num_instances for each in self.stages)
+
+    def at(self, step: int) -> Sampler:
+        """Return the sampler of the stage of `step`.
+
+        Raises:
+          RowIndexError: no stage has the step.
+        """
+        return self.stages[bisect_right(self._firsts, self._checked_step(step)) - 1]
+
+    @property
+    def num_steps(self) -> int | None:
+        return self.stages[-1].num_steps
+
+    def steps_of_epochs(self, epochs: int | None) -> int:
+        return self.stages[-1].steps_of_epochs(epochs)
+
+    def row_length(self, step: int) -> int | None:
+        return self.at(step).row_length(step)
+
+    def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
+        return self.at(step).rows(step)
+
+    def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
+        return self.at(step).rows_at(step, places)
+
+    def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
+        found = [np.zeros((7, 0), np.int64)]
+        for each, end in zip(self.stages, [*self._firsts[1:], steps.stop], strict=True):
+            some = range(max(steps.start, each.first_step), min(steps.stop, end))
+            if some:
+                found.append(np.array(each.slots(some, hosts=hosts).columns()))
+        return BatchSlots(*np.concatenate(found, axis=1))
+
+    def find_slots(
+        self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
+    ) -> BatchSlots:
+        raise RowIndexError("rows of a run with stages are numbered in each stage. Search the sampler of a stage.")
+
+    @property
+    def changes(self) -> list[int]:
+        """Steps at which a stage begins, or from which a schedule in one holds."""
+        return sorted({*self._firsts[1:], *(step for each in self.stages for step in each.changes)})
+
+    def check_from(self, step: int) -> None:
+        for each, end in zip(self.stages, [*self._firsts[1:], step + 1], strict=True):
+            if end > step:
+                each.check_from(max(step, each.first_step))
+
+    def with_host(self, host: Host) -> StagedSampler:
+        return StagedSampler([each.with_host(host) for each in self.stages])
+
+    def continued(self, starts: Mapping[str, tuple[int, int]]) -> StagedSampler:
+        raise SamplerError("a run with stages has streams in each stage. Continue the sampler of a stage.")
+
+    def reweighted(self, step: int, weights: Mapping[str, Any]) -> StagedSampler:
+        raise SamplerError("a run with stages has weights in each stage. Amend the pipeline.")
+
+    @property
+    def data_key(self) -> str:
+        return f"StagedSampler([{', '.join(each.data_key for each in self.stages)}])"

@@ -1,0 +1,70 @@
+"""HostCache: the shard cache of one host, block by block, without its bytes."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from grain_sft.storage import CacheOptions, cache_blocks, remote_files, shard_cache
+
+BATCH_BYTES = shard_cache.BATCH_BYTES
+"""Bytes of blocks that are fetched together."""
+
+Piece = tuple[str, int, int, int]
+"""Path of a file, its size, the first byte of the piece, and its number of bytes."""
+
+_Key = tuple[str, int]
+
+
+class HostCache:
+    """Blocks that one host's shard cache holds, by the rules of `grain_sft.storage.shard_cache`.
+
+    Args:
+      options: Bound and unit of the cache.
+
+    Attributes:
+      hits, misses: Numbers of blocks that were found, and that were requested.
+      used: Bytes of the blocks' files.
+    """
+
+    def __init__(self, options: CacheOptions) -> None:
+        self._most, self._unit = int(options.max_bytes) - cache_blocks.LOCK_BYTES, options.unit and int(options.unit)
+        self._blocks: OrderedDict[_Key, int] = OrderedDict()  # the least recently used one first
+        self.hits = self.misses = self.used = 0
+
+    def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
+        """Read pieces together; return the number of requests and the bytes of their answers."""
+        jobs: dict[_Key, tuple[int, list[int]]] = {}  # bytes of each block, and of the parts that are wanted of it
+        for path, file_size, offset, size in pieces:
+            unit = self._unit or max(1, file_size)
+            for number in range(offset // unit, -(-(offset + size) // unit)):
+                start, stop = number * unit, min(file_size, (number + 1) * unit)
+                wanted = jobs.setdefault((path, number), (stop - start, []))[1]
+                wanted.append(min(offset + size, stop) - max(offset, start))
+        missing = {key: job for key, job in jobs.items() if not self._touch(key)}
+        self.hits, self.misses = self.hits + len(jobs) - len(missing), self.misses + len(missing)
+        requests = received = 0
+        for batch in shard_cache.batches(missing.items(), lambda item: item[1][0]):
+            reserved: dict[_Key, int] = {}
+            for key, (size, wanted) in batch:
+                taken = cache_blocks.file_size(size)
+                if self._reserve(taken, sum(reserved.values())):
+                    reserved[key] = taken
+                    requests, received = requests + -(-size // remote_files.PART_BYTES), received + size
+                else:
+                    requests, received = requests + len(wanted), received + sum(wanted)
+            self._blocks.update(reserved)
+        return requests, received
+
+    def _touch(self, key: _Key) -> bool:
+        if found := key in self._blocks:
+            self._blocks.move_to_end(key)
+        return found
+
+    def _reserve(self, size: int, unfinished: int) -> bool:
+        """Make room for a block of `size` bytes, next to blocks that are being made; return whether there is any."""
+        if self.used + size > self._most and unfinished + size <= self._most:
+            goal = max(unfinished, min(self._most - size, self._most - self._most // cache_blocks.SPARE))
+            while self.used > goal and self._blocks:
+                self.used -= self._blocks.popitem(last=False)[1]
+        fits = self.used + size <= self._most
+        self.used += size if fits else 0
+        return fits

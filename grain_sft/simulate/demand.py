@@ -1,0 +1,200 @@
+"""Demand: the requests, the bytes and the time that each host needs for the batch of each step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.layout import FILL_ROW
+from grain_sft.simulate.cache import BATCH_BYTES, HostCache, Piece
+from grain_sft.simulate.conditions import Conditions
+from grain_sft.simulate.reads import Gather, Ints, Ranges, Reads
+from grain_sft.storage import DIGEST_BYTES, remote_files
+
+if TYPE_CHECKING:
+    from jaxtyping import Float64, Int64
+
+    from grain_sft.sampling import Sampler
+
+_ROWS_AT_ONCE = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """Demand of consecutive steps. Arrays are [steps, hosts], of the hosts that the walk was asked for.
+
+    Attributes:
+      first: First step.
+      rows: int64 [n], numbers of all rows that these hosts read, without `FILL_ROW`.
+      requests: Requests, those of checks included.
+      checks: Requests that check a file before its first read on a host.
+      received: Bytes of the answers.
+      local: Bytes of local files.
+      seconds: Time in which the batch is read.
+    """
+
+    first: int
+    rows: Int64[np.ndarray, " rows"]
+    requests: Int64[np.ndarray, "steps hosts"]
+    checks: Int64[np.ndarray, "steps hosts"]
+    received: Int64[np.ndarray, "steps hosts"]
+    local: Int64[np.ndarray, "steps hosts"]
+    seconds: Float64[np.ndarray, "steps hosts"]
+
+
+class _Ask(NamedTuple):
+    """Ranges that a host asks for together, in each cell of a block; `checks` are those of files before their first read."""
+
+    gather: Gather
+    cell: Ints
+    ranges: Ranges
+    checks: bool
+
+
+class _Table:
+    """Columns of a block, while gather after gather is added."""
+
+    def __init__(self, steps: int, hosts: int, conditions: Conditions) -> None:
+        self._shape, self._conditions = (steps, hosts), conditions
+        self.requests, self.checks, self.received, self.local = (np.zeros(self._shape, np.int64) for _ in range(4))
+        self.seconds = np.zeros(self._shape)
+
+    def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
+        """Return the sum of `values` (1 for each, without them) at each cell, int64 [steps, hosts]."""
+        size = self._shape[0] * self._shape[1]
+        found = np.bincount(cell, None if values is None else values.astype(np.float64), size)
+        return found.astype(np.int64).reshape(self._shape)
+
+    def ask(self, requests: Ints, received: Ints, at_once: int, least_rounds: Ints | int = 0) -> None:
+        """Add requests that are made together, at most `at_once` at a time, and their bytes."""
+        of = self._conditions
+        rounds = np.maximum(-(-requests // at_once), least_rounds)
+        self.requests += requests
+        self.received += received
+        self.seconds += (rounds * of.latency_ms + requests * of.request_ms) / 1e3 + received / (of.host_mb * 1e6)
+
+    def read(self, local: Ints) -> None:
+        """Add bytes of local files."""
+        self.local += local
+        self.seconds += local / (self._conditions.host_mb * 1e6)
+
+
+class Walk:
+    """Demand of some hosts, step after step.
+
+    Without a shard cache each piece of a row is one request. Before the first read of a file a host asks for its two ends and,
+    if the index states no version, for its version; threads that make batches at the same time all ask. With a shard cache, the
+    missing blocks are requested.
+
+    Args:
+      reads: Ranges of the rows.
+      sampler: Sampler of the run with its number of hosts.
+      conditions: Speeds of hosts and network.
+      hosts: Numbers of the hosts.
+
+    Attributes:
+      caches: Shard cache of each of the hosts; empty without one.
+    """
+
+    def __init__(self, reads: Reads, sampler: Sampler, conditions: Conditions, hosts: Sequence[int]) -> None:
+        self._reads, self._sampler, self._conditions = reads, sampler, conditions
+        self._hosts: Ints = np.array(hosts, np.int64)
+        self._checked = [np.zeros((len(hosts), len(gather.files)), np.bool_) for gather in reads.gathers]
+        options = next((each.options.cache for each in reads.gathers if each.options.cache is not None), None)
+        self.caches = [] if options is None else [HostCache(options) for _ in hosts]
+
+    def checked_files(self) -> Ints:
+        """Return the number of remote files that each host has read, int64 [hosts]."""
+        found: Ints = np.sum([checked.sum(axis=1) for checked in self._checked], axis=0, dtype=np.int64)
+        return found
+
+    def blocks(self, steps: range) -> Iterator[Block]:
+        """Yield the demand of all steps, some of them at a time."""
+        size = max(self._sampler.batch_sizes.sizes) * len(self._hosts) // self._sampler.host.count
+        at_once = max(1, _ROWS_AT_ONCE // max(1, size))
+        for first in range(steps.start, steps.stop, at_once):
+            threads = self._conditions.threads
+            starting = -(-self._conditions.prefetch // threads) * threads if first == steps.start else 0
+            yield self._block(range(first, min(first + at_once, steps.stop)), starting)
+
+    def _block(self, steps: range, starting: int) -> Block:
+        """Return the demand of `steps`, of which the first `starting` fill the batches that are kept ready."""
+        whole = len(self._hosts) == self._sampler.host.count
+        slots = self._sampler.slots(steps, hosts=None if whole else self._hosts.tolist())
+        real = slots.row != FILL_ROW
+        rows, host, step = slots.row[real], slots.host[real], slots.step[real] - steps.start
+        host = host if whole else self._hosts.searchsorted(host)
+        table, asks = _Table(len(steps), len(self._hosts), self._conditions), list[_Ask]()
+        for number, found in self._reads.ranges(rows):
+            cell = step[found.row] * len(self._hosts) + host[found.row]
+            order = np.argsort(cell, kind="stable") if np.any(np.diff(cell) < 0) else None
+            if order is not None:
+                cell, found = cell[order], Ranges(*(column[order] for column in found))
+            asks += self._asks(table, number, cell, found, starting)
+        for ask, (requests, received, rounds) in zip(asks, self._answers(table, asks), strict=True):
+            table.ask(requests, received, ask.gather.options.requests, rounds)
+            table.checks += requests if ask.checks else 0
+        return Block(steps.start, rows, table.requests, table.checks, table.received, table.local, table.seconds)
+
+    def _asks(self, table: _Table, number: int, cell: Ints, found: Ranges, starting: int) -> list[_Ask]:
+        """Return what the ranges of a gather ask of the bucket: cells ascend. What is local is added to `table`."""
+        gather, remote = self._reads.gathers[number], self._reads.gathers[number].remote[found.file]
+        if not remote.all():
+            table.read(table.sums(cell[~remote], found.size[~remote]))
+            cell, found = cell[remote], Ranges(*(column[remote] for column in found))
+        if not len(cell):
+            return []
+        at, file = self._first_reads(number, cell, found.file, starting)
+        infos = table.sums(at[gather.unversioned[file]])
+        table.ask(infos, 0 * infos, gather.options.requests)
+        table.checks += infos
+        sizes = np.array([stamp.size - stamp.data_offset for stamp in gather.files], np.int64)
+        end, head = np.minimum(DIGEST_BYTES, sizes[file]), gather.offsets[file]
+        ends = np.stack([head, head + sizes[file] - end], axis=1).reshape(-1)
+        checks = Ranges(at.repeat(2), file.repeat(2), ends, end.repeat(2))
+        return [_Ask(gather, checks.row, checks, True), _Ask(gather, cell, found, False)]
+
+    def _first_reads(self, number: int, cell: Ints, file: Ints, starting: int) -> tuple[Ints, Ints]:
+        """Return the cell and the file of each first read of a file on a host; cells ascend, and files in each.
+
+        The first `starting` steps are made `threads` at a time: each of them checks the files that none has checked before.
+        """
+        checked, (step, host) = self._checked[number], np.divmod(cell, len(self._hosts))
+        together, found = np.minimum(step, starting) // self._conditions.threads, []
+        for turn in range(-(-starting // self._conditions.threads) + 1):
+            asking = cell if turn * self._conditions.threads < starting else host
+            wanted = ~checked[host, file] & (together == turn)
+            found.append(_firsts(wanted, asking * checked.shape[1] + file))
+            checked[host[found[-1]], file[found[-1]]] = True
+        at = np.concatenate(found)
+        at = at[np.lexsort((file[at], cell[at]))]
+        return cell[at], file[at]
+
+    def _answers(self, table: _Table, asks: Sequence[_Ask]) -> Iterator[tuple[Ints, Ints, Ints | int]]:
+        """Yield for each of `asks` its requests, the bytes of their answers and the fewest round trips, [steps, hosts]."""
+        if not self.caches:
+            for ask in asks:
+                requests = -(-ask.ranges.size // remote_files.PART_BYTES)
+                yield table.sums(ask.cell, requests), table.sums(ask.cell, ask.ranges.size), 0
+            return
+        pieces: dict[tuple[int, int], list[Piece]] = {}
+        for number, ask in enumerate(asks):
+            files = [(stamp.path, stamp.size) for stamp in ask.gather.files]
+            for cell, file, *range_ in zip(ask.cell.tolist(), *(each.tolist() for each in ask.ranges[1:]), strict=True):
+                pieces.setdefault((cell, number), []).append((*files[file], *range_))
+        counts = np.zeros((len(asks), 2, table.seconds.size), np.int64)
+        for (cell, number), wanted in sorted(pieces.items(), key=lambda item: item[0]):
+            counts[number, :, cell] = self.caches[cell % len(self._hosts)].read(wanted)
+        for requests, received in counts.reshape(len(asks), 2, *table.seconds.shape):
+            yield requests, received, -(-received // BATCH_BYTES)
+
+
+def _firsts(wanted: npt.NDArray[np.bool_], key: Ints) -> Ints:
+    """Return the index of the first `wanted` item of each key."""
+    at = np.flatnonzero(wanted)
+    found: Ints = at[np.unique(key[at], return_index=True)[1]]
+    return found

@@ -1,0 +1,115 @@
+"""Program: one real host of a run, for some steps. It prints what it measured as JSON."""
+
+import contextlib
+import glob
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from grain_sft.config import load
+from grain_sft.pipeline import Observer, Pipeline
+from grain_sft.sampling import Host
+from grain_sft.storage import activity
+
+_COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "local": "local_bytes"}
+_DRAINS_IN = 600.0  # seconds
+
+
+class _Made(Observer):
+    """Seconds of each batch that was made, by step; `done` is set when there are `count` of them."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self.done = count, threading.Event()
+        self.seconds: dict[int, float] = {}
+
+    def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
+        self.seconds[step] = seconds
+        if len(self.seconds) >= self._count:
+            self.done.set()
+
+
+def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: int, began: float) -> dict[str, Any]:
+    """Return what a host measures that starts at the first of `steps`, takes them all as fast as it can, and waits until its
+    threads have made those that they read ahead.
+
+    Args:
+      config: Path of a config, or a dict.
+      host: Host that this process is.
+      steps: Steps that are taken.
+      threads, prefetch: As in `Pipeline.iter`.
+      began: `time.time()` when the process was started.
+
+    Returns:
+      host; made: the steps whose batches were made; import_s, open_s, first_batch_s: times of start-up; start_up_s: their sum
+      without delayed_s, in which other processes of a busy machine had the processor; batch_s of each made batch; cpu_s after
+      opening; opening, reading: requests, received bytes and local bytes; batch_bytes: of arrays that no other batch shares;
+      opened_mb, peak_mb: the most memory until the pipeline was opened, and until the end.
+    """
+    imported = time.time()
+    pipeline = load(config, host=host)
+    opened, at_open, memory = time.time(), _counts(), _memory()
+    end = min(steps.stop - 1 + max(threads, prefetch), pipeline.end_step)
+    made = _Made(end - steps.start)
+    pipeline.observers += (made,)
+    cpu = time.process_time()
+    iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)
+    batch = next(iterator)
+    first, delayed = time.time(), _delayed()
+    for _ in steps[1:]:
+        batch = next(iterator)
+    made.done.wait(_DRAINS_IN)
+    owned = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}
+    figures: dict[str, Any] = {
+        "host": host.index,
+        "made": [steps.start, end],
+        "import_s": imported - began,
+        "open_s": opened - imported,
+        "first_batch_s": first - opened,
+        "start_up_s": first - began - delayed,
+        "delayed_s": delayed,
+        "batch_s": [made.seconds[step] for step in sorted(made.seconds)],
+        "cpu_s": time.process_time() - cpu,
+        "opening": at_open,
+        "reading": {name: count - at_open[name] for name, count in _counts().items()},
+        "batch_bytes": sum(owned.values()),
+        "opened_mb": memory,
+        "peak_mb": _memory(),
+    }
+    iterator.close()
+    return figures
+
+
+def _counts() -> dict[str, int]:
+    return {name: activity.counts[counter] for name, counter in _COUNTS.items()}
+
+
+def _delayed() -> float:
+    """Return the seconds that threads of this process were ready and other processes had the processor; 0 where the system does
+    not count them."""
+    found = 0
+    for thread in glob.glob("/proc/self/task/*/schedstat"):
+        with contextlib.suppress(OSError), open(thread) as file:  # the thread may have ended
+            found += int(file.read().split()[1])
+    return found / 1e9
+
+
+def _memory() -> float:
+    """Return the most memory, in MB, that this process has had."""
+    with open("/proc/self/status") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields["VmHWM"].split()[0]) / 1e3
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    found = measure(
+        asked["config"],
+        Host(*asked["host"]),
+        range(*asked["steps"]),
+        threads=asked["threads"],
+        prefetch=asked["prefetch"],
+        began=asked["began"],
+    )
+    print(json.dumps(found))

@@ -1,0 +1,109 @@
+"""HTML page of a simulation: the answers, the figures and their curves, in one file."""
+
+import html
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from grain_sft.html_table import html_columns, html_facts
+from grain_sft.simulate.lines import facts_of
+from grain_sft.view import COLOURS, Picture, draw_pictures, make_page, part
+
+Figures = Mapping[str, Any]
+
+_QUESTION = "Can this bucket, this cache and these hosts feed this run?"
+_TITLES = {
+    "requests": "Requests of all hosts",
+    "received": "Bytes of all hosts",
+    "batch": "Time of the slowest host's batch",
+    "waited": "Waits of the trainer",
+    "errors": "The model and real processes",
+}
+
+
+def simulation_page(figures: Figures, name: str) -> str:
+    """Return the figures of `simulate` as one page of HTML, with all of them as JSON in the element `data`.
+
+    Raises:
+      MissingExtraError: matplotlib is not installed.
+    """
+    pictures = draw_pictures(figures, _PICTURES)
+    enough = all(each["enough"] for each in figures["answers"])
+    answers = "\n".join(_answer(each) for each in figures["answers"])
+    parts = [
+        f"<h1>{html.escape(name)} on {figures['hosts']:,} hosts</h1>\n<main>",
+        f'<section id="answers"><h2>{_QUESTION} {"Yes." if enough else "No."}</h2>\n<ul>{answers}</ul></section>',
+        f'<section id="figures"><h2>Figures</h2>\n{html_facts("", dict(facts_of(figures)))}</section>',
+        *(_section(key, title, pictures.get(key)) for key, title in _TITLES.items() if key in pictures),
+        f'<section id="hosts"><h2>Hosts</h2>\n{_hosts(figures)}</section>',
+        f'<section id="conditions"><h2>Assumed</h2>\n{html_facts("", figures["conditions"])}</section>\n</main>',
+    ]
+    return make_page(f"Simulation: {name}", "\n".join(parts), styles=part("report.css"), data=figures)
+
+
+def _answer(found: Figures) -> str:
+    verdict = "enough" if found["enough"] else "<strong>not enough</strong>"
+    return f"<li>{html.escape(found['asked'])}: {verdict}. {html.escape(found['answer'])}</li>"
+
+
+def _section(key: str, title: str, picture: Picture | None) -> str:
+    assert picture is not None
+    return f'<section id="{key}"><h2>{title}</h2>\n<figure>{picture.svg}</figure></section>'
+
+
+def _hosts(figures: Figures) -> str:
+    """Return a table of what a host needs: the mean, the least and the most of all hosts."""
+    spreads = {f"{name}, all steps": spread for name, spread in figures["per_host"].items()}
+    spreads |= {f"{name}, first step": spread for name, spread in figures["first_step"].items()}
+    spreads["requests of checks"] = figures["checks"]
+    columns: dict[str, list[object]] = {"": list(spreads)}
+    for key in ("mean", "least", "most"):
+        columns[key] = [_number(spread[key]) for spread in spreads.values()]
+    return html_columns("", columns)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
+
+
+def _rates(name: str, unit: float, label: str, option: str | None) -> Callable[[Any, Figures], None]:
+    """Return a function that draws a curve per second of the time of a step, and the bound of a condition."""
+
+    def draw(figure: Any, found: Figures) -> None:
+        axes, curves = figure.subplots(), found["curves"]
+        seconds = found["steady"]["seconds_a_step"]
+        axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])
+        if option is not None:
+            axes.axhline(
+                found["conditions"][option], color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}"
+            )
+            figure.legend(loc="outside right upper", frameon=False)
+        axes.set(xlabel="step", ylabel=label, yscale="log" if any(curves[name]) else "linear")
+
+    return draw
+
+
+def _curve(name: str, label: str) -> Callable[[Any, Figures], None]:
+    def draw(figure: Any, found: Figures) -> None:
+        axes, curves = figure.subplots(), found["curves"]
+        axes.plot(curves["step"], curves[name], color=COLOURS[4])
+        axes.set(xlabel="step", ylabel=label)
+        axes.set_ylim(bottom=0)
+
+    return draw
+
+
+def _errors(figure: Any, found: Figures) -> None:
+    axes, names = figure.subplots(), list(found["errors"])
+    bars = axes.barh(range(len(names)), [100 * found["errors"][name] for name in names], color=COLOURS[1])
+    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.bar_label(bars, [f"{found['errors'][name]:.1%}" for name in names], padding=4)
+    axes.set(xlabel="largest error of the model, in % of what processes measured")
+
+
+_PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], None]]] = {
+    "requests": (lambda found: True, _rates("requests", 1, "requests/s", "bucket_requests")),
+    "received": (lambda found: True, _rates("received", 1e6, "MB/s", "bucket_mb")),
+    "batch": (lambda found: True, _curve("seconds", "s")),
+    "waited": (lambda found: True, _curve("waited", "s in each group of steps")),
+    "errors": (lambda found: found["errors"], _errors),
+}

@@ -1,0 +1,279 @@
+"""simulate: figures of a run on many hosts, ready for JSON: the only input of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import SamplerError
+from grain_sft.pipeline import Pipeline
+from grain_sft.sampling import Host
+from grain_sft.simulate.answers import answers
+from grain_sft.simulate.conditions import Conditions
+from grain_sft.simulate.demand import Block, Walk
+from grain_sft.simulate.processes import Measured
+from grain_sft.simulate.reads import Reads
+from grain_sft.simulate.waits import Waits
+from grain_sft.storage import MOST_OPEN_FILES
+from grain_sft.version import __version__
+
+if TYPE_CHECKING:
+    from grain_sft.sampling import Sampler
+
+MOST_COUNTED = 1 << 27
+"""Most rows of a layout that are counted one by one."""
+CACHED_HOSTS = 16
+"""Hosts whose shard caches are followed block by block; the others are taken to be like these."""
+POINTS = 200
+"""Points of each curve."""
+
+Ints = npt.NDArray[np.int64]
+
+
+class _Totals:
+    """Sums over the blocks of a walk; `scale` is the number of hosts that each walked host stands for."""
+
+    def __init__(self, layout_rows: int, hosts: int, scale: float, conditions: Conditions) -> None:
+        self._scale, self._waits = scale, Waits(conditions, hosts)
+        self.counts = np.zeros(layout_rows, np.uint16) if layout_rows <= MOST_COUNTED else None
+        self.rows = 0
+        self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
+        self.checks = np.zeros(hosts, np.int64)
+        self.first: dict[str, Ints] = {}
+        self.per_step: dict[str, list[float]] = {
+            name: []
+            for name in ("requests", "received", "local", "most_requests", "most_received", "seconds", "waited")
+        }
+
+    def add(self, block: Block) -> None:
+        """Add the demand of the next steps."""
+        self.rows += len(block.rows)
+        if self.counts is not None:
+            np.add.at(self.counts, block.rows, 1)
+        for name, total in self.per_host.items():
+            values = getattr(block, name)
+            total += values.sum(axis=0)
+            self.per_step[name] += (values.sum(axis=1) * self._scale).tolist()
+        self.checks += block.checks.sum(axis=0)
+        self.per_step["most_requests"] += block.requests.max(axis=1).tolist()
+        self.per_step["most_received"] += block.received.max(axis=1).tolist()
+        self.per_step["seconds"] += block.seconds.max(axis=1).tolist()
+        if not self.first:
+            names = ("requests", "received", "local", "seconds")
+            self.first = {name: getattr(block, name)[0].copy() for name in names}
+        self.per_step["waited"] += [self._waits.add(each) for each in block.seconds]
+
+    @property
+    def first_wait(self) -> float:
+        """Time until all hosts have the first batch."""
+        return self._waits.first
+
+    @property
+    def seconds(self) -> float:
+        """Time of all steps."""
+        return self._waits.now
+
+
+def simulate(
+    pipeline: Pipeline,
+    hosts: int,
+    steps: range,
+    conditions: Conditions | None = None,
+    *,
+    as_bucket: bool = False,
+    restart_hosts: int | None = None,
+    real: Measured | None = None,
+) -> dict[str, Any]:
+    """Return what a run would ask of its hosts and of its bucket.
+
+    Rows of hosts are those of the sampler. Requests and bytes follow from the pieces of the rows by the rules of the readers;
+    times follow from the conditions.
+
+    Args:
+      pipeline: Pipeline of the run, of any host.
+      hosts: Number of hosts.
+      steps: Steps of the run; the hosts start at the first of them.
+      conditions: Speeds of hosts, network and bucket.
+      as_bucket: Whether reads of local files count as requests to a bucket.
+      restart_hosts: Number of hosts with which the run is started again after these steps; None for `hosts`.
+      real: What some real processes measured; None for a model without start-up time and memory.
+
+    Returns:
+      The figures that docs/simulate.md describes.
+
+    Raises:
+      SamplerError: A batch that `hosts` do not divide, or steps that the run does not have.
+    """
+    conditions = (conditions or Conditions()) if real is None else real.conditions
+    sampler = _sampler_of(pipeline, hosts, steps)
+    reads = Reads(pipeline, all_remote=as_bucket)
+    walked = _walked(reads, hosts)
+    walk = Walk(reads, sampler, conditions, walked)
+    totals = _Totals(len(pipeline.source), len(walked), hosts / len(walked), conditions)
+    for block in walk.blocks(steps):
+        totals.add(block)
+    length = pipeline.source.layout.sequence_length
+    figures = {
+        "version": __version__,
+        "hosts": hosts,
+        "steps": [steps.start, steps.stop],
+        "conditions": vars(conditions),
+        "walked_hosts": len(walked),
+        "run": {
+            "rows": len(pipeline.source),
+            "sequence_length": length,
+            "rows_per_host": sampler.batch_sizes.at(steps.start) // hosts,
+            "global_batch_size": sampler.batch_sizes.at(steps.start),
+        },
+        "coverage": _coverage(totals, sampler, steps, hosts / len(walked)),
+        "per_host": {name: _spread(total) for name, total in totals.per_host.items()},
+        "checks": _spread(totals.checks),
+        "all_hosts": {name: float(total.sum()) * hosts / len(walked) for name, total in totals.per_host.items()},
+        "first_step": {name: _spread(values) for name, values in totals.first.items()},
+        "steady": _steady(totals, steps),
+        "first_batches": _first_batches(totals, real, hosts, conditions),
+        "files": _files(reads, walk, conditions),
+        "waits": _waits(totals.per_step["waited"], totals.seconds),
+        "cache": _cache(walk),
+        "start": None if real is None else _start(totals, real, hosts),
+        "restart": _restart(pipeline, reads, walk, conditions, restart_hosts or hosts, steps, real),
+        "measured": [] if real is None else list(real.measured),
+        "predicted": [] if real is None else list(real.predicted),
+        "errors": None if real is None else real.errors,
+        "curves": _curves(totals.per_step, steps),
+    }
+    return figures | {"answers": answers(figures)}
+
+
+def _sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
+    sampler = pipeline.sampler.with_host(Host(0, hosts))
+    if not 0 <= steps.start < steps.stop <= sampler.end_step:
+        known = "0 or more" if sampler.num_steps is None else f"0 to {sampler.end_step}"
+        raise SamplerError(
+            f"--steps {steps.start}:{steps.stop}: expected a first step and a later end, {known}. Give steps of the run."
+        )
+    sampler.check_from(steps.start)
+    return sampler
+
+
+def _walked(reads: Reads, hosts: int) -> Sequence[int]:
+    if all(gather.options.cache is None for gather in reads.gathers):
+        return range(hosts)
+    return sorted({round(each) for each in np.linspace(0, hosts - 1, min(hosts, CACHED_HOSTS)).tolist()})
+
+
+def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
+    return {"mean": float(values.mean()), "least": float(values.min()), "most": float(values.max())}
+
+
+def _coverage(totals: _Totals, sampler: Sampler, steps: range, scale: float) -> dict[str, Any]:
+    sizes, counts = sampler.batch_sizes, totals.counts if scale == 1 else None
+    return {
+        "rows_read": round(totals.rows * scale),
+        "slots": sizes.before(steps.stop) - sizes.before(steps.start),
+        "distinct": None if counts is None else int(np.count_nonzero(counts)),
+        "most_often": None if counts is None else int(counts.max()),
+    }
+
+
+def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
+    """Return means over the second half of the steps, and the highest sum of a second."""
+    half, seconds = len(steps) // 2, totals.seconds / len(steps)
+    found: dict[str, Any] = {"seconds_a_step": seconds}
+    for name in ("requests", "received", "local"):
+        values = np.array(totals.per_step[name])
+        found[name] = float(values[half:].mean())
+        found[f"{name}_per_second"] = found[name] / seconds
+        found[f"{name}_peak_per_second"] = float(values.max()) / seconds
+    found["slowest_batch_s"] = float(np.max(totals.per_step["seconds"]))
+    return found
+
+
+def _files(reads: Reads, walk: Walk, conditions: Conditions) -> dict[str, Any]:
+    checked = walk.checked_files()
+    local = sum(int((~gather.remote).sum()) for gather in reads.gathers)
+    sockets = max((gather.options.requests for gather in reads.gathers if gather.remote.any()), default=0)
+    opened = min(MOST_OPEN_FILES, local) + sockets * conditions.threads
+    count = sum(len(gather.files) for gather in reads.gathers)
+    return {"files": count, "local": local, "checked": _spread(checked), "most_descriptors": opened}
+
+
+def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
+    later = np.array(waited[1:] or [0.0])
+    return {
+        "first_s": waited[0],
+        "later_s": float(later.sum()),
+        "longest_s": float(later.max()),
+        "steps_that_wait": int(np.count_nonzero(later > 1e-3)),
+        "share": float(later.sum()) / max(seconds, 1e-9),
+    }
+
+
+def _cache(walk: Walk) -> dict[str, Any] | None:
+    if not walk.caches:
+        return None
+    hits, misses, used = (
+        np.array([getattr(each, name) for each in walk.caches]) for name in ("hits", "misses", "used")
+    )
+    return {"hits": _spread(hits), "misses": _spread(misses), "bytes": _spread(used), "hosts": len(walk.caches)}
+
+
+def _first_batches(totals: _Totals, real: Measured | None, hosts: int, conditions: Conditions) -> dict[str, float]:
+    """Return the requests of all hosts until each has the batches that are kept ready, and the bucket's time for them."""
+    opening = 0 if real is None else real.opening["requests"] * hosts
+    requests = opening + sum(totals.per_step["requests"][: conditions.prefetch])
+    return {"batches": conditions.prefetch, "requests": requests, "bucket_s": requests / conditions.bucket_requests}
+
+
+def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, float]:
+    """Return what all hosts need until they have the first batch, and the memory of the one with the largest batch."""
+    return {
+        "seconds": real.open_s + totals.first_wait,
+        "opening_requests": real.opening["requests"],
+        "opening_received": real.opening["received"],
+        "requests_of_all": real.opening["requests"] * hosts + totals.per_step["requests"][0],
+        "memory_mb": real.memory_mb(max(totals.per_step["most_received"])),
+    }
+
+
+def _restart(
+    pipeline: Pipeline,
+    reads: Reads,
+    walk: Walk,
+    conditions: Conditions,
+    hosts: int,
+    steps: range,
+    real: Measured | None,
+) -> dict[str, Any] | None:
+    """Return what the first step after these costs hosts that start again; None if it does not exist."""
+    sampler = pipeline.sampler.with_host(Host(0, hosts))
+    if sampler.num_steps is not None and steps.stop >= sampler.num_steps:
+        return None
+    sampler.check_from(steps.stop)
+    machines = _walked(reads, hosts)
+    again = Walk(reads, sampler, conditions, machines)
+    for number, cache in enumerate(walk.caches[: len(again.caches)]):
+        again.caches[number] = cache
+    (block,) = again.blocks(range(steps.stop, steps.stop + 1))
+    return {
+        "hosts": hosts,
+        "step": steps.stop,
+        "requests": _spread(block.requests[0]),
+        "received": _spread(block.received[0]),
+        "first_batch_s": float(block.seconds.max()),
+        "recover_s": None if real is None else real.open_s + float(block.seconds.max()),
+    }
+
+
+def _curves(per_step: Mapping[str, list[float]], steps: range) -> dict[str, Any]:
+    """Return means of at most `POINTS` groups of steps; of `waited` the sum, of `seconds` the highest."""
+    edges = np.unique(np.linspace(0, len(steps), min(len(steps), POINTS) + 1).astype(np.int64))
+    found: dict[str, Any] = {"step": (edges[:-1] + steps.start).tolist()}
+    for name, values in per_step.items():
+        reduce = np.maximum if name == "seconds" else np.add
+        groups = reduce.reduceat(np.array(values, np.float64), edges[:-1])
+        found[name] = (groups if name in ("seconds", "waited") else groups / np.diff(edges)).tolist()
+    return found

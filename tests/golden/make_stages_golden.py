@@ -1,0 +1,89 @@
+"""Write olmo_stages.json with the original OLMo-core: `python make_stages_golden.py`.
+
+chunks: batches that `NumpyFSLDataLoader` yields over a `NumpyFSLDataset` whose rows are the parts of longer ones.
+runs: batches of runs in which OLMo-core's callbacks change the sequence length (`SequenceLengthSchedulerCallback`, which
+  splits rows) and the batch size (`BatchSizeSchedulerCallback`).
+
+The tokens are numbered, and a batch is given by the first token of each row. Needed: ai2-olmo-core 3.0.0 (with torch, CPU
+build) and numpy 2.4.6. The same versions give the same bytes.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from making import olmo_loader, options, versions, write_json
+
+CHUNKS = [
+    ((100, 37, 250), 8, 32, 4, 34521),
+    ((640,), 16, 64, 6, 7),
+    ((333, 129, 64, 65), 4, 12, 5, 0),
+    ((999, 1001), 10, 100, 3, 1),
+]
+RUNS = [  # files, length, rows, seed, shortest length, steps of its warm-up, changes of the rows
+    ((2000, 1037), 64, 4, 34521, 8, 7, {}),
+    ((1500,), 32, 2, 7, 4, 9, {4: 4, 12: 8}),
+    ((999, 3001, 64), 16, 8, 3, 16, 0, {6: 16, 11: 4}),
+    ((4000,), 128, 2, 0, 16, 5, {4: 4}),
+]
+
+
+def write_tokens(folder: Path, sizes: tuple[int, ...]) -> list[str]:
+    """Write files of numbered tokens and return their paths."""
+    ends = np.cumsum(sizes)
+    paths = [folder / f"{number}.npy" for number in range(len(sizes))]
+    for path, end, size in zip(paths, ends.tolist(), sizes, strict=True):
+        np.arange(end - size, end, dtype=np.uint32).tofile(path)
+    return list(map(str, paths))
+
+
+def dataset_of(paths: list[str], length: int, longest: int | None = None) -> Any:
+    from olmo_core.data import NumpyFSLDataset
+
+    named = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": 2**31, "dtype": np.uint32}
+    found = NumpyFSLDataset(*paths, sequence_length=length, max_target_sequence_length=longest, **named)
+    found.prepare()
+    return found
+
+
+def chunks(sizes: tuple[int, ...], length: int, longest: int, batch: int, seed: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as temp:
+        dataset = dataset_of(write_tokens(Path(temp), sizes), length, longest)
+        loader = olmo_loader(dataset, Path(temp), batch=batch, seed=seed)
+        loader.chunk_size = longest // length
+        epochs = []
+        for epoch in (1, 2):
+            loader.reshuffle(epoch=epoch)
+            epochs.append([each["input_ids"][:, 0].tolist() for each in loader])
+            loader.reset()
+    return {"files": sizes, "L": length, "longest": longest, "rows": batch, "seed": seed, "epochs": epochs}
+
+
+def run(
+    sizes: tuple[int, ...], length: int, batch: int, seed: int, shortest: int, steps: int, changes: dict[int, int]
+) -> Any:
+    from olmo_core.data.utils import melt_batch
+    from olmo_core.train.callbacks import sequence_length_scheduler as scheduler
+
+    found = []
+    with tempfile.TemporaryDirectory() as temp:
+        loader = olmo_loader(dataset_of(write_tokens(Path(temp), sizes), length), Path(temp), batch=batch, seed=seed)
+        loader.reshuffle(epoch=1)
+        batches = iter(loader)
+        for step in range(1, 17):
+            if step - 1 in changes:
+                loader.global_batch_size = changes[step - 1] * length
+            each = next(batches, None)
+            if each is None:
+                break
+            if step <= steps:
+                each = melt_batch(each, scheduler._get_split_sequence_length(shortest, length, step, steps))
+            found.append({"L": each["input_ids"].shape[1], "first": each["input_ids"][:, 0].tolist()})
+    return {"files": sizes, "L": length, "seed": seed, "steps": found}
+
+
+if __name__ == "__main__":
+    out = options("olmo_stages.json").out
+    made = {"made_by": versions("ai2-olmo-core", "numpy", "python"), "chunks": [chunks(*case) for case in CHUNKS]}
+    write_json(out / "olmo_stages.json", made | {"runs": [run(*case) for case in RUNS]}, compact=("chunks", "runs"))

@@ -1,0 +1,95 @@
+"""Write olmo_vsl.json with the original OLMo-core: what `NumpyVSLDataLoader` gives each rank, batch by batch, through two
+epochs of the runs of `tests/vsl_corpora.py`, with the row filter on.
+
+Of each run: a digest of the token files, the batches of each bucket, [epoch][rank] a digest of the inputs and labels of all
+batches, and the lengths of the first epoch's rows; or the exception with which OLMo-core stops.
+
+Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from making import options, versions, write_json
+
+from vsl_corpora import CORPORA, EOS, EPOCHS, PAD, RUNS, VslRun, batch_digest, write_corpus  # isort: skip
+
+
+def olmo_vsl_loader(run: VslRun, paths: list[Path], work_dir: Path, rank: int) -> Any:
+    """Return OLMo-core's loader of one rank of a run."""
+    from olmo_core.data import DataCollator, InstanceFilterConfig
+    from olmo_core.data.data_loader import NumpyVSLDataLoader
+    from olmo_core.data.numpy_dataset import NumpyVSLDataset, VSLCurriculumConfig, VSLCurriculumType
+
+    grows = run.curriculum != "natural"
+    curriculum = VSLCurriculumConfig(
+        VSLCurriculumType(run.curriculum), run.num_cycles if grows else None, run.balanced if grows else None
+    )
+    dataset = NumpyVSLDataset(
+        *map(str, paths),
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        vocab_size=60_000,
+        max_sequence_length=run.longest,
+        min_sequence_length=run.shortest,
+        curriculum=curriculum.build(),
+        dtype=np.dtype(CORPORA[run.corpus].dtype).type,
+        instance_filter_config=InstanceFilterConfig(),
+    )
+    dataset.work_dir = work_dir
+    dataset.prepare()
+    return NumpyVSLDataLoader(
+        dataset,
+        collator=DataCollator(pad_token_id=PAD),
+        global_batch_size=run.batch_tokens,
+        work_dir=work_dir,
+        seed=run.seed,
+        shuffle=run.shuffle,
+        num_threads=0,
+        dp_world_size=run.ranks,
+        dp_rank=rank,
+        fs_local_rank=0,
+    )
+
+
+def batches(loader: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
+    """Yield (inputs, labels) of each batch of an epoch, counted from 1."""
+    from olmo_core.data.utils import get_labels
+
+    loader.reshuffle(epoch=epoch)
+    for batch in loader:
+        yield batch["input_ids"].numpy(), get_labels(batch).numpy()
+    loader.reset()
+
+
+def found_in(run: VslRun) -> dict[str, Any]:
+    """Return what OLMo-core makes of one run."""
+    with tempfile.TemporaryDirectory() as temp:
+        paths = write_corpus(run.corpus, Path(temp))
+        found: dict[str, Any] = {
+            "corpus": hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:8]
+        }
+        try:
+            loaders = [olmo_vsl_loader(run, paths, Path(temp) / "work", rank) for rank in range(run.ranks)]
+            digests = [[batch_digest(batches(loader, 1 + epoch)) for loader in loaders] for epoch in range(EPOCHS)]
+        except (ValueError, AssertionError, IndexError) as error:
+            return {**found, "error": f"{type(error).__name__}: {error}"[:60]}
+        found["batches"] = [count for _, count in loaders[0].batches_per_bucket]
+        return {**found, "digests": [[one for one, _ in ranks] for ranks in digests], "lengths": digests[0][0][1]}
+
+
+def main() -> None:
+    out = options("the golden file of OLMo-core's variable-length dataset").out
+    os.environ["OLMO_DATA_PREP_WORKERS"] = "1"
+    made_by = versions("ai2-olmo-core", "numpy", "torch", "python")
+    runs = {run.name: found_in(run) for run in RUNS}
+    write_json(out / "olmo_vsl.json", {"made_by": made_by, "runs": runs}, compact=["runs"])
+
+
+if __name__ == "__main__":
+    main()

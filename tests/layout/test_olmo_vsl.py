@@ -1,0 +1,172 @@
+"""Layout olmo_vsl and its sampler against the batches of OLMo-core's NumpyVSLDataset (tests/golden/make_vsl_golden.py)."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from vsl_corpora import CORPORA, EOS, EPOCHS, IGNORED, RUNS, VslRun, batch_digest, write_corpus
+
+from grain_sft import Host, Pipeline, load
+from grain_sft.errors import ConfigError, GrainSftError, LayoutError, SamplerError
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_vsl.json").read_text())["runs"]
+REPLAYED = [run for run in RUNS if "error" not in GOLDEN[run.name]]
+
+
+def config_of(run: VslRun, paths: list[Path]) -> dict:
+    """Return the config of a run of OLMo-core."""
+    corpus = {"path": list(map(str, paths)), "dtype": CORPORA[run.corpus].dtype, "eos_token_id": EOS}
+    layout = {"kind": "olmo_vsl", "sequence_length": run.longest, "min_sequence_length": run.shortest}
+    sampler = {"curriculum": run.curriculum, "num_cycles": run.num_cycles, "balanced": run.balanced}
+    sampler |= {"global_batch_tokens": run.batch_tokens, "seed": run.seed, "shuffle": run.shuffle, "epochs": EPOCHS}
+    return {"corpus": corpus, "layout": layout, "sampler": sampler, "transforms": ["ngram_filter", "shift_targets"]}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    found = {}
+    for name in CORPORA:
+        folder = tmp_path_factory.mktemp("vsl")
+        found[name] = write_corpus(name, folder)
+    return found
+
+
+def epoch_digests(pipeline: Pipeline, epoch: int, ranks: int) -> list[tuple[str, str]]:
+    """Return `batch_digest` of the part of each rank of an epoch's batches."""
+    steps = pipeline.sampler.steps_per_epoch
+    batches = [pipeline[step] for step in range(epoch * steps, (epoch + 1) * steps)]
+    labelled = [(b["inputs"], np.where(b["targets_segmentation"] != 0, b["targets"], IGNORED)) for b in batches]
+    parts = [[np.split(array, ranks) for array in pair] for pair in labelled]
+    return [batch_digest((inputs[rank], labels[rank]) for inputs, labels in parts) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("run", REPLAYED, ids=lambda run: run.name)
+def test_every_batch_of_every_rank_and_epoch_is_olmo_cores(corpora, run):
+    golden, paths = GOLDEN[run.name], corpora[run.corpus]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    assert digest[:8] == golden["corpus"], "numpy draws other corpora than it did"
+    pipeline = load(config_of(run, paths), host=Host(0, 1))
+    assert pipeline.num_steps == EPOCHS * sum(golden["batches"])
+    found = [epoch_digests(pipeline, epoch, run.ranks) for epoch in range(EPOCHS)]
+    assert found[0][0][1] == golden["lengths"]
+    assert [[one for one, _ in ranks] for ranks in found] == golden["digests"]
+
+
+@pytest.mark.parametrize("run", REPLAYED[:30:7], ids=lambda run: run.name)
+def test_host_h_of_h_reads_the_rows_of_olmo_cores_rank(corpora, run):
+    config = config_of(run, corpora[run.corpus])
+    whole = load(config, host=Host(0, 1))
+    hosts = [load(config, host=Host(rank, run.ranks)) for rank in range(run.ranks)]
+    for step in (0, 3, whole.sampler.steps_per_epoch, whole.num_steps - 1):
+        rows = np.split(whole.sampler.rows(step), run.ranks)
+        for host, expected in zip(hosts, rows, strict=True):
+            np.testing.assert_array_equal(host.sampler.rows(step), expected)
+            assert host.sampler.rows_at(step, np.array([0])).tolist() == [expected[0]]
+            slots = whole.sampler.with_host(host.sampler.host).slots(
+                range(step, step + 1), hosts=[host.sampler.host.index]
+            )
+            np.testing.assert_array_equal(slots.row, expected)
+
+
+def test_the_golden_values_are_of_enough_runs():
+    assert len(REPLAYED) >= 40 and len(GOLDEN) == len(RUNS)
+    assert {run.curriculum for run in REPLAYED} == {"natural", "grow_p2", "grow_linear"}
+
+
+def test_runs_that_olmo_core_cannot_build_are_refused_with_a_sentence(corpora):
+    refused = [run for run in RUNS if "error" in GOLDEN[run.name] and run.longest != 256]
+    assert len(refused) >= 3
+    for run in refused:
+        with pytest.raises(SamplerError, match=r"curriculum '.*(OLMo-core stops here|fills no batch|no bucket fills)"):
+            load(config_of(run, corpora[run.corpus]), host=Host(0, 1))
+
+
+CHANGES = (
+    ("layout", {"min_sequence_length": 8}),
+    ("layout", {"sequence_length": 32}),
+    ("corpus", {"eos_token_id": 9}),
+    ("sampler", {"curriculum": "natural"}),
+    ("sampler", {"curriculum": "grow_linear"}),
+    ("sampler", {"num_cycles": 1}),
+    ("sampler", {"balanced": True, "num_cycles": 1}),
+    ("sampler", {"seed": 1}),
+    ("sampler", {"shuffle": False}),
+    ("sampler", {"epochs": 3}),
+    ("sampler", {"global_batch_tokens": 1024}),
+)
+
+
+def test_receipts_follow_every_option(corpora):
+    run = RUNS[1]
+    config = config_of(run, corpora[run.corpus])
+    changed = [config] + [config | {section: config[section] | change} for section, change in CHANGES]
+    assert len({load(each, host=Host(0, 1)).receipt.code for each in changed}) == len(changed)
+    unused = [config | {"sampler": config["sampler"] | {"shuffle": False, "seed": seed}} for seed in (0, 1)]
+    assert len({load(each, host=Host(0, 1)).receipt.code for each in unused}) == 1
+
+
+def test_every_row_is_found_where_it_is_read(corpora):
+    run = RUNS[7]
+    pipeline = load(config_of(run, corpora[run.corpus]), host=Host(0, 1))
+    sampler = pipeline.sampler
+    slots, found = (
+        sampler.slots(range(pipeline.num_steps)),
+        sampler.find_slots(np.arange(len(pipeline.source)), epochs=2),
+    )
+    for column, expected in zip(found.columns(), slots.columns(), strict=True):
+        np.testing.assert_array_equal(column, expected)
+    for epoch in range(EPOCHS):
+        rows = sampler.streams[0].rows_at(epoch, np.arange(len(pipeline.source)))
+        assert sorted(rows.tolist()) == list(range(len(pipeline.source)))  # those that no step reads follow
+        span = sampler.streams[0].span(epoch)
+        assert (span.first, span.last) == (epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch - 1)
+    records = [sampler[index].record_key for index in range(len(sampler))]
+    assert records == slots.row.tolist()
+
+
+def test_rows_of_several_buckets_that_are_read_together_are_padded(corpora):
+    run = RUNS[0]
+    pipeline = load(config_of(run, corpora[run.corpus]), host=Host(0, 1))
+    source, counts = pipeline.source, pipeline.source.layout.row_counts
+    short, longer = source.read([0]), source[counts[0] + counts[1]]
+    both = source.read([0, counts[0] + counts[1]])
+    assert short["tokens"].shape == (1, 4) and longer["tokens"].shape == (16,)
+    np.testing.assert_array_equal(both["tokens"][1], longer["tokens"])
+    np.testing.assert_array_equal(both["tokens"][0, :4], short["tokens"][0])
+    assert both["segment_ids"][0].tolist() == [1] * 4 + [0] * 12
+    assert not both["loss_mask"][0, 4:].any()
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "sentence"),
+    [
+        ("layout", {"min_sequence_length": 6}, "min_sequence_length=6: expected a power of two, such as 8"),
+        ("layout", {"min_sequence_length": 64}, "min_sequence_length=64: expected less than sequence_length=64"),
+        (
+            "sampler",
+            {"order": "olmo"},
+            "sampler.order is for rows of one length, but those of this layout have several",
+        ),
+        ("sampler", {"num_cycles": 0}, "num_cycles is 0"),
+        ("sampler", {"curriculum": "grow"}, "curriculum is 'grow'.*grow_p2"),
+        ("sampler", {"global_batch_tokens": 96}, "global_batch_tokens is 96"),
+    ],
+)
+def test_wrong_options_are_refused_with_a_sentence(corpora, section, change, sentence):
+    run = RUNS[0]
+    config = config_of(run, corpora[run.corpus])
+    with pytest.raises(GrainSftError, match=sentence):
+        load(config | {section: config[section] | change}, host=Host(0, 1))
+
+
+def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(corpora):
+    run = RUNS[0]
+    config = config_of(run, corpora[run.corpus])
+    with pytest.raises(ConfigError, match=r"sampler.curriculum is for rows of several lengths"):
+        load(config | {"layout": {"kind": "windows", "sequence_length": 64}}, host=Host(0, 1))
+    sources = {name: {"weight": 1} | config["corpus"] for name in ("one", "two")}
+    mixture = config | {"corpus": {"mixture": sources}, "sampler": {"seed": 0, "global_batch_size": 4}}
+    with pytest.raises(LayoutError, match="source one has rows of several lengths"):
+        load(mixture, host=Host(0, 1))

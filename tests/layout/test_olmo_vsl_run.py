@@ -1,0 +1,118 @@
+"""Everything that the project does with a run, on rows of several lengths (layout olmo_vsl)."""
+
+import json
+
+import numpy as np
+import pytest
+from batches import assert_is_traced, assert_one_run, assert_same
+from vsl_corpora import EOS, write_corpus
+
+from grain_sft import Host, load
+from grain_sft.cli.main import main
+from grain_sft.provenance import checkpoint_table, difference, trace
+from grain_sft.view import report
+
+SAMPLER = {"curriculum": "grow_p2", "num_cycles": 2, "global_batch_tokens": 512, "seed": 5, "epochs": 2}
+LAYOUT = {"kind": "olmo_vsl", "sequence_length": 64, "min_sequence_length": 4}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    paths = write_corpus("three files", tmp_path_factory.mktemp("vsl"))
+    corpus = {"path": list(map(str, paths)), "dtype": "uint16", "eos_token_id": EOS}
+    return {"corpus": corpus, "layout": LAYOUT, "sampler": SAMPLER, "transforms": ["ngram_filter", "shift_targets"]}
+
+
+@pytest.fixture(scope="module")
+def pipeline(config):
+    return load(config, host=Host(0, 1))
+
+
+def amended(config, *amendments):
+    return load(config | {"amendments": list(amendments)}, host=Host(0, 1))
+
+
+def test_hosts_and_resumed_iterators_read_one_run(config, pipeline):
+    begin = pipeline.sampler.steps_per_epoch - 3
+    assert_one_run(lambda host: load(config, host=host), range(begin, begin + 6), [1, 2, 4])
+
+
+def test_a_late_step_of_an_endless_run_costs_no_earlier_one(config, pipeline):
+    endless = load(config | {"sampler": SAMPLER | {"epochs": None}}, host=Host(0, 1))
+    step = 10**6 * pipeline.sampler.steps_per_epoch + 7
+    assert endless.num_steps is None and endless[step]["inputs"].size == 512
+    assert endless.sampler.streams[0].begin(step)[0] == 10**6
+    assert_same(endless[pipeline.num_steps - 1], pipeline[pipeline.num_steps - 1])
+
+
+@pytest.mark.parametrize("transforms", [["ngram_filter", "shift_targets"], ["shift_targets"]])
+def test_a_trace_lists_what_hosts_read(config, transforms):
+    changed = config | {"transforms": transforms}
+    steps = range(40, 48)
+    hosts = [load(changed, host=Host(index, 2)) for index in range(2)]
+    assert_is_traced(trace(hosts[0], steps), hosts, steps)
+
+
+def test_sizes_of_steps_add_up(pipeline, config):
+    for run in (pipeline, amended(config, {"skip": {"from": 4, "steps": 3}}, {"skip": {"from": 50, "steps": 200}})):
+        sizes, steps = run.sampler.batch_sizes, np.arange(run.num_steps)
+        counts = [len(run.sampler.rows(step)) for step in steps.tolist()]
+        before = np.cumsum([0, *counts])
+        assert [sizes.at(step) for step in steps.tolist()] == counts
+        assert [sizes.before(step) for step in range(len(steps) + 1)] == before.tolist()
+        for found, expected in zip(sizes.begins(steps), (before[:-1], counts), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        rows = np.arange(before[-1])
+        expected = steps.repeat(counts)
+        np.testing.assert_array_equal(sizes.steps_of(rows), expected)
+        assert [sizes.step_of(row) for row in rows[::97].tolist()] == expected[::97].tolist()
+        assert len(run.sampler) == before[-1] and sizes.shared(4).before(9) * 4 == before[9]
+        lengths = [run.sampler.row_length(step) for step in steps.tolist()]
+        assert {count * length for count, length in zip(counts, lengths, strict=True)} == {512}
+
+
+def test_skipped_steps_are_left_out_and_withdrawn_documents_are_padding(pipeline, config):
+    skipping = amended(config, {"skip": {"from": 4, "steps": 3}})
+    assert skipping.num_steps == pipeline.num_steps - 3
+    for step in (3, 4, 9, skipping.num_steps - 1):
+        assert_same(skipping[step], pipeline[step + 3 * (step >= 4)])
+    gone = [int(pipeline.source.layout.pieces(pipeline.sampler.rows(step)).document[1]) for step in (2, 3, 5)]
+    for transforms in (["shift_targets"], ["ngram_filter", "shift_targets"], []):
+        plain = config | {"transforms": transforms}
+        withdrawn, whole = amended(plain, {"withdraw": {"from": 3, "documents": gone}}), load(plain, host=Host(0, 1))
+        for step in (2, 3, 5, 60):
+            expected = {key: array.copy() for key, array in whole[step].items()}
+            rows = whole.source.layout.pieces(whole.sampler.rows(step)).document
+            hidden = np.isin(rows, gone) & (step >= 3)
+            for key, array in expected.items():
+                array[hidden] = EOS if key in ("inputs", "tokens") else 0
+            found = withdrawn[step]
+            if "targets" in found:  # of which only those that take loss count
+                for batch in (found, expected):
+                    batch["targets"] = np.where(batch["targets_segmentation"] != 0, batch["targets"], 0)
+            assert_same(found, expected)
+            assert hidden.any() or step in (2, 60)
+
+
+def test_figures_of_checkpoints_reports_and_differences_count_tokens(pipeline, config):
+    table = checkpoint_table(pipeline, 40)
+    assert table["tokens"] == [step * 512 for step in table["step"]]
+    assert table["rows"] == [pipeline.sampler.batch_sizes.before(step) for step in table["step"]]
+    left = sum(line["tokens"] for line in report.left_out(pipeline))
+    assert left == pipeline.source.layout.corpus.num_tokens - pipeline.sampler.steps_per_epoch * 512
+    other = load(config | {"sampler": SAMPLER | {"curriculum": "grow_linear", "num_cycles": 1}}, host=Host(0, 1))
+    found = difference(pipeline, other, steps=range(100))
+    first = next(k for k in range(100) if pipeline.sampler.rows(k).tolist() != other.sampler.rows(k).tolist())
+    assert found.first_step == first and 0 < found.differing_rows <= found.total_rows
+
+
+def test_commands_take_such_a_run(config, tmp_path, capsys):
+    stated = config | {"audit": str(tmp_path / "audit")}
+    (tmp_path / "run.json").write_text(json.dumps(stated))
+    for _ in load(stated, host=Host(0, 1)).iter():
+        pass
+    name = str(tmp_path / "run.json")
+    assert main(["audit-check", str(tmp_path / "audit.log"), name]) == 0
+    assert main(["verify", name, "--full", "--vocab-size", "60000"]) == 0
+    assert main(["inspect", name, "--step", "1"]) == 0
+    assert "confirmed: " in capsys.readouterr().out

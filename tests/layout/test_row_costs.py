@@ -1,0 +1,74 @@
+"""Costs of attention of rows: the sum of the squares of segment lengths."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from batches import assert_one_run
+from document_corpora import make
+from sft_files import EOS
+
+import grain_sft
+from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, WindowLayout
+from grain_sft.layout import MixtureLayout, attention_spread
+from grain_sft.source import MixtureSource
+
+LENGTHS = np.random.default_rng(3).lognormal(2, 1, 90).astype(np.int64).clip(2, 70).tolist()
+
+
+@pytest.fixture
+def layouts(tmp_path):
+    corpus = make("parts", tmp_path / "parts", LENGTHS, part=130).corpus  # segments continue in the next shard
+    anew = {"algorithm": "shuffled_best_fit", "seed": 2, "epochs": 2}
+    found = {"windows": WindowLayout(corpus, 32), "padded": PaddedLayout(corpus, 32)}
+    found |= {"packed": PackedLayout(corpus, 32, source_group_size=9), "anew": PackedLayout(corpus, 32, **anew)}
+    return found
+
+
+def counted(layout):
+    """Return the costs, counted from the segment ids that are read."""
+    source = MixtureSource({name: NpyDataSource(part) for name, part in layout.parts.items()})
+    source = source if "" not in layout.parts else NpyDataSource(layout)
+    segments = (source[row]["segment_ids"] for row in range(len(layout)))
+    return [int((np.bincount(each[each > 0]) ** 2).sum()) for each in segments]
+
+
+@pytest.mark.parametrize("name", ["windows", "padded", "packed", "anew"])
+def test_costs_are_the_squares_of_segments(layouts, name):
+    assert layouts[name].row_costs().tolist() == counted(layouts[name])
+
+
+def test_costs_of_a_mixture_are_those_of_its_sources(layouts):
+    mixture = MixtureLayout({"a": layouts["packed"], "b": layouts["padded"]})
+    assert mixture.row_costs().tolist() == counted(mixture)
+
+
+def test_the_spread_of_a_step_is_at_least_that_of_its_longest_document_and_next_to_none_by_cost():
+    costs = np.random.default_rng(1).lognormal(8, 1, 6400).astype(np.int64)
+    found = {each["rows_a_device"]: each for each in attention_spread(costs, costs // 2)}
+    assert list(found) == [1, 2, 4] and {each["devices"] for each in found.values()} == {64}
+    one = costs[: 64 * 90].reshape(90, 64)
+    assert found[1]["shuffled"] == pytest.approx((one.max(axis=1) / one.mean(axis=1)).mean(), rel=0.1)
+    assert found[1]["floor"] == pytest.approx(found[1]["shuffled"] / 2, rel=1e-3)
+    for each in found.values():
+        assert 1 <= each["balanced"] < 1.1 < each["floor"] < each["shuffled"]
+    assert attention_spread(costs[:1], costs[:1])[0] == {
+        **{"rows_a_device": 1, "devices": 1, "shuffled": 1.0, "floor": 1.0, "balanced": 1.0}
+    }
+
+
+def test_a_run_by_cost_resumes_in_a_pickle_and_on_other_hosts(tmp_path):
+    make("plain", tmp_path / "corpus", LENGTHS)
+    config = {
+        "corpus": {"path": str(tmp_path / "corpus"), "format": "files", "dtype": "uint16", "eos_token_id": EOS},
+        "layout": {"kind": "packed", "sequence_length": 32, "source_group_size": 9},
+        "sampler": {"order": "balanced", "seed": 2, "global_batch_size": 4},
+    }
+    pipeline = grain_sft.load(config, host=grain_sft.Host(0, 1))
+    assert_one_run(lambda host: grain_sft.load(config, host=host), range(8, 11), [1, 2, 4])
+    costs = pipeline.source.layout.row_costs()
+    again = pickle.loads(pickle.dumps(pipeline))
+    found = [np.sort(costs[again.sampler.rows(step)]) for step in range(again.sampler.steps_per_epoch)]
+    ordered = sorted(found, key=lambda each: each[0])
+    assert all(first[-1] <= then[0] for first, then in itertools.pairwise(ordered))

@@ -1,0 +1,113 @@
+"""Corpora that are rewritten without some of their documents."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepared import CHAT_FORMATS, digests, record
+
+import grain_sft
+from grain_sft.cli.main import main
+from grain_sft.layout import documents_named
+from grain_sft.prepare import Dataset, Request, prepare
+from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
+
+INPUTS = {"a/chats.jsonl": 24, "b/chats.jsonl": 12, "b/more.jsonl": 9}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three inputs, two of one name, and their corpus in each format."""
+    pytest.importorskip("pyarrow")
+    path, first = tmp_path_factory.mktemp("withdraw"), 0
+    for name, count in INPUTS.items():
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text("".join(json.dumps(record(first + number)) + "\n" for number in range(count)))
+        first += count
+    texts = [message["content"] for number in range(first) for message in record(number)["messages"]]
+    (path / "spm.model").write_bytes(train_tokenizer(texts, 300, CHAT_TOKENS))
+    datasets = tuple(Dataset((str(path / name),)) for name in INPUTS)
+    for form in CHAT_FORMATS:
+        prepare(Request(datasets, "primer", str(path / "spm.model"), form, val_frac=0.2), path / form, workers=1)
+    return path
+
+
+def records_of(corpus: grain_sft.Corpus) -> dict[tuple[int, int], tuple[list[int], list[float]]]:
+    """Return tokens and loss of each document, by its source."""
+    assert corpus.sources is not None
+    sources = map(tuple, corpus.sources.tolist())
+    documents = [(each.tokens.tolist(), each.loss.tolist()) for each in corpus.iter_documents()]
+    found = dict(zip(sources, documents, strict=True))
+    assert len(found) == len(documents)
+    return found
+
+
+@pytest.mark.parametrize("form", CHAT_FORMATS)
+def test_a_corpus_is_written_without_documents(folder, tmp_path, form, capsys):
+    splits = {"train": folder / form, "val": folder / form / "val"}
+    if form == "openchat":
+        splits["val"] = folder / form / "openchat.eval.parquet"
+    if form == "primer":
+        splits["val"] = folder / form / "val_input_ids.bin"
+    before = {name: records_of(grain_sft.open_corpus(path)) for name, path in splits.items()}
+    numbers = [3, 5, len(before["train"]) + 1]  # the last is the second of split val
+    (tmp_path / "list.txt").write_text("a/chats.jsonl:7\nb/chats.jsonl:2\n")
+    gone = {[*before["train"], *before["val"]][number] for number in numbers}
+    gone |= {(0, 7), (1, 2)} | {(2, line) for line in range(1, INPUTS["b/more.jsonl"] + 1)}
+    named = [*map(str, numbers), str(tmp_path / "list.txt"), "more.jsonl"]
+    assert main(["withdraw", str(folder / form), *named, "--output", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert f"dropped  {len(gone)}: withdrawn" in printed and "Begin a run on it at step 0" in printed
+    for name, path in splits.items():
+        after = records_of(grain_sft.open_corpus(tmp_path / "out" / path.relative_to(folder / form)))
+        assert list(after.items()) == [item for item in before[name].items() if item[0] not in gone]
+    assert digests(tmp_path / "out").keys() == digests(folder / form).keys()
+
+
+def test_the_same_documents_again_are_done_and_others_are_refused(folder, tmp_path, capsys):
+    command = ["withdraw", str(folder / "olmo"), "--output", str(tmp_path / "out")]
+    assert main([*command, "4", "2"]) == main([*command, "2", "4"]) == 0
+    assert "is complete: nothing to do" in capsys.readouterr().out
+    assert main([*command, "2", "5"]) == 1
+    assert "request.without" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (["1000"], "document 1000: expected 0 to 44, the corpus's documents"),
+        (["chats.jsonl:3"], "'chats.jsonl': several inputs fit"),
+        (["b/more.jsonl:80"], "b/more.jsonl:80: no document was made of this record"),
+        (["nobody"], "'nobody' is not a document number"),
+        (["a/chats.jsonl", "b/chats.jsonl", "more.jsonl"], "no document of split train is left"),
+    ],
+)
+def test_names_that_fit_no_document_are_refused(folder, tmp_path, named, message, capsys):
+    assert main(["withdraw", str(folder / "episodes"), *named, "--output", str(tmp_path / "out")]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_without_a_manifest_states_no_format(tmp_path, capsys):
+    np.array([5, 2, 6, 7, 2], np.uint16).tofile(tmp_path / "x.npy")
+    command = ["withdraw", str(tmp_path / "x.npy"), "0", "--output", str(tmp_path / "out")]
+    assert main(command) == 1
+    assert "states no format. Give the format of the output (--format)" in capsys.readouterr().err
+    assert main([*command, "--format", "megatron", "--dtype", "uint16", "--eos-token-id", "2"]) == 0
+    assert [each.tokens.tolist() for each in grain_sft.open_corpus(tmp_path / "out").iter_documents()] == [[6, 7, 2]]
+
+
+def test_amendments_name_records_as_the_command_does(folder):
+    layout = grain_sft.PaddedLayout(grain_sft.open_corpus(folder / "olmo"), 64)
+    sources = layout.corpus.sources
+    assert sources is not None
+    for name, kept in (
+        ("more.jsonl", sources[:, 0] == 2),
+        ("a/chats.jsonl:7", (sources == (0, 7)).all(axis=1)),
+        (f"{folder}/b/chats.jsonl:3", (sources == (1, 3)).all(axis=1)),
+    ):
+        if kept.any():
+            assert documents_named(layout, [name]).tolist() == np.flatnonzero(kept).tolist()
+    with pytest.raises(grain_sft.GrainSftError, match="several inputs fit"):
+        documents_named(layout, ["chats.jsonl:7"])

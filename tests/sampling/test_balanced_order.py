@@ -1,0 +1,92 @@
+"""Order "balanced": steps of rows of similar cost, under the laws of every order."""
+
+import functools
+import pickle
+
+import numpy as np
+import pytest
+from batches import rows_of_hosts
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grain_sft import Host, IndexSampler
+from grain_sft.errors import SamplerError
+from grain_sft.layout import FILL_ROW
+
+# Steps 2 and 7 of 20 rows: no version of numpy and no change of ours changes a run.
+PINNED = [[6, 8, 14, 13], [0, 10, 18, 19]]
+
+
+def heavy_tailed(rows):
+    return np.random.default_rng(rows).lognormal(20, 1, rows).astype(np.int64)
+
+
+def sampler(rows, batch, **options):
+    costs = functools.partial(heavy_tailed, rows)
+    return IndexSampler(rows, global_batch_size=batch, seed=7, order="balanced", costs=costs, **options)
+
+
+def most_over_mean(mine, steps):
+    costs = heavy_tailed(mine.num_instances)
+    return [costs[rows].max() / costs[rows].mean() for rows in map(mine.rows, steps)]
+
+
+def test_the_rows_of_a_step_are_of_similar_cost():
+    mine, shuffled = sampler(6400, 32), IndexSampler(6400, global_batch_size=32, seed=7)
+    found = most_over_mean(mine, range(400))
+    assert np.quantile(found, 0.95) < 1.1 and np.mean(most_over_mean(shuffled, range(400))) > 3
+    heaviest = [int(heavy_tailed(6400)[mine.rows(step)].argmax()) for step in range(400)]
+    assert 4 < np.mean(heaviest) < 27  # a step's rows are in no order
+    assert np.corrcoef(found[:199], found[1:200])[0, 1] < 0.3  # nor are the steps
+
+
+def test_an_order_is_the_same_on_every_machine():
+    assert sampler(20, 4).rows(2).tolist() == PINNED[0] and sampler(20, 4).rows(7).tolist() == PINNED[1]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    rows=st.integers(24, 90),
+    batch=st.sampled_from([2, 6, 12, 24]),
+    schedule=st.lists(
+        st.tuples(st.integers(1, 20), st.sampled_from([6, 12, 24])), max_size=3, unique_by=lambda each: each[0]
+    ),
+    last_batch=st.sampled_from(["drop", "fill", "run_on"]),
+)
+def test_batches_that_vary_in_size_and_ends_of_epochs(rows, batch, schedule, last_batch):
+    """Each epoch reads a row once, of hosts together the same; a step takes consecutive rows of those sorted by cost."""
+    whole = sampler(rows, batch, schedule=sorted(schedule), last_batch=last_batch, epochs=3)
+    slots, costs = whole.slots(range(whole.num_steps)), heavy_tailed(rows)
+    for epoch in range(3):
+        mine = (slots.epoch == epoch) & (slots.row != FILL_ROW)
+        read = slots.row[mine]
+        assert len(set(read.tolist())) == len(read) == whole.streams[0].span(epoch).rows
+        whole_epoch = np.argsort(costs[read]).argsort()
+        for step in np.unique(slots.step[mine]).tolist() if last_batch != "run_on" else ():
+            ranks = whole_epoch[slots.step[mine] == step]
+            assert np.ptp(ranks) == len(ranks) - 1
+    for step in {0, whole.num_steps // 2, whole.num_steps - 1}:
+        for hosts in (1, 2, 3):
+            if whole.batch_sizes.at(step) % hosts == 0:
+                parts = [pickle.loads(pickle.dumps(whole.with_host(Host(each, hosts)))) for each in range(hosts)]
+                assert rows_of_hosts(parts, step).tolist() == whole.rows(step).tolist()
+
+
+def test_rows_that_fill_no_step_are_drawn_from_all():
+    mine, costs = sampler(43, 8), heavy_tailed(43)
+    unread = [
+        set(range(43)) - set(np.concatenate([*map(mine.rows, range(5 * e, 5 * e + 5))]).tolist()) for e in range(60)
+    ]
+    places = np.argsort(np.argsort(costs))[[row for rows in unread for row in rows]]
+    assert len(places) == 180 and 17 < places.mean() < 25 and places.std() > 9
+
+
+def test_costs_decide_the_receipt_and_are_required():
+    mine = sampler(40, 8)
+    other = IndexSampler(40, global_batch_size=8, seed=7, order="balanced", costs=lambda: np.ones(40, np.int64))
+    assert mine.receipt != other.receipt and mine.data_key == sampler(40, 8).data_key
+    with pytest.raises(SamplerError, match="costs=layout"):
+        IndexSampler(40, global_batch_size=8, seed=7, order="balanced")
+    with pytest.raises(SamplerError, match="expected one of each of 40 rows"):
+        IndexSampler(40, global_batch_size=8, seed=7, order="balanced", costs=lambda: np.ones(3)).rows(0)

@@ -1,0 +1,114 @@
+"""Shipped configs on 2,048 hosts for 10,000 steps: their time, their memory, and each row counted by brute force."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from emulator import write_config
+from sft_files import write_primer
+
+import grain_sft
+from grain_sft import Host
+from grain_sft.bench.plans import make_corpus, trace_lengths
+from grain_sft.simulate import Conditions, simulate
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+PROGRAM = """
+import json, resource, sys, time
+import grain_sft
+from grain_sft.simulate import simulate
+begin = time.process_time()
+pipeline = grain_sft.load(sys.argv[1], host=grain_sft.Host(0, 1))
+opened = time.process_time()
+figures = simulate(pipeline, int(sys.argv[2]), range(int(sys.argv[3])), as_bucket=True)
+seconds = [opened - begin, time.process_time() - opened]
+figures["run_with"] = [*seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6]
+print(json.dumps(figures))
+"""
+
+
+def sparse_mix(folder, rows, files, length=8192):
+    for number in range(files):
+        with open(folder / f"{number:03d}.npy", "wb") as file:
+            file.truncate(rows // files * length * 4)
+    (folder / "mix.txt").write_text("".join(f"web,{number:03d}.npy\n" for number in range(files)))
+    return str(folder / "mix.txt")
+
+
+def configs(folder, rows, documents, hosts):
+    """Configs that inherit shipped ones, with the batches of `hosts` hosts and files in `folder`."""
+    mix = sparse_mix(folder, rows, 100)
+    make_corpus(folder, trace_lengths(documents))
+    primers = {}
+    for name in ("primer", "oasst1", "dolly15k"):
+        rng = np.random.default_rng(len(name))
+        sizes = rng.integers(20, 300, 20_000)
+        docs = [(np.full(size, 9, np.uint16), np.arange(size) > 7) for size in sizes]
+        primers[name] = {"path": str(write_primer(folder / name, docs))}
+    batch = {"global_batch_size": hosts}
+    data, epochs = str(folder / "data"), {"epochs": 1000}
+    schedule = [{"step": 1000, "weights": {"chat": 0.95, "web": 0.05}}, {"step": 2000, "global_batch_size": 2 * hosts}]
+    chat = {"path": data, "sampler": epochs}
+    changes = {
+        "pretrain_8192": {"corpus": {"path": mix}, "sampler": batch},
+        "pretrain_8192_olmo_order": {"corpus": {"path": mix}, "sampler": batch},
+        "olmo3_32b_think_sft": {"corpus": {"path": data}, "sampler": batch | epochs},
+        "primer_mixture": {"corpus": {"mixture": primers}, "sampler": batch},
+        "sft_with_pretraining": {
+            "corpus": {"mixture": {"chat": chat, "web": {"path": mix}}},
+            "sampler": batch | {"schedule": schedule},
+        },
+    }
+    return {
+        name: write_config(folder / f"{name}.json", inherits=str(CONFIGS / f"{name}.yaml"), **sections)
+        for name, sections in changes.items()
+    }
+
+
+def counted(config, hosts, steps):
+    """How often each row is read, with the sampler of each host."""
+    pipeline = grain_sft.load(config, host=Host(0, 1))
+    counts = np.zeros(len(pipeline.source), np.int64)
+    for host in range(hosts):
+        sampler = pipeline.sampler.with_host(Host(host, hosts))
+        np.add.at(counts, np.concatenate([sampler.rows(step) for step in range(steps)]), 1)
+    return counts
+
+
+def assert_counted(figures, counts):
+    found = figures["coverage"]
+    assert found["rows_read"] == found["slots"] == counts.sum()
+    assert (found["distinct"], found["most_often"]) == (np.count_nonzero(counts), counts.max())
+
+
+def test_rows_of_shipped_configs_are_counted_by_brute_force(tmp_path):
+    made = configs(tmp_path, 4000, 300, 8)
+    for name, steps in (("pretrain_8192_olmo_order", 300), ("olmo3_32b_think_sft", 40), ("sft_with_pretraining", 90)):
+        pipeline = grain_sft.load(made[name], host=Host(0, 1))
+        figures = simulate(pipeline, 8, range(steps), Conditions(), as_bucket=True)
+        assert_counted(figures, counted(made[name], 8, steps))
+
+
+SHIPPED = ("pretrain_8192", "pretrain_8192_olmo_order", "olmo3_32b_think_sft", "primer_mixture", "sft_with_pretraining")
+COUNTED = SHIPPED[1:4]
+HOSTS, STEPS = 2048, 10_000
+
+
+@pytest.fixture(scope="module")
+def pod(tmp_path_factory):
+    return configs(tmp_path_factory.mktemp("pod"), 25_000_000, 2_253_916, HOSTS)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", SHIPPED)
+def test_2048_hosts_and_10000_steps_take_a_minute_and_2_gb(pod, name):
+    result = subprocess.run([sys.executable, "-c", PROGRAM, pod[name], str(HOSTS), str(STEPS)], capture_output=True)
+    assert result.returncode == 0, result.stderr.decode()
+    figures = json.loads(result.stdout)
+    opening, seconds, memory = figures["run_with"]
+    assert opening + seconds < 120 and memory < 2, figures["run_with"]
+    if name in COUNTED:
+        assert_counted(figures, counted(pod[name], HOSTS, STEPS))

@@ -1,0 +1,242 @@
+"""Columns of a batch are those of whole rows, for every layout, and few other bytes are read."""
+
+import itertools
+import json
+from pathlib import Path
+
+import grain
+import numpy as np
+import pytest
+from batches import load
+from sft_files import documents, write_episodes, write_olmo
+
+import grain_sft
+from grain_sft import GrainSftError, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout
+from grain_sft.integrations.context_order import ContextOrder
+from grain_sft.layout import MaterializedLayout, PackedLayout
+from grain_sft.prepare.materialize import materialize
+from grain_sft.storage.activity import counts
+
+LENGTH, ROWS = 64, 4
+ORDERS = json.loads((Path(__file__).parent / "golden/context_order.json").read_text())["runs"]
+LAYOUTS = {
+    "windows": {"kind": "windows"},
+    "padded": {"kind": "padded"},
+    "packed": {"kind": "packed"},
+    "fragments": {"kind": "packed", "long_documents": "fragment"},
+    "many segments": {"kind": "packed", "algorithm": "first_fit_decreasing", "sequence_length": 512},
+    "long": {"kind": "packed", "sequence_length": 4096},  # read segment by segment
+    "long padded": {"kind": "padded", "sequence_length": 2048},
+    "megatron": {"kind": "megatron_gpt", "eod_mask_loss": True, "sequence_length": 24},
+}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    docs, weighted = documents(150, seed=3, longest=90), documents(120, 5, weights=True, longest=90)
+    long = documents(60, 7, longest=3000)
+    for name, each in (("plain", docs), ("long plain", long)):
+        (folder / name).mkdir()
+        np.concatenate([tokens for tokens, _ in each]).tofile(folder / name / "0.npy")
+    return {
+        "masks": {
+            "path": str(write_olmo(folder / "olmo", docs, part_tokens=500)),
+            "eos_token_id": 2,
+            "dtype": "uint16",
+        },
+        "weights": {"path": str(write_episodes(folder / "weights", weighted, shards=3))},
+        "plain": {"path": str(folder / "plain"), "eos_token_id": 2, "dtype": "uint32"},
+        "long": {"path": str(write_episodes(folder / "long", long, shards=2))},
+        "long plain": {"path": str(folder / "long plain"), "eos_token_id": 2, "dtype": "uint32"},
+    }
+
+
+def config_of(corpus, layout, **sections):
+    layout = {"sequence_length": LENGTH, **LAYOUTS[layout]}
+    order = {} if layout["kind"] == "megatron_gpt" else {"order": "olmo"}
+    return {"corpus": corpus, "layout": layout, "sampler": {"seed": 1, "global_batch_size": 3, **order}} | sections
+
+
+def opened(corpus):
+    options = dict(corpus)
+    return grain_sft.open_corpus(options.pop("path"), **options)
+
+
+def check(pipeline, steps):
+    """Columns of `steps`, some at the ends of rows and others anywhere, are those of whole rows."""
+    random = np.random.default_rng(0)
+    for step in steps:
+        whole = pipeline[step]
+        width = whole["inputs"].shape[1]
+        cuts = [(0, width), (0, 1), (width - 1, width), (width // 2, width), (width // 4, width // 2)]
+        cuts += [tuple(sorted(random.choice(width + 1, 2, replace=False).tolist())) for _ in range(4)]
+        slots = random.permutation(len(whole["inputs"]))[:3]
+        for start, stop in cuts:
+            part = pipeline.read(step, slots, columns=(start, stop))
+            assert part.keys() == whole.keys()
+            for key, array in part.items():
+                assert array.dtype == whole[key].dtype
+                np.testing.assert_array_equal(array, whole[key][slots, start:stop], err_msg=f"{key} {start}:{stop}")
+
+
+@pytest.mark.parametrize(
+    ("corpus", "layout"),
+    [
+        *itertools.product(("masks", "weights"), ("windows", "padded", "packed", "fragments", "many segments")),
+        *itertools.product(("long", "long plain"), ("long", "long padded")),
+        *(("plain", "megatron"), ("plain", "packed")),
+    ],
+)
+def test_columns_are_those_of_whole_rows(corpora, corpus, layout):
+    pipeline = load(config_of(corpora[corpus], layout))
+    assert pipeline.reads_columns
+    check(pipeline, (0, 2))
+
+
+def test_columns_of_the_last_batch_which_is_filled_up(corpora):
+    pipeline = load(
+        config_of(
+            corpora["plain"],
+            "padded",
+            sampler={"seed": 1, "global_batch_size": ROWS, "epochs": 1, "last_batch": "fill"},
+        )
+    )
+    assert len(pipeline.source) % ROWS
+    check(pipeline, [len(pipeline) - 1])
+
+
+def test_columns_of_a_mixture(corpora):
+    mixture = {name: {"weight": 1, **corpora[name]} for name in ("masks", "weights")}
+    check(load(config_of({"mixture": mixture}, "packed", sampler={"seed": 1, "global_batch_size": ROWS})), (0, 5))
+
+
+@pytest.mark.parametrize("layout", ["windows", "packed", "padded"])
+def test_columns_without_documents_that_are_withdrawn(corpora, layout):
+    amendments = [{"withdraw": {"from": 2, "documents": list(range(0, 150, 2))}}]
+    pipeline = load(config_of(corpora["masks"], layout, amendments=amendments))
+    assert (pipeline[3]["inputs_segmentation"] == 0).any()
+    check(pipeline, (1, 3))
+
+
+def test_columns_of_rows_that_were_written_out(corpora, tmp_path):
+    for name in ("masks", "weights", "plain"):
+        corpus = opened(corpora[name])
+        materialize(PackedLayout(corpus, LENGTH), tmp_path / name)
+        source = NpyDataSource(MaterializedLayout(grain_sft.open_corpus(tmp_path / name)))
+        check(Pipeline(source, IndexSampler(len(source), global_batch_size=ROWS, seed=1), [ShiftTargets()]), [0])
+
+
+class Backwards(ShiftTargets):
+    """A transform of a user's that may look at any column."""
+
+    def map(self, element):
+        return {key: array[:, ::-1] for key, array in super().map(element).items()}
+
+
+@pytest.mark.parametrize("transforms", [[NgramFilter(max_count=3), ShiftTargets()], [Backwards()]])
+def test_transforms_that_need_whole_rows_get_them(corpora, transforms):
+    source = load(config_of(corpora["plain"], "windows")).source
+    pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=ROWS, seed=1), transforms)
+    assert not pipeline.reads_columns
+    check(pipeline, (0,))
+
+
+class Same(grain.transforms.Map):
+    """A transform of a user's that states that a column depends on nothing but itself."""
+
+    column_reach = (0, 0)
+
+    def map(self, element):
+        return element
+
+
+@pytest.mark.parametrize("layout", ["windows", "packed", "padded"])
+@pytest.mark.parametrize("length", [1 << 17, 1 << 20])
+def test_few_bytes_are_read_besides_those_of_the_columns(tmp_path, layout, length):
+    tokens = np.random.default_rng(0).integers(1, 60_000, 3 * length, np.uint16)
+    tokens[length // 3 :: length // 3] = 0
+    tokens[-1] = 0
+    tokens.tofile(tmp_path / "0.npy")
+    corpus = {"path": str(tmp_path), "eos_token_id": 0, "dtype": "uint16"}
+    config = {
+        "corpus": corpus,
+        "layout": {"kind": layout, "sequence_length": length},
+        "sampler": {"seed": 1, "global_batch_size": 2},
+    }
+    whole = load(config | {"transforms": ["shift_targets"]})
+    pipeline = Pipeline(whole.source, whole.sampler, [Same(), *whole.transforms])
+    for shards in (2, 4):
+        width = length // shards
+        for shard in range(shards):
+            before = counts["local_bytes"]
+            pipeline.read(0, np.arange(2), columns=(shard * width, (shard + 1) * width))
+            assert counts["local_bytes"] - before <= 2 * width * 2 * 1.1
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("layout", ["windows", "packed", "padded"])
+def test_rows_of_16_million_tokens(tmp_path, layout):
+    length = 1 << 24
+    tokens = np.random.default_rng(0).integers(1, 60_000, 2 * length + 5, np.uint16)
+    tokens[length // 3 :: length // 3] = 0
+    tokens.tofile(tmp_path / "0.npy")
+    corpus = {"path": str(tmp_path), "eos_token_id": 0, "dtype": "uint16"}
+    sampler = {"seed": 1, "global_batch_size": 1}
+    pipeline = load({"corpus": corpus, "layout": {"kind": layout, "sequence_length": length}, "sampler": sampler})
+    whole = pipeline[0]
+    for part in range(4):
+        columns = part * length // 4, (part + 1) * length // 4
+        for key, array in pipeline.read(0, np.arange(1), columns=columns).items():
+            np.testing.assert_array_equal(array, whole[key][:, slice(*columns)])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(60))
+def test_columns_of_any_run_are_those_of_whole_rows(tmp_path, seed):
+    random = np.random.default_rng(seed)
+    kind, weights = random.choice(["windows", "padded", "packed"]), bool(random.integers(2))
+    docs = documents(int(random.integers(40, 200)), seed, weights=weights, longest=int(random.choice([8, 40, 300])))
+    length = min(int(random.choice([16, 37, 64, 1024])), sum(len(tokens) for tokens, _ in docs) // 4)
+    layout = {"kind": str(kind), "sequence_length": length}
+    if kind == "packed":
+        layout["long_documents"] = str(random.choice(["truncate", "fragment"]))
+    if kind == "padded":
+        layout["keep"] = str(random.choice(["first", "last"]))
+    transforms = ["shift_targets", *["drop_last_position"] * int(random.integers(2))]
+    if random.integers(2):
+        transforms.insert(0, {"mask_eod": {"eod_token_id": 2, "as_target": bool(random.integers(2))}})
+    if random.integers(2):
+        transforms.insert(0, {"ngram_filter": {"max_count": 3, "max_period": 2}})
+    withdrawn = random.choice(len(docs), len(docs) // 3, replace=False).tolist()
+    pipeline = load(
+        {
+            "corpus": {"path": str(write_episodes(tmp_path, docs, shards=int(random.integers(1, 4))))},
+            "layout": layout,
+            "sampler": {"seed": seed, "global_batch_size": 3, "last_batch": "run_on"},
+            "transforms": transforms,
+            "amendments": [{"withdraw": {"from": 1, "documents": withdrawn}}] * int(random.integers(2)),
+        }
+    )
+    check(pipeline, range(4))
+
+
+@pytest.mark.parametrize("run", ORDERS)
+def test_the_load_balanced_order_is_that_of_maxtext(run):
+    shards, length = map(int, run.split(" x "))
+    order, columns = ContextOrder(shards), np.arange(length)
+    for parts in (1, 2, length // 2, length):
+        found = [
+            columns[slice(*each)]
+            for part in range(parts)
+            for each in order.sources(part * length // parts, (part + 1) * length // parts, length)
+        ]
+        assert np.concatenate(found).tolist() == ORDERS[run]
+
+
+@pytest.mark.parametrize("columns", [(0, 0), (5, 3), (-1, 4), (0, LENGTH + 1), (LENGTH, LENGTH + 1)])
+def test_columns_that_do_not_exist_are_refused(corpora, columns):
+    with pytest.raises(GrainSftError, match=f"expected 0 <= start < stop <= {LENGTH}"):
+        load(config_of(corpora["plain"], "windows")).read(0, np.arange(2), columns=columns)
+    with pytest.raises(GrainSftError, match=f"expected 0 <= start < stop <= {LENGTH}"):
+        NpyDataSource(WindowLayout(opened(corpora["plain"]), LENGTH)).columns(*columns)
