@@ -31,9 +31,15 @@ LONG_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests of `LONG_FILES` first. pytest-xdist's own order, by the number of tests, puts long files of few last."""
+    """Put the tests of `LONG_FILES` first. pytest-xdist's own order, by the number of tests, puts long files of few last.
+
+    Tests that take minutes by design have no time limit.
+    """
     ranks = {f"test_{name}.py": rank for rank, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
+    for item in items:
+        if any(map(item.get_closest_marker, ("heavy", "maxtext", "pages", "parity", "processes"))):
+            item.add_marker(pytest.mark.timeout(0))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -4,7 +4,6 @@ import gc
 import itertools
 import logging
 import os
-import queue
 import re
 import subprocess
 import sys
@@ -245,9 +244,9 @@ def test_a_stall_is_said_again_after_twice_as_long_and_beside_what_was_usual(fol
 def test_a_shard_that_does_not_open_is_named(folder, log, monkeypatch):
     """As on a file system that hangs: opening it waits."""
     pipeline = make(folder)
-    opened = queue.Queue()
-    monkeypatch.setattr(local_file, "open_regular", opened.get)
-    once_logged(log, f"opening {re.escape(str(folder / '0.npy'))}", lambda: [opened.put(-1) for _ in range(10)])
+    opened = threading.Event()
+    monkeypatch.setattr(local_file, "open_regular", lambda path: -1 if opened.wait() else None)
+    once_logged(log, f"opening {re.escape(str(folder / '0.npy'))}", opened.set)
     with pytest.raises(CorpusFileError):
         take(pipeline, 1)
     assert log.find(r"grain_sft-read_\d: making step [01] for .* opening .*0\.npy")
