@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from pathlib import Path
 
 import grain
@@ -125,6 +126,21 @@ def test_columns_of_rows_that_were_written_out(corpora, tmp_path):
         materialize(PackedLayout(corpus, LENGTH), tmp_path / name)
         source = NpyDataSource(MaterializedLayout(grain_sft.open_corpus(tmp_path / name)))
         check(Pipeline(source, IndexSampler(len(source), global_batch_size=ROWS, seed=1), [ShiftTargets()]), [0])
+
+
+@pytest.mark.parametrize("layout", ["windows", "long"])  # long rows are read segment by segment
+def test_columns_are_read_from_the_open_files_of_whole_rows(corpora, layout):
+    pipeline = load(config_of(corpora["long"], layout))
+    width = pipeline[0]["inputs"].shape[1]
+
+    def open_files():
+        return sum(str(corpora["long"]["path"]) in os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
+
+    before = open_files()
+    assert before
+    for start in range(0, width, width // 8):
+        pipeline.read(0, np.arange(2), columns=(start, start + width // 8))
+    assert open_files() == before
 
 
 class Backwards(ShiftTargets):

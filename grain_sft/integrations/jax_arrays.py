@@ -1,5 +1,6 @@
 """A pipeline's batches as global `jax.Array`s, on any mesh and sharding."""
 
+import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -90,29 +91,37 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self._prefetch = as_integer("ahead", ahead, 0, PipelineError)
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
-        shapes = {shape for stage in pipeline.stages for shape in _shapes(stage)}
         order = ContextOrder(load_balanced_shards)
-        self._placements: dict[tuple[int, int], Placement] = {}  # by the rows of the batch and the columns of the array
-        self._widths: dict[int, list[int]] = {}  # of arrays, by the rows of the batch
-        for batch_rows, width in sorted(shapes):
-            self._widths.setdefault(batch_rows, []).append(width)
+
+        @functools.cache
+        def placement(batch_rows: int, width: int, divides: bool) -> Placement:
             rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
             if rows < batch_rows:
                 raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
             order.check(width)
             if loaders is None:
-                divides = pipeline.reads_columns and len({width for _, width in shapes}) == 1
-                made: Placement = DirectPlacement(sharding, (rows, width), batch_rows, order, divides=divides)
-            else:
-                made = LoaderPlacement(sharding, (rows, width), batch_rows, order, loaders=loaders)
-            self._placements[batch_rows, width] = made
+                return DirectPlacement(sharding, (rows, width), batch_rows, order, divides=divides)
+            return LoaderPlacement(sharding, (rows, width), batch_rows, order, loaders=loaders)
+
+        self._placements: dict[tuple[int, int], dict[int, Placement]] = {}
+        """Placements by the columns of the array, ascending; by the first step of the stage and the rows of the batch."""
+        for stage in pipeline.stages:
+            shapes = sorted(_shapes(stage))
+            divides = stage.reads_columns and len({width for _, width in shapes}) == 1
+            for batch_rows, width in shapes:
+                of_stage = self._placements.setdefault((stage.first_step, batch_rows), {})
+                of_stage[width] = placement(batch_rows, width, divides)
         self._makes_ahead = self._prefetch > 0
         super().__init__(pipeline, start_step)
 
+    def _placements_at(self, step: int) -> dict[int, Placement]:
+        """Return the placements of the arrays of a step, by their columns."""
+        return self._placements[self.pipeline.at(step).first_step, self.pipeline.sampler.batch_sizes.at(step)]
+
     def _placement(self, step: int, width: int | None = None) -> Placement:
         """Return the placement of arrays of a step; `width` None means any, for what does not depend on it."""
-        rows = self.pipeline.sampler.batch_sizes.at(step)
-        return self._placements[rows, width or self._widths[rows][-1]]
+        found = self._placements_at(step)
+        return found[width or max(found)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
         """Return the slots of the global batch of `step` that this process reads, at least in part: int64 [n]."""
@@ -150,12 +159,12 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
     def _prepared(self, step: int, block: Block, batch: Element) -> Element:
         """Return what goes to the devices of a block of the batch of `step`."""
-        widths = self._widths[self.pipeline.sampler.batch_sizes.at(step)]
+        widths = self._placements_at(step)
         for key, array in batch.items():
             if len(array) != len(block.rows) or (block.columns is None and array.shape[1] not in widths):
                 raise PipelineError(
                     f"{key!r} of step {step} is {list(array.shape)}, but rows over many devices are of one shape, "
-                    f"{[len(block.rows), widths[-1]]} here: take out the transform that "
+                    f"{[len(block.rows), max(widths)]} here: take out the transform that "
                     f"cuts columns off ({self.pipeline.transforms!r})."
                 )
         return batch if self._prepare is None else self._prepare(step, batch)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Parts = dict[tuple[int, int], "Pipeline"]
 """Pipelines of columns of a pipeline's source, by the first of these and the one after the last."""
 
+MOST_PARTS = 64
+
 
 def read_columns(
     pipeline: Pipeline, parts: Parts, step: int, slots: npt.NDArray[np.int64], columns: tuple[int, int]
@@ -24,7 +26,8 @@ def read_columns(
     """Return some columns of some rows of the batch of `step`, as `Pipeline.read` does.
 
     The transforms are applied to the same columns of the source, and to as many before and after them as the transforms reach.
-    Where a transform needs whole rows, these are read, and the columns are cut out. `parts` keeps what this makes.
+    Where a transform needs whole rows, these are read, and the columns are cut out. `parts` keeps the last `MOST_PARTS`
+    pipelines that this makes.
     """
     start, stop = columns
     first, part = _part(pipeline, parts, start, stop)
@@ -42,7 +45,11 @@ def _part(pipeline: Pipeline, parts: Parts, start: int, stop: int) -> tuple[int,
     if reach is None or layout.row_lengths or not 0 <= start < stop <= length:
         return 0, pipeline
     first, last = max(0, start - reach[0]), min(length, stop + reach[1])
-    if (first, last) not in parts:
+    part = parts.get((first, last))
+    if part is None:
         source, sampler = pipeline.source.columns(first, last), pipeline.planned_sampler
-        parts[first, last] = type(pipeline)(source, sampler, pipeline.transforms, amendments=pipeline.amendments)
-    return first, parts[first, last]
+        part = type(pipeline)(source, sampler, pipeline.transforms, amendments=pipeline.amendments)
+        parts[first, last] = part
+        for oldest in list(parts)[:-MOST_PARTS]:
+            parts.pop(oldest, None)  # another thread may have removed it
+    return first, part

@@ -96,13 +96,19 @@ class NpyDataSource(RowSource):
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._wide = corpus.dtype.itemsize == 4
         self._fit = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
-        self._reader = ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote)
         self._row_reader = None if layout.row_format is None else RowReader(corpus, max_open_files)
-        self._loss = LossReader(corpus.loss_files, max_open_files, remote=corpus.remote) if corpus.has_loss else None
-        long = layout.row_segments is not None and corpus.dtype.itemsize <= 4
-        long = long and are_long(layout.sequence_length, layout.mean_segments)
-        self._segment_reader = SegmentReader(layout, self._reader, self._fit) if long else None
         self._arrays = Arrays()
+        self._open(
+            ShardReader(corpus.shards, corpus.dtype.itemsize, max_open_files, remote=corpus.remote),
+            LossReader(corpus.loss_files, max_open_files, remote=corpus.remote) if corpus.has_loss else None,
+        )
+
+    def _open(self, reader: ShardReader, loss: LossReader | None) -> None:
+        """Read tokens and loss with these readers."""
+        layout, self._reader, self._loss = self.layout, reader, loss
+        long = layout.row_segments is not None and self._dtype.itemsize <= 4
+        long = long and are_long(layout.sequence_length, layout.mean_segments)
+        self._segment_reader = SegmentReader(layout, reader, self._fit) if long else None
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
         """Return the arrays of rows, `[rows, L]` each. Rows of -1 are padding: segment 0 and no loss."""
@@ -139,7 +145,7 @@ class NpyDataSource(RowSource):
           LayoutError: columns that the rows do not have.
         """
         found = type(self)(ColumnsLayout(self.layout, start, stop), max_open_files=self._max_open_files)
-        found._reader, found._loss = self._reader, self._loss
+        found._open(self._reader, self._loss)
         return found
 
     def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:

@@ -117,10 +117,19 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats
     divided += columns_jobs(chats, ["data x sequence over hosts"], layouts=["packed"], shards=[4])
     several = {"name": "lengths", "config": several_lengths(tmp_path), "steps": 6}
     several["cases"] = ["data", "data x sequence over hosts"]
-    every = run([job, *divided, several], 2, DEVICES // 2, tmp_path)
+    stages = [{"steps": 2, "layout": {"sequence_length": length}} for length in (LENGTH, 2 * LENGTH)]
+    stages.append({"transforms": ["ngram_filter", "shift_targets"]})
+    staged = {"name": "stages", "config": long_config(chats, "packed") | {"stages": stages}, "steps": 6}
+    staged["cases"] = ["columns"]
+    every = run([job, *divided, several, staged], 2, DEVICES // 2, tmp_path)
     check_columns(every, divided)
-    expected = digests(load(several["config"], host=Host(0, 1)), range(6))
-    check([[line for line in lines if line.get("job") == "lengths"] for lines in every], expected, several["cases"])
+    for each in (several, staged):
+        of_job = [[line for line in lines if line.get("job") == each["name"]] for lines in every]
+        check(of_job, digests(load(each["config"], host=Host(0, 1)), range(6)), each["cases"])
+    columns = [[line["columns"] for line in lines if line.get("job") == "stages" and "step" in line] for lines in every]
+    whole = [[None]] * 2  # of the last stage, whose filter needs whole rows
+    assert columns[0] == [[[0, LENGTH // 2]]] * 2 + [[[0, LENGTH]]] * 2 + whole
+    assert columns[1] == [[[LENGTH // 2, LENGTH]]] * 2 + [[[LENGTH, 2 * LENGTH]]] * 2 + whole
     printed = [[line for line in lines if not line.get("job")] for lines in every]
     check(printed, digests(pipeline, range(2, 2 + STEPS)), CASES)
     check(printed, digests(pipeline, range(STEPS), order=[0, 2, 4, 6, 1, 3, 5, 7]), [LOCAL])
