@@ -19,7 +19,10 @@ VERSION = 2
 
 GIB = 1 << 30
 
-TEXT_OPTIONS = ("bos", "eos", "empty", "normalize", "fim_rate", "fim_spm_rate", "fim_tokens")
+TEXT_OPTIONS = (
+    "bos", "eos", "empty", "normalize", "fim_rate", "fim_spm_rate", "fim_tokens", "fim_split_sample",
+    "fim_fragment_rate", "fim_no_prefix",
+)  # fmt: skip
 """Fields of `Request` that only plain documents have."""
 _LATER = ("min_length", "long_documents", *TEXT_OPTIONS)
 
@@ -70,6 +73,10 @@ class Request:
       fim_spm_rate: Share of these that have the suffix first (SPM); the others have the prefix first (PSM) (text).
       fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
         own (text).
+      fim_split_sample: Special token between the parts of a document, such as its files, whose middles are moved part by
+        part (text).
+      fim_fragment_rate: Share of the parts whose middle is moved, in documents that fim_rate chooses (text).
+      fim_no_prefix: Beginning of documents and parts that stay whole (text).
       part_bytes: Bytes of tokens in one part (olmo).
       shard_tokens: Tokens in one shard (episodes).
       source: Name of the corpus in its metadata.
@@ -103,6 +110,9 @@ class Request:
     fim_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     fim_spm_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     fim_tokens: tuple[str, ...] | None = None
+    fim_split_sample: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    fim_fragment_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    fim_no_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     part_bytes: Annotated[int, msgspec.Meta(ge=8)] = GIB
     shard_tokens: Annotated[int, msgspec.Meta(ge=1)] = 50_000_000
     source: str = ""

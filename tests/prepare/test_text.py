@@ -1,55 +1,23 @@
 """Plain documents: their tokens, where they begin and end, and the corpora that are made of them."""
 
-import base64
 import json
-import random
 import unicodedata
-import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from documents import documents_of, made, request_of, save_fim_tokenizer, texts_of, write
 
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
-from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, PrepareError, RecordError
-from grain_sft.prepare import Dataset, Request, Tokenizer, dry_run, load_tokenizer, prepare, train_tokenizer
-from grain_sft.prepare.templates.text import fim_pieces
-
-GOLDEN = Path(__file__).parents[1] / "golden/fim.json"
-FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+from grain_sft.prepare import Dataset, Request, dry_run, load_tokenizer, prepare
 
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("spm") / "spm.model"
-    words = [f"the question and the answer, word {number}" for number in range(100)]
-    path.write_bytes(train_tokenizer(words, 400, FIM))
-    return path
-
-
-def write(path: Path, texts: Sequence[str], key: str = "text") -> Path:
-    path.write_text("".join(json.dumps({key: text, "id": n}) + "\n" for n, text in enumerate(texts)), encoding="utf-8")
-    return path
-
-
-def texts_of(count: int, seed: int = 0) -> list[str]:
-    draw = random.Random(seed)
-    return ["".join(draw.choices("the answer\n\t é漢😀<|", k=draw.randrange(1, 200))) for _ in range(count)]
-
-
-def request_of(spm: Path, path: Path, **options: Any) -> Request:
-    return Request((Dataset((str(path),)),), "text", str(spm), **{"format": "olmo", **options})
-
-
-def made(spm: Path, path: Path, **options: Any) -> tuple[Corpus, dict[str, Any]]:
-    """Return the corpus of a file's documents, and its manifest."""
-    out = path.parent / f"out-{len(list(path.parent.iterdir()))}"
-    manifest = prepare(request_of(spm, path, **options), out, workers=1)
-    return open_corpus(out), manifest
+    return save_fim_tokenizer(tmp_path_factory.mktemp("spm"))
 
 
 def test_text_becomes_batches(spm: Path, tmp_path: Path) -> None:
@@ -84,14 +52,6 @@ def test_masks_that_are_missing_are_still_an_error(spm: Path, tmp_path: Path) ->
     for where in (train, train.parent, train / "*.npy"):
         with pytest.raises(CorpusError, match="Without a mask, all of its tokens would take loss"):
             open_corpus(where)
-
-
-def documents_of(
-    spm: Path, folder: Path, texts: Sequence[str], **options: Any
-) -> tuple[list[list[int]], dict[str, Any]]:
-    """Return the tokens of the documents of `texts`, in order, and the manifest."""
-    corpus, manifest = made(spm, write(folder / "a.jsonl", texts), shuffle=False, **options)
-    return [document.tokens.tolist() for document in corpus.iter_documents()], manifest
 
 
 def with_bos(tokenizer: Path, folder: Path) -> Path:
@@ -134,10 +94,13 @@ def test_bos_eos_and_empty_documents(options: dict[str, Any], expected: list[Any
     [
         ({"bos": True}, "documents begin with BOS, and this tokenizer has none. Give one that has, or --no-bos"),
         ({"empty": "keep", "eos": False}, "empty=keep: a document without text has no token without BOS and EOS"),
-        ({"fim_spm_rate": 0.5}, "a share of the documents that fim_rate chooses"),
+        ({"fim_spm_rate": 0.5}, "fim_spm_rate applies to the documents that fim_rate chooses"),
         ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>",)}, "1 tokens; expected three"),
         ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>", "7", "<|x|>")}, r"'<\|x\|>' is not a special token"),
         ({"fim_rate": 0.5, "fim_tokens": ("7", "7", "8")}, "Name three different ones"),
+        ({"fim_no_prefix": "#"}, "fim_no_prefix applies to the documents that fim_rate chooses"),
+        ({"fim_rate": 0.5, "fim_split_sample": "</s>"}, "one without the other. Give both or neither"),
+        ({"fim_rate": 0.5, "fim_split_sample": "x", "fim_fragment_rate": 1}, "'x' is not a special token of the"),
         ({"fim_rate": 1.5}, "fim_rate is 1.5; expected a number"),
         ({"normalize": "NFD"}, "normalize is 'NFD'; expected one of NFC, NFKC"),
         ({"long_documents": "drop"}, "Give max_length"),
@@ -228,60 +191,3 @@ def test_a_saved_index_and_commands_open_a_corpus_without_masks(
     for words in (["verify", str(config)], ["receipt", str(config)], ["trace", str(config), "--steps", "0:2"]):
         assert main(words) == 0, capsys.readouterr().err
     assert str(tmp_path / "a.jsonl") in capsys.readouterr().out
-
-
-def golden_tokenizer(folder: Path) -> tuple[Path, Tokenizer]:
-    path = folder / "fim.model"
-    path.write_bytes(zlib.decompress(base64.b64decode(json.loads(GOLDEN.read_text())["model"])))
-    return path, load_tokenizer(path)
-
-
-def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
-    _, tokenizer = golden_tokenizer(tmp_path)
-    cases = json.loads(GOLDEN.read_text())["cases"].values()
-    assert {case["suffix_first"] for case in cases} == {True, False}
-    for case in cases:
-        tokens = [tokenizer.special_tokens[token] for token in FIM]
-        pieces = [
-            piece for piece, _ in fim_pieces(case["text"], case["cuts"], tokens, suffix_first=case["suffix_first"])
-        ]
-        ids = [tokenizer.encode([piece])[0] if isinstance(piece, str) else list(piece) for piece in pieces]
-        assert [number for part in ids for number in part] == case["ids"]
-
-
-def moved(tokenizer: Tokenizer, document: list[int]) -> tuple[str, bool | None]:
-    """Return the text of a document, and whether its suffix comes first; None: it is whole."""
-    text = tokenizer.decode(document[:-1])
-    if not text.startswith(FIM[0]):
-        return text, None
-    first, rest = text.removeprefix(FIM[0]).split(FIM[2])
-    suffix, middle = rest.split(FIM[1])
-    if first:
-        return first + middle + suffix, False
-    return middle + suffix, True
-
-
-def test_a_share_of_the_documents_is_moved_and_none_is_lost(spm: Path, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(spm)
-    texts = [text.replace("<|", "") or "x" for text in texts_of(400)]
-    options = {"fim_rate": 0.5, "fim_spm_rate": 0.25}
-    found, _ = documents_of(spm, tmp_path, texts, **options)
-    rows = [moved(tokenizer, document) for document in found]
-    assert [text for text, _ in rows] == texts
-    share = sum(order is not None for _, order in rows)
-    assert 160 < share < 240 and 25 < sum(order is True for _, order in rows) < 80
-    named, _ = documents_of(spm, tmp_path, texts, **options, fim_tokens=FIM)
-    assert named == found
-    other, _ = documents_of(spm, tmp_path, texts, **options, seed=43)
-    assert other != found
-    by_id = tuple(str(tokenizer.special_tokens[token]) for token in FIM)
-    backwards, _ = documents_of(spm, tmp_path, texts[::-1], **options, fim_tokens=by_id)
-    assert backwards[::-1] == found  # its text decides how a document is cut
-
-
-def test_text_that_is_of_a_fim_token_is_refused(spm: Path, tmp_path: Path) -> None:
-    """An ordinary piece that is named as a FIM token must not come out of a text."""
-    tokenizer = load_tokenizer(spm)
-    the = str(tokenizer.encode(["the"])[0][-1])
-    with pytest.raises(RecordError, match="becomes a special token of this tokenizer"):
-        documents_of(spm, tmp_path, ["the " * 50], fim_rate=1.0, fim_tokens=(the, *FIM[1:]))

@@ -38,6 +38,9 @@ class TemplateOptions:
       fim_rate: Share of the documents whose middle is moved to their end (text).
       fim_spm_rate: Share of these that begin with the suffix; the others begin with the prefix (text).
       fim_tokens: Special tokens before prefix, middle and suffix, by spelling or id; None for the tokenizer's own (text).
+      fim_split_sample: Special token between the parts of a document; None for documents of one part (text).
+      fim_fragment_rate: Share of the parts whose middle is moved, in documents that `fim_rate` chooses (text).
+      fim_no_prefix: Beginning of documents and parts that stay whole (text).
     """
 
     special_text: str = "error"
@@ -54,6 +57,9 @@ class TemplateOptions:
     fim_rate: float = 0.0
     fim_spm_rate: float = 0.0
     fim_tokens: tuple[str, ...] | None = None
+    fim_split_sample: str | None = None
+    fim_fragment_rate: float | None = None
+    fim_no_prefix: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, Rendered, Result, TemplateOptions, result_of
-from grain_sft.prepare.tokenizers import Tokenizer
-
-_FIM_TOKENS = (
-    *(tuple(form.format(part) for part in ("prefix", "middle", "suffix")) for form in ("<|fim_{}|>", "<fim_{}>")),
-    *(tuple(form.format(part) for part in ("prefix", "middle", "suffix")) for form in ("<fim-{}>", "<|code_{}|>")),
-    *(tuple(form.format(part) for part in ("PRE", "MID", "SUF")) for form in ("<{}>", "\u2581<{}>")),
-    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581end\uff5c>", "<\uff5cfim\u2581hole\uff5c>"),  # DeepSeek
+from grain_sft.prepare.request import TEXT_OPTIONS
+from grain_sft.prepare.templates.fim import FillInTheMiddle
+from grain_sft.prepare.templates.template import (
+    Piece,
+    PiecesTemplate,
+    Rendered,
+    Result,
+    SpecialText,
+    TemplateOptions,
+    result_of,
 )
-"""Spellings of the prefix, middle and suffix tokens in tokenizers that have them."""
+from grain_sft.prepare.tokenizers import Tokenizer
 
 
 class Text(PiecesTemplate):
@@ -30,7 +30,7 @@ class Text(PiecesTemplate):
 
     name = "text"
     roles = (DOCUMENT,)
-    options = ("bos", "eos", "empty", "normalize", "fim_rate", "fim_spm_rate", "fim_tokens")
+    options = TEXT_OPTIONS
     masked = False
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
@@ -39,11 +39,15 @@ class Text(PiecesTemplate):
         self._after = self._asked("end in EOS", tokenizer.eos_token_id) if options.eos else []
         if options.empty == "keep" and not (self._before or self._after):
             raise PrepareError("empty=keep: a document without text has no token without BOS and EOS. Ask for one.")
-        self._fim = self._fim_ids() if options.fim_rate else []
-        if options.fim_spm_rate and not options.fim_rate:
-            raise PrepareError("fim_spm_rate is a share of the documents that fim_rate chooses. Give fim_rate, too.")
+        self._fim = FillInTheMiddle(tokenizer, options) if options.fim_rate else None
+        unused = [name for name in TEXT_OPTIONS if name.startswith("fim_") and getattr(options, name)]
+        if self._fim is None and unused:
+            raise PrepareError(f"{unused[0]} applies to the documents that fim_rate chooses. Give fim_rate, too.")
+        if self.special is not None and options.fim_split_sample is not None:
+            self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
+        fim_ids = [] if self._fim is None else self._fim.ids
         self._never = np.zeros(tokenizer.vocab_size, np.bool_)
-        self._never[[*(number for number in tokenizer.control_ids if number < tokenizer.vocab_size), *self._fim]] = True
+        self._never[[*(number for number in tokenizer.control_ids if number < tokenizer.vocab_size), *fim_ids]] = True
 
     def check(self, conversation: Conversation) -> None:
         if conversation.messages[0].role != DOCUMENT:
@@ -57,7 +61,8 @@ class Text(PiecesTemplate):
             text = unicodedata.normalize(form, text)
             if self.special is not None:
                 self.special.check(text, f"text, after {form}")
-        return [*self._before, *self._permuted(text), *self._after]
+        middle_moved: list[Piece] = [(text, 1.0)] if self._fim is None else self._fim.pieces(text)
+        return [*self._before, *middle_moved, *self._after]
 
     def encode(self, texts: Sequence[str]) -> Sequence[Any]:
         return self.tokenizer.encode_arrays(texts)
@@ -92,20 +97,6 @@ class Text(PiecesTemplate):
             first, start = first + len(each), stop
         return results
 
-    def _permuted(self, text: str) -> list[Piece]:
-        """Return the pieces of a text: whole, or as prefix, suffix and middle, by numbers that its seed and bytes decide.
-
-        The two cuts are drawn alike from all of its characters and its end, as in Megatron-LM.
-        """
-        if not (self._fim and text):
-            return [(text, 1.0)]
-        digest = hashlib.blake2b(b"%d:%b" % (self.chosen.seed, text.encode()), digest_size=32).digest()
-        draws = np.frombuffer(digest, "<u8").tolist()
-        if draws[0] >= self.chosen.fim_rate * 2**64:
-            return [(text, 1.0)]
-        cuts = sorted(draw % (len(text) + 1) for draw in draws[2:])
-        return fim_pieces(text, cuts, self._fim, suffix_first=draws[1] < self.chosen.fim_spm_rate * 2**64)
-
     def _asked(self, asked: str, number: int | None) -> list[Piece]:
         """Return the piece of the tokenizer's BOS or EOS."""
         if number is None:
@@ -114,37 +105,3 @@ class Text(PiecesTemplate):
                 f"template text: documents {asked}, and this tokenizer has none. Give one that has, or --no-{name.lower()}."
             )
         return [(np.array([number], np.uint32), 1.0)]
-
-    def _fim_ids(self) -> list[int]:
-        """Return the ids of the prefix, middle and suffix tokens: those named, or the tokenizer's own."""
-        special = self.tokenizer.special_tokens
-        named: Sequence[str] = self.chosen.fim_tokens or ()
-        if not named:
-            named = next((spellings for spellings in _FIM_TOKENS if special.keys() >= set(spellings)), ())
-        if len(named) != 3:
-            raise PrepareError(
-                f"fim_tokens: {len(named)} tokens; expected three, of prefix, middle and suffix. Name special tokens of the "
-                "tokenizer, or give their ids: --fim-tokens PREFIX MIDDLE SUFFIX."
-            )
-        ids = [special.get(token, int(token) if token.isdecimal() else -1) for token in named]
-        for token, number in zip(named, ids, strict=True):
-            if not 0 <= number < self.tokenizer.vocab_size or ids.count(number) > 1:
-                raise PrepareError(
-                    f"fim_tokens: {token!r} is not a special token of the tokenizer or an id below "
-                    f"{self.tokenizer.vocab_size} of its own. Name three different ones."
-                )
-        return ids
-
-
-def fim_pieces(text: str, cuts: Sequence[int], tokens: Sequence[int], *, suffix_first: bool) -> list[Piece]:
-    """Return the pieces of a text whose middle is between two `cuts`, characters in ascending order.
-
-    `tokens` are the ids before prefix, middle and suffix. Source: `GPTFIMDataset` of NVIDIA/Megatron-LM
-    (megatron/training/datasets/fim_dataset.py).
-    """
-    prefix, middle, suffix = text[: cuts[0]], text[cuts[0] : cuts[1]], text[cuts[1] :]
-    to_prefix, to_middle, to_suffix = (np.array([number], np.uint32) for number in tokens)
-    order: list[str | npt.NDArray[np.uint32]] = [to_prefix, prefix, to_suffix, suffix, to_middle, middle]  # PSM
-    if suffix_first:
-        order = [to_prefix, to_suffix, suffix, to_middle, prefix, middle]  # SPM
-    return [(piece, 1.0) for piece in order]

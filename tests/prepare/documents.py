@@ -1,0 +1,50 @@
+"""What tests of plain documents share."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from grain_sft import open_corpus
+from grain_sft.corpus import Corpus
+from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
+
+FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+
+
+def save_fim_tokenizer(folder: Path, *special_tokens: str) -> Path:
+    """Save a small SentencePiece model with FIM and other special tokens."""
+    path = folder / "spm.model"
+    words = [f"the question and the answer, word {number}" for number in range(100)]
+    path.write_bytes(train_tokenizer(words, 400, (*FIM, *special_tokens)))
+    return path
+
+
+def write(path: Path, texts: Sequence[str], key: str = "text") -> Path:
+    path.write_text("".join(json.dumps({key: text, "id": n}) + "\n" for n, text in enumerate(texts)), encoding="utf-8")
+    return path
+
+
+def texts_of(count: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    return ["".join(draw.choices("the answer\n\t é漢😀<|", k=draw.randrange(1, 200))) for _ in range(count)]
+
+
+def request_of(spm: Path, path: Path, **options: Any) -> Request:
+    return Request((Dataset((str(path),)),), "text", str(spm), **{"format": "olmo", **options})
+
+
+def made(spm: Path, path: Path, **options: Any) -> tuple[Corpus, dict[str, Any]]:
+    """Return the corpus of a file's documents, and its manifest."""
+    out = path.parent / f"out-{len(list(path.parent.iterdir()))}"
+    manifest = prepare(request_of(spm, path, **options), out, workers=1)
+    return open_corpus(out), manifest
+
+
+def documents_of(
+    spm: Path, folder: Path, texts: Sequence[str], **options: Any
+) -> tuple[list[list[int]], dict[str, Any]]:
+    """Return the tokens of the documents of `texts`, in order, and the manifest."""
+    corpus, manifest = made(spm, write(folder / "a.jsonl", texts), shuffle=False, **options)
+    return [document.tokens.tolist() for document in corpus.iter_documents()], manifest

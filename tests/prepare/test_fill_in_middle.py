@@ -1,0 +1,94 @@
+"""Fill-in-the-middle of plain documents."""
+
+import base64
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+from documents import FIM, documents_of, save_fim_tokenizer, texts_of
+
+from grain_sft.errors import RecordError
+from grain_sft.prepare import Tokenizer, load_tokenizer
+from grain_sft.prepare.templates import TemplateOptions
+from grain_sft.prepare.templates.fim import FillInTheMiddle
+
+GOLDEN = Path(__file__).parents[1] / "golden/fim.json"
+LAST = 2**64 - 1  # a draw that chooses nothing
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_fim_tokenizer(tmp_path_factory.mktemp("spm"))
+
+
+def golden_tokenizer(folder: Path) -> tuple[Path, Tokenizer]:
+    path = folder / "fim.model"
+    path.write_bytes(zlib.decompress(base64.b64decode(json.loads(GOLDEN.read_text())["model"])))
+    return path, load_tokenizer(path)
+
+
+def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
+    _, tokenizer = golden_tokenizer(tmp_path)
+    golden = json.loads(GOLDEN.read_text())
+    for case in golden["cases"].values():
+        rates = golden["rates"] if case["split"] else {**golden["rates"], "fim_fragment_rate": None}
+        named = {"fim_split_sample": case["split"], "fim_no_prefix": case["without"]}
+        fim = FillInTheMiddle(tokenizer, TemplateOptions(**rates, **named))
+        draws = ((0 if chosen else LAST, 0 if spm else LAST, *cuts) for chosen, spm, *cuts in case["draws"])
+        pieces = [piece for piece, _ in fim.drawn(case["text"], draws)]
+        ids = [tokenizer.encode([piece])[0] if isinstance(piece, str) else list(piece) for piece in pieces]
+        assert [number for part in ids for number in part] == case["ids"], case
+        assert next(draws, None) is None  # as many draws as Megatron's
+
+
+def moved(text: str) -> tuple[str, bool | None]:
+    """Return the original of a text, and whether its suffix comes first; None: it is whole."""
+    if not text.startswith(FIM[0]):
+        return text, None
+    first, rest = text.removeprefix(FIM[0]).split(FIM[2])
+    suffix, middle = rest.split(FIM[1])
+    if first:
+        return first + middle + suffix, False
+    return middle + suffix, True
+
+
+def test_a_share_of_the_documents_is_moved_and_none_is_lost(spm: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(spm)
+    texts = [text.replace("<|", "") or "x" for text in texts_of(400)]
+    options = {"fim_rate": 0.5, "fim_spm_rate": 0.25}
+    found, _ = documents_of(spm, tmp_path, texts, **options)
+    rows = [moved(tokenizer.decode(document[:-1])) for document in found]
+    assert [text for text, _ in rows] == texts
+    share = sum(order is not None for _, order in rows)
+    assert 160 < share < 240 and 25 < sum(order is True for _, order in rows) < 80
+    named, _ = documents_of(spm, tmp_path, texts, **options, fim_tokens=FIM)
+    assert named == found
+    other, _ = documents_of(spm, tmp_path, texts, **options, seed=43)
+    assert other != found
+    by_id = tuple(str(tokenizer.special_tokens[token]) for token in FIM)
+    backwards, _ = documents_of(spm, tmp_path, texts[::-1], **options, fim_tokens=by_id)
+    assert backwards[::-1] == found  # its text decides how a document is cut
+
+
+def test_text_that_is_of_a_fim_token_is_refused(spm: Path, tmp_path: Path) -> None:
+    """An ordinary piece that is named as a FIM token must not come out of a text."""
+    tokenizer = load_tokenizer(spm)
+    the = str(tokenizer.encode(["the"])[0][-1])
+    with pytest.raises(RecordError, match="becomes a special token of this tokenizer"):
+        documents_of(spm, tmp_path, ["the " * 50], fim_rate=1.0, fim_tokens=(the, *FIM[1:]))
+
+
+def test_the_parts_of_a_document_are_moved_one_by_one(tmp_path: Path) -> None:
+    path = save_fim_tokenizer(tmp_path, "<|file|>")
+    tokenizer = load_tokenizer(path)
+    parts = [["the answer", "a question", "whole"], ["one"], ["whole", "whole again"], ["and", "the"]] * 20
+    texts = ["<|file|>".join(each) for each in parts]
+    with pytest.raises(RecordError, match=r"a\.jsonl:1: text: spells the special token '<\|file\|>'"):
+        documents_of(path, tmp_path, texts, fim_rate=1.0)
+    options = {"fim_split_sample": "<|file|>", "fim_fragment_rate": 1.0, "fim_no_prefix": "whole"}
+    found, _ = documents_of(path, tmp_path, texts, fim_rate=1.0, fim_spm_rate=0.5, **options)
+    originals = [list(map(moved, tokenizer.decode(document[:-1]).split("<|file|>"))) for document in found]
+    assert [[text for text, _ in each] for each in originals] == parts
+    assert all((order is None) == text.startswith("whole") for each in originals for text, order in each)
+    assert len({str(each) for each in originals[::4]}) == 1  # its text decides how a document is cut
