@@ -55,7 +55,13 @@ class StorageError(GrainSftError, OSError):
 
 
 class RecordError(GrainSftError, ValueError):
-    """A conversation that is not what its schema or template expects."""
+    """A conversation that is not what its schema or template expects.
+
+    Attributes:
+      record: Bytes of a record that is not of its file's encoding.
+    """
+
+    record: bytes = b""
 
 
 class PrepareError(GrainSftError, ValueError):

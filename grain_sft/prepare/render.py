@@ -146,6 +146,8 @@ class Renderer:
         path, line = self.inputs[source[0]].path, source[1]
         if self.request.on_error == "stop":
             raise RecordError(f"{path}:{line}: {error}") from error
+        if isinstance(raw, RecordError):
+            raw = raw.record
         record = {"record": repr(raw)}
         if isinstance(raw, bytes):
             try:

@@ -1,6 +1,7 @@
 """ArrayRecord files: every record once, of each encoding, however they are grouped and packed, or a sentence."""
 
 import base64
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -8,8 +9,10 @@ from typing import Any
 
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from tokenizer_makers import save_sentencepiece
 
 from grain_sft.errors import CorpusFileError, RecordError
+from grain_sft.prepare import Dataset, Request, dry_run, prepare
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.schema import parse_record
 from grain_sft.storage import files
@@ -82,9 +85,24 @@ def test_examples_give_their_features(tmp_path):
     ):
         parse_record({"raw": b"\xff\x00"}, "text:text=raw")
     assert read(array_record(tmp_path / "a.array_record", [b"", *records, b""]))[::21] == [{}, {}]
-    path = array_record(tmp_path / "a.array_record", [*records * 10, b"no example"])
-    with pytest.raises(RecordError, match=r"a\.array_record:201: is not a tf\.train\.Example"):
-        read(path)
+
+
+@pytest.mark.parametrize("place", [1, 150])
+def test_bad_examples_are_skipped_or_named(place: int, tmp_path: Path) -> None:
+    texts = [f"the answer {number}".encode() for number in range(200)]
+    records = [
+        b"\n%c\n%c\n\x04text\x12%c\n%c\n%c%b" % (*(len(text) + n for n in (14, 12, 4, 2, 0)), text) for text in texts
+    ]
+    records[place] = b"\xff not an example"
+    path = array_record(tmp_path / "a.array_record", records)
+    request = Request((Dataset((str(path),)),), "text", str(save_sentencepiece(tmp_path)), "olmo", shuffle=False)
+    with pytest.raises(RecordError, match=rf"a\.array_record:{place + 1}: the record is not a tf\.train\.Example"):
+        prepare(request, tmp_path / "out", workers=1)
+    assert f"a.array_record:{place + 1}: the record is not" in dry_run(request, 200)
+    manifest = prepare(dataclasses.replace(request, on_error="skip"), tmp_path / "skipped", workers=1)
+    assert manifest["splits"]["train"]["documents"] == 199
+    [rejected] = map(json.loads, Path(f"{tmp_path}/skipped.rejected.jsonl").read_text().splitlines())
+    assert rejected["line"] == place + 1 and base64.b64decode(rejected["record_base64"]) == records[place]
 
 
 def test_objects_of_json_are_records_and_bad_ones_are_named_later(tmp_path):
@@ -93,13 +111,14 @@ def test_objects_of_json_are_records_and_bad_ones_are_named_later(tmp_path):
         {"text": f"{n} é"} for n in range(150)
     ]
     assert read(array_record(tmp_path / "a", [*records, b"{"]))[-1] == b"{"
+    assert read(array_record(tmp_path / "a", [b"{", *records]))[:2] == [b"{", records[0]]
 
 
-def test_records_are_texts_unless_all_of_the_first_are_objects_or_examples(tmp_path):
-    mixed = [b"", b'{"text": "a program"}', b"\n\x05hello", b"[1]", b"  ", b"{x}", EXAMPLES[0]["record"].encode()]
+def test_records_are_texts_unless_most_of_the_first_are_objects_or_examples(tmp_path):
+    mixed = [b"", b'{"text": "a program"}', b'{"a": 1}', b"\n\x05hello", b"[1]", b"{x}", EXAMPLES[0]["record"].encode()]
     expected = [{"text": record.decode()} for record in mixed]
     assert read(array_record(tmp_path / "a", mixed)) == expected
-    assert read(array_record(tmp_path / "a", mixed[2:3])) == expected[2:3]
+    assert read(array_record(tmp_path / "a", mixed[3:4])) == expected[3:4]
     assert read(array_record(tmp_path / "a", [b"a", b"\xff"])) == [{"text": "a"}, {"text": b"\xff"}]
 
 

@@ -44,7 +44,7 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
     """Return parts of whole chunks, each of at least `least` bytes, decompressed, but the last; and the records' encoding.
 
-    The encoding is "example" or "json" where the first records are all of it, else "text".
+    The encoding is "example" or "json" where more than half of the first records are of it, else "text".
     """
     scanner, parts = Scanner(path, size, read), list[Part]()
     stop = _footer_offset(path, size)
@@ -67,9 +67,9 @@ def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> t
     return tuple(parts), _encoding(path, size, parts[0]) if parts else "text"
 
 
-def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes]:
-    """Yield the records of a unit: features, {"text"}, or JSON as bytes."""
-    for number, record in enumerate(_records(entry.path, entry.size, unit, unit.first - 1, unit.records), unit.first):
+def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordError]:
+    """Yield the records of a unit: features, {"text"}, or JSON as bytes; a RecordError where features are missing."""
+    for record in _records(entry.path, entry.size, unit, unit.first - 1, unit.records):
         if entry.note == "json":
             yield record
         elif entry.note == "text":
@@ -77,16 +77,16 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes]:
         elif (found := fields_of(record)) is not None:
             yield found
         else:
-            raise RecordError(
-                f"{entry.path}:{number}: is not a tf.train.Example with features, as the first records are."
-            )
+            error = RecordError("the record is not a tf.train.Example with features, as most of the first records are.")
+            error.record = record
+            yield error
 
 
 def _encoding(path: str, size: int, part: Part) -> str:
     sample = [record for record in _records(path, size, part, 0, min(SAMPLE, part.records)) if record]
-    if sample and all(fields_of(record) is not None for record in sample):
+    if 2 * sum(fields_of(record) is not None for record in sample) > len(sample):
         return "example"
-    return "json" if sample and all(map(_is_object, sample)) else "text"
+    return "json" if 2 * sum(map(_is_object, sample)) > len(sample) else "text"
 
 
 def _is_object(record: bytes) -> bool:

@@ -150,8 +150,10 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
     return tuple(map(tuple, groups))
 
 
-def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any]]]:
+def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
     """Yield number and record of each record of a unit: a line without its end, an array's element or a row.
+
+    A record that can't be decoded is a RecordError, which `schema.read_record` raises.
 
     Args:
       entry: Input of the unit.
@@ -183,7 +185,7 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
             yield number, line
 
 
-def all_records(entries: Iterable[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any]]]:
+def all_records(entries: Iterable[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any] | RecordError]]:
     """Yield input, number from 1 and record of all inputs, in order, as `read_records` does."""
     for entry in entries:
         first = 1

@@ -80,7 +80,9 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of a record as `inputs.read_records` gives it: JSON as bytes, or a row."""
+    """Return the conversation of a record as `inputs.read_records` gives it: JSON as bytes, a row or a RecordError."""
+    if isinstance(raw, RecordError):
+        raise raw
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
 
 
