@@ -83,10 +83,10 @@ WRONG = {
     "other samples": (
         lambda index: None,
         {"num_samples": 400},
-        "no index of .*with document_index.npy .360.*1 may be of it",
+        "no index of .*with document_index.npy .360.*1 indices may belong to it",
     ),
     "other length": (lambda index: None, {"sequence_length": 8}, "no index of"),
-    "other seed": (lambda index: None, {"seed": 5}, "no index of .*0 may be of it"),
+    "other seed": (lambda index: None, {"seed": 5}, "no index of .*0 indices may belong to it"),
     "no extra token": (
         lambda index: None,
         {"add_extra_token_to_sequence": False},
@@ -136,7 +136,7 @@ def twice(index):
 WRONG_BLENDS = {
     "no such data set": (change("dataset", 0, 2), {}, "dataset_index.npy: holds 0 to 2; expected 0 to 1"),
     "another count": (change("dataset_sample", 5, 9), {}, "dataset_sample_index.npy: does not count the samples"),
-    "two": (twice, {}, "blends that fit both. Remove the one"),
+    "two": (twice, {}, "each of these blends fits. Keep the one"),
 }
 
 

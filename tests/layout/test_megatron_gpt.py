@@ -204,9 +204,9 @@ def test_options_that_change_batches_change_the_receipt(folder):
 
 
 WRONG = {
-    "no samples": (BLEND, {"num_samples": None}, "a corpus with weights needs num_samples, as in megatron-core"),
-    "another mixture": (BLEND, {"variant": "mmap"}, "variant mmap mixes its data sets otherwise. Give corpus.mixture"),
-    "too few": ("by sizes, None samples", {"sequence_length": 10**6}, "tokens are too few for one sample of 1000000"),
+    "no samples": (BLEND, {"num_samples": None}, "num_samples is missing: a corpus with weights needs it"),
+    "another mixture": (BLEND, {"variant": "mmap"}, "variant mmap has no weighted blend. Give corpus.mixture"),
+    "too few": ("by sizes, None samples", {"sequence_length": 10**6}, "tokens are too few for one sample of 1000001"),
     "mask of mmap": (BLEND, {"variant": "mmap", "eod_mask_loss": True}, "never takes loss on the prediction of an EOD"),
     "split of several": ("blend, split", {"variant": "mmap_npy"}, "corpus.split does. Give layout.document_split"),
     "split of Megatron": (BLEND, {"document_split": "9,1"}, "splits the sequences of each prefix. Give corpus.split"),

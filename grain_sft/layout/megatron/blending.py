@@ -1,12 +1,17 @@
-"""The blend of Megatron-core's `BlendedDataset`: from which data set each sample is.
+"""The blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
 
-Sample t is of the data set with the greatest `weight * max(t, 1) - taken`, the first of equals, in 64-bit floating point. That
-is a loop over samples in which each step needs the one before. Here thousands of chains run it at once, each over its own
-`BLOCK` samples. Where a chain begins, the samples taken so far are guessed to be in proportion to the weights, and some steps
-before its samples correct the guess: a data set that was given one too many waits for its turn. What a chain began with is then
-compared with what the chain before it ended with, and a chain that began with anything else runs again, so the result is the
-loop's, whatever was guessed. Chains run in fixed point, or in floating point if ties are many, as of weights that are whole
-percentages. `bench --only megatron` measures both beside the compiled loop.
+Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, the first of equals, in 64-bit floating point.
+In megatron-core this is a loop, and each of its steps depends on the step before. Here thousands of chains run at once, each
+over its own block of `BLOCK` samples:
+
+1. Each chain guesses `taken` at its first sample in proportion to the weights.
+2. It runs some steps before its first sample, which correct the guess: a data set with one sample too many waits for its turn.
+3. Each chain's first `taken` is compared with the last of the chain before it. Chains that differ run again from that
+value, so
+   the result is the loop's whatever the guesses were.
+
+Chains run in fixed point, or in floating point where many errors tie, such as with weights in whole percent.
+`bench --only megatron` measures both against the compiled loop.
 """
 
 from __future__ import annotations
@@ -31,13 +36,13 @@ BLOCK = 1 << 10
 """Samples of a chain."""
 
 STEPS = 4
-"""Steps for each data set that correct a guess."""
+"""Number of steps, per data set, that correct a guess."""
 
 TIED = 1 / 64
-"""Share of ties from which floating point is faster than fixed point."""
+"""Share of ties above which floating point is faster than fixed point."""
 
-_CHAINS = 1 << 13  # at once: their arrays stay in the processor's cache
-_PROBES = 64  # chains, and their steps, that show whether ties are many
+_CHAINS = 1 << 13  # run at once, so that their arrays stay in the processor's cache
+_PROBES = 64  # chains, and steps of each, from which the share of ties is estimated
 _ROWS = 64  # steps whose choices are transposed at once
 
 
@@ -46,14 +51,14 @@ class Blend(NamedTuple):
 
     Attributes:
       chosen: uint8 or uint16 [samples], number of the data set of each sample.
-      taken: int64 [blocks, datasets], samples of each data set before each block of `BLOCK` samples.
+      taken: int64 [blocks, datasets], number of samples taken from each data set before each block of `BLOCK` samples.
     """
 
     chosen: UInt[np.ndarray, " samples"]
     taken: Int64[np.ndarray, "blocks datasets"]
 
     def numbers_of(self, rows: Int64[np.ndarray, " rows"]) -> tuple[Ints, Ints]:
-        """Return the data set of each of `rows`, and its number among that data set's samples: int64 [rows] each."""
+        """Return the data set of each row, and the row's number among the samples of that data set: int64 [rows] each."""
         dataset = self.chosen[rows].astype(np.int64)
         block, within = np.divmod(rows, BLOCK)
         number: Ints = self.taken[block, dataset]
@@ -71,14 +76,14 @@ class Blend(NamedTuple):
 
     @property
     def counts(self) -> Ints:
-        """Return the samples of each data set, int64 [datasets]."""
+        """Number of samples taken from each data set, int64 [datasets]."""
         last = np.bincount(self.chosen[(len(self.taken) - 1) * BLOCK :], minlength=self.taken.shape[1])
         counts: Ints = self.taken[-1] + last
         return counts
 
 
 def blend_of(chosen: Integer[np.ndarray, " samples"], datasets: int) -> Blend:
-    """Return the blend that takes its samples from the data sets `chosen`, numbers in [0, datasets)."""
+    """Return the blend whose sample i comes from data set `chosen[i]`, a number in [0, datasets)."""
     blocks = -(-len(chosen) // BLOCK)
     places = np.arange(len(chosen)) // BLOCK * datasets + chosen
     taken = np.bincount(places, minlength=blocks * datasets).reshape(blocks, datasets)
@@ -86,14 +91,14 @@ def blend_of(chosen: Integer[np.ndarray, " samples"], datasets: int) -> Blend:
 
 
 def normalized(weights: npt.ArrayLike) -> Floats:
-    """Return weights divided by their sum, float64 [n], rounded as megatron-core rounds them."""
+    """Return the weights divided by their sum, float64 [n], with megatron-core's rounding."""
     given = np.array(weights, np.float64)
     found: Floats = given / np.sum(given)
     return found
 
 
 def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
-    """Return the blend of `size` samples, 1 or more, by weights that sum to 1."""
+    """Return the blend of `size` samples (1 or more) by `weights`, which sum to 1."""
     blocks, datasets, steps = -(-size // BLOCK), len(weights), min(size, BLOCK)
     chosen = np.empty((blocks, steps), np.min_scalar_type(datasets - 1))
     step = np.arange(blocks, dtype=np.float64) * BLOCK
@@ -114,7 +119,7 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
         run(slice(first, group.stop))
 
     chains = -(-blocks // -(-blocks // _CHAINS))
-    for first in range(0, blocks, chains):  # two threads take twice the processor time, and no less time
+    for first in range(0, blocks, chains):  # a second thread doubles the processor time and saves nothing
         guess_and_run(first)
     while len(wrong := 1 + np.flatnonzero((ended[:, :-1] != begun[:, 1:]).any(axis=0))):
         begun[:, wrong] = ended[:, wrong - 1]
@@ -131,7 +136,7 @@ def _advance_of(weights: Floats, step: Floats) -> Callable[[Floats, Floats, int]
 
 
 def _guess(weights: Floats, step: Floats) -> Floats:
-    """Return samples taken of each data set before each step, float64 [datasets, chains], in proportion to the weights."""
+    """Return samples taken from each data set before each step, in proportion to the weights: float64 [datasets, chains]."""
     wanted = np.multiply.outer(weights, step)
     taken = np.floor(wanted)
     rank = np.argsort(np.argsort(taken - wanted, axis=0, kind="stable"), axis=0, kind="stable")
@@ -140,10 +145,10 @@ def _guess(weights: Floats, step: Floats) -> Floats:
 
 
 def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
-    """Run chains in floating point, and return the data sets that they choose, [chains, steps].
+    """Run chains in floating point and return the data sets that they choose, [chains, steps].
 
     Args:
-      taken: float64 [datasets, chains], samples of each data set before the chains begin. What they take is added.
+      taken: float64 [datasets, chains], samples taken from each data set before the chains begin. It is updated in place.
     """
     datasets, chains = taken.shape
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]  # the first has the highest

@@ -1,9 +1,9 @@
 """Indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) keep on disk.
 
-Three .npy files are of a data set: megatron-core names them `HASH-GPTDataset-SPLIT-document_index.npy`, MaxText
-`HASH-document_index.npy`; the others are `sample_index` and `shuffle_index`. Two are of a blend: `dataset_index` and
-`dataset_sample_index`. The hash of a data set leaves out options that decide the arrays (`add_extra_token_to_sequence` and
-`drop_last_partial_validation_sequence`), so the arrays are compared with the documents, all of them, before they are used.
+A data set has three .npy files: `document_index`, `sample_index` and `shuffle_index`. megatron-core names them
+`HASH-GPTDataset-SPLIT-document_index.npy`, and MaxText `HASH-document_index.npy`. A blend has two: `dataset_index` and
+`dataset_sample_index`. The hash does not cover two options that change the arrays (`add_extra_token_to_sequence` and
+`drop_last_partial_validation_sequence`), so the arrays are checked against all documents before they are used.
 """
 
 import json
@@ -22,17 +22,17 @@ from grain_sft.storage import files
 
 _DOCUMENTS, _OTHERS = "document_index.npy", ("sample_index.npy", "shuffle_index.npy")
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
-"""End of the name of each system's description, and its keys of the paths of prefixes and of the seed."""
+"""For each system: the end of its description's file name, its key of the prefixes' paths, and its key of the seed."""
 
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
 _ENDINGS = (_DOCUMENTS, *_OTHERS, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
 
 
 def stamps_of(folder: str) -> list[list[Any]]:
-    """Return name, size and time of change of each file of indices in a folder, ready for JSON.
+    """Return the name, size and modification time of each index file in a folder, ready for JSON.
 
     Raises:
-      LayoutError: The folder is not local, can't be read, or holds none.
+      LayoutError: The folder is not local, can't be read, or has no index files.
     """
     if files.is_remote(folder):
         raise LayoutError(f"index_dir={folder!r}: indices are read from a local folder. Copy it to this machine.")
@@ -57,17 +57,19 @@ def read_stream(
     cut: Cut,
     seed: int | None,
 ) -> Stream:
-    """Return the stream of a data set from the files of a folder.
+    """Return the stream of a data set from the index files of a folder.
 
     Args:
+      folder: Local folder of index files.
       path: Path of the data set's token file.
-      sizes: Integers [documents], tokens of each document.
-      before: Number of the prefix's documents before these: the files count them too.
-      num_samples: Samples that are needed; None for one epoch.
-      seed: Seed that megatron-core's description has to state.
+      sizes: Integers [documents], number of tokens of each document.
+      before: Number of documents of the prefix before the first of `sizes`. The index counts them too.
+      num_samples: Number of samples that the run needs; None for one epoch.
+      cut: How the stream is cut into samples.
+      seed: Seed that the description beside the index has to state.
 
     Raises:
-      LayoutError: No files are of this data set, or those that seem to be are damaged or made with other options.
+      LayoutError: No index belongs to this data set, or those that do are damaged or were made with other options.
     """
     tokens = int(sizes.sum(dtype=np.int64))
     epochs = cut.epochs_for(num_samples, max(1, tokens))
@@ -101,23 +103,25 @@ def read_stream(
         return sound[0][1]
     if wrong:
         raise LayoutError(
-            f"{wrong[0]} It is damaged, or of other documents or options. Remove it, or leave out index_dir."
+            f"{wrong[0]} It is damaged, or was made from other documents or options. Remove it, or leave out index_dir."
         )
     listed = ", ".join(f"{each} {list(shape)}" for each, shape in shapes.items())
     raise LayoutError(
-        f"{folder}: no index of {path} with {listed}: {seen} may be of it, of other num_samples, sequence_length or "
-        "add_extra_token_to_sequence. Give those of the index, or leave out index_dir."
+        f"{folder}: no index of {path} with {listed}. {seen} indices may belong to it, but have other shapes. Give the "
+        "index's num_samples, sequence_length and add_extra_token_to_sequence, or leave out index_dir."
     )
 
 
 def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend | None:
-    """Return the blend of `size` samples from the files of a folder; None if it has no blends.
+    """Return the blend of `size` samples from the index files of a folder; None if the folder has no blends.
 
     Args:
-      shares: float64 [datasets], weights of the data sets, with the sum 1.
+      folder: Local folder of index files.
+      shares: float64 [datasets], weights of the data sets, which sum to 1.
+      size: Number of samples.
 
     Raises:
-      LayoutError: The folder has blends, but no sound one of these shares and samples, or several.
+      LayoutError: The folder has blends, but none or several of them are sound and have these shares and this size.
     """
     names = [name for name, *_ in stamps_of(folder) if name.endswith(_BLEND[0])]
     sound: dict[str, Blend] = {}
@@ -144,19 +148,21 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         elif not any(np.array_equal(found.chosen, each.chosen) for each in sound.values()):
             sound[start] = found
     if len(sound) > 1:
-        raise LayoutError(f"{'* and '.join(sound)}*: blends that fit both. Remove the one that the run does not have.")
+        raise LayoutError(
+            f"{'* and '.join(sound)}*: each of these blends fits. Keep the one that the run used, and remove the rest."
+        )
     if wrong and not sound:
         raise LayoutError(f"{wrong[0]} Remove it, or leave out index_dir.")
     if names and not sound:
         raise LayoutError(
-            f"{folder}: {len(names)} blends, but none of {size} samples of weights {shares.tolist()}. Remove them, or "
+            f"{folder}: {len(names)} blends, but none has {size} samples and weights {shares.tolist()}. Remove them, or "
             "leave out index_dir."
         )
     return next(iter(sound.values()), None)
 
 
 def _describes(start: str, tokens: str, seed: int | None) -> bool:
-    """Return whether the description of an index is of a data set, by its file name, and of a seed; True if there is none."""
+    """Return whether the description of an index names the token file and the seed; True where there is no description."""
     name = os.path.basename(tokens).removesuffix(".bin")
     for ending, paths, seeds in _DESCRIPTIONS:
 
@@ -170,7 +176,7 @@ def _describes(start: str, tokens: str, seed: int | None) -> bool:
 
 
 def _describes_blend(start: str, shares: npt.NDArray[np.float64]) -> bool:
-    """Return whether megatron-core's description of a blend is of these shares; True if there is none."""
+    """Return whether megatron-core's description of a blend has these shares; True where there is no description."""
 
     def agrees(stated: Any) -> bool:
         weights = normalized(stated["weights"])
@@ -180,7 +186,7 @@ def _describes_blend(start: str, shares: npt.NDArray[np.float64]) -> bool:
 
 
 def _stated(path: str, agrees: Callable[[Any], bool]) -> bool:
-    """Return whether a description `agrees`; True if it does not exist."""
+    """Return `agrees` of the description at `path`; True where the file does not exist."""
     if not os.path.exists(path):
         return True
     try:
@@ -208,7 +214,7 @@ def _unsound(
     epochs: int,
     cut: Cut,
 ) -> str:
-    """Return what is wrong with an index, after the beginning of its name; "" where nothing is."""
+    """Return the end of a message that names the fault of an index, from its file's name on; "" for a sound index."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."
     expected = sample_index(ends_of(sizes, order), cut)

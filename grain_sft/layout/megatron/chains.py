@@ -1,12 +1,12 @@
-"""Chains of a blend in fixed point: many stretches of Megatron-core's loop that advance together, a step at a time.
+"""Chains of a blend in fixed point: many stretches of Megatron-core's loop that advance together, one step at a time.
 
-A step adds the weights to the errors (`weight * t - taken`), and the choice of a data set subtracts one from its error. Bits
-below each error name the data set, so that one maximum finds both. Where the two greatest errors of a chain are closer than the
-rounding of fixed or floating point, the errors are computed as the loop computes them. Data sets of equal weight take turns in
-their order, and have one error together.
+Each data set has an error, `weight * t - taken`. A step adds the weights to the errors, and subtracts 1 from the error of the
+data set that it chooses. The bits below an error hold a code of its data set, so that one maximum finds both. Where a chain's
+two greatest errors are closer than the rounding error, they are recomputed exactly as the loop computes them. Data sets of
+equal weight take turns in their order, and share one error as a group.
 
-Errors of n data sets fit: they are between -1 and 1 + 1/2 + ... + 1/n (Adler, Berenbrink, Friedetzky, Goldberg, Goldberg,
-Paterson: A proportionate fair scheduling rule with good worst-case performance, 2003).
+Errors do not overflow: those of n data sets are between -1 and 1 + 1/2 + ... + 1/n (Adler, Berenbrink, Friedetzky, Goldberg,
+Goldberg, Paterson: A proportionate fair scheduling rule with good worst-case performance, 2003).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Errors = npt.NDArray[np.signedinteger]
 
-_STEPS = 32  # steps after which the rounding of the weights is corrected, and choices are transposed
-_NARROW = 64  # data sets up to which errors are int32, which takes half the time of int64
+_STEPS = 32  # after which the rounding of the weights is corrected and choices are transposed
+_NARROW = 64  # most data sets whose errors are int32, which takes half the time of int64
 
 
 class Chains:
     """Chains of one blend.
 
     Args:
-      weights: float64 [datasets], above 0 and with the sum 1.
+      weights: float64 [datasets], above 0, which sum to 1.
 
     Attributes:
-      ties: Number of choices so far that were computed as the loop computes them.
+      ties: Number of choices that needed the exact computation.
     """
 
     def __init__(self, weights: Float64[np.ndarray, " datasets"]) -> None:
@@ -45,7 +45,7 @@ class Chains:
         self._sizes, self._firsts = sizes[:, None], (sizes.cumsum() - sizes)[:, None]
         self._members = self._group.argsort(kind="stable")
         numbers = np.arange(self._count)
-        self._turn = np.empty(self._count, np.int64)  # of each data set among those of its weight
+        self._turn = np.empty(self._count, np.int64)  # of each data set in its group
         self._turn[self._members] = numbers - self._firsts[:, 0].repeat(sizes)
         whole = 4 if self._count <= _NARROW else 6  # bits of an error before the binary point
         self._dtype: np.dtype[np.signedinteger] = np.dtype(np.int32 if self._count <= _NARROW else np.int64)
@@ -58,11 +58,12 @@ class Chains:
         self._passed[self._count - numbers] = numbers - following + self._one * (following > numbers)
 
     def run(self, begin: Floats, taken: Floats, steps: int) -> UInt[np.ndarray, "chains steps"]:
-        """Advance chains, and return the data sets that they choose.
+        """Advance chains and return the data sets that they choose.
 
         Args:
-          begin: float64 [chains], the sample at which each chain begins.
-          taken: float64 [datasets, chains], samples taken of each before the chains begin. What they take is added.
+          begin: float64 [chains], first sample of each chain.
+          taken: float64 [datasets, chains], samples taken from each data set before the chains begin. It is updated in place.
+          steps: Number of samples that each chain chooses.
         """
         chains, mask = len(begin), (1 << self._bits) - 1
         errors = self._errors(begin, taken)
@@ -100,24 +101,24 @@ class Chains:
         return found
 
     def _errors(self, begin: Floats, taken: Floats) -> Errors:
-        """Return the errors of groups where chains begin, [groups, chains], above the code of the data set whose turn it is."""
+        """Return the first errors of all groups, [groups, chains], each above the code of the data set whose turn it is."""
         whole, turn = np.divmod(np.add.reduceat(taken[self._members], self._firsts[:, 0], axis=0), self._sizes)
         error = np.rint((self._weights[:, None] * begin - whole) * self._scale).astype(np.int64)
         code = self._count - self._members[self._firsts + turn.astype(np.int64)]
         return ((error << self._bits) + code).astype(self._dtype)
 
     def _added(self, first: int, stop: int) -> Errors:
-        """Return what is added to the errors of groups from step `first` of a chain to step `stop`, [groups, 1]."""
+        """Return the sum that the steps `first` to `stop` of a chain add to the error of each group, [groups, 1]."""
         bounds = np.rint(np.multiply.outer(self._weights * self._scale, [first, stop])).astype(np.int64)
         return (np.diff(bounds) << self._bits).astype(self._dtype)
 
     def _taken(self, sample: Floats, errors: Errors) -> Floats:
-        """Return the samples taken of the data set of each group whose turn it is, [groups, chains]."""
+        """Return the samples taken from the data set whose turn it is in each group, [groups, chains]."""
         found: Floats = np.rint(self._weights[:, None] * sample - (errors >> self._bits) / self._scale)
         return found
 
     def _exact(self, sample: Floats, errors: Errors) -> Errors:
-        """Return the codes of the data sets that the loop chooses for a sample of each chain, [chains]."""
+        """Return the code of the data set that the loop chooses for one sample of each chain, [chains]."""
         error = self._weights[:, None] * np.maximum(sample, 1) - self._taken(sample, errors)
         codes: Errors = np.where(error == error.max(axis=0), errors & ((1 << self._bits) - 1), 0).max(axis=0)
         return codes

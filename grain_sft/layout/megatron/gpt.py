@@ -21,7 +21,7 @@ from grain_sft.layout.megatron.stream import Cut, Stream
 from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined, ragged
 from grain_sft.storage import artifact, files
 
-_BLOCK = 1 << 22  # values that are hashed at a time
+_BLOCK = 1 << 22  # values hashed at a time
 
 
 class MegatronGptLayout(Layout):
@@ -29,42 +29,42 @@ class MegatronGptLayout(Layout):
 
     If the corpus has weights, or several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
     shards. The order of the rows includes Megatron's shuffle, so a config reads them once, in order `sequential`, by default.
-    Rows cut through documents. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
+    Documents may be cut at the ends of rows. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
 
-    Advantages: a run goes on where Megatron-LM or MaxText left it, sample by sample. Disadvantages: the layout needs an index
-    of 12 bytes for each document and epoch and 4 for each row, which is made once per machine; rows of an epoch are fixed by
-    `num_samples`.
+    Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
+    index, made once per machine, of 12 bytes for each document and epoch and 4 for each row; `num_samples` decides the rows
+    of an epoch.
 
     Args:
       corpus: Corpus whose sequences make the stream.
-      sequence_length: Tokens of a row of the trainer's batch.
+      sequence_length: Number of columns of the trainer's batch.
       variant: System whose rows these are: "megatron", or MaxText's "mmap_npy" or "mmap" (windows of all documents in
         order, without a shuffle).
-      num_samples: Rows that the run needs, `train_samples` of Megatron-LM; as many epochs as hold them are built. None means
-        one epoch.
+      num_samples: Number of rows that the run needs, `train_samples` of Megatron-LM. The layout has the epochs that hold them.
+        None means one epoch.
       seed: Seed of the shuffles, `--seed` of Megatron-LM.
-      add_extra_token_to_sequence: Whether a row holds the first token of the next one, so that its last token has a target.
-        None means true, but false in variant "mmap".
-      drop_last_partial_sequence: Whether a last row that lacks tokens is left out. Else it is padded.
+      add_extra_token_to_sequence: Whether a row also holds the first token of the next one, so that its last token has a
+        target. None means true, but false in variant "mmap".
+      drop_last_partial_sequence: Whether a last row of fewer tokens is left out. Otherwise it is padded.
       eod_token_id: Token that ends a document; None for `corpus.eos_token_id`.
       eod_mask_loss: Whether the prediction after an EOD takes no loss.
       reset_attention_mask: Whether a segment ends after each EOD. None means false in variant "megatron", else true.
-      reset_position_ids: Whether positions begin anew after each EOD. None means as `reset_attention_mask` in MaxText's
+      reset_position_ids: Whether positions restart after each EOD. None means the value of `reset_attention_mask` in MaxText's
         variants, else false.
-      max_segments_per_row: MaxText's `packing_max_segments_per_sample`: a segment of at most `sequence_length` divided by
-        this is joined with the next. 0 joins none. None means 25 in MaxText's variants, else 0.
-      surplus: Share of rows that each data set of a blend has beyond its need, `mid_level_dataset_surplus`.
+      max_segments_per_row: MaxText's `packing_max_segments_per_sample`. A segment of at most `sequence_length` divided by
+        this number is joined with the next segment. 0 joins none. None means 25 in MaxText's variants, else 0.
+      surplus: Share of additional rows that each data set of a blend has, `mid_level_dataset_surplus`.
       document_split: Shares of the documents of each data set, such as "99,1": MaxText's `mmap_npy_split`. None means all.
       document_subset: Share that is read: "train", "valid" or "test".
-      index_dir: Folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made, with or without
-        blends. They are checked, and read instead of built; those that do not fit are an error. None builds them.
-      cache_dir: Folder, or URL in a bucket, where indices are kept; None for the cache folder.
+      index_dir: Local folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made, with or without
+        blends. They are checked and read; indices that do not fit are an error. None makes the indices.
+      cache_dir: Folder, or URL in a bucket, of cached indices; None for the cache folder.
 
     Attributes:
-      sequence_length: Tokens of a row, with the extra token.
+      sequence_length: Number of tokens of a row, the extra token included.
 
     Raises:
-      LayoutError: Arguments that don't fit together, or documents that hold no row.
+      LayoutError: Arguments that contradict each other, or documents with too few tokens for a row.
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
@@ -105,7 +105,7 @@ class MegatronGptLayout(Layout):
             raise LayoutError(f"surplus={surplus!r}: expected a number, 0 or more.")
         if eod_mask_loss and traits.masks_targets:
             raise LayoutError(
-                f"eod_mask_loss=True: variant {variant} never takes loss on the prediction of an EOD. Leave it out."
+                f"eod_mask_loss=True: variant {variant} never takes loss on the prediction of an EOD. Remove eod_mask_loss."
             )
         self.corpus, self.sequence_length = corpus, as_sequence_length(length + extra)
         self.orders_rows = traits.shuffles
@@ -136,7 +136,7 @@ class MegatronGptLayout(Layout):
             return found
         if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
             raise LayoutError(
-                "masks and resets at EOD tokens need their id, and the corpus lacks it. Give eod_token_id."
+                "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus states none. Give it."
             )
         if mask or targets:
             found.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": targets}})
@@ -177,7 +177,7 @@ class MegatronGptLayout(Layout):
         return found._replace(segment=None if whole else found.segment, position=None if whole else found.column)
 
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
-        """Return [row, column, start, length, document] of the parts of documents in some samples of a data set."""
+        """Return the columns [row, column, start, length, document] of the parts of documents in samples of a data set."""
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:
             samples = stream.shuffle[samples].astype(np.int64)
@@ -191,7 +191,7 @@ class MegatronGptLayout(Layout):
         unit = stream.order[entry] + np.int64(self._firsts[dataset])
         document = arrays["documents"][unit] if "documents" in arrays else unit
         columns = [row, at - begin[row], arrays["starts"][unit] + at - entry_begin, end - at, document]
-        some = end > at  # the others are empty documents
+        some = end > at  # all but empty documents
         return columns if some.all() else [column[some] for column in columns]
 
     def left_out(self) -> list[LeftOut]:
@@ -222,6 +222,6 @@ class MegatronGptLayout(Layout):
         self._open()
 
     def __repr__(self) -> str:
-        """Return exactly what decides the rows, because Grain compares this text when it restores an iterator."""
+        """Return everything that decides the rows: Grain compares this text when it restores an iterator."""
         split = "" if self._recipe.split is None else f", split={self._recipe.split}"
         return f"MegatronGptLayout({self._recipe!r}, weights={self.corpus.weights}, rows={len(self)}{split})"

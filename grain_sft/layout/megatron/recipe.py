@@ -17,19 +17,19 @@ from grain_sft.layout.megatron.cache import read_blend, read_stream, stamps_of
 from grain_sft.layout.megatron.stream import Cut, Stream, make_stream
 from grain_sft.storage import artifact
 
-_VERSION = 1  # of the indices; a new one makes them again
+_VERSION = 1  # of the indices: another version makes them again
 
 
 class Variant(NamedTuple):
-    """What one system does and others do otherwise.
+    """Differences between the systems that have such rows.
 
     Attributes:
-      extra: Whether rows have the first token of the next one by default.
+      extra: Whether a row also holds the first token of the next row by default.
       shuffles: Whether documents and samples are shuffled.
-      joins: Whether all shards without weights are one data set, instead of one each.
-      by_documents: Whether a document of several sequences stays together in the stream.
-      exact_size: Whether a blend has `num_samples` rows, instead of each data set's share rounded up.
-      blends_one: Whether a corpus with weights is a blend of `num_samples` rows if it has one shard, too.
+      joins: Whether the shards of a corpus without weights are one data set. Otherwise each is a data set.
+      by_documents: Whether the sequences of one document stay together in the stream.
+      exact_size: Whether a blend has `num_samples` rows. Otherwise each data set's share of them is rounded up.
+      blends_one: Whether one shard with a weight is a blend of `num_samples` rows.
       resets: Whether attention and positions begin anew after each EOD by default.
       segments_per_row: Default of `max_segments_per_row`.
       masks_targets: Whether predictions of EOD take no loss.
@@ -62,16 +62,16 @@ Variants = Literal["megatron", "mmap_npy", "mmap"]
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What decides the indices of a corpus.
+    """All options that decide the indices of a corpus.
 
     Attributes:
       variant: Name of an entry of `VARIANTS`.
       cut: How streams are cut into samples.
-      num_samples: Samples that are needed; None for one epoch.
+      num_samples: Number of samples that the run needs; None for one epoch.
       seed: Seed of the shuffles; None for no shuffle.
-      surplus: Share of samples that each data set of a blend has beyond its need.
-      split: Shares and subset of the documents of each data set, such as ("99,1", "train"); None for all.
-      index_dir: Folder of indices of megatron-core or MaxText that are read; None makes them.
+      surplus: Share of additional samples that each data set of a blend has.
+      split: Shares and subset of the documents of each data set, such as ("99,1", "train"); None for all documents.
+      index_dir: Folder of indices that megatron-core or MaxText made; None to make them here.
     """
 
     variant: str
@@ -83,7 +83,7 @@ class Recipe:
     index_dir: str | None = dataclasses.field(default=None, repr=False)
 
     def depends(self, corpus: Corpus) -> dict[str, Any]:
-        """Return all that the indices depend on, ready for JSON."""
+        """Return everything that the indices depend on, ready for JSON."""
         content = corpus.find_documents().content
         options = dataclasses.asdict(self) | {"index_dir": self.index_dir and stamps_of(self.index_dir)}
         return {"megatron": _VERSION, "documents": content, "weights": list(corpus.weights), **options}
@@ -92,12 +92,15 @@ class Recipe:
         """Return the indices.
 
         Returns:
-          `starts`, first token of each document (or sequence), counted through the corpus; `documents`, its number in
-          `corpus.documents`, unless it is the same; `firsts`, first document of each data set; `order N`, `ends N` and
-          `shuffle N`, the `Stream` of data set N; and, of several, `chosen` and `taken`, their `Blend`.
+          Arrays by name. A unit is a document, or a sequence in variants that shuffle sequences.
+            starts: First token of each unit, counted through the corpus.
+            documents: Number of each unit in `corpus.documents`; absent where units are documents.
+            firsts: First unit of each data set.
+            order N, ends N, shuffle N: `Stream` of data set N.
+            chosen, taken: `Blend` of several data sets.
 
         Raises:
-          LayoutError: The corpus has too few tokens or samples, or weights that the variant does not take.
+          LayoutError: The corpus has too few tokens or samples, or weights that the variant refuses.
           CorpusError, CorpusFileError: The documents cannot be found.
         """
         traits = VARIANTS[self.variant]
@@ -136,14 +139,14 @@ class Recipe:
         return made
 
     def _range(self, first: int, stop: int) -> tuple[int, int]:
-        """Return the range of documents `first` to `stop` that the split keeps."""
+        """Return the part of documents `first` to `stop` that the split keeps, as its first and its end."""
         if self.split is None:
             return first, stop
         kept = split_range(*self.split, stop - first)
         return first + kept[0], first + kept[1]
 
     def _stream(self, shard: Shard, sizes: npt.NDArray[np.integer], skipped: int, samples: int | None) -> Stream:
-        """Return the stream of a data set that begins with a shard, after the documents that are skipped."""
+        """Return the stream of the data set that begins with `shard`, without its first `skipped` documents."""
         if self.index_dir is None:
             return make_stream(sizes, samples, self.cut, self.seed)
         split = shard.boundaries.sequences if shard.boundaries is not None else None
@@ -152,7 +155,7 @@ class Recipe:
         )
 
     def _refuse_split(self, corpus: Corpus) -> None:
-        """Raise a `LayoutError` if the corpus is one split, by ranges of each prefix's sequences."""
+        """Raise a `LayoutError` if `corpus.split` has divided the sequences of a prefix."""
         splits = VARIANTS[self.variant].splits
         for shard in corpus.shards:
             if shard.boundaries is not None and shard.boundaries.sequences is not None:
@@ -162,19 +165,25 @@ class Recipe:
                 )
 
     def _needs(self, given: Sequence[float], datasets: int) -> tuple[Sequence[float], Sequence[int | None], int | None]:
-        """Return the weight of each data set (1 if none is `given`), the samples that each needs (None for one epoch), and the
-        samples of their blend (None for all)."""
+        """Return three needs of the data sets.
+
+        Returns:
+          Weight of each data set, 1 where no weights are `given`; number of samples of each, None for one epoch; number of
+          samples of their blend, None for all.
+        """
         samples, traits = self.num_samples, VARIANTS[self.variant]
         if not given:
             return [1.0] * datasets, [samples if datasets == 1 else None] * datasets, samples
         if not traits.shuffles:
             raise LayoutError(
-                f"a corpus with weights: variant {self.variant} mixes its data sets otherwise. Give corpus.mixture."
+                f"corpus with weights: variant {self.variant} has no weighted blend. Give corpus.mixture."
             )
         if traits.blends_one and samples is None:
-            raise LayoutError("a corpus with weights needs num_samples, as in megatron-core. Give it.")
+            raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
         if traits.blends_one and not all(given):
-            raise LayoutError("a weight of 0, which megatron-core refuses. Take its prefix out of the corpus.")
+            raise LayoutError(
+                "corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix of that weight."
+            )
         weights = normalized(given).tolist()
         if samples is None:
             return weights, [None] * datasets, None
@@ -192,7 +201,7 @@ def _borders(corpus: Corpus, documents: Documents) -> list[int]:
 
 
 def check_indices(arrays: artifact.Arrays) -> None:
-    """Raise ValueError for cached arrays that `Recipe.make` can't have returned."""
+    """Raise ValueError for cached arrays that `Recipe.make` cannot have returned."""
     if "starts" not in arrays or "firsts" not in arrays or ("chosen" in arrays) != ("taken" in arrays):
         raise ValueError("it lacks an array")
     for number in range(len(arrays["firsts"])):

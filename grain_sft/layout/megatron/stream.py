@@ -1,9 +1,9 @@
-"""Indices of Megatron-core's `GPTDataset`: which tokens of a stream of shuffled documents each sample holds.
+"""Indices of Megatron-core's `GPTDataset`: the tokens that each sample takes from a stream of shuffled documents.
 
-`GPTDataset` concatenates its documents, shuffled, into one stream, cuts it into samples of `sequence_length` tokens (each
-with the first token of the next, its last target), and shuffles the samples. Its sample index states for each sample the
-document and the offset of its first token. Here the ends of documents in the stream say the same, in one cumulative sum; a
-sample's documents are found by a binary search when it is read (`bench --only megatron`).
+`GPTDataset` concatenates its shuffled documents into one stream, cuts the stream into samples of `sequence_length` tokens, and
+shuffles the samples. A sample also holds the first token of the next one, its last target. megatron-core stores the document
+and the offset at which each sample begins. This module stores where each document ends in the stream, one cumulative sum, and
+finds a sample's documents by binary search when it is read. `bench --only megatron` measures both.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-_SEPARATE = 0.80  # share of an epoch's samples below which the last epoch is shuffled apart
-_BLOCK = 1 << 16  # entries that are summed at a time, so that they stay in the processor's cache
+_SEPARATE = 0.80  # the last epoch is shuffled apart if the run needs less than this share of its samples
+_BLOCK = 1 << 16  # entries summed at a time, so that they stay in the processor's cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Cut:
     """How a stream is cut into samples.
 
     Attributes:
-      length: Tokens from one sample to the next.
-      extra: 1 if a sample holds the first token of the next one too, else 0.
-      drop_last: Whether a last sample that lacks tokens is left out.
+      length: Number of tokens from the begin of one sample to the begin of the next.
+      extra: 1 if a sample also holds the first token of the next one, else 0.
+      drop_last: Whether a last sample of fewer tokens is left out.
     """
 
     length: int
@@ -51,7 +51,7 @@ class Cut:
         return 1 if num_samples is None else max(1, -(-(num_samples * self.length + self.extra) // num_tokens))
 
     def apart(self, num_samples: int | None, num_tokens: int) -> int | None:
-        """Return the number of samples before the last epoch, if megatron-core shuffles that epoch apart; else None."""
+        """Return the number of samples before the last epoch if megatron-core shuffles that epoch apart, else None."""
         epochs = self.epochs_for(num_samples, num_tokens)
         if epochs == 1 or num_samples is None:
             return None
@@ -65,9 +65,9 @@ class Stream:
     """The documents of one data set in the order of its stream, and the order of its samples.
 
     Attributes:
-      order: int32 [entries], number of the document (from 0) of each entry of the stream.
-      ends: int64 [entries], tokens of the stream up to and with each entry.
-      shuffle: uint32 or int64 [samples], the sample that is at each place; None if samples are not shuffled.
+      order: int32 [entries], number of the document at each entry of the stream.
+      ends: int64 [entries], number of tokens of the stream up to the end of each entry.
+      shuffle: uint32 or int64 [samples], number of the sample at each place; None if samples are not shuffled.
     """
 
     order: Int32[np.ndarray, " entries"]
@@ -76,10 +76,12 @@ class Stream:
 
 
 def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cut, seed: int | None) -> Stream:
-    """Return the stream of documents of `sizes` (integers [documents]), as megatron-core builds its indices.
+    """Return the stream of a data set's documents in megatron-core's order.
 
     Args:
-      num_samples: Samples that are needed: as many epochs as hold them are built. None builds one epoch.
+      sizes: Integers [documents], number of tokens of each document.
+      num_samples: Number of samples that the run needs. The stream has the epochs that hold them; one epoch for None.
+      cut: How the stream is cut into samples.
       seed: Seed of numpy's `RandomState`; None keeps documents and samples in order.
 
     Raises:
@@ -88,12 +90,12 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     sizes = np.ascontiguousarray(sizes)
     num_tokens = int(sizes.sum(dtype=np.int64))
     if num_tokens < 1:
-        raise LayoutError(f"{len(sizes)} documents without a token: there is nothing to cut samples from.")
+        raise LayoutError(f"{len(sizes)} documents have no tokens; expected 1 or more. Give a corpus with tokens.")
     epochs, apart = cut.epochs_for(num_samples, num_tokens), cut.apart(num_samples, num_tokens)
     count = cut.samples_in(epochs * num_tokens)
     if not count:
         raise LayoutError(
-            f"{num_tokens} tokens are too few for one sample of {cut.length} tokens and {cut.extra} more. Give a smaller "
+            f"{num_tokens} tokens are too few for one sample of {cut.length + cut.extra} tokens. Give a smaller "
             "sequence_length."
         )
     documents = np.arange(len(sizes), dtype=np.int32)
@@ -113,7 +115,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
 
 
 def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> Ints:
-    """Return the sum of `sizes[order]` up to and with each entry, int64 [entries]."""
+    """Return the cumulative sum of `sizes[order]`, int64 [entries]."""
     ends: Ints = np.empty(len(order), np.int64)
     before = 0
     for begin in range(0, len(order), _BLOCK):
@@ -126,9 +128,10 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 
 
 def sample_index(ends: Ints, cut: Cut) -> Ints:
-    """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the offset in it where each sample begins.
+    """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    Samples without an extra token begin at the end of an entry where others begin at the next one.
+    At a border of two entries, samples without an extra token begin at the end of the first entry. Others begin at the
+    start of the second.
     """
     total = int(ends[-1])
     count = cut.samples_in(total)
