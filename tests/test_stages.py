@@ -249,7 +249,7 @@ def test_amendments_cross_stages(config):
     one_by_one, at_once = (load({**config, "amendments": some}) for some in (entries[:2], entries[2:]))
     for step in range(11, 20):
         assert_same(one_by_one[step], at_once[step])
-    with pytest.raises(GrainSftError, match="no stage from there on is a mixture of these sources"):
+    with pytest.raises(GrainSftError, match="no stage from that step on is a mixture of these sources"):
         grain_sft.load({**config, "amendments": [{"reweight": {"from": 21, "weights": {"chat": 9}}}]}, host=Host(0, 1))
 
 
@@ -337,8 +337,8 @@ def test_commands_take_stages(config, tmp_path, capsys):
 
 
 ERRORS = [
-    ({"stages": [{"layout": {}}, {"steps": 1}]}, ConfigError, "stages[0]: give one of steps and tokens"),
-    ({"stages": [{"steps": 1, "tokens": 1}]}, ConfigError, "stages[0]: give one of steps and tokens"),
+    ({"stages": [{"layout": {}}, {"steps": 1}]}, ConfigError, "stages[0]: expected one of steps and tokens"),
+    ({"stages": [{"steps": 1, "tokens": 1}]}, ConfigError, "stages[0]: expected one of steps and tokens"),
     ({"stages": [{"step": 1}]}, ConfigError, "stages[0]: unknown key 'step'. The nearest known: 'steps'"),
     ({"stages": [{"steps": 1, "layout": {"kind": "window"}}]}, ConfigError, "stages[0]: layout.kind"),
     (
@@ -352,7 +352,7 @@ ERRORS = [
             "stages": [{"steps": 4}],
         },
         ConfigError,
-        "sampler.schedule: with stages",
+        "sampler.schedule beside stages",
     ),
     (
         {"sampler": {"global_batch_size": 4, "seed": 1, "epochs": 1}, "stages": [{"steps": 10**6}]},
@@ -370,7 +370,7 @@ def test_errors_name_the_stage(config, changes, error, message):
     assert message in str(raised.value)
     pipeline = grain_sft.load(config, host=Host(0, 1))
     with pytest.raises(
-        PipelineError, match=r"a run with stages has a source in each stage: take pipeline.at\(step\).source"
+        PipelineError, match=r"source: each stage of a run has its own. Take pipeline.at\(step\).source"
     ):
         _ = pipeline.source
 

@@ -1,4 +1,4 @@
-"""Section `stages` of a config: each stage is the config with other values of some keys."""
+"""Section `stages` of a config: each stage is the config with some keys changed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _LONGEST = "max_target_sequence_length"
 
 
 def check_stages(config: Mapping[str, Any], where: str) -> None:
-    """Raise a ConfigError where the entries of `stages` are not stages. Their sections are those of `configs_of_stages`."""
+    """Raise a ConfigError for malformed entries of `stages`. Their sections are checked with `configs_of_stages`."""
     for number, entry in enumerate(config["stages"]):
         at = f"{where}: stages[{number}]"
         check(entry, STAGE, at)
@@ -21,16 +21,18 @@ def check_stages(config: Mapping[str, Any], where: str) -> None:
         last = number == len(config["stages"]) - 1
         if len(given) > 1 or not (given or last):
             raise ConfigError(
-                f"{at}: give one of steps and tokens. Only the last stage may go on to the end of the run."
+                f"{at}: expected one of steps and tokens. Give one; only the last stage may leave out both."
             )
     sampler = config.get("sampler")
     if isinstance(sampler, Mapping) and "schedule" in sampler:
-        why = "with stages, its steps could count from the begin of the run or of a stage"
-        raise ConfigError(f"{where}: sampler.schedule: {why}. Give it in stages, or make each change a stage.")
+        why = "its steps could count from the start of the run or of a stage"
+        raise ConfigError(
+            f"{where}: sampler.schedule beside stages: {why}. Move it into a stage, or make each change a stage."
+        )
 
 
 def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the config of each stage. Layouts that can share one order of the longest rows have its length as an option."""
+    """Return the config of each stage. Layouts that can share one order get the longest sequence length of all stages."""
     base = {name: section for name, section in config.items() if name != "stages"}
     sections = ("corpus", "layout", "sampler", "transforms")
     stages: Sequence[Mapping[str, Any]] = config["stages"]
@@ -49,15 +51,16 @@ def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _replaces(own: object, below: object) -> bool:
-    """Return whether a section `corpus` names other files than the one that it is laid over."""
+    """Return whether a stage's section `corpus` names other files than the section `below` it."""
     if not isinstance(own, Mapping) or not isinstance(below, Mapping):
         return False
     return "path" in own or ("mixture" in own and "mixture" not in below)
 
 
 def _sharing(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the sections `layout` of a config, and of sources of its mixture, whose kind takes the length of the longest rows.
-    They are copies, which replace the originals."""
+    """Yield each section `layout` of a config and of its mixture's sources whose kind has the option `_LONGEST`.
+
+    The sections are copies that replace the originals, so the caller may change them."""
     layout, corpus = config.get("layout"), config.get("corpus")
     if not isinstance(layout, Mapping) or "sequence_length" not in layout:
         return

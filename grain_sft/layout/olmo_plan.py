@@ -1,11 +1,11 @@
-"""Plans that OLMo-core's `NumpyPackedFSLDataset` (3.0.0) left in `dataset-common/` of its work directory, read as they are.
+"""Plans that OLMo-core's `NumpyPackedFSLDataset` (3.0.0) wrote to `dataset-common/` of its work directory.
 
-For each group of source files, raw uint64:
-  document-indices-L-HASH.npy       (first token, token after the last) of each piece of a document, longest first,
-                                    counted through the group's files;
-  instance-offsets-L-HASH.npy       (first, one after the last) entry of the next file, for each row;
-  documents-by-instance-L-HASH.npy  numbers of pieces, row after row.
-HASH is of the group's paths and sizes and of what decides the packing; see `_group_hash`.
+Each group of source files has three files of raw uint64:
+  document-indices-L-HASH.npy       (first token, end) of each piece of a document, longest first, counted through the group's
+                                    files;
+  documents-by-instance-L-HASH.npy  numbers of pieces, row after row;
+  instance-offsets-L-HASH.npy       (first entry, end) of each row in documents-by-instance.
+HASH covers the paths and sizes of the group's files and the options of the packing; see `_group_hash`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ _Group = list[npt.NDArray[np.uint64]]  # the arrays of the three files, flat
 
 @dataclasses.dataclass(frozen=True)
 class OlmoPlan:
-    """Files of a plan in `folder`: the hash in the names of each group's, and a digest of all their bytes."""
+    """Files of a plan in `folder`: the hash in each group's file names, and a digest of all bytes."""
 
     folder: Path
     hashes: tuple[str, ...]
@@ -43,18 +43,20 @@ class OlmoPlan:
 def find_plan(
     corpus: Corpus, options: PackingOptions, work_dir: Path, paths: Sequence[str], use_array_if_local: bool | None
 ) -> OlmoPlan:
-    """Return the plan that OLMo-core made in `work_dir`; other arguments as in `PackedLayout.from_olmo_core`.
+    """Return the plan that OLMo-core made in `work_dir`. Other arguments are those of `PackedLayout.from_olmo_core`.
 
     Raises:
-      LayoutError: no such plan, or token files that OLMo-core does not read.
-      CorpusFileError, StorageError: boundary files that the hash needs, or the plan, cannot be read.
+      LayoutError: The plan does not exist, or OLMo-core would misread a token file.
+      CorpusFileError, StorageError: The plan, or a boundary file that the hash covers, cannot be read.
     """
     folder, length, size = work_dir / "dataset-common", options.sequence_length, options.source_group_size
     if len(paths) != len(corpus.shards):
-        raise LayoutError(f"paths: {len(paths)} of them, but the corpus has {len(corpus.shards)} token files.")
+        raise LayoutError(
+            f"paths: {len(paths)} paths, but the corpus has {len(corpus.shards)} token files. Give one path for each file."
+        )
     headed = next((shard.path for shard in corpus.shards if shard.data_offset), None)
     if headed is not None:
-        raise LayoutError(f"{headed}: has a .npy header, which OLMo-core takes for tokens. Its plan can't be used.")
+        raise LayoutError(f"{headed}: has a .npy header, which OLMo-core reads as tokens. Its plan can't be used.")
     hashes = []
     for first in range(0, len(paths), size):
         some, shards = paths[first : first + size], corpus.shards[first : first + size]
@@ -62,25 +64,25 @@ def find_plan(
         missing = [path for path in _files_of(folder, length, hashes[-1]) if not path.is_file()]
         if missing:
             raise LayoutError(
-                f"{missing[0]}: no such file. OLMo-core 3.0.0 would have written it for {_listed(some)} of "
+                f"{missing[0]}: no such file. OLMo-core 3.0.0 writes it for {_listed(some)} with "
                 f"{_listed([str(shard.size) for shard in shards])} bytes, sequence_length={length}, "
-                f"long_documents={options.long_documents!r} and source_group_size={size}; the folder has "
-                f"{_plans_in(folder)}. If OLMo-core was given other paths to the same files, give those as paths."
+                f"long_documents={options.long_documents!r} and source_group_size={size}. The folder has "
+                f"{_plans_in(folder)}. If OLMo-core read the same files under other paths, give those as paths."
             )
     return OlmoPlan(folder, tuple(hashes), _digest([_read(folder, length, each) for each in hashes]))
 
 
 def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Columns:
-    """Return the columns of a plan, as `make_plan` does.
+    """Return the columns of a plan, like `make_plan`.
 
     Raises:
-      LayoutError, StorageError: the files are damaged or of other documents, or cannot be read.
+      LayoutError, StorageError: The files are damaged, belong to other documents, or cannot be read.
     """
     documents, size = finder_of(corpus, options).documents, options.source_group_size
     borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
     groups = [_read(plan.folder, options.sequence_length, each) for each in plan.hashes]
     if _digest(groups) != plan.digest:
-        raise LayoutError(f"{plan.folder}: the plan is no longer the one that was opened. Make the layout again.")
+        raise LayoutError(f"{plan.folder}: the plan changed after it was opened. Make the layout again.")
     found, pieces = [], 0
     for number, group in enumerate(groups):
         first, last = borders[number * size], borders[min((number + 1) * size, len(corpus.shards))]
@@ -88,8 +90,8 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
         start, stop, ends = _check(where, group, options.sequence_length)
         if (stop > last - first).any():
             raise LayoutError(
-                f"{where}: a document ends at token {stop.max()}, but its files have {last - first}. It was made of other "
-                "files."
+                f"{where}: a document ends at token {stop.max()}, but its files have {last - first} tokens. The plan was made "
+                "from other files; delete it."
             )
         found.append((start + first, stop + first, ends + pieces))
         pieces += len(start)
@@ -97,14 +99,14 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     where = f"{plan.folder}: the plan"
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
-    else:  # part by part: to OLMo-core, a document that goes on in the next part is two
+    else:  # OLMo-core counts a document that continues in the next part as two
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     return plan_columns(documents, document, start, stop - start, ends)
 
 
 def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bool:
-    """Return whether OLMo-core took the documents of these files from `.csv.gz` files, not from EOS tokens."""
+    """Return whether OLMo-core found the documents of these files in `.csv.gz` files. Otherwise it found them by EOS."""
     return use_array_if_local is False or any(re.match("[a-z0-9]+://", path.replace("file://", "")) for path in paths)
 
 
@@ -119,11 +121,11 @@ def _read(folder: Path, length: int, group: str) -> _Group:
             data = read_regular(path)
         except OSError as error:
             raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
-        if len(data) == 1:  # which OLMo-core writes where there is nothing to write
+        if len(data) == 1:  # OLMo-core writes one byte for an empty array
             data = b""
         if len(data) % width:
             raise LayoutError(
-                f"{path}: {len(data)} bytes is not a multiple of {width}. It was cut short; delete the plan."
+                f"{path}: {len(data)} bytes is not a multiple of {width}. The file was cut short; delete the plan."
             )
         arrays.append(np.frombuffer(data, "<u8"))
     return arrays
@@ -139,24 +141,24 @@ def _digest(groups: list[_Group]) -> str:
 
 
 def _check(where: str, group: _Group, length: int) -> tuple[Ints, Ints, Ints]:
-    """Return (start, stop) of the pieces, row after row, and the number of pieces up to each row's end."""
+    """Return start and stop of the pieces, row after row, and the number of pieces up to the end of each row."""
     indices, offsets, chosen = group
     if max(int(array.max(initial=0)) for array in group) >= 1 << 62:
-        raise LayoutError(f"{where}: holds a number beyond 2**62: it is damaged, or not an array of uint64.")
+        raise LayoutError(f"{where}: holds a number beyond 2**62. It is damaged or not an array of uint64; delete it.")
     begins, ends = offsets.astype(np.int64).reshape(-1, 2).T
     after = np.append(0, ends)
     for row in _first_of((begins != after[:-1]) | (ends <= begins)):
-        holds = f"row {row} holds entries {begins[row]} to {ends[row]}; expected some, from {after[row]} on."
+        holds = f"row {row} holds entries {begins[row]} to {ends[row]}; expected 1 or more, from {after[row]} on."
         raise LayoutError(f"{where}: {holds} It is damaged.")
     if after[-1] != len(chosen):
         raise LayoutError(f"{where}: its rows hold {after[-1]} documents, but {len(chosen)} are listed.")
     start, stop = indices.astype(np.int64).reshape(-1, 2).T
     order, size = chosen.astype(np.int64), stop - start
     if len(order) != len(start) or (np.bincount(np.minimum(order, len(start))) != 1).any():
-        raise LayoutError(f"{where}: not every one of its {len(start)} documents is in just one row. It is damaged.")
+        raise LayoutError(f"{where}: its {len(start)} documents are not in exactly one row each. It is damaged.")
     for at in _first_of((size < 1) | (size > length)):
         raise LayoutError(
-            f"{where}: document {at} is tokens {start[at]} to {stop[at]}; expected 1 to {length} of them."
+            f"{where}: document {at} has tokens {start[at]} to {stop[at]}; expected 1 to {length} tokens."
         )
     tokens = np.diff(np.cumsum(size[order])[ends - 1], prepend=0)
     for row in _first_of(tokens > length):
@@ -165,8 +167,8 @@ def _check(where: str, group: _Group, length: int) -> tuple[Ints, Ints, Ints]:
 
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
-    """Return the document of each piece. Every document has to be there, whole or as far as a row holds it."""
-    most, made_of = options.sequence_length, "It was made of other tokens, or with another EOS, BOS or boundaries."
+    """Return the document of each piece. Raise a LayoutError unless the pieces are those of all documents."""
+    most, made_of = options.sequence_length, "It was made from other tokens, or with another EOS, BOS or boundaries."
     number = np.searchsorted(documents.start, start, side="right") - 1
     wrong = number < 0
     if len(documents) and not wrong.any():
@@ -176,8 +178,8 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
             wrong |= before > 0
     for at in _first_of(wrong):
         raise LayoutError(
-            f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus, which are no document of it, "
-            f"nor the part of one that fits into a row. {made_of}"
+            f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus; expected a document, or the part "
+            f"of one that fits into a row. {made_of}"
         )
     pieces = np.bincount(number, minlength=len(documents))
     fragments = -(-documents.length // most)
@@ -189,13 +191,13 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
 
 
 def _first_of(wrong: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the first index that is wrong, if any."""
+    """Return the first index at which `wrong` is true, in a list; an empty list if there is none."""
     first: list[int] = np.flatnonzero(wrong)[:1].tolist()
     return first
 
 
 def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: str, use_array: bool | None) -> str:
-    """Return the hash in the names of a group's files, as `NumpyDatasetBase._get_indices_path` makes it."""
+    """Return the hash in the names of a group's files, that of `NumpyDatasetBase._get_indices_path`."""
     parts = [part for path, shard in zip(paths, shards, strict=True) for part in (path, str(shard.size))]
     parts += [long_documents, "uint64"]
     if use_array is not None:
@@ -215,7 +217,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _plans_in(folder: Path) -> str:
     if not folder.is_dir():
-        return "no plan, for it does not exist"
+        return "no plan, because it does not exist"
     prefix = "instance-offsets-"
     found = Counter(path.name.removeprefix(prefix).split("-")[0] for path in folder.glob(f"{prefix}*.npy"))
     listed = ", ".join(f"{length} ({count})" for length, count in sorted(found.items()))

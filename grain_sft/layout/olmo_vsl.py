@@ -1,4 +1,4 @@
-"""OlmoVslLayout: chunks of documents whose lengths are powers of two, as OLMo-core's `NumpyVSLDataset` cuts them."""
+"""OlmoVslLayout: chunks of documents of OLMo-core's `NumpyVSLDataset`, whose lengths are powers of two."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, ragged
 
 
 class OlmoVslLayout(Layout):
-    """Chunks of documents in buckets of one length each: the powers of two from `min_sequence_length` to `sequence_length`.
+    """Rows of several lengths: the powers of two from `min_sequence_length` to `sequence_length`, a bucket for each.
 
-    A document is cut into the powers of two that add up to its length, longest first, with `sequence_length` as often as it
-    fits. What is left at its end, less than `min_sequence_length`, is dropped. Rows have no padding, and none holds tokens of
-    two documents. A `CurriculumSampler` makes batches of one bucket each, with the same number of tokens in every batch.
+    A document is cut into chunks of `sequence_length` tokens. The rest of it is cut into the powers of two that add up to its
+    length, longest first, and a last piece shorter than `min_sequence_length` is dropped. Each row holds one chunk, without
+    padding. A `CurriculumSampler` makes batches of one bucket each, with the same number of tokens in every batch.
 
-    Rows are numbered bucket by bucket, shortest first, and in the order of the documents within a bucket.
+    Rows are numbered bucket by bucket, shortest first, and by document within a bucket.
 
     Args:
       corpus: Corpus whose documents are cut.
-      sequence_length: Tokens of the longest rows, a power of two.
-      min_sequence_length: Tokens of the shortest rows, a smaller power of two.
-      boundaries: Where documents end: as the corpus states it ("auto"), as OLMo-core has it for remote files, or after each EOS
-        token ("eos"), as OLMo-core has it for local files. Either way, a document ends where its file ends.
+      sequence_length: Number of tokens of the longest rows, a power of two.
+      min_sequence_length: Number of tokens of the shortest rows, a smaller power of two.
+      boundaries: Ends of documents. "auto" takes them from the corpus, as OLMo-core does for remote files. "eos" ends a
+        document after each EOS token, as OLMo-core does for local files. In both, a document ends at the end of its file.
 
     Attributes:
       row_counts: Number of rows of each of `row_lengths`.
 
     Raises:
-      LayoutError: Lengths that are not powers of two, the shorter first, or no document has `min_sequence_length` tokens.
+      LayoutError: A length is not a power of two, `min_sequence_length` is not the smaller, or no document reaches it.
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
@@ -134,8 +134,8 @@ class OlmoVslLayout(Layout):
 
 
 def _chunks(documents: Documents, length: int, longest: int) -> Ints:
-    """Return the first token of each chunk of `length` tokens, document after document, counted through the corpus."""
-    if length < longest:  # at most one a document: after all longer powers of two
+    """Return the first token of each chunk of `length` tokens, counted through the corpus, document after document."""
+    if length < longest:  # at most one of a document, after its longer chunks
         of = np.flatnonzero(documents.length & length)
         found: Ints = documents.start[of] + (documents.length[of] & -(2 * length))
         return found

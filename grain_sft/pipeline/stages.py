@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 Position = tuple[int, int]
-"""Epoch of a stream, and tokens of it that were read."""
+"""Epoch of a stream, and number of its tokens that were read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """Consecutive steps of a run, with nouns of their own.
+    """Consecutive steps of a run, with a source, a sampler and transforms of their own.
 
     Args:
-      source, sampler, transforms: As those of a `Pipeline`. The sampler's steps count from the begin of the stage.
-      steps: Number of steps. The last stage may have neither `steps` nor `tokens`: it ends as its sampler does.
-      tokens: Number of tokens, padding included, in place of steps; rounded up to whole steps.
-      amendments: Amendments of the run with documents as the stage numbers them; None for those of the run.
+      source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
+      steps: Number of steps. The last stage may have neither `steps` nor `tokens`; it then ends with its sampler.
+      tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
+      amendments: Amendments of the run, in the document numbers of this stage; None for those of the run.
 
     Raises:
-      PipelineError: both numbers, or one below 1.
+      PipelineError: Both `steps` and `tokens` are given, or one is below 1.
     """
 
     source: NpyDataSource | MixtureSource
@@ -61,36 +61,37 @@ class Stage:
 
     @property
     def num_steps(self) -> int | None:
-        """Number of steps; None for those of the sampler."""
+        """Number of steps; None for all steps of the sampler."""
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # rows of several lengths, as many tokens in each step
+        if length is not None:  # lengths differ, but every step has the same number of tokens
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
 
 
 class StagedPipeline(Pipeline):
-    """Batches by step of consecutive stages. Shapes change where a stage begins, and nowhere else.
+    """Batches by step of consecutive stages. Shapes change only where a stage begins.
 
-    A stage goes on where the earlier stages stopped: it reads each stream of rows (a corpus, its layout, its order and seed)
-    from the first row that they did not read. Rows of `WindowLayout`s with one `max_target_sequence_length` are one stream
-    for all sequence lengths. Where a stage of longer rows would begin inside one, it begins at the next, and `gaps` counts
-    the tokens between. A mixture begins its shares anew in each stage.
+    A stream of rows is a corpus with its layout, order and seed. A stage continues each stream at the first row that the
+    earlier stages did not read. `WindowLayout`s with the same `max_target_sequence_length` share one stream, whatever their
+    sequence lengths. Where a stage with longer rows would begin inside a row, it begins at the next row, and `gaps` counts
+    the tokens between. The shares of a mixture start anew in each stage.
 
     Args:
       stages: Stages in order.
-      audit, observers, amendments: As those of a `Pipeline`. Steps are those of the run. Skipped steps move the stages too.
+      audit, observers, amendments: As in `Pipeline`. Their steps are those of the run. Skipped steps make later stages begin
+        earlier.
 
     Attributes:
-      stages: A `Pipeline` of each stage, whose steps are those of the run, from `first_step` to `end_step`. A stage of which
-        all steps are skipped is not among them.
-      gaps: Tokens of its streams that are read neither in a stage nor before it, by stage.
+      stages: `Pipeline` of each stage, from `first_step` to `end_step` of the run. A stage whose steps are all skipped has
+        none.
+      gaps: For each stage, the number of tokens of its streams between the earlier stages' last row and its first.
 
     Raises:
-      PipelineError: no stages, a stage before the last without an end, or one with more steps than its epochs have.
-      RowIndexError, SamplerError: As a `Pipeline`.
+      PipelineError: There are no stages, a stage before the last has no end, or a stage has more steps than its epochs.
+      RowIndexError, SamplerError: As in `Pipeline`.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class StagedPipeline(Pipeline):
     ) -> None:
         self._stated, self.amendments = tuple(stages), tuple(amendments)
         if not self._stated:
-            raise PipelineError("a run of no stages: expected one or more.")
+            raise PipelineError("stages: none; expected one or more. Give a stage.")
         self._planned, self.gaps = _placed(self._stated, ())
         reweighted = any(each.reweight for each in self.amendments)
         samplers = _placed(self._stated, self.amendments)[0] if reweighted else self._planned
@@ -147,12 +148,12 @@ class StagedPipeline(Pipeline):
 
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "transforms", "withdrawals"):
-            raise PipelineError(f"a run with stages has a {name} in each stage: take pipeline.at(step).{name}.")
+            raise PipelineError(f"{name}: each stage of a run has its own. Take pipeline.at(step).{name}.")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
     @property
     def data_key(self) -> str:
-        """The same as that of a run of the first stage alone."""
+        """The `data_key` of a run of the first stage alone."""
         first = self._stated[0]
         return data_key_of(first.source, first.sampler, first.transforms)
 
@@ -165,8 +166,8 @@ class StagedPipeline(Pipeline):
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches: that of a run of the first stage alone, and the parts of later stages, each of which
-        begins with its first step."""
+        """Receipt of the global batches: the parts of a run of the first stage alone, then those of later stages, each with
+        the stage's first step."""
         first, *later = self._stated
         parts = parts_of(first.source, first.sampler, first.transforms)
         for number, (stage, sampler) in enumerate(zip(later, self._planned[1:], strict=True), 2):
@@ -175,7 +176,7 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own.items()}
         for number, stage in enumerate(self._stated, 1):
             own = amendment_parts(self.amendments if stage.amendments is None else stage.amendments)
-            if own != amendment_parts(self.amendments):  # some documents are in some stages only
+            if own != amendment_parts(self.amendments):  # a document has other numbers in this stage, or none
                 parts |= {f"stage {number}: {name}": part for name, part in own.items()}
         return Receipt(parts | amendment_parts(self.amendments))
 
@@ -192,7 +193,7 @@ class StagedPipeline(Pipeline):
 
 
 def _placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
-    """Return the sampler of each stage in steps of the run, with the weights of `amendments`, and the `gaps`."""
+    """Return the sampler of each stage, in steps of the run and with the weights of `amendments`, and the `gaps`."""
     read: dict[Any, Position] = {}
     made: list[MappedSampler] = []
     gaps = []
@@ -227,7 +228,7 @@ def _placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[l
         made.append(sampler)
         if sampler.num_steps is None:
             if number < len(stages):
-                raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens, or epochs.")
+                raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens or epochs.")
             break
         first = sampler.num_steps
         for key, length, stream in _streams(stage.source.layout.parts, sampler):
@@ -235,30 +236,32 @@ def _placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[l
     for each in reweights:
         if each in untaken:
             named = f"reweight {', '.join(each.reweight)} from step {each.step}"
-            raise SamplerError(f"{named}: no stage from there on is a mixture of these sources.")
+            raise SamplerError(
+                f"{named}: no stage from that step on is a mixture of these sources. Fix the names or the step."
+            )
     return made, tuple(gaps)
 
 
 def _position(sampler: MappedSampler, stream: EpochStream, length: int) -> Position:
-    """Return where a stream of rows of `length` tokens stops after the last step of a stage."""
+    """Return the position of a stream of rows of `length` tokens after the last step of a stage."""
     end = sampler.end_step
     if sampler.runs_on:
         epoch, index = stream.begin(end)
-    else:  # what is left of the epoch may be too little for a batch here, and enough in another stage
+    else:  # the rest of the epoch may be too small for a batch of this stage, and large enough for the next stage's
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
     return epoch, index * length
 
 
 def _unweighted(own: Sequence[Amendment] | None, all_stages: Sequence[Amendment]) -> list[Amendment]:
-    """Return what a stage's amendments skip and withdraw."""
+    """Return a stage's amendments without their weights, which its sampler has already."""
     amendments = all_stages if own is None else own
     return [dataclasses.replace(each, reweight={}) for each in amendments if each.skip or len(each.withdraw)]
 
 
 def _streams(layouts: Mapping[str, Layout], sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
-    """Yield each stream of a stage: a key that it shares with the same stream of another stage, the tokens of its rows, and
-    the stream."""
+    """Yield (key, length, stream) of each stream of a stage. Equal keys in two stages mean the same stream; `length` is the
+    number of tokens of a row."""
     seen: dict[Any, int] = {}
     for stream in sampler.streams:
         layout, order = layouts[stream.name], stream.source

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class StagedSampler(Sampler):
-    """Samplers of consecutive steps of a run, each from its `first_step` to its `num_steps`, which is the next one's first.
+    """Samplers of consecutive stages of a run. Each has the steps from its `first_step` to the next one's `first_step`.
 
-    Rows are numbered in the layout of their stage. So `find_slots` belongs to the sampler of a stage, and so do streams.
+    A row number refers to the layout of its stage. So only the sampler of a stage has `find_slots` and streams.
 
     Args:
       stages: Samplers in the order of their steps, of one host.
@@ -46,7 +46,7 @@ class StagedSampler(Sampler):
         """Return the sampler of the stage of `step`.
 
         Raises:
-          RowIndexError: no stage has the step.
+          RowIndexError: No stage has the step.
         """
         return self.stages[bisect_right(self._firsts, self._checked_step(step)) - 1]
 
@@ -77,11 +77,13 @@ class StagedSampler(Sampler):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        raise RowIndexError("rows of a run with stages are numbered in each stage. Search the sampler of a stage.")
+        raise RowIndexError(
+            "find_slots: row numbers differ between the stages of a run. Search the sampler of a stage."
+        )
 
     @property
     def changes(self) -> list[int]:
-        """Steps at which a stage begins, or from which a schedule in one holds."""
+        """Steps at which a stage begins or the schedule of a stage changes."""
         return sorted({*self._firsts[1:], *(step for each in self.stages for step in each.changes)})
 
     def check_from(self, step: int) -> None:
@@ -93,10 +95,10 @@ class StagedSampler(Sampler):
         return StagedSampler([each.with_host(host) for each in self.stages])
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> StagedSampler:
-        raise SamplerError("a run with stages has streams in each stage. Continue the sampler of a stage.")
+        raise SamplerError("continued: the stages of a run have streams of their own. Continue the sampler of a stage.")
 
     def reweighted(self, step: int, weights: Mapping[str, Any]) -> StagedSampler:
-        raise SamplerError("a run with stages has weights in each stage. Amend the pipeline.")
+        raise SamplerError("reweighted: the stages of a run have weights of their own. Amend the pipeline.")
 
     @property
     def data_key(self) -> str:

@@ -1,4 +1,4 @@
-"""StepMap: the data step that each step of the trainer reads, where a run skips steps or is a stage of another."""
+"""StepMap: the data step that each step of the trainer reads, in a run that skips steps or is a stage."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 class StepMap:
-    """Map between the steps of a trainer and the data steps of a sampler, of which some are skipped.
+    """Map between the steps of a trainer and the data steps of a sampler. Some data steps are skipped.
 
     Args:
-      skips: Pairs (step, num_steps): from the trainer's step `step` on, `num_steps` data steps more are left out.
+      skips: Pairs (step, num_steps). Each leaves out `num_steps` data steps before the trainer's step `step`.
       origin: Step of the trainer that reads data step 0.
 
     Raises:
-      SamplerError: A pair without a step from 0 on and a number of steps from 1 on.
+      SamplerError: A `step` below 0 or a `num_steps` below 1.
     """
 
     def __init__(self, skips: Iterable[tuple[int, int]], origin: int = 0) -> None:
         self._steps, self._skipped = [origin], [-origin]
-        """Steps of the trainer from which a difference holds, and the difference: data step minus step."""
+        """Steps of the trainer at which the difference changes, and the difference from there on: data step minus step."""
         for first, count in sorted(skips):
             step = as_integer("skip: from", first, 0, SamplerError)
             if step > self._steps[-1]:
@@ -49,7 +49,7 @@ class StepMap:
 
     @property
     def steps(self) -> list[int]:
-        """Steps of the trainer before which data steps are skipped, and the first step."""
+        """First step of the trainer, and steps before which data steps are skipped."""
         return self._steps
 
     def data_step(self, step: int) -> int:
@@ -63,14 +63,14 @@ class StepMap:
         return min(step, self._steps[entry + 1]) if entry + 1 < len(self._steps) else step
 
     def steps_of(self, data_steps: Ints) -> Ints:
-        """Return the trainer's step that reads each of `data_steps`, int64 [n]; -1 for a step below 0 or that none reads."""
+        """Return the trainer's step that reads each of `data_steps`, int64 [n]; -1 for data steps that none reads."""
         entry = np.searchsorted(self._columns[2], data_steps, side="right") - 1
         steps = data_steps - self._columns[1, entry]
         ends = np.append(self._columns[0, 1:], sys.maxsize)
         return np.where((entry >= 0) & (data_steps >= 0) & (steps < ends[entry]), steps, -1)
 
     def skipped_between(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the first and the end of each range of skipped data steps within [first, end)."""
+        """Yield (first, end) of each range of skipped data steps within [first, end)."""
         before = 0
         for step, skipped in zip(self._steps, self._skipped, strict=True):
             begin, stop = max(first, step + before), min(end, step + skipped)
@@ -80,10 +80,9 @@ class StepMap:
 
 
 class MappedSampler(Sampler):
-    """A sampler whose step k is another step of `sampler`: without some of its steps, or as a stage of a run.
+    """A sampler whose steps are a selection of the steps of `sampler`: without skipped steps, or as a stage of a run.
 
-    Batch sizes and the weights of a mixture are those of the data step, so that every step has the batch that it would have
-    had later.
+    Batch sizes and weights of a mixture are those of the data step, so a skip delivers later batches earlier and unchanged.
 
     Args:
       sampler: Sampler of the data steps.
@@ -92,7 +91,7 @@ class MappedSampler(Sampler):
       end: Step after the last; None for the end of `sampler`.
 
     Raises:
-      SamplerError: As `StepMap`.
+      SamplerError: As in `StepMap`.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class MappedSampler(Sampler):
             return stream.begin(self._map.data_step(step))
 
         def before(epoch: int, data_step: int, found: EpochSpan) -> int:
-            """Return how many of the rows of an epoch's span the data steps before `data_step` have."""
+            """Return the number of rows of an epoch's span in the data steps before `data_step`."""
             at, into = stream.begin(data_step)
             return into - found.start * stream.num_blocks if at == epoch else found.rows if at > epoch else 0
 
@@ -170,7 +169,7 @@ class MappedSampler(Sampler):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """None: epochs differ, as their steps are skipped or not."""
+        """None, because epochs with skipped steps have fewer steps."""
         return None
 
     def steps_of_epochs(self, epochs: int | None) -> int:
@@ -200,7 +199,7 @@ class MappedSampler(Sampler):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        if epochs is None and self.end is not None:  # those that the stage reads, to its last step
+        if epochs is None and self.end is not None:  # the epochs that the stage reads
             last = self._map.data_step(self.end - 1)
             most = 1 + max(stream.begin(last + 1)[0] for stream in self.sampler.streams)
             epochs = most if self.epochs is None else min(most, self.epochs)

@@ -76,7 +76,7 @@ def test_a_plan_that_was_changed_is_another_and_not_taken_for_the_one_that_was_o
     data = pickle.dumps(layout)
     assert repr(pickle.loads(data)) == repr(layout)  # from the cache
     shutil.rmtree(made[1] / "cache")
-    with pytest.raises(LayoutError, match="the plan is no longer the one that was opened"):
+    with pytest.raises(LayoutError, match="the plan changed after it was opened"):
         pickle.loads(data)
     shutil.rmtree(made[1] / "dataset-common")
     with pytest.raises(StorageError, match=r"document-indices-.*can't be read \(No such file"):
@@ -94,7 +94,7 @@ NO_SUCH_PLAN = r"(?s)document-indices-.*no such file\..*bytes, sequence_length=.
         ({"long_documents": "fragment"}, NO_SUCH_PLAN),
         ({"paths": None}, NO_SUCH_PLAN),
         ({"use_array_if_local": True}, NO_SUCH_PLAN),
-        ({"paths": ["one"]}, "paths: 1 of them, but the corpus has 5 token files"),
+        ({"paths": ["one"]}, "paths: 1 paths, but the corpus has 5 token files"),
         ({"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
         ({"source_group_size": 0}, "source_group_size=0: expected an integer, 1 or more"),
         ({"sequence_length": 1.5}, "sequence_length=1.5: expected an integer"),
@@ -140,7 +140,7 @@ def test_a_damaged_plan_is_refused_with_a_sentence(made, name, kind, group):
     if name == "documents-by-instance" and kind == "swapped":
         assert len(read(made))  # two documents change places
         return
-    wrong = "damaged|cut short|made of other|in just one row|expected|listed"
+    wrong = "damaged|cut short|made from other|in exactly one row|expected|listed"
     with pytest.raises(LayoutError, match=rf"dataset-common.*({wrong})"):
         read(made)
 
@@ -171,9 +171,9 @@ def test_a_plan_of_other_tokens_is_refused(made, tmp_path):
     first = int(np.flatnonzero(tokens == EOS)[3])
     tokens[[first, first - 1]] = tokens[[first - 1, first]]  # the same size, another boundary
     tokens.tofile(path)
-    for eos, wrong in ((EOS, "no document of it.*"), (7, "")):
+    for eos, wrong in ((EOS, "expected a document, or the part of one.*"), (7, "")):
         changed = open_corpus(tmp_path, dtype=PLAN_CASE.dtype, eos_token_id=eos)
-        with pytest.raises(LayoutError, match=rf"{wrong}made of other tokens, or with another EOS"):
+        with pytest.raises(LayoutError, match=rf"{wrong}made from other tokens, or with another EOS"):
             read((changed, work, names))
 
 
@@ -229,7 +229,7 @@ def test_fragments_are_checked_piece_by_piece(tmp_path):
     for documents, message in (
         ([[0, 4], [4, 7]], "holds document 1 of the corpus in 0 pieces; expected 1"),
         ([[0, 4], [7, 9]], "holds document 0 of the corpus in 1 pieces; expected 2"),
-        ([[0, 4], [5, 7], [7, 9]], "holds tokens 5 to 7.*no document of it"),
+        ([[0, 4], [5, 7], [7, 9]], "holds tokens 5 to 7.*expected a document"),
         ([[0, 3], [3, 7], [7, 9]], "holds tokens 0 to 3.*no document of it"),
         ([[0, 4], [4, 7], [7, 9], [0, 4]], "holds document 0 of the corpus in 3 pieces"),
     ):
