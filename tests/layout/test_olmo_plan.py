@@ -109,8 +109,8 @@ def test_a_plan_that_is_not_there_and_wrong_arguments_are_sentences(made, change
 def test_a_folder_without_plans_and_a_file_with_a_header_are_sentences(made, tmp_path):
     corpus, work, names = made
     (tmp_path / "other" / "dataset-common").mkdir(parents=True)
-    for folder, message in (("nowhere", "no plan, for it does not exist"), ("other", "no plan")):
-        with pytest.raises(LayoutError, match=f"the folder has {message}"):
+    for folder, message in (("nowhere", "no plan, because it does not exist"), ("other", "no plan")):
+        with pytest.raises(LayoutError, match=f"The folder has {message}"):
             read((corpus, tmp_path / folder, names))
     shards = (dataclasses.replace(corpus.shards[0], data_offset=128), *corpus.shards[1:])
     with pytest.raises(LayoutError, match=r"has a \.npy header, which OLMo-core takes for tokens"):
@@ -230,7 +230,7 @@ def test_fragments_are_checked_piece_by_piece(tmp_path):
         ([[0, 4], [4, 7]], "holds document 1 of the corpus in 0 pieces; expected 1"),
         ([[0, 4], [7, 9]], "holds document 0 of the corpus in 1 pieces; expected 2"),
         ([[0, 4], [5, 7], [7, 9]], "holds tokens 5 to 7.*expected a document"),
-        ([[0, 3], [3, 7], [7, 9]], "holds tokens 0 to 3.*no document of it"),
+        ([[0, 3], [3, 7], [7, 9]], "holds tokens 0 to 3.*expected a document"),
         ([[0, 4], [4, 7], [7, 9], [0, 4]], "holds document 0 of the corpus in 3 pieces"),
     ):
         with pytest.raises(LayoutError, match=message):
