@@ -113,7 +113,7 @@ def test_a_folder_without_plans_and_a_file_with_a_header_are_sentences(made, tmp
         with pytest.raises(LayoutError, match=f"The folder has {message}"):
             read((corpus, tmp_path / folder, names))
     shards = (dataclasses.replace(corpus.shards[0], data_offset=128), *corpus.shards[1:])
-    with pytest.raises(LayoutError, match=r"has a \.npy header, which OLMo-core takes for tokens"):
+    with pytest.raises(LayoutError, match=r"has a \.npy header, which OLMo-core reads as tokens"):
         read((dataclasses.replace(corpus, shards=shards), work, names))
 
 
