@@ -183,7 +183,7 @@ class NpyDataSource(RowSource):
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
         """Return what `_read` returns, for any layout: one gather reads the pieces of all rows."""
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
-        whole = pieces.segment is None
+        whole, firsts = pieces.segment is None, pieces.offsets(shape[1])
         stack, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
         loss: npt.NDArray[Any] | None = None
@@ -193,9 +193,9 @@ class NpyDataSource(RowSource):
             loss, lasts = None if shifted else mask, np.s_[shape[1] - 1 :: shape[1]]
         else:
             positions, target_segments = more
-            segments, lasts = _fill_segments(pieces, tokens, positions, self._pad)
+            segments, lasts = _fill_segments(pieces, firsts, tokens, positions, self._pad)
         size, out = self._dtype.itemsize, stack.first if self._wide else tokens.reshape(-1).data.cast("B")
-        self._reader.gather(pieces.shard, pieces.start, pieces.offsets(shape[1]) * size, pieces.length * size, out)
+        self._reader.gather(pieces.shard, pieces.start, firsts * size, pieces.length * size, out)
         if self._loss is not None:
             loss = _gather_loss(self._loss, pieces, shape)
             if whole:
@@ -244,32 +244,32 @@ def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
     found.reshape(-1)[lasts] = 0
 
 
-def _fill_segments(pieces: Pieces, tokens: npt.NDArray[Any], positions: Int32s, pad: int) -> tuple[Int32s, Ints]:
-    """Pad `tokens`, fill `positions`, and return segment ids and the index of every segment's last token in the flat rows."""
-    count, length = tokens.shape
-    missing = np.flatnonzero(np.bincount(pieces.row, minlength=count) == 0)
-    if len(missing):  # rows of padding alone get a piece of no tokens
-        at, names = pieces.row.searchsorted(missing), ("column", "length", "segment", "position")
-        added = {name: np.insert(getattr(pieces, name), at, 0) for name in names}
-        pieces = pieces._replace(row=np.insert(pieces.row, at, missing), **added)
-    assert pieces.segment is not None and pieces.position is not None
-    row, firsts = pieces.row, pieces.offsets(length)
-    ends = firsts + pieces.length
-    borders = np.ones(len(row) + 1, np.bool_)  # whether a segment ends between two pieces
-    borders[1:-1] = (pieces.segment[1:] != pieces.segment[:-1]) | (row[1:] != row[:-1])
-    last_of_row = row.searchsorted(np.arange(count), side="right") - 1
-    used = ends[last_of_row]
-    runs = pieces.length.copy()
-    runs[last_of_row] += np.arange(1, count + 1) * length - used  # the row's padding counts as part of its last piece
-    segments = pieces.segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
-    begins = (firsts - pieces.position).astype(np.int32).repeat(runs)
+def _fill_segments(
+    pieces: Pieces, firsts: Ints, tokens: npt.NDArray[Any], positions: Int32s, pad: int
+) -> tuple[Int32s, Ints]:
+    """Pad `tokens`, fill `positions`, and return segment ids and the index of every segment's last token in the flat rows.
+
+    `firsts`, int64 [pieces], are the offsets of the pieces in the flat rows."""
+    row, length, segment, position = pieces.row, pieces.length, pieces.segment, pieces.position
+    assert segment is not None and position is not None
+    if not len(firsts) or firsts[0]:  # the first row is padding alone: it gets a piece of no tokens
+        columns = (row, length, segment, position, firsts)
+        row, length, segment, position, firsts = (np.insert(column, 0, 0) for column in columns)
+    ends = firsts + length
+    runs = np.empty_like(firsts)  # from the first token of a piece to that of the next: padding is part of the run
+    np.subtract(firsts[1:], firsts[:-1], out=runs[:-1])
+    runs[-1] = tokens.size - firsts[-1]
+    segments = segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
+    begins = (firsts - position).astype(np.int32).repeat(runs)
     np.subtract(_counting(tokens.size), begins, out=positions.reshape(-1))
-    for number, begin in enumerate(used.tolist()):
-        rest = slice(begin - number * length, length)
-        tokens[number, rest] = pad
-        segments[number, rest] = 0
-        positions[number, rest] = 0
-    return segments, ends[borders[1:]] - 1
+    for piece in (runs - length).nonzero()[0].tolist():
+        padding = slice(ends[piece], firsts[piece] + runs[piece])
+        tokens.reshape(-1)[padding] = pad
+        segments.reshape(-1)[padding] = 0
+        positions.reshape(-1)[padding] = 0
+    if position.any():  # some segment continues in the next piece
+        ends = ends[np.append((segment[1:] != segment[:-1]) | (row[1:] != row[:-1]), True)]
+    return segments, ends - 1
 
 
 @functools.lru_cache(maxsize=2)
