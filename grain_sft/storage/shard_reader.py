@@ -3,7 +3,6 @@
 import itertools
 import os
 import resource
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
 from typing import Any
@@ -22,7 +21,8 @@ from grain_sft.storage.vectored_copy import copies
 MOST_OPEN_FILES = 1024
 _MANY_PIECES = 8  # of a gather
 _SMALL_PIECE = 1 << 13  # bytes, on average
-_READ_INSTEAD = 1 << 8  # batches, after a copy from a map that waited for the disk
+_READ_INSTEAD = 1 << 8  # batches, after a copy from a map that often waited for the disk
+_PIECES_A_WAIT = 16  # of a copy, at least; with fewer it often waits
 
 Ints = npt.NDArray[np.int64]
 IntsOrList = Sequence[int] | Ints
@@ -41,7 +41,7 @@ class ShardReader:
 
     Long pieces are read with `preadv` straight into the batch. Many small pieces are copied from maps of their files by one
     system call (see `vectored_copy`), because a read costs a microsecond or more whatever its size. A copy waits for each page
-    that is not in the page cache by itself, so the batches after such a wait are read, and then a copy is tried again.
+    that is not in the page cache by itself, so the batches after many such waits are read, and then a copy is tried again.
 
     At most `max_open_files` stay open: the oldest makes room, and is closed when no thread reads from it.
 
@@ -80,7 +80,6 @@ class ShardReader:
         self._verified: dict[int, Stamp] = {}
         self._lock = ForkSafeLock()
         self._left_to_read = 0  # batches
-        self._thread = threading.local()
 
     def gather(
         self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview
@@ -217,9 +216,7 @@ class ShardReader:
         distinct = sorted(set(shards.tolist())) if len(self._shards) > 1 else [0]
         if 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
             return False
-        files = [
-            self._mapped(shard) for shard in distinct
-        ]  # a list, which keeps them open while other threads make room
+        files = [self._mapped(shard) for shard in distinct]  # open until the end, while other threads make room
         if not all(file.address for file in files):
             return False
         bases = [file.address + file.data_offset for file in files]
@@ -233,13 +230,11 @@ class ShardReader:
         left = length - (from_start + sizes)
         if np.minimum.reduce(left | from_start | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
             return False  # a read raises what a plan, say, has wrong
-        if not hasattr(self._thread, "waits"):
-            self._thread.waits = _disk_waits()
         activity.doing[get_ident()] = activity.COPYING, len(sizes), files[0].shard, len(files) - 1
-        done = copies(from_start + base, places, ends, out)
         waits = _disk_waits()
-        if waits != self._thread.waits:
-            self._thread.waits, self._left_to_read = waits, _READ_INSTEAD
+        done = copies(from_start + base, places, ends, out)
+        if (_disk_waits() - waits) * _PIECES_A_WAIT > len(sizes):
+            self._left_to_read = _READ_INSTEAD
         for file in files:
             file.check_unchanged()
         return done
