@@ -22,6 +22,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         print(f"\nfailed: {report.nodeid}", file=sys.__stderr__, flush=True)
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return a worker more than cores: many tests wait for processes, locks and an emulator of a bucket."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 LONG_FILES = (
     *("code_blocks", "demo", "readme", "pipeline", "batch_digests", "beam", "prepare_run", "roundtrip", "interrupt"),
     *("shard_cache", "materialize", "model", "other_cpu", "audit_log", "plugin", "formats_gcs", "fuzz_inputs", "bench"),
