@@ -1,5 +1,8 @@
-"""AuditLog: which data a run was given, written while it runs; a line is JSON, or text as the episode-indexed loader writes it:
-2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2"""
+"""AuditLog: record of the data that a run was given, written during the run.
+
+A line is JSON, or text in the form of the episode-indexed loader:
+2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ from grain_sft.pipeline import Delivery, Observer, Pipeline
 from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
-# `entry`, the last field, is the number of the line in its file. Logs before version 0.2 have a hash `chain` after it, which is
-# ignored: it had no key, so who changed a line could compute it again.
+# The last field, `entry`, is the number of the line in its file. Logs before version 0.2 have a hash `chain` after it. It is
+# ignored, because anyone who changes a line can also compute its hash.
 CUT = b" | half written"
-"""End of a line that a process did not finish, appended by the next process that writes to the file."""
+"""End of an unfinished line. The next process that writes to the file appends it."""
 
 _CHANNEL = "TRAINING | INFO"
 _BARE = re.compile(r"(?!(?:true|false|null)$)[A-Za-z][A-Za-z0-9_.:/+@-]*")
@@ -39,7 +42,7 @@ FORMATS: dict[str, Callable[[str, Fields], str]] = {
 
 
 def read_line(line: bytes) -> dict[str, str]:
-    """Return the fields of a line, each as `as_text` writes its value, or raise ValueError where it is not an entry."""
+    """Return the fields of a line, with values in the form of `as_text`. Raise ValueError for a line that is not an entry."""
     text = line.decode()
     if text.startswith("{"):
         parsed = json.loads(text)
@@ -57,7 +60,7 @@ def read_line(line: bytes) -> dict[str, str]:
 
 
 def as_text(value: object) -> str:
-    """Return a value as a line of text holds it: lists and objects as JSON in quotes."""
+    """Return the form of a value in a line of text. Lists and objects become JSON in quotes."""
     if isinstance(value, str):
         return value if _BARE.fullmatch(value) else json.dumps(value)
     if isinstance(value, (list, dict)):
@@ -68,17 +71,17 @@ def as_text(value: object) -> str:
 class AuditLog(Observer):
     """The audit log of a pipeline's batches.
 
-    There are four kinds of entries. `dataset_load` is written once per process, with its first batch, and again in a log that
-    was moved away. `resume` is written where batches do not follow on the last one. `epoch_start` and `epoch_complete` are
-    written with the first and the last batch of an epoch. Only host 0 writes, and only what the trainer was given, not what
-    was read ahead.
+    There are four kinds of entries. `dataset_load` is written once per process, with its first batch, and again if the log was
+    moved away. `resume` is written where a batch is not the successor of the last one. `epoch_start` and `epoch_complete` are
+    written with the first and the last batch of an epoch. Only host 0 writes, and only batches that the trainer was given:
+    batches that were only read ahead leave no entry.
 
     Args:
-      path: Local path. Without the suffix `.log` or `.jsonl` both files are written, with one of them that file. Entries are
+      path: Local path. A suffix `.log` or `.jsonl` selects one format; without it, both files are written. Entries are
         appended to existing files.
 
     Raises:
-      PipelineError: a remote path.
+      PipelineError: The path is remote.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -89,8 +92,8 @@ class AuditLog(Observer):
         paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
         self._waiting: dict[str, list[tuple[str, Fields]]] = {path: [] for path in paths}  # entries to write, by file
         self._lock = threading.RLock()
-        self._next = -1  # step delivered next in an uninterrupted run
-        self._quiet_until = -1  # from `_next` up to this step, nothing is written
+        self._next = -1  # next step of an uninterrupted run
+        self._quiet_until = -1  # no entry is due from `_next` up to this step
         self._pending = -1  # step whose entries are not all written
         self._recorded: Delivery | None = None
         self._since = 0  # step at which batches began
@@ -102,12 +105,12 @@ class AuditLog(Observer):
         return list(self._waiting)
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """Write the entries of a batch that the trainer gets now. A second call with the same delivery records nothing.
+        """Write the entries of the batch that the trainer gets now. A second call with the same delivery records nothing.
 
-        An exception may arrive at any moment in here, as Ctrl-C does. So state changes by single assignments.
+        Ctrl-C may raise an exception at any point in here, so state changes by single assignments.
 
         Raises:
-          StorageError: a file can't be written. A second call for the same step writes what is missing.
+          StorageError: A file can't be written. A second call for the same step writes the missing entries.
         """
         with self._lock:
             step = delivery.step
@@ -135,7 +138,7 @@ class AuditLog(Observer):
     def _entries(self, pipeline: Pipeline, step: int) -> tuple[Events, int, list[Fields]]:
         """Return the events, the step at which batches began, and the entries of `step`."""
         existing = [os.path.exists(path) and os.path.getsize(path) > 0 for path in self._waiting]
-        begins = self._events is None or not all(existing)  # also where a file was moved away during the run
+        begins = self._events is None or not all(existing)  # true again if a file was moved away during the run
         again = self._events is not None or any(existing)
         events = self._events or Events(pipeline)
         jumps = begins or step != self._next
@@ -148,11 +151,11 @@ class AuditLog(Observer):
         return events, since, entries
 
     def __reduce__(self) -> tuple[type[AuditLog], tuple[str]]:
-        return type(self), (self.path,)  # the copy in a worker process delivers nothing, and so writes nothing
+        return type(self), (self.path,)  # the copy in a worker process delivers no batches and writes nothing
 
 
 def _append(path: str, waiting: list[tuple[str, Fields]]) -> None:
-    """Append entries to a file, all at once and synced, and take them out of `waiting`; or neither, if this raises."""
+    """Append all entries to a file in one synced write and clear `waiting`. If this raises, neither happens."""
     if not waiting:
         return
     with _locked(path) as fd:
@@ -179,13 +182,13 @@ def _append(path: str, waiting: list[tuple[str, Fields]]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """Yield the descriptor of a file that no other process writes to meanwhile. Errors become a `StorageError`."""
+    """Yield the descriptor of a file under a lock that excludes other writers. Errors become a `StorageError`."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with contextlib.ExitStack() as undone:
             undone.callback(os.close, fd)
-            with contextlib.suppress(OSError):  # a file system without locks: then one process at a time must do
+            with contextlib.suppress(OSError):  # a file system without locks is safe with one writer
                 undone.callback(HeldLock(os.dup(fd)).release)
             yield fd
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Check of an audit log: every field that the pipeline decides is computed again and compared."""
+"""Check of an audit log: every field that follows from the pipeline is computed again and compared."""
 
 import contextlib
 import dataclasses
@@ -33,9 +33,10 @@ class Checked:
     """Result of a check.
 
     Attributes:
-      findings, notes: Contradictions of the pipeline, and observations that contradict nothing.
-      entries, loads, resumes: Numbers of entries.
-      epochs: Epochs that were complete.
+      findings: Lines that contradict the pipeline.
+      notes: Observations that contradict nothing.
+      entries, loads, resumes: Number of all entries, of `dataset_load` entries and of `resume` entries.
+      epochs: Epochs that were completed.
       receipt: Code of the pipeline's receipt.
     """
 
@@ -56,20 +57,24 @@ class Checked:
 def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     """Compare an audit log, text or JSONL, with the pipeline of its run.
 
-    The pipeline may be any host's. Where the order depends on the number of hosts, that number is taken from the log.
+    Args:
+      path: Path or URL of the log.
+      pipeline: Pipeline of any host. If its order depends on the number of hosts, the log's number is used.
 
     Raises:
-      CorpusFileError: the log can't be read.
-      CorpusError: the log is empty.
+      CorpusFileError: The log can't be read.
+      CorpusError: The log is empty.
     """
     data = files.read_bytes(files.normalize(path))
     if not data:
-        raise CorpusError(f"{os.fspath(path)}: is empty. A run writes its audit log when it is given its first batch.")
+        raise CorpusError(
+            f"{os.fspath(path)}: is empty. A run writes its log with its first batch. Give the log of a run that has begun."
+        )
     *lines, last = data.split(b"\n")
-    halves = [last + CUT] if last else []  # without its newline, it is half written
+    halves = [last + CUT] if last else []  # a last line without newline is unfinished
     parsed = [_parsed(line) for line in (*lines, *halves)]
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
-        if "chain" in following and "chain" not in fields:  # in an older log, whose whole lines all have one
+        if "chain" in following and "chain" not in fields:  # every finished line of an older log has one
             parsed[number] = {}
     hosts = next((_number(fields.get("hosts")) for fields in parsed if fields.get("action") == LOAD), -1)
     sampler = pipeline.sampler
@@ -85,7 +90,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
 
 
 def _parsed(line: bytes) -> dict[str, str]:
-    """Return the fields of a line; none if it is half written, and `unreadable`, the reason, if it is not an entry."""
+    """Return the fields of a line. An unfinished line has none; a line that is not an entry has `unreadable`, the reason."""
     try:
         return {} if line.endswith(CUT) else read_line(line)
     except (ValueError, RecursionError) as error:
@@ -93,19 +98,19 @@ def _parsed(line: bytes) -> dict[str, str]:
 
 
 def _parts(text: str | None) -> dict[str, str]:
-    """Return the parts of the receipt in an entry; none if it has none."""
+    """Return the parts of the receipt in an entry; an empty dict for an entry without receipt."""
     with contextlib.suppress(ValueError, TypeError):
         return dict(json.loads(json.loads(text or "")))
     return {}
 
 
 def _number(text: str | None) -> int:
-    """Return a number from 0 on; -1 for any other text."""
+    """Return the value of a decimal number, 0 or more; -1 for any other text."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
 
 
 class _Run:
-    """State of a run after some lines of its log."""
+    """State of a run after the lines of its log that were checked."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.checked = Checked(receipt=pipeline.receipt.code)
@@ -113,22 +118,22 @@ class _Run:
         self._events = Events(pipeline)
         self._upcoming: Iterator[Event] = iter(())
         self._next: Event | None = None
-        self._added: Sequence[Amendment] = ()  # amendments of the last load that the one before it lacks
-        self._since: int | None = 0  # step at which batches began; None: the line with it was changed
+        self._added: Sequence[Amendment] = ()  # amendments that the last load has and the load before it has not
+        self._since: int | None = 0  # step at which batches began; None after a changed line that may have stated it
         self._loaded = self._running = False
-        self._lost = False  # after a line that was changed: the next event decides where the run is
-        self._reach = -1  # every step below it may have been delivered; -1: none was
+        self._lost = False  # whether the step is unknown because a line was changed; the next event states it
+        self._reach = -1  # steps below it may have been delivered; -1 before the first
         self._number = 0
         self._shifts = {0}  # accepted differences between the number of an entry and that of its line
 
     def check(self, fields: Mapping[str, str]) -> None:
-        """Compare the next line with the entries that a run may write there."""
+        """Check the next line against the entries that a run may write there."""
         self._number += 1
         if not fields:
             self._note("was being written when its process ended.")
             return
         if "unreadable" in fields:
-            self._lose(f"can't be read: {fields['unreadable']}. It was changed, or added.")
+            self._lose(f"can't be read: {fields['unreadable']}. It was changed or added.")
             return
         shift, action = _number(fields.get("entry")) - self._number, fields["action"]
         if shift in self._shifts:
@@ -161,7 +166,7 @@ class _Run:
             self._go(0)
 
     def _amend(self, parts: Mapping[str, str]) -> None:
-        """Go on with the amendments that the run had when the entry of `parts` was written: the first of those of today."""
+        """Use the amendments that the run had when it wrote the entry of `parts`: a first part of its present amendments."""
         before = len(self._pipeline.amendments) if self.checked.loads > 1 else None
         count = sum(f"amendment {number}" in parts for number in range(1, len(self._whole.amendments) + 1))
         self._added = () if before is None else self._whole.amendments[before:count]
@@ -176,10 +181,10 @@ class _Run:
             self._lose(f"step={fields.get('step')}; expected 0 to {end - 1}.")
             return
         if step and self.checked.entries == self.checked.loads + 1:
-            self._note(f"the log begins at step {step}: it says nothing of those before.")
+            self._note(f"the log begins at step {step}, so earlier steps are not checked.")
         elif step > self._reach and not self._lost:
-            missing = f"no line says that steps {self._reach} to {step - 1} were handed out"
-            self._found(f"step={step}, but {missing}; expected {self._reach} at most.")
+            missing = f"no line states that steps {self._reach} to {step - 1} were handed out"
+            self._found(f"step={step}, but {missing}; expected at most {self._reach}.")
         for each in self._added:
             if each.step < step:
                 self._found(f"the run continues at step {step} with an amendment that it did not have before: {each}.")
@@ -212,7 +217,7 @@ class _Run:
         self._advance()
 
     def _named(self, fields: Mapping[str, str]) -> Event | None:
-        """Return the event with the action, stage, source and epoch of a line."""
+        """Return the event with the action, stage, source and epoch of a line; None if the run has no such event."""
         epoch = _number(fields.get("epoch"))
         for number, (stage, _, stream) in enumerate(self._events.streams):
             same_source = fields.get("source") == (as_text(stream.name) if stream.name else None)
@@ -223,7 +228,7 @@ class _Run:
         return None
 
     def _lose(self, message: str = "") -> None:
-        """Continue after a line that was changed and may have been of any kind."""
+        """Continue after a changed line, which may have been an entry of any kind."""
         if message:
             self._found(message)
         self._loaded = self._running = self._lost = True
@@ -238,7 +243,7 @@ class _Run:
         self._reach = max(self._reach, self._pipeline.end_step if self._next is None else self._next.step)
 
     def _compare(self, fields: Mapping[str, str], expected: Mapping[str, Any], unknown: Collection[str] = ()) -> bool:
-        """Report the fields that are not as expected, except those of `unknown`. Return whether there are none."""
+        """Report the fields that differ from `expected`, except those of `unknown`. Return whether none differs."""
         before = len(self.checked.findings)
         for name in [name for name in expected if name not in _NOT_COMPUTED.union(unknown)]:
             stated, computed = fields.get(name), as_text(expected[name])

@@ -1,4 +1,4 @@
-"""Checkpoints: step, epoch and rows into it, and the names that trainers give to checkpoints."""
+"""Checkpoints: where a run is after a number of steps, and the names that trainers give to checkpoints."""
 
 import re
 
@@ -12,49 +12,58 @@ _NAME = re.compile(r"(?:^|[^0-9A-Za-z])step[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 
 
 def step_of_checkpoint(name: str) -> int:
-    """Return the number of steps before the checkpoint `name`: 7000 of "step7000", "7000" or
-    "gs://bucket/run/step7000-unsharded/". OLMo-core writes stepN after steps 0 to N - 1.
+    """Return the number of steps before the checkpoint `name`.
+
+    It is 7000 for "step7000", "7000" and "gs://bucket/run/step7000-unsharded/". OLMo-core writes stepN after steps 0 to N - 1.
 
     Raises:
-      RowIndexError: the name has no number, or several.
+      RowIndexError: The name has no number, or several.
     """
     last = name.rstrip("/").rpartition("/")[2]
     if last.isascii() and last.isdigit():
         return int(last)
     found = _NAME.findall(last)
     if len(found) != 1:
-        raise RowIndexError(f"checkpoint {name!r}: expected a name such as step7000, or a number of steps.")
+        raise RowIndexError(
+            f"checkpoint {name!r}: expected a name such as step7000, or a number of steps. Give one of these."
+        )
     return int(found[0])
 
 
 def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
-    """Return the steps that the checkpoint `last` has and the checkpoint `first` has not.
+    """Return the steps between the checkpoints `first` and `last`.
 
     Raises:
-      RowIndexError: names without numbers, in the wrong order, or after the last step.
+      RowIndexError: A name has no number, the names are in the wrong order, or `last` is after the end of the run.
     """
     steps = range(step_of_checkpoint(first), step_of_checkpoint(last))
     if not steps:
-        raise RowIndexError(f"between {first} and {last}: no step is between them; give the earlier one first.")
+        raise RowIndexError(
+            f"between {first} and {last}: there are no steps between them. Give the earlier checkpoint first."
+        )
     if steps.stop > pipeline.end_step:
-        raise RowIndexError(f"{last}: the run ends after {pipeline.end_step} steps.")
+        raise RowIndexError(f"{last}: the run ends after {pipeline.end_step} steps. Give an earlier checkpoint.")
     return steps
 
 
 def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | None = None) -> dict[str, list[int]]:
-    """Return where a run is after each `every` steps, and at its end.
+    """Return where a run is after every `every` steps, and at its end.
 
     Args:
-      epochs: Number of epochs after which the table ends. None ends it with the run or, if that never ends, after one epoch;
-        a mixture that never ends, when every source has been read once.
+      pipeline: Pipeline of any host.
+      every: Number of steps between the lines of the table.
+      epochs: Number of epochs after which the table ends. None ends it with the run. A run that never ends stops after one
+        epoch, or in a mixture when every source has been read once.
 
     Returns:
-      Columns: `step`, the number of steps done; `epoch`, in which the next step begins, from 0; `steps_into_epoch` and
-      `rows_into_epoch`, whole steps and rows of it that are done; `rows` and `tokens` of all batches so far, padding and
-      filling rows included. A mixture has the epoch of each source, and the rows into it.
+      Columns by name.
+        step: Number of steps done.
+        epoch: Epoch in which the next step begins, from 0; in a mixture, a column for each source.
+        steps_into_epoch, rows_into_epoch: Whole steps, and rows, of that epoch that are done; a mixture has only rows.
+        rows, tokens: Sums over all batches so far, padding and filling rows included.
 
     Raises:
-      SamplerError: more epochs than the run has.
+      SamplerError: The run has fewer epochs.
     """
     sampler = pipeline.sampler
     every = as_integer("every", every, 1, SamplerError)
@@ -73,7 +82,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     for stage in pipeline.stages:
         first, length = np.array([stage.first_step]), stage.sampler.row_length(stage.first_step)
         done, sizes = np.minimum(steps, stage.end_step), sampler.batch_sizes
-        if length is not None:  # rows of several lengths, as many tokens in each step
+        if length is not None:  # lengths differ, but every step has the same number of tokens
             tokens += np.maximum(done - first, 0) * sizes.at(stage.first_step) * length
         else:
             rows_done = sizes.begins(done)[0] - sizes.begins(first)[0]
@@ -83,7 +92,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
 
 
 def _into_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
-    """Return the epoch that `step` begins in, and the whole steps and rows of that epoch (of all hosts) before it."""
+    """Return the epoch in which `step` begins, and the whole steps and the rows of all hosts of that epoch before it."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
     if layout.epochs > 1:
         rows = sampler.batch_sizes.before(step)

@@ -16,15 +16,17 @@ from grain_sft.transforms import trait
 Ints = npt.NDArray[np.int64]
 
 _TOKENS = 1 << 23  # tokens whose loss is read together
-_LONG = 512  # tokens of a piece, from which one call per piece is faster than a pass over all pieces: at 2000 tokens 16 times
+_LONG = 512  # mean tokens of a piece from which a call per piece beats a pass over all pieces, 16 times at 2000 tokens
 
 
 class Sources:
-    """Sources of the documents of a layout: the inputs in the corpus's file of sources, or the labels that a mix gives its
-    shards. A mixture prefixes them with the name of the source, or has that name alone where there is one.
+    """Sources of a layout's documents: the inputs in the corpus's file of sources, or else the labels of a mix's shards.
+
+    In a mixture, each name is prefixed with the name of the mixture's source. A mixture's source with only one input has its
+    name alone.
 
     Attributes:
-      names: Names of the sources; "" for one without a name.
+      names: Names of the sources; "" for a source without a name.
     """
 
     def __init__(self, layout: Layout) -> None:
@@ -48,7 +50,7 @@ class Sources:
             self.names += own
 
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each piece, an index into `names`, and its line there, from 1; -1 without a file of sources."""
+        """Return the source of each piece, an index into `names`, and its line in the source, from 1; -1 if that is unknown."""
         source, record = np.zeros(len(shards), np.int64), np.full(len(shards), -1, np.int64)
         part = np.array([first for first, *_ in self._parts]).searchsorted(shards, side="right") - 1
         for number, (first_shard, first_document, first_name, table, by_shard) in enumerate(self._parts):
@@ -59,8 +61,8 @@ class Sources:
             own = documents[here] - first_document
             if len(own) and int(own.max()) >= len(table):
                 raise CorpusError(
-                    f"the corpus's file of sources lists {len(table)} documents, but there is a document "
-                    f"{int(own.max())}. It is of another corpus, or documents were found another way (boundaries)."
+                    f"the corpus's file of sources lists {len(table)} documents, but the corpus has a document "
+                    f"{int(own.max())}. Give the corpus's own file, or the boundaries that it was made with."
                 )
             source[here], record[here] = table[own, 0] + first_name, table[own, 1]
         return source, record
@@ -70,28 +72,28 @@ def number_of_document(layout: Layout, source: str, number: int) -> int:
     """Return the number that document `number` of a mixture's source has in a trace; without a source, `number`.
 
     Raises:
-      RowIndexError: the mixture does not have the source, or the layout is not a mixture.
-      CorpusError, CorpusFileError: the documents of a source that does not follow documents can't be found.
+      RowIndexError: The mixture does not have the source, or the layout is not a mixture.
+      CorpusError, CorpusFileError: The documents of a source of windows can't be found.
     """
     if source in layout.parts:
         return layout.first_document(source) + number
     if not source:
         return number
-    named = "none: it is no mixture" if "" in layout.parts else ", ".join(layout.parts)
-    raise RowIndexError(f"document {source}:{number}: no such source; there are {named}.")
+    named = "the run is not a mixture" if "" in layout.parts else f"expected one of {', '.join(layout.parts)}"
+    raise RowIndexError(f"document {source}:{number}: no such source; {named}.")
 
 
 def layouts_of(layout: Layout) -> list[tuple[int, Layout]]:
-    """Return the layouts whose documents a trace numbers, each with its first number."""
+    """Return (first number, layout) of each layout whose documents a trace numbers."""
     parts = layout.parts.items()
     return [(layout.first_document(name), part) for name, part in parts if part.follows_documents or not name]
 
 
 class TrainableTokens:
-    """Counter of the tokens of each piece that take loss as targets, that is, whose `targets_segmentation` is not 0.
+    """Counter of the trainable tokens of each piece: those whose `targets_segmentation` is not 0.
 
-    These are all tokens of a segment except its first, which has no input before it, as far as the corpus's loss files and
-    the transforms before `ShiftTargets` let them take loss. Tokens are read only for such transforms.
+    A segment's first token has no input before it, so it is never a target. The corpus's loss files and the transforms before
+    `ShiftTargets` decide which of the others take loss. Tokens are read only if there are such transforms.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -105,7 +107,7 @@ class TrainableTokens:
         """Return the number of trainable tokens of each of the `pieces` of `rows`, which have no `FILL_ROW`."""
         first = (pieces.column if pieces.position is None else pieces.position) == 0
         if self._source.layout.of_pairs:
-            first[:] = False  # of a response, which has the prompt before it
+            first[:] = False  # the first token of a response follows the prompt
         found: Ints = pieces.length - first
         if not self._transforms and self._loss is None:
             return found
@@ -127,7 +129,7 @@ class TrainableTokens:
         return found
 
     def recount(self, counts: Ints, changed: Ints, steps: Ints, rows: Ints, pieces: Pieces) -> None:
-        """Count again, in `counts`, the pieces of `rows` at the indices `changed`, which lack documents at their `steps`."""
+        """Correct `counts` for the rows at the indices `changed`, which lack withdrawn documents at their `steps`."""
         for at in changed.tolist():
             element = self._element(self._pipeline.source_at(int(steps[at])), rows[at : at + 1])
             segments, taken = element["segment_ids"][0], element["loss_mask"][0].copy()
@@ -137,7 +139,7 @@ class TrainableTokens:
             counts[some] = _count(taken, pieces.column[some], pieces.length[some])
 
     def _transformed(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Return which tokens of the rows, padding included, take loss after the transforms: flat."""
+        """Return whether each token of the rows takes loss after the transforms, bool [tokens], padding included."""
         return self._element(self._source, rows)["loss_mask"].reshape(-1)
 
     def _element(self, source: RowSource, rows: Ints) -> Element:
@@ -149,7 +151,7 @@ class TrainableTokens:
 
 
 def _count(loss: npt.NDArray[np.bool_], offsets: Ints, lengths: Ints) -> Ints:
-    """Return how many of the `lengths` elements of `loss` from each offset on are True."""
+    """Return the number of True elements in `loss[offset : offset + length]` for each offset and length."""
     if len(loss) >= _LONG * len(offsets):
         ends = (offsets + lengths).tolist()
         counted = [np.count_nonzero(loss[begin:end]) for begin, end in zip(offsets.tolist(), ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Difference: the first step whose batches two pipelines do not share, and what differs from there on."""
+"""Difference: the first step at which two pipelines have different batches, and what differs from there on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.lines import iter_trace
 
-_ROWS = 1 << 16  # of the steps that are compared together
+_ROWS = 1 << 16  # compared together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +23,13 @@ class Difference:
 
     Attributes:
       reasons: A sentence for each part of their receipts that differs; "here" is the first pipeline.
-      compared: Steps that were compared to find the first that differs.
-      first_step: First step with another batch; None if all of `compared` are equal.
-      counted: Steps over which rows and documents were counted: `first_step` and those after it.
-      total_rows, differing_rows: Rows of `counted`, in each step those of the larger batch, and how many are not equal.
-      documents: Numbers of documents that only the first sees in `counted`, and that only the second sees; None where a layout
-        does not follow documents.
+      compared: Steps that were searched.
+      first_step: First step with different batches; None if all of `compared` are equal.
+      counted: Steps over which rows and documents were counted, from `first_step` on.
+      total_rows: Number of rows in the larger batch of each of the steps `counted`.
+      differing_rows: Number of these rows that differ.
+      documents: Number of documents in `counted` that only the first pipeline reads, and that only the second reads; None
+        where a layout does not follow documents.
     """
 
     reasons: list[str]
@@ -41,20 +42,19 @@ class Difference:
 
 
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
-    """Return from which step on two pipelines have other global batches, why, and how many rows and documents differ.
+    """Return the first step at which two pipelines have different global batches, the reasons, and the numbers that differ.
 
-    Pipelines of the same rows, transforms and padding are compared by row numbers and withdrawn documents, without reading
-    tokens; others by their batches.
+    Pipelines whose receipts differ only in the sampler and in amendments are compared by row numbers and withdrawn documents,
+    without reading tokens. Others are compared by their batches.
 
     Args:
       one, other: Pipelines of host 0 of 1.
-      steps: Steps to search. None means those up to 10,000 steps after the last change that a schedule or an amendment states,
-        or to the end of the run.
-      count: Number of steps, from the first that differs on, in which rows and documents are counted.
+      steps: Steps to search. None means all steps up to 10,000 after the last change of a schedule or amendment.
+      count: Number of steps, from the first different one on, over which rows and documents are counted.
 
     Raises:
-      SamplerError: a pipeline of several hosts.
-      CorpusFileError, CorpusError: files can't be read.
+      SamplerError: A pipeline has several hosts.
+      CorpusFileError, CorpusError: Files can't be read.
     """
     if any(each.sampler.host.count > 1 for each in (one, other)):
         raise SamplerError(
@@ -67,7 +67,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     differs = _by_rows if _same_rows(one, other) else _by_batches
     first = next((step for step, rows in differs(one, other, shared) if rows), None)
     if first is None and len(shared) < len(steps):
-        first = shared.stop  # one of the two ends there
+        first = shared.stop  # one of the pipelines ends there
     if first is None:
         return Difference(reasons, steps, None, range(0))
     counted = range(first, min(first + count, max(ends)))
@@ -79,19 +79,19 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
 
 
 def _sizes(pipeline: Pipeline, steps: range) -> npt.NDArray[np.int64]:
-    """Return the number of rows in each of `steps`, int64 [steps]; 0 from the end of the run on."""
+    """Return the number of rows in each of `steps`, int64 [steps]; 0 after the end of the run."""
     numbers = np.arange(steps.start, max(steps.start, min(steps.stop, pipeline.end_step)))
     return np.pad(pipeline.sampler.batch_sizes.begins(numbers)[1], (0, len(steps) - len(numbers)))
 
 
 def _last_change(*pipelines: Pipeline) -> int:
-    """Return the last step at which a schedule or an amendment changes something."""
+    """Return the last step at which a schedule or an amendment takes effect."""
     steps = [step for each in pipelines for step in each.planned_sampler.changes]
     return max([0, *steps, *(amendment.step for each in pipelines for amendment in each.amendments)])
 
 
 def _same_rows(one: Pipeline, other: Pipeline) -> bool:
-    """Return whether rows of the same numbers make equal batches, but for withdrawn documents."""
+    """Return whether equal row numbers mean equal rows, apart from withdrawn documents."""
     if max(len(one.stages), len(other.stages)) > 1:  # each stage has row numbers of its own
         return False
     of_rows = {name for each in (one, other) for name in each.receipt.parts} - {"sampler"}
@@ -144,7 +144,7 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
 
 
 def _documents(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
-    """Return how many documents only `one` and only `other` see in `steps`; None where a layout does not follow documents."""
+    """Return the numbers of documents that only `one` and only `other` read in `steps`; None if a layout follows none."""
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
@@ -153,7 +153,7 @@ def _documents(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] 
 
 
 def _seen(pipeline: Pipeline, steps: range) -> set[tuple[str, int]]:
-    """Return the documents of which `steps` see a token: each by its source and its record or, without records, its number."""
+    """Return the documents with a token in `steps`, as (source, record); without records, as (source, document number)."""
     found: set[tuple[str, int]] = set()
     for lines in iter_trace(pipeline, steps, trainable=False) if len(steps) else ():
         kept = (lines.instance != FILL_ROW) & (lines.document >= 0)

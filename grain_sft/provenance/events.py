@@ -1,4 +1,4 @@
-"""Events of a pipeline's epochs, and the entries of an audit log that state them."""
+"""Events of a pipeline's epochs, and their entries in an audit log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from grain_sft.version import __version__
 
 Fields = dict[str, Any]
 
-VERSION = 1  # of the fields
+VERSION = 1  # of the fields of entries
 LOAD, RESUME, START, COMPLETE = "dataset_load", "resume", "epoch_start", "epoch_complete"
 
 _SHOWN = 10  # rows of an epoch's order
 
 
 class Event(NamedTuple):
-    """An epoch of one of the sampler's streams that starts, or is complete, with the batch of `step`."""
+    """Start or completion of an epoch of a stream, with the batch of `step`; `stream` is an index into `Events.streams`."""
 
     step: int
     action: str
@@ -38,10 +38,9 @@ class StreamOfStage(NamedTuple):
 class Events:
     """The events of a pipeline, and their entries.
 
-    An epoch starts with the step of its first row, and is complete with the step of its last row, not counting rows that the
-    sampler drops because they don't fill a batch. Where batches straddle epochs, one epoch is complete and the next starts in
-    the same step. The last epoch of a run is complete with its last step, though with fewer rows where these don't fill a
-    batch.
+    An epoch starts with the step of its first row and is complete with the step of its last row. Rows that the sampler drops
+    because they don't fill a batch do not count. Where a batch straddles two epochs, one is complete and the next starts in
+    the same step. The last epoch of a run is complete with the run's last step.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -54,7 +53,7 @@ class Events:
         self._receipt = {"receipt": pipeline.receipt.code}
 
     def following(self, step: int) -> Iterator[Event]:
-        """Return the events from `step` on, in order; without end where the epochs never end."""
+        """Return an iterator of the events from `step` on, in order. It never ends if the epochs never end."""
         if step >= self._pipeline.end_step:
             return iter(())
         streams = (self._of(number, step) for number in range(len(self.streams)))
@@ -95,7 +94,7 @@ class Events:
         }
 
     def resume(self, step: int) -> Fields:
-        """Return the entry of batches from `step` on that do not follow the last delivered batch."""
+        """Return the entry of a run that continues at `step` instead of the step after the last delivered batch."""
         begins = {stream.name: stream.begin(step) for stream in self._pipeline.at(step).sampler.streams}
         epochs, before = ({name: begin[at] for name, begin in begins.items()} for at in range(2))
         begun = {"step": step, "epoch": epochs.get("", epochs), "epoch_offset": before.get("", before)}

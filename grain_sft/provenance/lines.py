@@ -23,29 +23,33 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-BLOCK_ROWS = 4096  # traced together, which bounds the memory
+BLOCK_ROWS = 4096  # rows traced together; bounds the memory
 _SHOWN = 10  # lines in a notebook
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
-    """Pieces of documents in rows of steps, as columns, int64 [lines], by step and by slot. A document that continues in the
-    next shard is two pieces of one segment. A row of nothing but padding is one line with 0 tokens and -1 in other columns.
+    """Pieces of documents in the rows of some steps, as columns int64 [lines], ordered by step and slot.
+
+    A document that continues in the next shard is two pieces of one segment. A row that holds only padding is one line with 0
+    tokens and -1 in other columns.
 
     Attributes:
-      step, row, host: Step, from 0; slot in the global batch; and host that reads it.
-      epoch: Epoch of the row, from 0: in a mixture of its source, in a layout that packs each epoch anew of the layout.
-      instance: Row number in the layout; -1 for a row of nothing but padding.
-      segment, shard: Number of the segment in its row, from 1; and of the shard in the corpus.
-      start, stop: First token of the piece in its shard, and the one after its last.
-      document: Number of the document in the corpus; -1 in a layout that does not follow documents. A mixture numbers the
-        documents of its sources that follow documents first, then those of the others.
-      source: Index into `source_names`: the input of the document or, in a corpus without a file of sources, the label of its
-        shard. In a mixture the name of the source precedes it.
+      step: Step, from 0.
+      row: Slot in the global batch.
+      host: Host that reads the slot.
+      epoch: Epoch of the row, from 0; in a mixture, that of its source; in a layout that packs each epoch anew, the layout's.
+      instance: Row number in the layout; -1 for a row that holds only padding.
+      segment: Number of the segment in its row, from 1.
+      shard: Index into `paths`.
+      start, stop: First token of the piece in its shard, and the token after its last.
+      document: Number of the document in the corpus; -1 in a layout that does not follow documents. A mixture first numbers
+        the documents of its sources that follow documents, then those of the others.
+      source: Index into `source_names`. A source is an input of the corpus, or the label of the shard in a corpus without a
+        file of sources; see `Sources`.
       record: Line or row of the document in its input, from 1; -1 in a corpus without a file of sources.
-      trainable: Number of tokens that take loss, as in `TrainableTokens`. None where they were not counted.
-      withdrawn: Number of tokens that the step does not see, because an amendment withdrew their document. None in a run
-        without such amendments.
+      trainable: Number of tokens that take loss, as in `TrainableTokens`; None where they were not counted.
+      withdrawn: Number of tokens that an amendment has withdrawn at this step; None in a run without such amendments.
       source_names: Names of the sources.
       paths: Paths of the shards.
       receipt: Code of the pipeline's receipt.
@@ -106,20 +110,20 @@ def _named(names: Sequence[str], numbers: Ints) -> list[str | None]:
 def trace(
     pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True, block_rows: int = BLOCK_ROWS
 ) -> Trace:
-    """Return what `steps` of a pipeline see, document by document, without reading tokens.
+    """Return the documents in the batches of `steps`, piece by piece.
 
     Args:
       pipeline: Pipeline of any host.
       steps: Consecutive steps, such as `range(1000, 7000)`.
       host: Host whose rows are traced. None traces the rows of all hosts.
-      trainable: Whether to count tokens that take loss. This reads loss files, and the tokens too where a transform such as
-        NgramFilter needs them.
+      trainable: Whether to count tokens that take loss. This reads loss files, and tokens if a transform such as `NgramFilter`
+        needs them.
       block_rows: Number of rows traced together.
 
     Raises:
-      RowIndexError: the pipeline does not have the steps.
-      SamplerError: a number of hosts that does not divide the batch.
-      CorpusFileError, CorpusError: files can't be read.
+      RowIndexError: The pipeline does not have the steps.
+      SamplerError: The number of hosts does not divide the batch.
+      CorpusFileError, CorpusError: Files can't be read.
     """
     return _joined(list(iter_trace(pipeline, steps, host=host, trainable=trainable, block_rows=block_rows)))
 
@@ -134,9 +138,9 @@ def _joined(parts: Sequence[Trace]) -> Trace:
 def iter_trace(
     pipeline: Pipeline, steps: range, *, host: Host | None = None, trainable: bool = True, block_rows: int = BLOCK_ROWS
 ) -> Iterator[Trace]:
-    """Yield the parts of `trace`, some steps each and at least one, in memory that does not grow with the number of steps."""
+    """Yield `trace` in parts, one or more steps each, in memory that does not grow with the number of steps."""
     if steps.step != 1:
-        raise RowIndexError(f"{steps}: expected consecutive steps.")
+        raise RowIndexError(f"{steps}: expected consecutive steps. Give a range without a stride.")
     if steps.start < pipeline.first_step or steps.stop > pipeline.end_step:
         last = "on" if pipeline.num_steps is None else f"to {pipeline.num_steps - 1}"
         raise RowIndexError(
@@ -163,21 +167,22 @@ def find_document(
     epochs: int | None = None,
     trainable: bool = True,
 ) -> Trace:
-    """Return the lines of a trace of all steps that are of some documents.
+    """Return the lines of some documents in a trace of all steps.
 
-    In a layout that does not follow documents (windows), these are the lines of rows that contain a token of them.
+    In a layout that does not follow documents (windows), these are the lines of the rows that contain a token of the
+    documents.
 
     Args:
       pipeline: Pipeline of any host.
-      documents: Numbers of the documents in the corpus; in a run with stages, in the first of them. Other stages, which may
-        number them differently, are searched as far as they read the same corpora.
+      documents: Numbers of the documents in the corpus; in a run with stages, in the first stage. Other stages are searched
+        for the same documents if they read the same corpora.
       host: Host whose rows are searched. None searches the rows of all hosts.
-      epochs: Number of epochs to search, in a mixture of every source. None searches all, or one where they never end.
+      epochs: Number of epochs to search, of every source in a mixture. None searches all, or one where they never end.
       trainable: Whether to count tokens that take loss, as in `trace`.
 
     Raises:
-      RowIndexError: the corpus does not have the document.
-      SamplerError: as `trace`, or more epochs than the run has.
+      RowIndexError: The corpus does not have the document.
+      SamplerError: As in `trace`, or the run has fewer epochs.
     """
     wanted, names = np.unique(np.atleast_1d(np.asarray(documents, np.int64))), _Names(pipeline)
     first, parts = pipeline.stages[0], []
@@ -195,7 +200,7 @@ def find_document(
 
 
 def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
-    """Return the sampler with as many hosts as `host` has, and the hosts that are asked for."""
+    """Return the sampler for the number of hosts of `host`, and the hosts to trace."""
     if host is None:
         return sampler, range(sampler.host.count)
     if host.count != sampler.host.count:
@@ -216,12 +221,12 @@ class _Names:
 
 
 def _joined_names(of_stages: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return the names of all stages, each as often as one stage has it."""
+    """Return the names of all stages. A name that a stage has n times occurs n times."""
     return tuple(name for name, _ in dict.fromkeys(each for names in of_stages for each in _counted(names)))
 
 
 def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Return each name with the number of equal ones before it."""
+    """Return (name, number of equal names before it) of each name."""
     seen = collections.Counter[str]()
     found = []
     for name in names:
@@ -231,13 +236,13 @@ def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _numbers_of(own: Sequence[str], names: Sequence[str]) -> Ints:
-    """Return the index in `names`, which `_joined_names` made, of each of `own`; and -1, for the index -1."""
+    """Return the index of each of `own` in `names`, a result of `_joined_names`; a last -1 maps the index -1 to itself."""
     table = {each: number for number, each in enumerate(_counted(names))}
     return np.array([*(table[each] for each in _counted(own)), -1], np.int64)
 
 
 class _Lines:
-    """Maker of the lines of slots of a stage."""
+    """Function from slots of a stage to lines of its trace."""
 
     def __init__(self, pipeline: Pipeline, sources: Sources, trainable: bool, names: _Names) -> None:
         self._layout: Layout = pipeline.source.layout

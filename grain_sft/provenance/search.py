@@ -23,16 +23,18 @@ _BLOCK = 1 << 22  # tokens searched together
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The tokens of the text, without the first and the last, which depend on their neighbours, are searched in all tokens, and
-    the documents that contain them are decoded. For a text of one or two tokens every document is decoded. A tokenizer that
-    divides the middle of a text differently in another context hides it; search for a shorter text then.
+    The corpus is searched for the inner tokens of the text: the first and last token depend on their neighbours. Documents
+    that contain the inner tokens are decoded. A text of one or two tokens has none, so every document is decoded. A text is
+    missed where the tokenizer divides its middle differently in context; a shorter text is then found.
 
     Raises:
-      CorpusError: an empty text, or documents that can't be found.
-      CorpusFileError: files can't be read.
+      CorpusError: The text is empty, or the documents can't be found.
+      CorpusFileError: Files can't be read.
     """
     if not text:
-        raise CorpusError("an empty text is in every document: give some words.")
+        raise CorpusError(
+            "text: empty; expected some words, because every document contains the empty text. Give some."
+        )
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
     chosen = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
     found = [number for number in chosen.tolist() if text in tokenizer.decode(corpus.document(number).tokens.tolist())]
@@ -40,16 +42,16 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
 
 
 def find_tokenizer(corpus: Corpus) -> str | None:
-    """Return the path of the folder `tokenizer` next to a corpus; None where there is none."""
+    """Return the path of the folder `tokenizer` next to a corpus; None if it does not exist."""
     return files.sidecar(corpus.shards[0].path, "tokenizer")
 
 
 def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
-    """Return the tokenizer at `path`, or by default the one in the folder `tokenizer` next to the corpus.
+    """Return the tokenizer at `path`; None means the folder `tokenizer` next to the corpus.
 
     Raises:
-      CorpusError: there is none, or it is not the one that the corpus was made with.
-      CorpusFileError, MissingExtraError: it can't be loaded.
+      CorpusError: No tokenizer exists there, or the corpus was made with another one.
+      CorpusFileError, MissingExtraError: The tokenizer can't be loaded.
     """
     from grain_sft.prepare import load_tokenizer  # imports tokenizers, which takes 0.3 s
 
@@ -60,7 +62,7 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
     tokenizer = load_tokenizer(path)
     if corpus.tokenizer_sha256 not in (None, tokenizer.sha256):
         other = f"is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with"
-        raise CorpusError(f"{path}: {other} ({corpus.tokenizer_sha256}). Use that one.")
+        raise CorpusError(f"{path}: {other} ({corpus.tokenizer_sha256}). Give the corpus's own tokenizer.")
     return tokenizer
 
 

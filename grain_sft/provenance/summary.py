@@ -11,12 +11,15 @@ from grain_sft.provenance.lines import Trace
 
 
 def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
-    """Return what a trace, or the parts of `iter_trace`, contains by source; in memory of a byte a document.
+    """Return the documents and tokens of each source in a trace or in the parts of `iter_trace`. It needs a byte per document.
 
     Returns:
-      Columns with a line for each source that occurs: `source`, its name (its number where it has none); `documents`, the
-      number of different ones (0 in a layout that does not follow documents); `segments`; `tokens` without withdrawn ones;
-      `share` of all tokens; and `trainable` tokens, where they were counted.
+      Columns by name, with a line for each source that occurs.
+        source: Name of the source, or its number if it has no name.
+        documents: Number of distinct documents; 0 in a layout that does not follow documents.
+        segments, tokens: Number of segments, and of tokens that are not withdrawn.
+        share: Share of all tokens.
+        trainable: Number of tokens that take loss; absent where they were not counted.
     """
     counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
     seen = np.zeros(0, np.bool_)

@@ -1,4 +1,4 @@
-"""Writing columns, some lines at a time, with the receipt: as a table for people, JSON lines, CSV or Parquet."""
+"""Writers of columns and a receipt: an aligned table, JSON lines, CSV or Parquet. Each call writes some lines."""
 
 import contextlib
 import csv
@@ -18,7 +18,7 @@ SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 class Labels(NamedTuple):
-    """A column of few different texts: `texts[number]` for each of `numbers` (int64 [lines]), "" for -1."""
+    """Column of repeated texts: `texts[number]` for each of `numbers`, int64 [lines]; "" for -1."""
 
     numbers: npt.NDArray[np.int64]
     texts: Sequence[str]
@@ -27,28 +27,28 @@ class Labels(NamedTuple):
 Column = npt.NDArray[Any] | Labels | list[Any]
 Columns = Mapping[str, Column]
 Writer = Callable[[Columns], None]
-"""Function that writes lines. The names and types of columns are the same in every call."""
+"""Function that writes lines. All calls have the same names and types of columns."""
 
 
 @contextlib.contextmanager
 def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer to the file `output`, which appears whole or not at all; None: to standard output.
+    """Yield a writer of lines to a file. The file appears when it is complete.
 
     Args:
       kind: Name of one of `WRITERS`.
-      output: Local path, or URL.
-      receipt: Receipt of the pipeline. CSV and tables begin with a line `# <code> <about>`, JSON lines with an object of the
-        receipt and its parts; a Parquet file has them in its metadata.
+      output: Local path or URL; None for standard output.
+      receipt: Receipt of the pipeline. CSV and tables begin with a line `# <code> <about>`, and JSON lines with an object
+        of the receipt and its parts. A Parquet file has them in its metadata.
       about: Description of the lines, in a few words.
 
     Raises:
-      StorageError: the file can't be written.
-      PipelineError: Parquet to standard output.
-      MissingExtraError: Parquet without pyarrow.
+      StorageError: The file can't be written.
+      PipelineError: Parquet goes to standard output.
+      MissingExtraError: Parquet needs pyarrow, which is not installed.
     """
     make, binary = WRITERS[kind]
     if output is None and binary:
-        raise PipelineError(f"format {kind}: is not text. Name a file with --output.")
+        raise PipelineError(f"format {kind}: expected a file, because the format is not text. Name one with --output.")
     target: Any = files.atomic_write(output, "wb" if binary else "w") if output else contextlib.nullcontext(sys.stdout)
     with target as file, make(file, receipt, about) as write:
         yield write
@@ -56,7 +56,7 @@ def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> 
 
 @contextlib.contextmanager
 def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Aligned columns, numbers with thousands separators, "-" for -1."""
+    """Yield a writer of aligned columns, with thousands separators and "-" for -1."""
     file.write(f"# {receipt.code} {about}\n")
     widths: dict[str, int] = {}
 
@@ -74,7 +74,7 @@ def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """A comment line, a line of names, then the lines."""
+    """Yield a writer of CSV: a comment line, a line of names, then the lines."""
     file.write(f"# {receipt.code} {about}\n")
     head: list[str] = []
     writer = csv.writer(file, lineterminator="\n")
@@ -90,7 +90,7 @@ def _csv(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """A line with the receipt and its parts, then an object per line."""
+    """Yield a writer of JSON lines: an object with the receipt and its parts, then an object per line."""
     file.write(json.dumps({**receipt.as_dict(), "about": about}) + "\n")
 
     def write(columns: Columns) -> None:
@@ -105,7 +105,7 @@ def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
 @contextlib.contextmanager
 def _parquet(file: IO[bytes], receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Numbers as int64 or double, labels as dictionaries, and `grain_sft` in the schema's metadata."""
+    """Yield a writer of Parquet: int64, double and dictionary columns, and the receipt in the metadata key `grain_sft`."""
     pyarrow = import_extra("pyarrow", "format parquet", "pyarrow", "parquet")
     from pyarrow import parquet
 
@@ -136,7 +136,7 @@ WRITERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "csv": (_csv, False),
     "parquet": (_parquet, True),
 }
-"""Writers by name, and whether their files are binary."""
+"""Writers by name, each with whether its file is binary."""
 
 
 def _values(column: Column) -> list[Any]:

@@ -356,7 +356,7 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     assert "epoch of chat" in run("trace", "--checkpoints", "10")
     assert "layout of talks" in run("receipt")
     assert main(["trace", str(path), "--document", "talk:3"]) != 0
-    assert "no such source; there are chat, talks, web" in capsys.readouterr().err
+    assert "no such source; expected one of chat, talks, web" in capsys.readouterr().err
 
 
 def test_sources_of_two_tokenizers_are_not_one_mixture(folder):

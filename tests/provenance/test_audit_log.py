@@ -369,11 +369,11 @@ def test_what_contradicts_a_log_or_is_not_in_it_is_named(make, tmp_path):
     for start, stop in ((0, 5), (9, 12)):
         take(make(tmp_path / "gap.log"), start, stop, threads=0)
     (finding,) = check_audit(tmp_path / "gap.log", make()).findings
-    expected = "line 4: step=9, but no line says that steps 6 to 8 were handed out; expected 6 at most"
+    expected = "line 4: step=9, but no line states that steps 6 to 8 were handed out; expected at most 6"
     assert str(finding).startswith(expected)
     take(make(tmp_path / "late"), 9, 21, threads=0)
     (note,) = confirmed(tmp_path / "late", make(), notes=1).notes
-    assert str(note) == "line 2: the log begins at step 9: it says nothing of those before."
+    assert str(note) == "line 2: the log begins at step 9, so earlier steps are not checked."
 
 
 def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
