@@ -75,7 +75,8 @@ class _Table:
         rounds = np.maximum(-(-requests // at_once), least_rounds)
         self.requests += requests
         self.received += received
-        self.seconds += (rounds * of.latency_ms + requests * of.request_ms) / 1e3 + received / (of.host_mb * 1e6)
+        processor_ms = requests * of.request_ms * of.slowdown
+        self.seconds += (rounds * of.latency_ms + processor_ms) / 1e3 + received / (of.host_mb * 1e6)
 
     def read(self, local: Ints) -> None:
         """Add bytes of local files."""

@@ -43,17 +43,17 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
 
     Returns:
       host; made: the steps whose batches were made; import_s, open_s, first_batch_s: times of start-up; start_up_s: their sum
-      without delayed_s, in which other processes of a busy machine had the processor; batch_s of each made batch; cpu_s after
-      opening; opening, reading: requests, received bytes and local bytes; batch_bytes: of arrays that no other batch shares;
-      opened_mb, peak_mb: the most memory until the pipeline was opened, and until the end.
+      without delayed_s, in which other processes of a busy machine had the processor; batch_s of each made batch; open_cpu_s,
+      cpu_s: processor time until the pipeline was opened, and after it; opening, reading: requests, received bytes and local
+      bytes; batch_bytes: of arrays that no other batch shares; opened_mb, peak_mb: the most memory until the pipeline was
+      opened, and until the end.
     """
     imported = time.time()
     pipeline = load(config, host=host)
-    opened, at_open, memory = time.time(), _counts(), _memory()
+    opened, open_cpu, at_open, memory = time.time(), time.process_time(), _counts(), _memory()
     end = min(steps.stop - 1 + max(threads, prefetch), pipeline.end_step)
     made = _Made(end - steps.start)
     pipeline.observers += (made,)
-    cpu = time.process_time()
     iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)
     batch = next(iterator)
     first, delayed = time.time(), _delayed()
@@ -70,7 +70,8 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         "start_up_s": first - began - delayed,
         "delayed_s": delayed,
         "batch_s": [made.seconds[step] for step in sorted(made.seconds)],
-        "cpu_s": time.process_time() - cpu,
+        "open_cpu_s": open_cpu,
+        "cpu_s": time.process_time() - open_cpu,
         "opening": at_open,
         "reading": {name: count - at_open[name] for name, count in _counts().items()},
         "batch_bytes": sum(owned.values()),

@@ -55,7 +55,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, error in (figures["errors"] or {}).items():
         yield (
             f"error of {name}".replace("_", " "),
-            f"{error:.1%} at most, in {len(figures['measured']) - 1} processes",
+            f"{error:.1%} at most, in {len(figures['predicted'])} processes",
         )
 
 

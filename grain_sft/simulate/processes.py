@@ -1,10 +1,11 @@
-"""Measured processes: some hosts of a run, one after the other on this machine, and what the model says of the same hosts."""
+"""Measured processes: some hosts of a run, one after the other on this machine, and the model of the same hosts."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,37 +33,65 @@ Figures = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """What real processes measured, and what the first of them says of all hosts.
+class Fit:
+    """What the model takes from real processes.
 
     Attributes:
-      conditions: The given conditions with the `request_ms` of the first process.
+      request_ms: Milliseconds of a request beyond the latency.
       open_s: Seconds from the start of a process until its first batch, without the reads of that batch: imports, the corpus,
         the plan and the order.
+      open_cpu_s: Processor time of that.
       opening: Requests, received bytes and local bytes of that.
       base_mb: Memory of a process without its batches and the answers that they are made of.
       batch_bytes: Bytes of the arrays of one batch that no other batch shares.
+    """
+
+    request_ms: float
+    open_s: float
+    open_cpu_s: float
+    opening: Mapping[str, int]
+    base_mb: float
+    batch_bytes: int
+
+    @classmethod
+    def middle(cls, fits: Sequence[Fit]) -> Fit:
+        """Return the median of each figure of `fits`."""
+        opening = {name: statistics.median_low([each.opening[name] for each in fits]) for name in fits[0].opening}
+        names = ("request_ms", "open_s", "open_cpu_s", "base_mb", "batch_bytes")
+        return cls(
+            opening=opening, **{name: statistics.median([getattr(each, name) for each in fits]) for name in names}
+        )
+
+    def start_s(self, conditions: Conditions, first_batch: float) -> float:
+        """Return the seconds from the start of a process until its first batch, whose reads take `first_batch` seconds."""
+        return self.open_s + self.open_cpu_s * (conditions.slowdown - 1) + first_batch
+
+    def memory_mb(self, conditions: Conditions, received: float) -> float:
+        """Return the memory of a process whose largest batch receives some bytes."""
+        return self.base_mb + _batches_mb(conditions, self.batch_bytes, received)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What real processes measured, and what the model predicts of them.
+
+    Attributes:
+      conditions: The given conditions with the `request_ms` of the processes.
+      fit: The median of the processes.
       measured: What each process measured: `host_process.measure`.
-      predicted: What the model says of the processes after the first.
+      predicted: What the model, fitted to the other processes, predicts of each process; empty for one process.
     """
 
     conditions: Conditions
-    open_s: float
-    opening: Figures
-    base_mb: float
-    batch_bytes: int
+    fit: Fit
     measured: Sequence[Figures]
-    predicted: Sequence[Figures] = ()
-
-    def memory_mb(self, received: float) -> float:
-        """Return the memory of a process whose largest batch receives some bytes."""
-        return self.base_mb + _batches_mb(self.conditions, self.batch_bytes, received)
+    predicted: Sequence[Figures]
 
     @property
     def errors(self) -> dict[str, float]:
         """Largest error of each predicted figure, as a share of what was measured."""
         found: dict[str, float] = {}
-        for measured, predicted in zip(self.measured[1:], self.predicted, strict=True):
+        for measured, predicted in zip(self.measured, self.predicted, strict=False):
             for name, value in predicted.items():
                 known = _known(measured)[name]
                 error = abs(value - known) / known if known else float(value != 0)
@@ -82,20 +111,25 @@ def measure_processes(
       hosts: Number of hosts of the run.
       steps: Steps of the run.
       conditions: Speeds of hosts and network.
-      count: Number of processes, 1 or more. The first says how long a request takes, and what a process needs without batches;
-        the others are compared with the model.
+      count: Number of processes, 1 or more. The model takes its fit from all of them. To measure its error, each is compared
+        with the model that is fitted to the others.
 
     Raises:
       PipelineError: A process failed; the last line that it printed is in the message.
     """
     numbers = sorted({round(each) for each in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     taken = steps[:STEPS]
-    measured = [_run(config, Host(number, hosts), taken, conditions) for number in numbers]
-    real = _calibrated(pipeline, hosts, measured, conditions)
-    return dataclasses.replace(real, predicted=[_predicted(pipeline, hosts, each, real) for each in measured[1:]])
+    measured = [run_host(config, Host(number, hosts), taken, conditions) for number in numbers]
+    alone = dataclasses.replace(conditions, cores=1.0)  # measured times are without those of other programs
+    fits = [_fit(pipeline, hosts, each, alone) for each in measured]
+    others = [Fit.middle(fits[:number] + fits[number + 1 :]) for number in range(len(fits)) if len(fits) > 1]
+    predicted = [predict(pipeline, hosts, each, fit, alone) for each, fit in zip(measured, others, strict=False)]
+    fit = Fit.middle(fits)
+    return Measured(dataclasses.replace(conditions, request_ms=fit.request_ms), fit, measured, predicted)
 
 
-def _run(config: str, host: Host, steps: range, conditions: Conditions) -> Figures:
+def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> Figures:
+    """Return what a host measures in a process of its own, with empty caches: see `host_process.measure`."""
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         if files.cache_url() is None:
@@ -127,28 +161,27 @@ def _with_own_cache(config: str, folder: str) -> Any:
     return {"inherits": os.path.abspath(config), "corpus": {"remote": {"cache": {"folder": folder}}}}
 
 
-def _calibrated(pipeline: Pipeline, hosts: int, measured: Sequence[Figures], conditions: Conditions) -> Measured:
-    first = measured[0]
-    block = _walk(pipeline, hosts, first, dataclasses.replace(conditions, request_ms=0.0))
-    requests, batch_bytes = block.requests[:, 0], first["batch_bytes"]
+def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
+    block = _walk(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
+    requests, batch_bytes, request_ms = block.requests[:, 0], measured["batch_bytes"], conditions.request_ms
     if (asked := requests > 0).any():
-        rest = np.array(first["batch_s"])[asked] - block.seconds[asked, 0]
+        rest = np.array(measured["batch_s"])[asked] - block.seconds[asked, 0]
         request_ms = max(0.0, 1e3 * float(np.median(rest / requests[asked])))
-        conditions = dataclasses.replace(conditions, request_ms=request_ms)
-    base = first["peak_mb"] - _batches_mb(conditions, batch_bytes, float(block.received.max()))
-    fitted = _walk(pipeline, hosts, first, conditions)
-    open_s = max(0.0, first["start_up_s"] - float(fitted.seconds[0, 0]))
-    return Measured(conditions, open_s, first["opening"], base, batch_bytes, measured)
+    base = measured["peak_mb"] - _batches_mb(conditions, batch_bytes, float(block.received.max()))
+    fitted = _walk(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=request_ms))
+    open_s = max(0.0, measured["start_up_s"] - float(fitted.seconds[0, 0]))
+    return Fit(request_ms, open_s, measured["open_cpu_s"], measured["opening"], base, batch_bytes)
 
 
-def _predicted(pipeline: Pipeline, hosts: int, measured: Figures, real: Measured) -> Figures:
+def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
     """Return what the host of a process should have measured, by the model."""
-    block = _walk(pipeline, hosts, measured, real.conditions)
+    conditions = dataclasses.replace(conditions, request_ms=fit.request_ms)
+    block = _walk(pipeline, hosts, measured, conditions)
     sums = {name: int(getattr(block, name).sum()) for name in ("requests", "received", "local")}
     return {
-        **{name: count + real.opening[name] for name, count in sums.items()},
-        "start_up_s": real.open_s + float(block.seconds[0, 0]),
-        "peak_mb": real.memory_mb(float(block.received.max())),
+        **{name: count + fit.opening[name] for name, count in sums.items()},
+        "start_up_s": fit.start_s(conditions, float(block.seconds[0, 0])),
+        "peak_mb": fit.memory_mb(conditions, float(block.received.max())),
     }
 
 

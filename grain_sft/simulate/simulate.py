@@ -223,7 +223,7 @@ def _cache(walk: Walk) -> dict[str, Any] | None:
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int, conditions: Conditions) -> dict[str, float]:
     """Return the requests of all hosts until each has the batches that are kept ready, and the bucket's time for them."""
-    opening = 0 if real is None else real.opening["requests"] * hosts
+    opening = 0 if real is None else real.fit.opening["requests"] * hosts
     requests = opening + sum(totals.per_step["requests"][: conditions.prefetch])
     return {"batches": conditions.prefetch, "requests": requests, "bucket_s": requests / conditions.bucket_requests}
 
@@ -231,11 +231,11 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int, condition
 def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, float]:
     """Return what all hosts need until they have the first batch, and the memory of the one with the largest batch."""
     return {
-        "seconds": real.open_s + totals.first_wait,
-        "opening_requests": real.opening["requests"],
-        "opening_received": real.opening["received"],
-        "requests_of_all": real.opening["requests"] * hosts + totals.per_step["requests"][0],
-        "memory_mb": real.memory_mb(max(totals.per_step["most_received"])),
+        "seconds": real.fit.start_s(real.conditions, totals.first_wait),
+        "opening_requests": real.fit.opening["requests"],
+        "opening_received": real.fit.opening["received"],
+        "requests_of_all": real.fit.opening["requests"] * hosts + totals.per_step["requests"][0],
+        "memory_mb": real.fit.memory_mb(real.conditions, max(totals.per_step["most_received"])),
     }
 
 
@@ -264,7 +264,7 @@ def _restart(
         "requests": _spread(block.requests[0]),
         "received": _spread(block.received[0]),
         "first_batch_s": float(block.seconds.max()),
-        "recover_s": None if real is None else real.open_s + float(block.seconds.max()),
+        "recover_s": None if real is None else real.fit.start_s(conditions, float(block.seconds.max())),
     }
 
 

@@ -68,28 +68,43 @@ def configs(folder, rows, documents, hosts):
     }
 
 
-def counted(config, hosts, steps):
-    """How often each row is read, with the sampler of each host."""
-    pipeline = grain_sft.load(config, host=Host(0, 1))
-    counts = np.zeros(len(pipeline.source), np.int64)
-    for host in range(hosts):
-        sampler = pipeline.sampler.with_host(Host(host, hosts))
-        np.add.at(counts, np.concatenate([sampler.rows(step) for step in range(steps)]), 1)
-    return counts
+def read_rows(pipeline, steps):
+    """The rows of the pipeline's host in every step, one after the other: int64 [slots]."""
+    return np.concatenate([pipeline.sampler.rows(step) for step in range(steps)])
 
 
-def assert_counted(figures, counts):
-    found = figures["coverage"]
-    assert found["rows_read"] == found["slots"] == counts.sum()
+def assert_divided(pipeline, steps, rows, count, hosts):
+    """Check that the sampler of each of some `hosts` of `count` reads every `count`-th of all rows."""
+    for host in hosts:
+        np.testing.assert_array_equal(read_rows(pipeline.replace(host=Host(host, count)), steps), rows[host::count])
+
+
+def assert_each_once(pipeline, rows):
+    """Check that each epoch reads each row once: in a mixture, each source reads all its rows before one a second time."""
+    sampler, begin = pipeline.sampler, 0
+    for name, layout in pipeline.source.layout.parts.items():
+        read = rows[(rows >= begin) & (rows < begin + len(layout))] - begin
+        each = len(layout) if name else sampler.steps_per_epoch * sampler.global_batch_size  # a run drops its last rows
+        for first in range(0, len(read), each):
+            epoch = np.bincount(read[first : first + each], minlength=len(layout))
+            assert epoch.max() == 1, (name, first)
+        begin += len(layout)
+
+
+def assert_counted(figures, rows):
+    counts, found = np.bincount(rows), figures["coverage"]
+    assert found["rows_read"] == found["slots"] == len(rows)
     assert (found["distinct"], found["most_often"]) == (np.count_nonzero(counts), counts.max())
 
 
 def test_rows_of_shipped_configs_are_counted_by_brute_force(tmp_path):
     made = configs(tmp_path, 4000, 300, 8)
-    for name, steps in (("pretrain_8192_olmo_order", 300), ("olmo3_32b_think_sft", 40), ("sft_with_pretraining", 90)):
+    for name, steps in (("pretrain_8192_olmo_order", 300), ("olmo3_32b_think_sft", 40), ("primer_mixture", 90)):
         pipeline = grain_sft.load(made[name], host=Host(0, 1))
-        figures = simulate(pipeline, 8, range(steps), Conditions(), as_bucket=True)
-        assert_counted(figures, counted(made[name], 8, steps))
+        figures, rows = simulate(pipeline, 8, range(steps), Conditions(), as_bucket=True), read_rows(pipeline, steps)
+        assert_counted(figures, rows)
+        assert_divided(pipeline, steps, rows, 8, range(8))
+        assert_each_once(pipeline, rows)
 
 
 SHIPPED = ("pretrain_8192", "pretrain_8192_olmo_order", "olmo3_32b_think_sft", "primer_mixture", "sft_with_pretraining")
@@ -111,4 +126,8 @@ def test_2048_hosts_and_10000_steps_take_a_minute_and_2_gb(pod, name):
     opening, seconds, memory = figures["run_with"]
     assert opening + seconds < 120 and memory < 2, figures["run_with"]
     if name in COUNTED:
-        assert_counted(figures, counted(pod[name], HOSTS, STEPS))
+        pipeline = grain_sft.load(pod[name], host=Host(0, 1))
+        rows = read_rows(pipeline, STEPS)
+        assert_counted(figures, rows)
+        assert_divided(pipeline, STEPS, rows, HOSTS, range(0, HOSTS, 64))
+        assert_each_once(pipeline, rows)

@@ -142,6 +142,17 @@ def test_waits_are_those_of_threads_that_read_ahead():
     assert waits.first == 3.0 and waits.now == 11.0
 
 
+def test_processes_that_share_a_core_take_longer_for_each_request(chats):
+    pipeline = pipeline_of(chats["path"], PACKED, {"global_batch_size": 8}, format="olmo", eos_token_id=7)
+    found = {
+        cores: simulate(pipeline, 4, range(1), Conditions(request_ms=3, cores=cores), as_bucket=True)
+        for cores in (2, 1, 0.25)
+    }
+    seconds = {cores: each["first_step"]["seconds"]["most"] for cores, each in found.items()}
+    requests = found[1]["first_step"]["requests"]["most"]
+    assert seconds[2] == seconds[1] and seconds[0.25] - seconds[1] == pytest.approx(requests * 0.003 * 3)
+
+
 def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
     config = {"corpus": chats, "layout": {"kind": "packed", "sequence_length": 256}}
     config["sampler"] = {"seed": 1, "global_batch_size": 8}
