@@ -1,7 +1,7 @@
 """The commands on the page of evidence show what it claims.
 
-A claim is a row of a table of the page. Commands of pytest name tests of the default run; short commands of grain-sft run
-here, on a small corpus; long ones run behind the marker heavy, and their figures are checked.
+A claim is a row of a table of the page. Commands of pytest name tests of the default run, or heavy ones; short commands of
+grain-sft run here, on a small corpus; long ones run behind the marker heavy, and their figures are checked.
 """
 
 import importlib.util
@@ -51,6 +51,7 @@ SHOWN = list(dict.fromkeys(command for claim in CLAIMS for command in claim.comm
 PYTEST = [command for command in SHOWN if command.startswith("pytest ")]
 LONG = [command for command in SHOWN if re.match("grain-sft (bench|demo|report)", command)]
 SHORT = [command for command in SHOWN if command not in [*PYTEST, *LONG]]
+HEAVY = [command for command in PYTEST if command.startswith("pytest -m heavy ")]
 
 
 def arguments(command: str) -> list[str]:
@@ -91,7 +92,7 @@ def test_every_claim_names_its_commands():
 
 def test_the_tests_that_claims_name_are_in_the_default_run(request):
     """Each command finds a test among those that this run collected; else (few files were asked for) in a new collection."""
-    selections = [selection(command) for command in PYTEST if command != WITH_MAXTEXT]
+    selections = [selection(command) for command in PYTEST if command not in [WITH_MAXTEXT, *HEAVY]]
     assert len(selections) >= 15
     collected = [item.nodeid for item in request.session.items]
     missing = [each for each in selections if not selects(*each, collected)]
@@ -102,6 +103,12 @@ def test_the_tests_that_claims_name_are_in_the_default_run(request):
         assert result.returncode == 0, result.stdout[-3000:] + result.stderr
         missing = [each for each in missing if not selects(*each, result.stdout.splitlines())]
     assert not missing, f"no test of the default run is collected by {missing}"
+
+
+@pytest.mark.parametrize("command", HEAVY)
+def test_heavy_commands_name_files_of_heavy_tests(command):
+    paths, _ = selection(re.sub("-m heavy (-s )?", "", command))
+    assert all("mark.heavy" in (ROOT / path).read_text() for path in paths)
 
 
 def selection(command: str) -> tuple[list[str], list[str]]:
