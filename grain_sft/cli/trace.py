@@ -85,22 +85,23 @@ def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterat
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
     """Return the numbers of the documents in question, and the question in words."""
-    layout = pipeline.stages[0].source.layout  # numbers its documents
-    if options.document is not None:
-        numbers = [provenance.number_of_document(layout, name, number) for name, number in options.document]
-        return numbers, f"document {', '.join(f'{name}:{number}'.lstrip(':') for name, number in options.document)}"
+    run = pipeline.documents
     found: list[int] = []
+    if options.document is not None:
+        for name, number in options.document:
+            found += provenance.numbers_of_document(run, name, number).tolist()
+        return found, f"document {', '.join(f'{name}:{number}'.lstrip(':') for name, number in options.document)}"
     problem: CorpusError | None = None
-    parts = provenance.layouts_of(layout)
-    for first, part in parts:
+    parts = [(name, part, of) for name, part, of in run.parts if part.follows_documents or not name]
+    for name, part, layout in parts:
         try:
             if options.record is not None:
                 some = documents_of_record(part.corpus, options.record)
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 some = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            found += (numbers_in(part, some) + first).tolist()
-        except CorpusError as error:  # some sources of a mixture may lack records, or a tokenizer
+            found += run.of(layout, numbers_in(part, some) + layout.first_document(name)).tolist()
+        except CorpusError as error:  # some sources may lack records, or a tokenizer
             problem = error
             if len(parts) == 1:
                 raise

@@ -15,7 +15,7 @@ from grain_sft.layout.named import (
     documents_named_in,
     documents_of_record,
     numbers_in,
-    renumbered,
+    run_documents_named,
 )
 from grain_sft.layout.olmo_vsl import OlmoVslLayout
 from grain_sft.layout.packed import PackedLayout
@@ -32,6 +32,7 @@ from grain_sft.layout.report import (
     plan_files,
     plan_places,
 )
+from grain_sft.layout.run_documents import RunDocuments
 from grain_sft.layout.windows import WindowLayout
 from grain_sft.registry import Registry
 
@@ -54,9 +55,9 @@ __all__ = [
     "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE", "TIES", "Blend",
     "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "MaterializedLayout", "MegatronGptLayout",
     "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
-    "PaddedLayout", "PairsLayout", "Pieces", "Span", "WindowLayout", "algorithm_title", "attention_spread", "blend",
-    "check_columns", "checked_record", "checked_rows", "compare_algorithms", "corpus_documents_named", "digest",
-    "documents_named", "documents_named_in", "documents_of_record", "ends_of", "normalized", "numbers_in",
-    "over_devices", "packing_report", "padding_share", "plan_columns", "plan_files", "plan_places", "ragged",
-    "renumbered", "sample_index", "sources_of",
+    "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
+    "attention_spread", "blend", "check_columns", "checked_record", "checked_rows", "compare_algorithms",
+    "corpus_documents_named", "digest", "documents_named", "documents_named_in", "documents_of_record", "ends_of",
+    "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns", "plan_files",
+    "plan_places", "ragged", "run_documents_named", "sample_index", "sources_of",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.layout.layout import Layout, sources_of
 from grain_sft.layout.pieces import Ints, ragged
+from grain_sft.layout.run_documents import RunDocuments
 from grain_sft.storage import files
 
 Named = Iterable[int | str]
@@ -32,44 +33,31 @@ def documents_named(layout: Layout, named: Named) -> Ints:
 
 
 def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
-    """Return the numbers of documents in the layout of each stage of a run, as `documents_named` does for one. A number alone
-    is that of a document of the first stage. A name that one stage knows holds for all that have its documents.
+    """Return the numbers of documents in the layout of each stage of a run, as `documents_named` does for one. Numbers alone
+    are those of the run (`RunDocuments`). A name that one stage knows holds for all that have its documents.
 
     Raises:
       RowIndexError, CorpusError, CorpusFileError: as `documents_named`, for what no stage has.
     """
-    different = list({id(each): each for each in layouts}.values())  # stages may share one
-    numbers, found = _resolved(named, lambda name: [_in_layout(each, name) for each in different], len(different))
-    found[0] = np.union1d(found[0], numbers)
-    given = [(each, documents) for each, documents in zip(different, found, strict=True) if len(documents)]
-    joined = {
-        id(each): np.unique(
-            np.concatenate([found[0][:0], *(renumbered(documents, one, each) for one, documents in given)])
-        )
-        for each in different
-    }
-    return [joined[id(each)] for each in layouts]
+    run = RunDocuments(layouts)
+    numbers = run_documents_named(run, named)
+    found = {id(each): run.within(each, numbers) for each in run.layouts}
+    return [found[id(each)] for each in layouts]
 
 
-def renumbered(documents: Ints, layout: Layout, other: Layout) -> Ints:
-    """Return the numbers in `other` of those `documents` of `layout`, int64 [n], whose corpus `other` has too."""
-    if layout is other:
-        return documents
-    found = [np.zeros(0, np.int64)]
-    for name, part in layout.parts.items():
-        own = documents[documents >= layout.first_document(name)] - layout.first_document(name)
-        for its_name, its_part in other.parts.items() if len(own) else ():
-            if _same_documents(part, its_part):
-                found.append(own[own < part.num_documents] + other.first_document(its_name))
-    return np.unique(np.concatenate(found))
+def run_documents_named(run: RunDocuments, named: Named) -> Ints:
+    """Return the numbers of documents of a run, int64 [n], ascending, as `documents_named` for one layout.
 
-
-def _same_documents(one: Layout, other: Layout) -> bool:
-    """Return whether layouts have the same documents of the same files."""
-    if [shard.path for shard in one.corpus.shards] != [shard.path for shard in other.corpus.shards]:
-        return False
-    own, others = (each.documents or each.corpus.documents for each in (one, other))
-    return own is others or (np.array_equal(own.start, others.start) and np.array_equal(own.length, others.length))
+    Raises:
+      RowIndexError, CorpusError, CorpusFileError: as `documents_named`, for what no stage has.
+    """
+    numbers, found = _resolved(named, lambda name: [_in_layout(each, name) for each in run.layouts], len(run.layouts))
+    documents = [run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True)]
+    known = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
+    missing = np.setdiff1d(numbers, np.concatenate(known))
+    if len(missing):
+        raise RowIndexError(f"document {missing[0]}: no stage of the run has it. Take a number that a trace prints.")
+    return np.unique(np.concatenate([numbers, *documents]))
 
 
 def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:

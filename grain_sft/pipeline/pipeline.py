@@ -16,6 +16,7 @@ import numpy.typing as npt
 from grain_sft.arguments import keyword_only
 from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
+from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
 from grain_sft.pipeline.columns import Parts, read_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
@@ -122,6 +123,11 @@ class Pipeline:
     def at(self, step: int) -> Pipeline:
         """Return the stage of `step`, or this pipeline where the run has no stages."""
         return self
+
+    @property
+    def documents(self) -> RunDocuments:
+        """Numbers of the documents in all stages of the run."""
+        return RunDocuments([self.source.layout])
 
     @property
     def first_step(self) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError, SamplerError
 from grain_sft.html_table import html_facts
-from grain_sft.layout import Layout
+from grain_sft.layout import Layout, RunDocuments
 from grain_sft.pipeline.amendments import Amendment
 from grain_sft.pipeline.observer import Observer
 from grain_sft.pipeline.pipeline import Pipeline
@@ -123,6 +123,10 @@ class StagedPipeline(Pipeline):
     @property
     def stages(self) -> tuple[Pipeline, ...]:
         return self._stages
+
+    @property
+    def documents(self) -> RunDocuments:
+        return RunDocuments([each.source.layout for each in self._stated])
 
     def at(self, step: int) -> Pipeline:
         return self._stages[max(0, bisect_right(self._firsts, step) - 1)]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import LossReader
 from grain_sft.errors import CorpusError, RowIndexError
-from grain_sft.layout import Layout, Pieces
+from grain_sft.layout import Layout, Pieces, RunDocuments, run_documents_named
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element, RowSource
 from grain_sft.transforms import trait
@@ -68,25 +68,20 @@ class Sources:
         return source, record
 
 
-def number_of_document(layout: Layout, source: str, number: int) -> int:
-    """Return the number that document `number` of a mixture's source has in a trace; without a source, `number`.
+def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
+    """Return the numbers that document `number` of the source of a mixture has in a trace: one, if all stages with a source of
+    that name mean the same corpus by it. Without a source, return `number`.
 
     Raises:
-      RowIndexError: The mixture does not have the source, or the layout is not a mixture.
+      RowIndexError: No stage has the source or the document.
       CorpusError, CorpusFileError: The documents of a source of windows can't be found.
     """
-    if source in layout.parts:
-        return layout.first_document(source) + number
-    if not source:
-        return number
-    named = "the run is not a mixture" if "" in layout.parts else f"expected one of {', '.join(layout.parts)}"
-    raise RowIndexError(f"document {source}:{number}: no such source; {named}.")
-
-
-def layouts_of(layout: Layout) -> list[tuple[int, Layout]]:
-    """Return (first number, layout) of each layout whose documents a trace numbers."""
-    parts = layout.parts.items()
-    return [(layout.first_document(name), part) for name, part in parts if part.follows_documents or not name]
+    name = f"{source}:{number}" if source else str(number)
+    named = list(dict.fromkeys(part for layout in run.layouts for part in layout.parts if part))
+    if source and source not in named:
+        expected = f"expected one of {', '.join(named)}" if named else "the run is not a mixture"
+        raise RowIndexError(f"document {name}: no such source; {expected}.")
+    return run_documents_named(run, [name])
 
 
 class TrainableTokens:

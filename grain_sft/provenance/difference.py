@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
-from grain_sft.layout import FILL_ROW
+from grain_sft.layout import FILL_ROW, RunDocuments
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.lines import iter_trace
 
@@ -144,23 +144,34 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
 
 
 def _documents(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
-    """Return the numbers of documents that only `one` and only `other` read in `steps`; None if a layout follows none."""
+    """Return the numbers of documents that only `one` and only `other` read in `steps`; None if a layout follows none.
+
+    Documents of other files are the same if they come from the same record of an input.
+    """
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
-    seen = [_seen(each, range(steps.start, min(steps.stop, each.end_step))) for each in (one, other)]
-    return len(seen[0] - seen[1]), len(seen[1] - seen[0])
+    both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
+    seen = [_seen(each, range(steps.start, min(steps.stop, each.end_step)), both) for each in (one, other)]
+    only = [{seen[at][number] for number in seen[at].keys() - seen[1 - at].keys()} for at in range(2)]
+    return len(only[0] - only[1]), len(only[1] - only[0])
 
 
-def _seen(pipeline: Pipeline, steps: range) -> set[tuple[str, int]]:
-    """Return the documents with a token in `steps`, as (source, record); without records, as (source, document number)."""
-    found: set[tuple[str, int]] = set()
-    for lines in iter_trace(pipeline, steps, trainable=False) if len(steps) else ():
-        kept = (lines.instance != FILL_ROW) & (lines.document >= 0)
-        if lines.withdrawn is not None:
-            kept &= lines.withdrawn < lines.stop - lines.start
-        some = lines.select(kept)
-        numbers = np.where(some.record >= 0, some.record, some.document)
-        names = (some.source_names[source] for source in some.source.tolist())
-        found.update(zip(names, numbers.tolist(), strict=True))
+def _seen(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
+    """Return the documents of which `steps` see a token, by number in `run`: each by its source and its record or, without
+    records, by its number."""
+    found: dict[int, tuple[str, int]] = {}
+    for stage in pipeline.stages:
+        own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
+        for lines in iter_trace(stage, own, trainable=False) if own else ():
+            kept = (lines.instance != FILL_ROW) & (lines.document >= 0)
+            if lines.withdrawn is not None:
+                kept &= lines.withdrawn < lines.stop - lines.start
+            some = lines.select(kept)
+            numbers = run.of(stage.source.layout, some.document).tolist()
+            columns = zip(numbers, some.source.tolist(), some.record.tolist(), strict=True)
+            found |= {
+                number: ("", number) if record < 0 else (some.source_names[source], record)
+                for number, source, record in columns
+            }
     return found

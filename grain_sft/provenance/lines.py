@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError, import_extra
 from grain_sft.html_table import html_columns
-from grain_sft.layout import FILL_ROW, Layout, renumbered
+from grain_sft.layout import FILL_ROW, Layout
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.columns import Sources, TrainableTokens
 from grain_sft.sampling import BatchSlots, Host, Sampler
@@ -44,7 +44,8 @@ class Trace:
       shard: Index into `paths`.
       start, stop: First token of the piece in its shard, and the token after its last.
       document: Number of the document in the corpus; -1 in a layout that does not follow documents. A mixture first numbers
-        the documents of its sources that follow documents, then those of the others.
+        the documents of its sources that follow documents, then those of the others. A run with stages numbers them as
+        `RunDocuments` does.
       source: Index into `source_names`. A source is an input of the corpus, or the label of the shard in a corpus without a
         file of sources; see `Sources`.
       record: Line or row of the document in its input, from 1; -1 in a corpus without a file of sources.
@@ -174,8 +175,7 @@ def find_document(
 
     Args:
       pipeline: Pipeline of any host.
-      documents: Numbers of the documents in the corpus; in a run with stages, in the first stage. Other stages are searched
-        for the same documents if they read the same corpora.
+      documents: Numbers of the documents, as in a trace.
       host: Host whose rows are searched. None searches the rows of all hosts.
       epochs: Number of epochs to search, of every source in a mixture. None searches all, or one where they never end.
       trainable: Whether to count tokens that take loss, as in `trace`.
@@ -185,14 +185,14 @@ def find_document(
       SamplerError: As in `trace`, or the run has fewer epochs.
     """
     wanted, names = np.unique(np.atleast_1d(np.asarray(documents, np.int64))), _Names(pipeline)
-    first, parts = pipeline.stages[0], []
+    parts = []
     for stage, sources in zip(pipeline.stages, names.of_stages, strict=True):
         sampler, hosts = _hosts(stage.sampler, host)
         layout = stage.source.layout
-        own = renumbered(wanted, first.source.layout, layout)
-        slots = sampler.find_slots(layout.rows_of_documents(own), epochs=epochs, hosts=hosts)
+        rows = layout.rows_of_documents(names.documents.within(layout, wanted))
+        slots = sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         found = _Lines(stage, sources, trainable, names).of(slots)
-        kept = np.isin(found.document, own)
+        kept = np.isin(found.document, wanted)
         for name, at, _ in layout.split(found.instance):
             kept[at] |= not layout.parts[name].follows_documents
         parts.append(found.select(kept))
@@ -209,14 +209,14 @@ def _hosts(sampler: Sampler, host: Host | None) -> tuple[Sampler, range]:
 
 
 class _Names:
-    """Names of the sources and shards of all stages of a run, and whether it withdraws documents."""
+    """Names of the sources and shards of all stages of a run, numbers of its documents, and whether it withdraws some."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         layouts = [stage.source.layout for stage in pipeline.stages]
         self.of_stages = [Sources(each) for each in layouts]
         self.sources = _joined_names(each.names for each in self.of_stages)
         self.paths = _joined_names([shard.path for shard in each.corpus.shards] for each in layouts)
-        self.receipt = pipeline.receipt.code
+        self.documents, self.receipt = pipeline.documents, pipeline.receipt.code
         self.withdraw = any(stage.withdrawals is not None for stage in pipeline.stages)
 
 
@@ -259,6 +259,7 @@ class _Lines:
         document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
         source, record = self._sources.of(pieces.shard, document)
         segment = np.ones_like(pieces.row) if pieces.segment is None else pieces.segment
+        document = self._all.documents.of(self._layout, document)
         columns: dict[str, Any] = {"segment": segment, "document": document, "record": record}
         columns |= {
             "source": self._source_numbers[source],

@@ -6,8 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.provenance.lines import Trace
+
+_BLOCK = 1 << 20  # documents that are marked in one array
 
 
 def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
@@ -22,17 +25,22 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         trainable: Number of tokens that take loss; absent where they were not counted.
     """
     counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
-    seen = np.zeros(0, np.bool_)
+    seen: dict[
+        int, npt.NDArray[np.bool_]
+    ] = {}  # of each block of numbers: the documents of a later stage may begin late
     names: tuple[str, ...] = ()
     for part in parts if isinstance(parts, Iterable) else [parts]:
         part = part.select(part.instance >= 0)
         names, size = part.source_names, len(part.source_names)
         documents, lines = np.unique(part.document, return_index=True)
         documents, lines = documents[documents >= 0], lines[documents >= 0]
-        if len(documents) and documents[-1] >= len(seen):
-            seen = np.append(seen, np.zeros(max(int(documents[-1]) + 1 - len(seen), len(seen)), np.bool_))
-        new = lines[~seen[documents]]
-        seen[documents] = True
+        first = np.ones(len(documents), np.bool_)
+        for block in np.unique(documents // _BLOCK).tolist():
+            here = slice(*documents.searchsorted((block * _BLOCK, (block + 1) * _BLOCK)))
+            of_block = seen.setdefault(block, np.zeros(_BLOCK, np.bool_))
+            first[here] = ~of_block[documents[here] - block * _BLOCK]
+            of_block[documents[here] - block * _BLOCK] = True
+        new = lines[first]
         where = np.stack([part.step, part.row, part.segment])
         begins = np.append(True, (where[:, 1:] != where[:, :-1]).any(axis=0))[: len(part)]
         added = {"documents": np.bincount(part.source[new], minlength=size)}

@@ -1,0 +1,79 @@
+"""Documents are numbered through all stages of a run: in traces, summaries, amendments and differences."""
+
+import json
+
+import numpy as np
+import pytest
+from batches import assert_same, load
+from sft_files import documents, write_episodes, write_olmo
+
+from grain_sft.cli.main import main
+from grain_sft.provenance import difference, find_document, summarize, trace
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Stages of one corpus, of another, and of both under names of their own."""
+    folder = tmp_path_factory.mktemp("corpora")
+    olmo = write_olmo(folder / "olmo", documents(150, seed=3, longest=40), sources=True)
+    episodes = write_episodes(folder / "episodes", documents(120, 5, longest=40), shards=3)
+    corpora = {"olmo": {"path": str(olmo), "eos_token_id": 2, "dtype": "uint16"}, "episodes": {"path": str(episodes)}}
+    mixture = {"late": {**corpora["episodes"], "weight": 1}, "early": {**corpora["olmo"], "weight": 1}}
+    return {
+        "corpus": corpora["olmo"],
+        "layout": {"kind": "packed", "sequence_length": 64},
+        "sampler": {"seed": 1, "global_batch_size": 4, "epochs": None},
+        "stages": [{"steps": 3}, {"steps": 3, "corpus": corpora["episodes"]}, {"corpus": {"mixture": mixture}}],
+    }
+
+
+def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
+    pipeline, steps = load(several), range(12)
+    lines = trace(pipeline, steps)
+    first, second, third = (stage.source.layout for stage in pipeline.stages)
+    begin, late = first.num_documents, third.first_document("early")
+    seen = [set(), set()]  # documents of each corpus, by its own numbers
+    for step in steps:
+        stage = pipeline.at(step)
+        own = stage.source.layout.pieces(stage.sampler.rows(step)).document
+        mine, of_second = lines.document[lines.step == step], np.full(len(own), stage.source.layout is second)
+        if stage.source.layout is third:
+            of_second, own = own < late, np.where(own < late, own, own - late)
+        assert mine.tolist() == (own + begin * of_second).tolist()
+        for at in range(2):
+            seen[at] |= set(own[of_second == at].tolist())
+    assert sum(summarize(lines)["documents"]) == len(seen[0]) + len(seen[1])
+    assert summarize(trace(pipeline, range(3)))["documents"][0] < len(seen[0])
+
+    number = int(lines.document[lines.step == 4][0])
+    assert number >= begin
+    found = find_document(pipeline, number, epochs=2)
+    assert found.step[0] == 4 and found.step.max() >= 6 and (found.document == number).all()
+    gone = load({**several, "amendments": [{"withdraw": {"from": 4, "documents": number}}]})
+    withdrawn = trace(gone, steps)
+    assert ((withdrawn.withdrawn > 0) == ((withdrawn.document == number) & (withdrawn.step >= 4))).all()
+    for step in range(4):
+        assert_same(gone[step], pipeline[step])
+    (tmp_path / "run.json").write_text(json.dumps(several))
+    command = ["trace", str(tmp_path / "run.json"), "--epochs", "2", "--format", "csv", "--document"]
+    for name in (str(number), f"late:{number - begin}"):
+        assert main([*command, name]) == 0
+        assert len(capsys.readouterr().out.splitlines()) == 2 + len(found)
+    for name, why in (("web:0", "no such source; expected one of late, early"), ("9999", "no stage of the run has it")):
+        assert main([*command, name]) == 1
+        assert why in capsys.readouterr().err
+
+
+def test_a_difference_counts_documents_by_their_files(several):
+    mixed = {key: value for key, value in several.items() if key != "stages"}
+    mixed["corpus"] = several["stages"][2]["corpus"]
+    steps = range(3)
+    found = difference(load(several), load(mixed), steps=steps, count=3)
+    seen = [set(), set()]
+    for at, pipeline in enumerate((load(several), load(mixed))):
+        layout = pipeline.at(0).source.layout
+        for step in steps:
+            own = layout.pieces(pipeline.sampler.rows(step)).document
+            late = layout.first_document("early") if at else 0
+            seen[at] |= {("early", number - late) if number >= late else ("late", number) for number in own.tolist()}
+    assert found.documents == (len(seen[0] - seen[1]), len(seen[1] - seen[0]))
