@@ -28,7 +28,7 @@ from grain_sft.registry import Registry
 from grain_sft.sampling import Host, Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity
-from grain_sft.transforms import column_reach
+from grain_sft.transforms import check_maps, column_reach
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -88,15 +88,7 @@ class Pipeline:
                 f"the sampler draws from sources and rows {drawn}, but the source has {rows}, in this order. A MixtureSource "
                 "takes a MixtureSampler of its sources."
             )
-        for transform in transforms:
-            if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
-                name = transform.__name__
-                raise PipelineError(f"transform {name} is a class. Expected an object of it. Write {name}().")
-            if not isinstance(transform, grain.transforms.Map):
-                raise PipelineError(
-                    f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes "
-                    "no Batch, and every row of every step is kept, so it takes no Filter."
-                )
+        check_maps(transforms)
         self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
         self.planned_sampler, self.sampler = sampler, amended(sampler, amendments)
         if self.sampler.num_steps == self.sampler.first_step:

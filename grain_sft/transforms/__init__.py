@@ -5,7 +5,7 @@ import grain
 from grain_sft.errors import TransformError
 from grain_sft.registry import Registry
 from grain_sft.transforms.drop_last_position import DropLastPosition
-from grain_sft.transforms.element import column_reach, trait
+from grain_sft.transforms.element import check_maps, column_reach, trait
 from grain_sft.transforms.mask_eod import MaskEod
 from grain_sft.transforms.ngram_filter import NgramFilter
 from grain_sft.transforms.reset_at_eod import ResetAtEod
@@ -31,5 +31,5 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
 
 __all__ = [
     "TRANSFORMS", "DropLastPosition", "MaskEod", "NgramFilter", "ResetAtEod", "ShiftTargets", "SplitPairs",
-    "TrimToMultiple", "column_reach", "trait",
+    "TrimToMultiple", "check_maps", "column_reach", "trait",
 ]  # fmt: skip

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from grain_sft.errors import TransformError
+import grain
+
+from grain_sft.errors import PipelineError, TransformError
 from grain_sft.source import Element
 
 
@@ -13,6 +15,19 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
             raise TransformError(
                 f"{transform!r} needs the key {key!r} and was given {', '.join(map(repr, element))}. "
                 "ShiftTargets makes a batch of the source's dict, so what takes that dict comes before it."
+            )
+
+
+def check_maps(transforms: Sequence[object]) -> None:
+    """Raise a `PipelineError` where one of a pipeline's transforms is not a grain `Map`."""
+    for transform in transforms:
+        if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
+            name = transform.__name__
+            raise PipelineError(f"transform {name} is a class. Expected an object of it. Write {name}().")
+        if not isinstance(transform, grain.transforms.Map):
+            raise PipelineError(
+                f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes "
+                "no Batch, and every row of every step is kept, so it takes no Filter."
             )
 
 
