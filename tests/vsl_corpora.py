@@ -94,6 +94,15 @@ def write_corpus(name: str, folder: Path) -> list[Path]:
     return paths
 
 
+def config_of(run: VslRun, paths: list[Path]) -> dict:
+    """Return the config that replays a run of OLMo-core."""
+    corpus = {"path": list(map(str, paths)), "dtype": CORPORA[run.corpus].dtype, "eos_token_id": EOS}
+    layout = {"kind": "olmo_vsl", "sequence_length": run.longest, "min_sequence_length": run.shortest}
+    sampler = {"curriculum": run.curriculum, "num_cycles": run.num_cycles, "balanced": run.balanced}
+    sampler |= {"global_batch_tokens": run.batch_tokens, "seed": run.seed, "shuffle": run.shuffle, "epochs": EPOCHS}
+    return {"corpus": corpus, "layout": layout, "sampler": sampler, "transforms": ["ngram_filter", "shift_targets"]}
+
+
 def batch_digest(batches: Iterable[tuple[Any, Any]]) -> tuple[str, str]:
     """Return a digest of (inputs, labels), arrays [rows, L] with -100 where no loss is taken, batch after batch; and the
     number of the lengths' bits, a letter a batch."""

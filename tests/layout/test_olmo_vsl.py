@@ -6,22 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from vsl_corpora import CORPORA, EOS, EPOCHS, IGNORED, RUNS, VslRun, batch_digest, write_corpus
+from vsl_corpora import CORPORA, EPOCHS, IGNORED, RUNS, batch_digest, config_of, write_corpus
 
 from grain_sft import Host, Pipeline, load
 from grain_sft.errors import ConfigError, GrainSftError, LayoutError, SamplerError
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_vsl.json").read_text())["runs"]
 REPLAYED = [run for run in RUNS if "error" not in GOLDEN[run.name]]
-
-
-def config_of(run: VslRun, paths: list[Path]) -> dict:
-    """Return the config of a run of OLMo-core."""
-    corpus = {"path": list(map(str, paths)), "dtype": CORPORA[run.corpus].dtype, "eos_token_id": EOS}
-    layout = {"kind": "olmo_vsl", "sequence_length": run.longest, "min_sequence_length": run.shortest}
-    sampler = {"curriculum": run.curriculum, "num_cycles": run.num_cycles, "balanced": run.balanced}
-    sampler |= {"global_batch_tokens": run.batch_tokens, "seed": run.seed, "shuffle": run.shuffle, "epochs": EPOCHS}
-    return {"corpus": corpus, "layout": layout, "sampler": sampler, "transforms": ["ngram_filter", "shift_targets"]}
 
 
 @pytest.fixture(scope="module")
