@@ -5,8 +5,7 @@ from typing import Any
 
 
 def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the answers to "can this bucket, this cache and these hosts feed this run?": what is asked, whether it is enough,
-    and a sentence."""
+    """Return the answers: for each resource its name (`asked`), whether it is `enough`, and a sentence (`answer`)."""
     of, steady, waits = figures["conditions"], figures["steady"], figures["waits"]
     step_s = of["step_ms"] / 1e3
     found = [

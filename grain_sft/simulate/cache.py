@@ -1,4 +1,4 @@
-"""HostCache: the shard cache of one host, block by block, without its bytes."""
+"""HostCache: model of one host's shard cache, which keeps the keys of blocks but not their bytes."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ _Key = tuple[str, int]
 
 
 class HostCache:
-    """Blocks that one host's shard cache holds, by the rules of `grain_sft.storage.shard_cache`.
+    """Blocks in one host's shard cache, by the rules of `grain_sft.storage.shard_cache`.
 
     Args:
-      options: Bound and unit of the cache.
+      options: Size limit and block size of the cache.
 
     Attributes:
-      hits, misses: Numbers of blocks that were found, and that were requested.
+      hits, misses: Number of blocks that were found, and of blocks that were requested.
       used: Bytes of the blocks' files.
     """
 
@@ -31,8 +31,8 @@ class HostCache:
         self.hits = self.misses = self.used = 0
 
     def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
-        """Read pieces together; return the number of requests and the bytes of their answers."""
-        jobs: dict[_Key, tuple[int, list[int]]] = {}  # bytes of each block, and of the parts that are wanted of it
+        """Read pieces together. Return the number of requests and the bytes of their answers."""
+        jobs: dict[_Key, tuple[int, list[int]]] = {}  # size of each block, and of each part of it that is read
         for path, file_size, offset, size in pieces:
             unit = self._unit or max(1, file_size)
             for number in range(offset // unit, -(-(offset + size) // unit)):
@@ -60,7 +60,7 @@ class HostCache:
         return found
 
     def _reserve(self, size: int, unfinished: int) -> bool:
-        """Make room for a block of `size` bytes, next to blocks that are being made; return whether there is any."""
+        """Make room for a block of `size` bytes beside blocks that are `unfinished`, and return whether it fits."""
         if self.used + size > self._most and unfinished + size <= self._most:
             goal = max(unfinished, min(self._most - size, self._most - self._most // cache_blocks.SPARE))
             while self.used > goal and self._blocks:

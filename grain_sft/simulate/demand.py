@@ -1,4 +1,4 @@
-"""Demand: the requests, the bytes and the time that each host needs for the batch of each step."""
+"""Demand: requests, bytes and time of each host for the batch of each step."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _ROWS_AT_ONCE = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """Demand of consecutive steps. Arrays are [steps, hosts], of the hosts that the walk was asked for.
+    """Demand of consecutive steps and the hosts of a `Walk`, in arrays [steps, hosts].
 
     Attributes:
       first: First step.
-      rows: int64 [n], numbers of all rows that these hosts read, without `FILL_ROW`.
-      requests: Requests, those of checks included.
+      rows: int64 [n], numbers of all rows that these hosts read, except `FILL_ROW`.
+      requests: Requests, including those of checks.
       checks: Requests that check a file before its first read on a host.
       received: Bytes of the answers.
       local: Bytes of local files.
-      seconds: Time in which the batch is read.
+      seconds: Time to read the batch.
     """
 
     first: int
@@ -47,7 +47,7 @@ class Block:
 
 
 class _Ask(NamedTuple):
-    """Ranges that a host asks for together, in each cell of a block; `checks` are those of files before their first read."""
+    """Ranges that are requested together, each with its cell of a block. `checks` marks the checks before a first read."""
 
     gather: Gather
     cell: Ints
@@ -56,7 +56,7 @@ class _Ask(NamedTuple):
 
 
 class _Table:
-    """Columns of a block, while gather after gather is added."""
+    """Sums of a block to which gathers are added."""
 
     def __init__(self, steps: int, hosts: int, conditions: Conditions) -> None:
         self._shape, self._conditions = (steps, hosts), conditions
@@ -64,13 +64,13 @@ class _Table:
         self.seconds = np.zeros(self._shape)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return the sum of `values` (1 for each, without them) at each cell, int64 [steps, hosts]."""
+        """Return the sum of `values`, or the count if there are none, in each cell: int64 [steps, hosts]."""
         size = self._shape[0] * self._shape[1]
         found = np.bincount(cell, None if values is None else values.astype(np.float64), size)
         return found.astype(np.int64).reshape(self._shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, least_rounds: Ints | int = 0) -> None:
-        """Add requests that are made together, at most `at_once` at a time, and their bytes."""
+        """Add concurrent requests, at most `at_once` at a time, and their bytes."""
         of = self._conditions
         rounds = np.maximum(-(-requests // at_once), least_rounds)
         self.requests += requests
@@ -87,9 +87,9 @@ class _Table:
 class Walk:
     """Demand of some hosts, step after step.
 
-    Without a shard cache each piece of a row is one request. Before the first read of a file a host asks for its two ends and,
-    if the index states no version, for its version; threads that make batches at the same time all ask. With a shard cache, the
-    missing blocks are requested.
+    Without a shard cache, each piece of a row is one request; with one, each missing block is. Before its first read of a
+    file, a host requests both ends of the file and, if the index states no version, the version. Threads that make batches
+    at the same time all do so.
 
     Args:
       reads: Ranges of the rows.
@@ -109,12 +109,12 @@ class Walk:
         self.caches = [] if options is None else [HostCache(options) for _ in hosts]
 
     def checked_files(self) -> Ints:
-        """Return the number of remote files that each host has read, int64 [hosts]."""
+        """Return the number of remote files that each host has checked, int64 [hosts]."""
         found: Ints = np.sum([checked.sum(axis=1) for checked in self._checked], axis=0, dtype=np.int64)
         return found
 
     def blocks(self, steps: range) -> Iterator[Block]:
-        """Yield the demand of all steps, some of them at a time."""
+        """Yield the demand of `steps` in blocks of consecutive steps."""
         size = max(self._sampler.batch_sizes.sizes) * len(self._hosts) // self._sampler.host.count
         at_once = max(1, _ROWS_AT_ONCE // max(1, size))
         for first in range(steps.start, steps.stop, at_once):
@@ -123,7 +123,7 @@ class Walk:
             yield self._block(range(first, min(first + at_once, steps.stop)), starting)
 
     def _block(self, steps: range, starting: int) -> Block:
-        """Return the demand of `steps`, of which the first `starting` fill the batches that are kept ready."""
+        """Return the demand of `steps`. The first `starting` of them fill the batches that are kept ready."""
         whole = len(self._hosts) == self._sampler.host.count
         slots = self._sampler.slots(steps, hosts=None if whole else self._hosts.tolist())
         real = slots.row != FILL_ROW
@@ -142,7 +142,7 @@ class Walk:
         return Block(steps.start, rows, table.requests, table.checks, table.received, table.local, table.seconds)
 
     def _asks(self, table: _Table, number: int, cell: Ints, found: Ranges, starting: int) -> list[_Ask]:
-        """Return what the ranges of a gather ask of the bucket: cells ascend. What is local is added to `table`."""
+        """Return the requests of a gather's ranges, whose cells ascend. Ranges of local files are added to `table`."""
         gather, remote = self._reads.gathers[number], self._reads.gathers[number].remote[found.file]
         if not remote.all():
             table.read(table.sums(cell[~remote], found.size[~remote]))
@@ -160,9 +160,10 @@ class Walk:
         return [_Ask(gather, checks.row, checks, True), _Ask(gather, cell, found, False)]
 
     def _first_reads(self, number: int, cell: Ints, file: Ints, starting: int) -> tuple[Ints, Ints]:
-        """Return the cell and the file of each first read of a file on a host; cells ascend, and files in each.
+        """Return the cell and the file of each first read of a file on a host, sorted by cell and file.
 
-        The first `starting` steps are made `threads` at a time: each of them checks the files that none has checked before.
+        The first `starting` steps are made `threads` at a time. Each of these checks all files that no earlier step has
+        checked.
         """
         checked, (step, host) = self._checked[number], np.divmod(cell, len(self._hosts))
         together, found = np.minimum(step, starting) // self._conditions.threads, []
@@ -176,7 +177,7 @@ class Walk:
         return cell[at], file[at]
 
     def _answers(self, table: _Table, asks: Sequence[_Ask]) -> Iterator[tuple[Ints, Ints, Ints | int]]:
-        """Yield for each of `asks` its requests, the bytes of their answers and the fewest round trips, [steps, hosts]."""
+        """Yield the requests, the bytes and the least number of round trips of each of `asks`, [steps, hosts]."""
         if not self.caches:
             for ask in asks:
                 requests = -(-ask.ranges.size // remote_files.PART_BYTES)

@@ -1,4 +1,4 @@
-"""Program: one real host of a run, for some steps. It prints what it measured as JSON."""
+"""Program that runs some steps of one host of a run and prints its measurements as JSON."""
 
 import contextlib
 import glob
@@ -18,7 +18,7 @@ _DRAINS_IN = 600.0  # seconds
 
 
 class _Made(Observer):
-    """Seconds of each batch that was made, by step; `done` is set when there are `count` of them."""
+    """Observer of the seconds that each batch took; `done` is set after `count` batches."""
 
     def __init__(self, count: int) -> None:
         self._count, self.done = count, threading.Event()
@@ -31,22 +31,27 @@ class _Made(Observer):
 
 
 def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: int, began: float) -> dict[str, Any]:
-    """Return what a host measures that starts at the first of `steps`, takes them all as fast as it can, and waits until its
-    threads have made those that they read ahead.
+    """Run `steps` of one host as fast as possible, wait for the batches that its threads read ahead, and return measurements.
 
     Args:
       config: Path of a config, or a dict.
-      host: Host that this process is.
-      steps: Steps that are taken.
+      host: Host of this process.
+      steps: Steps of the run.
       threads, prefetch: As in `Pipeline.iter`.
       began: `time.time()` when the process was started.
 
     Returns:
-      host; made: the steps whose batches were made; import_s, open_s, first_batch_s: times of start-up; start_up_s: their sum
-      without delayed_s, in which other processes of a busy machine had the processor; batch_s of each made batch; open_cpu_s,
-      cpu_s: processor time until the pipeline was opened, and after it; opening, reading: requests, received bytes and local
-      bytes; batch_bytes: of arrays that no other batch shares; opened_mb, peak_mb: the most memory until the pipeline was
-      opened, and until the end.
+      Figures by name.
+        host: Index of the host.
+        made: First and end of the steps whose batches were made.
+        import_s, open_s, first_batch_s: Seconds of the parts of start-up.
+        delayed_s: Seconds of start-up for which other processes of a busy machine had the processor.
+        start_up_s: Seconds of start-up without `delayed_s`.
+        batch_s: Seconds of each batch.
+        open_cpu_s, cpu_s: Processor time until the pipeline was opened, and after that.
+        opening, reading: Requests, received bytes and local bytes until the pipeline was opened, and after that.
+        batch_bytes: Bytes of a batch's arrays that no other batch shares.
+        opened_mb, peak_mb: Peak memory until the pipeline was opened, and until the end.
     """
     imported = time.time()
     pipeline = load(config, host=host)
@@ -87,8 +92,7 @@ def _counts() -> dict[str, int]:
 
 
 def _delayed() -> float:
-    """Return the seconds that threads of this process were ready and other processes had the processor; 0 where the system does
-    not count them."""
+    """Return the seconds for which threads of this process waited for the processor; 0 if the system does not count them."""
     found = 0
     for thread in glob.glob("/proc/self/task/*/schedstat"):
         with contextlib.suppress(OSError), open(thread) as file:  # the thread may have ended
@@ -97,7 +101,7 @@ def _delayed() -> float:
 
 
 def _memory() -> float:
-    """Return the most memory, in MB, that this process has had."""
+    """Return the peak memory of this process in MB."""
     with open("/proc/self/status") as file:
         fields = dict(line.split(":", 1) for line in file)
     return int(fields["VmHWM"].split()[0]) / 1e3

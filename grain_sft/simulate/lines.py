@@ -7,7 +7,7 @@ _WIDTH = 24
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the figures of `simulate`, a line each, and the answers last."""
+    """Yield the figures of `simulate` as lines, and the answers last."""
     for name, text in facts_of(figures):
         yield f"{name:{_WIDTH}}{text}"
     yield ""
@@ -26,7 +26,7 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     mean = {name: figures["per_host"][name] for name in ("requests", "received", "local")}
     yield "all steps of a host", _host(mean)
     files = figures["files"]
-    remote = f"{files['files']:,}, of which a host reads {files['checked']['mean']:,.0f} from the bucket"
+    remote = f"{files['files']:,}; a host reads {files['checked']['mean']:,.0f} of them from the bucket"
     yield "files", f"{remote}; at most {files['most_descriptors']:,} descriptors of a host"
     sums = f"{steady['requests']:,.0f} requests, {_size(steady['received'])}"
     yield "a step of all hosts", f"{sums}; the slowest host takes {steady['slowest_batch_s']:.3f} s"

@@ -51,7 +51,7 @@ def _section(key: str, title: str, picture: Picture | None) -> str:
 
 
 def _hosts(figures: Figures) -> str:
-    """Return a table of what a host needs: the mean, the least and the most of all hosts."""
+    """Return a table of the needs of a host: mean, least and most over all hosts."""
     spreads = {f"{name}, all steps": spread for name, spread in figures["per_host"].items()}
     spreads |= {f"{name}, first step": spread for name, spread in figures["first_step"].items()}
     spreads["requests of checks"] = figures["checks"]
@@ -66,7 +66,7 @@ def _number(value: float) -> str:
 
 
 def _rates(name: str, unit: float, label: str, option: str | None) -> Callable[[Any, Figures], None]:
-    """Return a function that draws a curve per second of the time of a step, and the bound of a condition."""
+    """Return a function that draws a curve, divided by the seconds of a step, and the bound of a condition."""
 
     def draw(figure: Any, found: Figures) -> None:
         axes, curves = figure.subplots(), found["curves"]

@@ -1,4 +1,4 @@
-"""Reads: the byte ranges that a batch's rows are read from, by the rules of `grain_sft.source`."""
+"""Reads: byte ranges of a batch's rows, by the rules of `grain_sft.source`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class Ranges(NamedTuple):
-    """Byte ranges of one gather, as columns int64 [ranges], in the order of the rows.
+    """Byte ranges of one gather as columns int64 [ranges], ordered by row.
 
     Attributes:
-      row: Index into the rows that were asked for.
+      row: Index into the given rows.
       file: Number of the file in `Gather.files`.
       offset: First byte.
       size: Number of bytes, 1 or more.
@@ -38,15 +38,15 @@ class Ranges(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
-    """Reads that are made together: the tokens of one source, or its loss values of one kind. Gathers of a batch follow each
-    other.
+    """Concurrent reads of a batch: the tokens of one source, or its loss values of one kind. A batch makes one gather after
+    the other.
 
     Attributes:
       files: Files that are read.
       options: Options of remote files.
       remote: bool [files], whether a read of the file is a request.
       unversioned: bool [files], whether the index states no version, so that the first read asks for it.
-      offsets: int64 [files], first byte of the values.
+      offsets: int64 [files], byte at which the values begin.
     """
 
     files: Sequence[FileStamp]
@@ -57,7 +57,7 @@ class Gather:
 
     @classmethod
     def of(cls, stamps: Sequence[FileStamp], options: RemoteOptions | None, all_remote: bool) -> Gather:
-        """Return the gather of some files; `all_remote` counts local files as if they were in a bucket."""
+        """Return the gather of the files `stamps`. With `all_remote`, local files count as files in a bucket."""
         remote = np.array([all_remote or files.is_remote(each.path) for each in stamps], np.bool_)
         unversioned = np.array([files.is_remote(each.path) and each.version is None for each in stamps], np.bool_)
         offsets = np.array([each.data_offset for each in stamps], np.int64)
@@ -65,7 +65,7 @@ class Gather:
 
 
 class _Part:
-    """Reads of the rows of one source; its gathers are numbered from `first` on."""
+    """Reads of the rows of one source, whose gathers have the numbers `first`, `first + 1`, …"""
 
     def __init__(self, layout: Layout, first: int, *, shifted: bool, all_remote: bool) -> None:
         corpus, self._layout, self._first = layout.corpus, layout, first
@@ -109,7 +109,7 @@ class _Part:
             yield self._first + 1 + kind, self._of_pieces(1 + kind, of_kind, width)
 
     def _of_pieces(self, gather: int, values: Ranges, width: int) -> Ranges:
-        """Return the ranges of bytes of ranges of values, each of `width` bytes."""
+        """Return the byte ranges of ranges of values of `width` bytes each."""
         row, file, start, length = values
         found = Ranges(row, file, self.gathers[gather].offsets[file] + start * width, length * width)
         real = found.size > 0
@@ -121,10 +121,10 @@ class Reads:
 
     Args:
       pipeline: Pipeline of the rows.
-      all_remote: Whether local files count as if they were in a bucket.
+      all_remote: Whether local files count as files in a bucket.
 
     Attributes:
-      gathers: Gathers of a batch, in the order in which they are made.
+      gathers: Gathers of a batch, in order.
     """
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
@@ -137,8 +137,7 @@ class Reads:
             self.gathers += part.gathers
 
     def ranges(self, rows: Ints) -> Iterator[tuple[int, Ranges]]:
-        """Yield the number of a gather and its ranges, for each gather that reads some of `rows`, int64 [n], none of them
-        `FILL_ROW`."""
+        """Yield (number, ranges) of each gather that reads some of `rows`, int64 [n], without `FILL_ROW`."""
         for name, index, own in self._layout.split(rows):
             for gather, found in self._parts[name].ranges(own):
                 if len(found.row):

@@ -1,4 +1,4 @@
-"""simulate: figures of a run on many hosts, ready for JSON: the only input of its page."""
+"""simulate: figures of a run on many hosts, ready for JSON and for the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_COUNTED = 1 << 27
 """Most rows of a layout that are counted one by one."""
 CACHED_HOSTS = 16
-"""Hosts whose shard caches are followed block by block; the others are taken to be like these."""
+"""Number of hosts whose shard caches are modelled block by block; they stand for all hosts."""
 POINTS = 200
 """Points of each curve."""
 
@@ -34,7 +34,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Totals:
-    """Sums over the blocks of a walk; `scale` is the number of hosts that each walked host stands for."""
+    """Sums over the blocks of a walk. `scale` is the number of hosts divided by the number of walked hosts."""
 
     def __init__(self, layout_rows: int, hosts: int, scale: float, conditions: Conditions) -> None:
         self._scale, self._waits = scale, Waits(conditions, hosts)
@@ -68,12 +68,12 @@ class _Totals:
 
     @property
     def first_wait(self) -> float:
-        """Time until all hosts have the first batch."""
+        """Seconds until all hosts have the first batch."""
         return self._waits.first
 
     @property
     def seconds(self) -> float:
-        """Time of all steps."""
+        """Seconds of all steps."""
         return self._waits.now
 
 
@@ -87,10 +87,10 @@ def simulate(
     restart_hosts: int | None = None,
     real: Measured | None = None,
 ) -> dict[str, Any]:
-    """Return what a run would ask of its hosts and of its bucket.
+    """Return the requests, bytes, times and memory of a run on many hosts.
 
-    Rows of hosts are those of the sampler. Requests and bytes follow from the pieces of the rows by the rules of the readers;
-    times follow from the conditions.
+    The sampler gives the rows of each host. Requests and bytes follow from the pieces of the rows by the rules of the readers.
+    Times follow from the conditions.
 
     Args:
       pipeline: Pipeline of the run, of any host.
@@ -98,14 +98,14 @@ def simulate(
       steps: Steps of the run; the hosts start at the first of them.
       conditions: Speeds of hosts, network and bucket.
       as_bucket: Whether reads of local files count as requests to a bucket.
-      restart_hosts: Number of hosts with which the run is started again after these steps; None for `hosts`.
-      real: What some real processes measured; None for a model without start-up time and memory.
+      restart_hosts: Number of hosts of a restart after these steps; None for `hosts`.
+      real: Measurements of real processes; None for a model without start-up time and memory.
 
     Returns:
       The figures that docs/simulate.md describes.
 
     Raises:
-      SamplerError: A batch that `hosts` do not divide, or steps that the run does not have.
+      SamplerError: `hosts` does not divide the batch, or the run does not have the steps.
     """
     conditions = (conditions or Conditions()) if real is None else real.conditions
     sampler = _sampler_of(pipeline, hosts, steps)
@@ -180,7 +180,7 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range, scale: float) -> 
 
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
-    """Return means over the second half of the steps, and the highest sum of a second."""
+    """Return means over the second half of the steps, and the highest rates of a step."""
     half, seconds = len(steps) // 2, totals.seconds / len(steps)
     found: dict[str, Any] = {"seconds_a_step": seconds}
     for name in ("requests", "received", "local"):
@@ -222,14 +222,14 @@ def _cache(walk: Walk) -> dict[str, Any] | None:
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int, conditions: Conditions) -> dict[str, float]:
-    """Return the requests of all hosts until each has the batches that are kept ready, and the bucket's time for them."""
+    """Return the requests of all hosts for the batches that are kept ready, and the bucket's time for them."""
     opening = 0 if real is None else real.fit.opening["requests"] * hosts
     requests = opening + sum(totals.per_step["requests"][: conditions.prefetch])
     return {"batches": conditions.prefetch, "requests": requests, "bucket_s": requests / conditions.bucket_requests}
 
 
 def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, float]:
-    """Return what all hosts need until they have the first batch, and the memory of the one with the largest batch."""
+    """Return the needs of all hosts until the first batch, and the memory of the host with the largest batch."""
     return {
         "seconds": real.fit.start_s(real.conditions, totals.first_wait),
         "opening_requests": real.fit.opening["requests"],
@@ -248,7 +248,7 @@ def _restart(
     steps: range,
     real: Measured | None,
 ) -> dict[str, Any] | None:
-    """Return what the first step after these costs hosts that start again; None if it does not exist."""
+    """Return the cost of a restart after `steps`: that of the next step, on `hosts` hosts. None if the run ends there."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if sampler.num_steps is not None and steps.stop >= sampler.num_steps:
         return None
@@ -269,7 +269,7 @@ def _restart(
 
 
 def _curves(per_step: Mapping[str, list[float]], steps: range) -> dict[str, Any]:
-    """Return means of at most `POINTS` groups of steps; of `waited` the sum, of `seconds` the highest."""
+    """Return the curves: means of at most `POINTS` groups of steps, but sums of `waited` and maxima of `seconds`."""
     edges = np.unique(np.linspace(0, len(steps), min(len(steps), POINTS) + 1).astype(np.int64))
     found: dict[str, Any] = {"step": (edges[:-1] + steps.start).tolist()}
     for name, values in per_step.items():

@@ -1,4 +1,4 @@
-"""Waits: how long a trainer on all hosts waits for batches that threads of each host make ahead."""
+"""Waits: time for which a trainer on all hosts waits for batches that threads of each host make ahead."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 class Waits:
     """Clock of a run whose steps begin when every host has its batch.
 
-    A host's threads take steps in turn. A step is begun when a thread is free and less than `prefetch` batches are ahead of the
-    trainer, as in `grain_sft.pipeline.ReadAhead`.
+    The threads of a host take steps in turn. A thread begins a batch when it is free and fewer than `prefetch` batches are
+    ahead of the trainer, as in `grain_sft.pipeline.ReadAhead`.
 
     Attributes:
-      now: Seconds since the first step was asked for.
-      first: Seconds that the first step was waited for.
+      now: Seconds since the trainer asked for the first step.
+      first: Seconds for which it waited for the first step.
     """
 
     def __init__(self, conditions: Conditions, hosts: int) -> None:
@@ -32,7 +32,7 @@ class Waits:
         self.now, self.first = 0.0, -1.0
 
     def add(self, seconds: Float64[np.ndarray, " hosts"]) -> float:
-        """Return the seconds that the next step is waited for, if its batch takes each host some `seconds`."""
+        """Return the seconds of waiting for the next step, whose batch takes `seconds` on each host."""
         ready = np.maximum(self._free.popleft(), self._asked[0]) + seconds
         self._free.append(ready)
         arrived = max(self.now, float(ready.max()))
