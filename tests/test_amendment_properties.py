@@ -156,12 +156,20 @@ def check_case(corpora, seed):
             assert_same(changed[step], plain[step])
 
 
+@pytest.fixture(params=[False, True], ids=["short", "long"])
+def long_segments(request, monkeypatch):
+    if request.param:  # rows are read segment by segment
+        monkeypatch.setattr("grain_sft.corpus.shard.LONG_SEGMENT", 0)
+
+
+@pytest.mark.usefixtures("long_segments")
 @pytest.mark.parametrize("seed", FEW)
 def test_a_random_run_with_random_amendments(corpora, seed):
     check_case(corpora, seed)
 
 
 @pytest.mark.heavy
+@pytest.mark.usefixtures("long_segments")
 @pytest.mark.parametrize("seed", MANY)
 def test_many_random_runs_with_random_amendments(corpora, seed):
     check_case(corpora, seed)

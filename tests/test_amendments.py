@@ -92,7 +92,7 @@ def test_withdrawn_documents_are_padding_from_their_step_on(corpora, layout, cor
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("layout", ["windows", "padded"])
 def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, monkeypatch, layout, exact):
-    monkeypatch.setattr("grain_sft.source.withdrawn._MOST_EXACT", 1 << 24 if exact else 1)
+    monkeypatch.setattr("grain_sft.source.withdrawn_documents._MOST_EXACT", 1 << 24 if exact else 1)
     write_episodes(tmp_path / "corpus", DOCS)
     [table] = (tmp_path / "corpus").rglob("episodes.idx")
     pairs = np.fromfile(table, np.uint64).reshape(-1, 2)[::-1].copy()

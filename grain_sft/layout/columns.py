@@ -42,6 +42,8 @@ class ColumnsLayout(Layout):
         self.highest_token, self.transforms = layout.highest_token, layout.transforms
         if layout.row_segments is not None:
             self.row_segments, self.row_begin = self._row_segments, self._row_begin
+        if layout.row_documents is not None:
+            self.row_documents = self._row_documents
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -78,6 +80,12 @@ class ColumnsLayout(Layout):
             starts[0], lengths[0] = starts[0] + skipped, lengths[0] - skipped
         return starts, lengths
 
+    def _row_documents(self, row: int) -> list[int]:
+        """Return `Layout.row_documents` of these columns."""
+        assert self._layout.row_documents is not None
+        _, _, ends, first = self._segments_of(row)
+        return self._layout.row_documents(row)[first : bisect.bisect_left(ends, self._stop, first) + 1]
+
     def _row_begin(self, row: int) -> tuple[int, int]:
         """Return `Layout.row_begin` of these columns."""
         _, _, ends, first = self._segments_of(row)
@@ -98,6 +106,10 @@ class ColumnsLayout(Layout):
     @property
     def num_documents(self) -> int:
         return self._layout.num_documents
+
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        """Return the rows that have a token of `documents` in any column, also in none of these."""
+        return self._layout.rows_of_documents(documents)
 
     def left_out(self) -> list[LeftOut]:
         return self._layout.left_out()

@@ -20,7 +20,7 @@ from grain_sft.layout.layout import Layout, LeftOut, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined
-from grain_sft.layout.plan import COUNTS, finder_of, load_plan, sort_made_by
+from grain_sft.layout.plan import COUNTS, Plan, finder_of, load_plan, sort_made_by
 from grain_sft.storage import files
 
 
@@ -223,18 +223,33 @@ class PackedLayout(Layout):
         return epoch, rows - self._begins[epoch]
 
     def row_segments(self, row: int) -> tuple[list[int], list[int]]:
+        plan, segments = self._segments_of(row)
+        return plan.start[segments].tolist(), plan.length[segments].tolist()
+
+    def row_documents(self, row: int) -> list[int]:
+        plan, segments = self._segments_of(row)
+        documents: list[int] = plan.document[segments].tolist()
+        return documents
+
+    def _segments_of(self, row: int) -> tuple[Plan, slice]:
+        """Return the plan of `row`, and the pieces of this plan that make the row."""
         plan = self.plans[0]
         if len(self.plans) > 1:
             epoch, local = self.epoch_of(np.array(row))
             plan, row = self.plans[int(epoch)], int(local)
-        segments = slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
-        return plan.start[segments].tolist(), plan.length[segments].tolist()
+        return plan, slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
 
     def pieces(self, rows: Ints) -> Pieces:
         if len(self.plans) == 1 or not len(rows):
             return self._offsets.pieces(*self.plans[0].segments(rows))
         epoch, local = self.epoch_of(rows)
         return self._offsets.pieces(*joined(epoch, lambda number, index: self.plans[number].segments(local[index])))
+
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        self._check_documents(documents)
+        found = [np.flatnonzero(np.isin(plan.document, documents)) for plan in self.plans]
+        rows = [plan.ends.searchsorted(at, side="right") for plan, at in zip(self.plans, found, strict=True)]
+        return np.unique(np.concatenate([own + begin for own, begin in zip(rows, self._begins.tolist(), strict=False)]))
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped documents of all epochs, and padding."""

@@ -56,10 +56,17 @@ class PaddedLayout(Layout):
     def row_segments(self, row: int) -> tuple[list[int], list[int]]:
         return [self._start.item(row)], [self._length.item(row)]
 
+    def row_documents(self, row: int) -> list[int]:
+        return [self._document.item(row)]
+
     def pieces(self, rows: Ints) -> Pieces:
         first, document = np.zeros(len(rows), np.int64), self._document[rows]
         columns = first, self._start[rows], self._length[rows], first + 1, document
         return self._offsets.pieces(np.arange(len(rows)), *columns)
+
+    def rows_of_documents(self, documents: Ints) -> Ints:
+        self._check_documents(documents)
+        return np.flatnonzero(np.isin(self._document, documents))
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped documents, and padding."""

@@ -94,8 +94,8 @@ class Pipeline:
         if self.sampler.num_steps == self.sampler.first_step:
             raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
         self.withdrawals = withdrawals_of(source, amendments)
-        self._withdrawn_from = min((each.step for each in amendments if len(each.withdraw)), default=sys.maxsize)
-        self._whole = self._reader(source)
+        last = self.source_at(sys.maxsize)
+        self._whole, self._last = self._reader(source), (last, self._reader(last))
         self._observe(audit, observers)
 
     def _observe(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
@@ -181,7 +181,8 @@ class Pipeline:
         return source.read, self.transforms
 
     def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
-        read, rest = self._whole if step < self._withdrawn_from else self._reader(self.source_at(step))
+        source, (last, reader) = self.source_at(step), self._last
+        read, rest = self._whole if source is self.source else reader if source is last else self._reader(source)
         element = read(rows)
         for transform in rest:
             activity.doing[get_ident()] = activity.TRANSFORMING, transform

@@ -121,7 +121,7 @@ def _withdrawn(pipeline: Pipeline, step: int, rows: Any) -> list[list[tuple[int,
     found: list[list[tuple[int, int]]] = [[] for _ in rows]
     pipeline = pipeline.at(step)
     length = pipeline.source.layout.width(rows)
-    for starts, stops, _ in () if pipeline.withdrawals is None else pipeline.withdrawals.spans(rows, step):
+    for starts, stops in () if pipeline.withdrawals is None else pipeline.withdrawals.spans(rows, step):
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
             found[start // length].append((start % length, stop - start))
     return found

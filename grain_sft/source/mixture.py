@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class MixtureSource(RowSource):
 
     def __init__(self, sources: Mapping[str, NpyDataSource]) -> None:
         self.sources = dict(sources)
+        self._readers: Mapping[str, RowSource] = dict(sources)
         self.layout = MixtureLayout({name: source.layout for name, source in self.sources.items()})
         corpus = self.layout.corpus
         self._dtypes: dict[str, npt.DTypeLike] = {"tokens": corpus.dtype, "loss_mask": np.bool_}
@@ -46,10 +48,16 @@ class MixtureSource(RowSource):
             filled = np.flatnonzero(rows == FILL_ROW)
             found.append((next(iter(self.sources)), filled, rows[filled]))
         for name, index, own in found:
-            element = self.sources[name].read(own)
+            element = self._readers[name].read(own)
             for key, array in batch.items():
                 array[index] = element["loss_mask"] if key not in element else element[key]
         return batch
+
+    def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
+        """Return the mixture with some of `sources` replaced by others of the same rows."""
+        changed = copy.copy(self)
+        changed._readers = {**self.sources, **sources}
+        return changed
 
     def columns(self, start: int, stop: int) -> MixtureSource:
         """Return the source of columns [start, stop) of the same rows, as `NpyDataSource.columns`."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grain
@@ -15,14 +14,19 @@ from grain_sft.corpus import LossReader, are_long, check_signed
 from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, ColumnsLayout, Layout, Pieces, checked_record, checked_rows
 from grain_sft.source import workers
-from grain_sft.source.arrays import Arrays, Element, Int32s, ReadRows
+from grain_sft.source.arrays import Arrays, Element, ReadRows
+from grain_sft.source.overwriting import overwrite, runs_of
+from grain_sft.source.row_arrays import fill_segments, whole_rows
 from grain_sft.source.row_reader import RowReader
 from grain_sft.source.segment_reader import SegmentReader
+from grain_sft.source.withdrawn_documents import WithdrawnAtStep
 from grain_sft.storage import ShardReader
 
 workers.default_grain_flags()  # without them, worker processes of a grain.DataLoader may not start
 
 Ints = npt.NDArray[np.int64]
+
+_ZEROS = runs_of(np.dtype(np.int32), 0)
 
 
 class RowSource(grain.sources.RandomAccessDataSource[Element]):
@@ -94,6 +98,7 @@ class NpyDataSource(RowSource):
                 "weights out, make a mixture of the prefixes, or take the layout of kind megatron_gpt."
             )
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
+        self._pads = runs_of(corpus.dtype, self._pad)
         self._wide = corpus.dtype.itemsize == 4
         self._fit = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._row_reader = None if layout.row_format is None else RowReader(corpus, max_open_files)
@@ -110,24 +115,33 @@ class NpyDataSource(RowSource):
         long = long and are_long(layout.sequence_length, layout.mean_segments)
         self._segment_reader = SegmentReader(layout, reader, self._fit) if long else None
 
-    def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return the arrays of rows, `[rows, L]` each. Rows of -1 are padding: segment 0 and no loss."""
+    def read(
+        self, indices: Sequence[int] | npt.NDArray[np.integer], withdrawn: WithdrawnAtStep | None = None
+    ) -> Element:
+        """Return the arrays of rows, `[rows, L]` each. Rows of -1 and documents `withdrawn` are padding, without loss.
+
+        Raises: as `RowSource.read`.
+        """
         rows, filled = checked_rows(indices, self.layout)
         if filled:
             real, padded = rows != FILL_ROW, {}
-            for key, array in self.read(rows[real]).items():
+            for key, array in self.read(rows[real], withdrawn).items():
                 padded[key] = np.full((len(rows), array.shape[1]), self._pad if key == "tokens" else 0, array.dtype)
                 padded[key][real] = array
             return padded
-        read, tokens, _ = self._read(rows, shifted=False)
+        read, tokens, _ = self._read(rows, False, withdrawn)
         if tokens is None:
             tokens = read.inputs.view(self._dtype) if self._wide else read.inputs.astype(self._dtype)
         segments, loss = read.segment_ids, read.loss
+        if withdrawn is not None and loss is not None:
+            loss[segments == 0] = 0
         mask = segments != 0 if loss is None else loss if loss.dtype == np.bool_ else loss != 0
         element = {"tokens": tokens, "loss_mask": mask, "segment_ids": segments, "positions": read.positions}
         return element if loss is None or loss is mask else {**element, "loss_weights": loss}
 
-    def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
+    def read_rows(
+        self, indices: Sequence[int] | npt.NDArray[np.integer], withdrawn: WithdrawnAtStep | None = None
+    ) -> ReadRows | None:
         """Return rows with targets as in `ShiftTargets`, or None if one is `FILL_ROW` or a token may not fit in int32.
 
         Raises: as `read`.
@@ -135,8 +149,17 @@ class NpyDataSource(RowSource):
         rows, filled = checked_rows(indices, self.layout)
         if filled or self._dtype.itemsize > 4:
             return None
-        read, _, fit = self._read(rows, shifted=True)
+        read, _, fit = self._read(rows, True, withdrawn)
         return read if fit else None
+
+    @property
+    def sources(self) -> dict[str, NpyDataSource]:
+        """This source under the name that it has in `layout.parts`."""
+        return {"": self}
+
+    def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
+        """Return the source with some of `sources` replaced."""
+        return sources.get("", self)
 
     def columns(self, start: int, stop: int) -> NpyDataSource:
         """Return the source of columns [start, stop) of the same rows, which shares the open files of this one.
@@ -148,12 +171,14 @@ class NpyDataSource(RowSource):
         found._open(self._reader, self._loss)
         return found
 
-    def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
+    def _read(
+        self, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
+    ) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if only `inputs` holds them), and False if a token was found not to fit in int32.
         Without `shifted`, tokens are not checked, and targets and their segment ids may be uninitialised.
 
         Raises: as `read`; and CorpusError for a negative token."""
-        read, tokens, fit = found = self._read_unsigned(rows, shifted)
+        read, tokens, fit = found = self._read_unsigned(rows, shifted, withdrawn)
         if self.layout.corpus.signed and not (shifted and self._wide and fit):  # which was checked, or is certain
             corpus, length = self.layout.corpus, self.layout.width(rows)
 
@@ -164,13 +189,15 @@ class NpyDataSource(RowSource):
             check_signed(read.inputs if tokens is None else tokens, corpus.shards, corpus.dtype, pieces)
         return found
 
-    def _read_unsigned(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
+    def _read_unsigned(
+        self, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
+    ) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return what `_read` returns, of tokens that are not checked for their sign."""
         if self._row_reader is not None:
             return self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
-        if self._segment_reader is None:
-            return self._read_pieces(rows, shifted)
-        read, ends, fit = self._segment_reader.read(rows, self._arrays, shifted=shifted)
+        if self._segment_reader is None or (withdrawn is not None and self.layout.row_documents is None):
+            return self._read_pieces(rows, shifted, withdrawn)
+        read, ends, fit = self._segment_reader.read(rows, self._arrays, shifted=shifted, withdrawn=withdrawn)
         if self._loss is not None:
             pieces = self.layout.pieces(rows)
             read = read._replace(loss=_gather_loss(self._loss, pieces, read.inputs.shape), pieces=pieces)
@@ -180,22 +207,32 @@ class NpyDataSource(RowSource):
                 _take_loss(read, np.array(lasts, np.int64))
         return read, None, fit
 
-    def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
+    def _read_pieces(
+        self, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
+    ) -> tuple[ReadRows, npt.NDArray[Any], bool]:
         """Return what `_read` returns, for any layout: one gather reads the pieces of all rows."""
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
+        at = None if withdrawn is None else withdrawn.pieces(pieces)
+        if at is not None:
+            segment, position = pieces.segment_columns
+            segment = segment.copy()
+            segment[at] = 0
+            pieces = pieces._replace(segment=segment, position=position)
         whole, firsts = pieces.segment is None, pieces.offsets(shape[1])
         stack, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
         if whole:
-            segments, positions, target_segments, mask = _whole_rows(*shape, self.layout.first_column)
+            segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)
             loss, lasts = None if shifted else mask, np.s_[shape[1] - 1 :: shape[1]]
         else:
             positions, target_segments = more
-            segments, lasts = _fill_segments(pieces, firsts, tokens, positions, self._pad)
+            segments, lasts = fill_segments(pieces, firsts, tokens, positions, self._pad)
         size, out = self._dtype.itemsize, stack.first if self._wide else tokens.reshape(-1).data.cast("B")
         self._reader.gather(pieces.shard, pieces.start, firsts * size, pieces.length * size, out)
+        if at is not None:
+            overwrite(firsts[at], pieces.length[at], (tokens, self._pads), (positions, _ZEROS))
         if self._loss is not None:
             loss = _gather_loss(self._loss, pieces, shape)
             if whole:
@@ -242,51 +279,3 @@ def _take_loss(read: ReadRows, lasts: Ints | slice) -> None:
     found[...] = taken.reshape(found.shape)  # a cast of its own: `multiply` would cast in small buffers
     np.multiply(found, read.segment_ids, out=found)
     found.reshape(-1)[lasts] = 0
-
-
-def _fill_segments(
-    pieces: Pieces, firsts: Ints, tokens: npt.NDArray[Any], positions: Int32s, pad: int
-) -> tuple[Int32s, Ints]:
-    """Pad `tokens`, fill `positions`, and return segment ids and the index of every segment's last token in the flat rows.
-
-    `firsts`, int64 [pieces], are the offsets of the pieces in the flat rows."""
-    row, length, segment, position = pieces.row, pieces.length, pieces.segment, pieces.position
-    assert segment is not None and position is not None
-    if not len(firsts) or firsts[0]:  # the first row is padding alone: it gets a piece of no tokens
-        columns = (row, length, segment, position, firsts)
-        row, length, segment, position, firsts = (np.insert(column, 0, 0) for column in columns)
-    ends = firsts + length
-    runs = np.empty_like(firsts)  # from the first token of a piece to that of the next: padding is part of the run
-    np.subtract(firsts[1:], firsts[:-1], out=runs[:-1])
-    runs[-1] = tokens.size - firsts[-1]
-    segments = segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
-    begins = (firsts - position).astype(np.int32).repeat(runs)
-    np.subtract(_counting(tokens.size), begins, out=positions.reshape(-1))
-    for piece in (runs - length).nonzero()[0].tolist():
-        padding = slice(ends[piece], firsts[piece] + runs[piece])
-        tokens.reshape(-1)[padding] = pad
-        segments.reshape(-1)[padding] = 0
-        positions.reshape(-1)[padding] = 0
-    if position.any():  # some segment continues in the next piece
-        ends = ends[np.append((segment[1:] != segment[:-1]) | (row[1:] != row[:-1]), True)]
-    return segments, ends - 1
-
-
-@functools.lru_cache(maxsize=2)
-def _counting(size: int) -> Int32s:
-    """Return 0, 1, 2, ... Cached, since a new array of some hundred KB takes longer than the arithmetic on it."""
-    return np.arange(size, dtype=np.int32)
-
-
-@functools.lru_cache(maxsize=8)
-def _whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return read-only segment ids, positions, segment ids of targets, and mask of rows that are one full segment each, from
-    position `first` on."""
-    segments = np.ones((rows, length), np.int32)
-    positions = np.tile(np.arange(first, first + length, dtype=np.int32), (rows, 1))
-    target_segments = segments.copy()
-    target_segments[:, -1] = 0
-    made = segments, positions, target_segments, np.ones((rows, length), np.bool_)
-    for array in made:
-        array.flags.writeable = False
-    return made

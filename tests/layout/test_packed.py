@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from grain_sft import NpyDataSource, PackedLayout, ShiftTargets, open_corpus
 from grain_sft.errors import CorpusError, LayoutError
+from grain_sft.layout import Layout
 from grain_sft.layout.packing import ALGORITHMS
 
 BY_EPOCH = [name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch]
@@ -41,6 +42,8 @@ def check_rows(known: Known, layout: PackedLayout) -> None:
             assert (document, offset) not in begins or layout.epochs > 1
             begins.add((document, offset))
             sizes[document] += size
+    some = np.arange(0, layout.num_documents, 3)
+    assert layout.rows_of_documents(some).tolist() == Layout.rows_of_documents(layout, some).tolist()
     check_counts(known, layout, segments, sizes)
     check_targets(rows)
 

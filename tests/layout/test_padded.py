@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from grain_sft import NpyDataSource, PaddedLayout, ShiftTargets
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW
+from grain_sft.layout import FILL_ROW, Layout
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -46,6 +46,8 @@ def test_every_document_has_the_row_of_its_number_among_those_that_are_long_enou
             assert pieces == [(number, lengths[number] - size if keep == "last" else 0, size)]
             assert_same({key: array[row] for key, array in rows.items()}, expected)
             assert_same(NpyDataSource(layout)[row], expected)
+        some = np.arange(0, len(lengths), 3)
+        assert layout.rows_of_documents(some).tolist() == Layout.rows_of_documents(layout, some).tolist()
         taken = ShiftTargets().map(rows)["targets_segmentation"] != 0
         np.testing.assert_array_equal(taken[:, :-1], rows["loss_mask"][:, 1:])
         assert not taken[:, -1].any()
