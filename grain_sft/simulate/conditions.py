@@ -38,6 +38,10 @@ class Conditions:
     threads: Count = READ_THREADS
     prefetch: Count = PREFETCH
 
+    def bucket_seconds(self, requests: float, received: float) -> float:
+        """Return the seconds that the bucket takes for requests of all hosts and the bytes of their answers."""
+        return max(requests / self.bucket_requests, received / (self.bucket_mb * 1e6))
+
     @property
     def slowdown(self) -> float:
         """Seconds in which a process gets a second of a processor core."""

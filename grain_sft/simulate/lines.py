@@ -5,6 +5,15 @@ from typing import Any
 
 _WIDTH = 24
 
+FIGURES = {
+    "requests": "requests",
+    "received": "bytes of the bucket",
+    "local": "bytes of local files",
+    "start_up_s": "start-up",
+    "peak_mb": "memory",
+}
+"""Names of the figures that real processes measure."""
+
 
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
     """Yield the figures of `simulate` as lines, and the answers last."""
@@ -20,43 +29,42 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     run, first, steady, waits = (figures[key] for key in ("run", "first_step", "steady", "waits"))
     start, stop = figures["steps"]
     hosts, rows = figures["hosts"], run["rows_per_host"]
-    yield "run", f"steps {start:,} to {stop - 1:,} on {hosts:,} hosts, {rows:,} rows of each host in a step"
+    each = f"{rows:,} row{'s' * (rows != 1)} of each host in a step"
+    yield "run", f"steps {start:,} to {stop - 1:,} on {hosts:,} hosts, {each}"
     yield "rows", _coverage(figures["coverage"], run["rows"])
     yield "first step of a host", _host(first)
     mean = {name: figures["per_host"][name] for name in ("requests", "received", "local")}
     yield "all steps of a host", _host(mean)
     files = figures["files"]
     remote = f"{files['files']:,}; a host reads {files['checked']['mean']:,.0f} of them from the bucket"
-    yield "files", f"{remote}; at most {files['most_descriptors']:,} descriptors of a host"
-    sums = f"{steady['requests']:,.0f} requests, {_size(steady['received'])}"
+    yield "files", f"{remote}; a host opens at most {files['most_descriptors']:,} files and connections"
+    sums = f"{steady['requests']:,.0f} requests, {size_text(steady['received'])}"
     yield "a step of all hosts", f"{sums}; the slowest host takes {steady['slowest_batch_s']:.3f} s"
-    peak = f"{steady['requests_peak_per_second']:,.0f} requests/s, {_size(steady['received_peak_per_second'])}/s"
-    yield "highest of a step", f"{peak}, of all hosts together"
+    peak = f"{steady['requests_peak_per_second']:,.0f} requests/s, {size_text(steady['received_peak_per_second'])}/s"
+    yield "highest of a step", f"{peak}, of all hosts together, if no step waits"
     begin = figures["first_batches"]
     first_batches = f"{begin['requests']:,.0f} requests of all hosts until each has {begin['batches']} batches"
     yield "begin of the run", f"{first_batches}: {begin['bucket_s']:.1f} s at the bucket's speed"
     if figures["cache"] is not None:
         cache = figures["cache"]
         share = cache["hits"]["mean"] / max(1.0, cache["hits"]["mean"] + cache["misses"]["mean"])
-        size = _size(cache["bytes"]["mean"])
+        size = size_text(cache["bytes"]["mean"])
         yield "shard cache", f"{share:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
     if figures["start"] is not None:
         begin = figures["start"]
-        opening = f"{begin['opening_requests']:,} requests to open"
-        yield (
-            "start-up",
-            f"{begin['seconds']:.1f} s until the first batch, {opening}, {begin['memory_mb']:,.0f} MB at most",
-        )
-    yield "waits", f"{waits['first_s']:.2f} s for the first step, then {waits['later_s']:.2f} s in all steps together"
+        opening = f"{begin['opening_requests']:,} requests of a host to open the corpus"
+        opening = "without the requests that open local files" if figures["as_bucket"] else opening
+        yield "start-up", f"{begin['seconds']:.1f} s until the first batch, {opening}"
+        yield "memory", f"{begin['memory_mb']:,.0f} MB of a process at most"
+    later = f"{waits['later_s']:,.2f} s in all later steps; a step takes {steady['seconds_a_step']:,.3f} s"
+    yield "waits", f"{waits['first_s']:.2f} s for the first step, {later}"
     if (restart := figures["restart"]) is not None:
-        need = f"{restart['requests']['mean']:,.0f} requests of a host, {restart['first_batch_s']:.2f} s for the first batch"
+        need = f"{restart['requests']['mean']:,.0f} requests of a host, first batch in {restart['first_batch_s']:.2f} s"
         recover = "" if restart["recover_s"] is None else f", {restart['recover_s']:.1f} s with start-up"
         yield "restart", f"at step {restart['step']:,} on {restart['hosts']:,} hosts: {need}{recover}"
-    for name, error in (figures["errors"] or {}).items():
-        yield (
-            f"error of {name}".replace("_", " "),
-            f"{error:.1%} at most, in {len(figures['predicted'])} processes",
-        )
+    if errors := figures["errors"]:
+        shown = ", ".join(f"{FIGURES[name]} {error:.1%}" for name, error in errors.items())
+        yield "largest error", f"{shown}, in {len(figures['predicted'])} processes"
 
 
 def _coverage(found: Mapping[str, Any], rows: int) -> str:
@@ -66,14 +74,21 @@ def _coverage(found: Mapping[str, Any], rows: int) -> str:
     return f"{read}; {found['distinct']:,} of {rows:,} rows, each at most {found['most_often']:,} times"
 
 
+def spread_text(name: str, value: float) -> str:
+    """Return a value of a figure of a host in words."""
+    return size_text(value) if name in ("received", "local") else f"{value:,.3f}".removesuffix(".000")
+
+
 def _host(found: Mapping[str, Any]) -> str:
     """Return the requests and bytes of a host in words."""
     requests, received, local = (found[name] for name in ("requests", "received", "local"))
-    text = f"{requests['mean']:,.1f} requests ({requests['least']:,.0f} to {requests['most']:,.0f}), {_size(received['mean'])}"
-    return text + (f", and {_size(local['mean'])} of local files" if local["mean"] else "")
+    text = f"{requests['mean']:,.1f} requests ({requests['least']:,.0f} to {requests['most']:,.0f})"
+    text = f"{text}, {size_text(received['mean'])}"
+    return text + (f", and {size_text(local['mean'])} of local files" if local["mean"] else "")
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Return a number of bytes with its unit."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= size:
             return f"{count / size:,.2f} {unit}"

@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grain_sft.html_table import html_columns, html_facts
-from grain_sft.simulate.lines import facts_of
+from grain_sft.simulate.lines import FIGURES, facts_of, spread_text
 from grain_sft.view import COLOURS, Picture, draw_pictures, make_page, part
 
 Figures = Mapping[str, Any]
 
 _QUESTION = "Can this bucket, this cache and these hosts feed this run?"
 _TITLES = {
-    "requests": "Requests of all hosts",
-    "received": "Bytes of all hosts",
-    "batch": "Time of the slowest host's batch",
+    "requests": "Requests of all hosts, if no step waits",
+    "received": "Bytes of the bucket to all hosts, if no step waits",
+    "batch": "Time in which the slowest host reads its batch, if the bucket answers at once",
     "waited": "Waits of the trainer",
-    "errors": "The model and real processes",
+    "errors": "Largest error of the model in real processes",
 }
 
 
@@ -35,7 +35,7 @@ def simulation_page(figures: Figures, name: str) -> str:
         f'<section id="figures"><h2>Figures</h2>\n{html_facts("", dict(facts_of(figures)))}</section>',
         *(_section(key, title, pictures.get(key)) for key, title in _TITLES.items() if key in pictures),
         f'<section id="hosts"><h2>Hosts</h2>\n{_hosts(figures)}</section>',
-        f'<section id="conditions"><h2>Assumed</h2>\n{html_facts("", figures["conditions"])}</section>\n</main>',
+        f'<section id="conditions"><h2>Assumed</h2>\n{html_facts("", _assumed(figures))}</section>\n</main>',
     ]
     return make_page(f"Simulation: {name}", "\n".join(parts), styles=part("report.css"), data=figures)
 
@@ -52,32 +52,37 @@ def _section(key: str, title: str, picture: Picture | None) -> str:
 
 def _hosts(figures: Figures) -> str:
     """Return a table of the needs of a host: mean, least and most over all hosts."""
-    spreads = {f"{name}, all steps": spread for name, spread in figures["per_host"].items()}
-    spreads |= {f"{name}, first step": spread for name, spread in figures["first_step"].items()}
-    spreads["requests of checks"] = figures["checks"]
-    columns: dict[str, list[object]] = {"": list(spreads)}
-    for key in ("mean", "least", "most"):
-        columns[key] = [_number(spread[key]) for spread in spreads.values()]
+    names = FIGURES | {"seconds": "seconds to read the batch"}
+    spreads = [(f"{names[key]}, all steps", key, spread) for key, spread in figures["per_host"].items()]
+    spreads += [(f"{names[key]}, first step", key, spread) for key, spread in figures["first_step"].items()]
+    spreads.append(("requests that check files, all steps", "checks", figures["checks"]))
+    columns: dict[str, list[object]] = {"": [name for name, *_ in spreads]}
+    for column in ("mean", "least", "most"):
+        columns[column] = [spread_text(key, spread[column]) for _, key, spread in spreads]
     return html_columns("", columns)
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
+def _assumed(figures: Figures) -> dict[str, object]:
+    return {f"--{name.replace('_', '-')}": f"{value:,g}" for name, value in figures["conditions"].items()}
 
 
 def _rates(name: str, unit: float, label: str, option: str | None) -> Callable[[Any, Figures], None]:
-    """Return a function that draws a curve, divided by the seconds of a step, and the bound of a condition."""
+    """Return a function that draws a curve, divided by the seconds of a step without waits, and the bound of a condition."""
 
     def draw(figure: Any, found: Figures) -> None:
         axes, curves = figure.subplots(), found["curves"]
-        seconds = found["steady"]["seconds_a_step"]
+        seconds = found["conditions"]["step_ms"] / 1e3
         axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])
         if option is not None:
             axes.axhline(
                 found["conditions"][option], color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}"
             )
             figure.legend(loc="outside right upper", frameon=False)
-        axes.set(xlabel="step", ylabel=label, yscale="log" if any(curves[name]) else "linear")
+        axes.set(xlabel="step", ylabel=label)
+        if any(curves[name]):
+            axes.set_yscale("log", subs=[2, 5])
+            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                which(lambda value, _: f"{value:,.10g}")
 
     return draw
 
@@ -86,7 +91,7 @@ def _curve(name: str, label: str) -> Callable[[Any, Figures], None]:
     def draw(figure: Any, found: Figures) -> None:
         axes, curves = figure.subplots(), found["curves"]
         axes.plot(curves["step"], curves[name], color=COLOURS[4])
-        axes.set(xlabel="step", ylabel=label)
+        axes.set(xlabel="step", ylabel=label.format(len(range(*found["steps"])) / len(curves["step"])))
         axes.set_ylim(bottom=0)
 
     return draw
@@ -95,15 +100,15 @@ def _curve(name: str, label: str) -> Callable[[Any, Figures], None]:
 def _errors(figure: Any, found: Figures) -> None:
     axes, names = figure.subplots(), list(found["errors"])
     bars = axes.barh(range(len(names)), [100 * found["errors"][name] for name in names], color=COLOURS[1])
-    axes.set_yticks(range(len(names)), [name.replace("_", " ") for name in names])
+    axes.set_yticks(range(len(names)), [FIGURES[name] for name in names])
     axes.bar_label(bars, [f"{found['errors'][name]:.1%}" for name in names], padding=4)
-    axes.set(xlabel="largest error of the model, in % of what processes measured")
+    axes.set(xlabel="% of the measured figure")
 
 
 _PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], None]]] = {
     "requests": (lambda found: True, _rates("requests", 1, "requests/s", "bucket_requests")),
     "received": (lambda found: True, _rates("received", 1e6, "MB/s", "bucket_mb")),
     "batch": (lambda found: True, _curve("seconds", "s")),
-    "waited": (lambda found: True, _curve("waited", "s in each group of steps")),
+    "waited": (lambda found: True, _curve("waited", "s in {:,.0f} steps")),
     "errors": (lambda found: found["errors"], _errors),
 }

@@ -62,9 +62,9 @@ class Fit:
             opening=opening, **{name: statistics.median([getattr(each, name) for each in fits]) for name in names}
         )
 
-    def start_s(self, conditions: Conditions, first_batch: float) -> float:
-        """Return the seconds from the start of a process until its first batch, whose reads take `first_batch` seconds."""
-        return self.open_s + self.open_cpu_s * (conditions.slowdown - 1) + first_batch
+    def start_s(self, conditions: Conditions) -> float:
+        """Return the seconds from the start of a process until its first batch, without the reads of that batch."""
+        return self.open_s + self.open_cpu_s * (conditions.slowdown - 1)
 
     def memory_mb(self, conditions: Conditions, received: float) -> float:
         """Return the memory of a process whose largest batch receives some bytes."""
@@ -89,13 +89,13 @@ class Measured:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Largest error of each predicted figure, as a share of what was measured."""
+        """Largest error of each predicted figure that is not 0, as a share of what was measured."""
         found: dict[str, float] = {}
         for measured, predicted in zip(self.measured, self.predicted, strict=False):
             for name, value in predicted.items():
                 known = _known(measured)[name]
-                error = abs(value - known) / known if known else float(value != 0)
-                found[name] = max(found.get(name, 0.0), error)
+                if value or known:
+                    found[name] = max(found.get(name, 0.0), abs(value - known) / known if known else 1.0)
         return found
 
 
@@ -180,7 +180,7 @@ def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditi
     sums = {name: int(getattr(block, name).sum()) for name in ("requests", "received", "local")}
     return {
         **{name: count + fit.opening[name] for name, count in sums.items()},
-        "start_up_s": fit.start_s(conditions, float(block.seconds[0, 0])),
+        "start_up_s": fit.start_s(conditions) + float(block.seconds[0, 0]),
         "peak_mb": fit.memory_mb(conditions, float(block.received.max())),
     }
 

@@ -37,7 +37,7 @@ class _Totals:
     """Sums over the blocks of a walk. `scale` is the number of hosts divided by the number of walked hosts."""
 
     def __init__(self, layout_rows: int, hosts: int, scale: float, conditions: Conditions) -> None:
-        self._scale, self._waits = scale, Waits(conditions, hosts)
+        self._scale, self._conditions, self._waits = scale, conditions, Waits(conditions, hosts)
         self.counts = np.zeros(layout_rows, np.uint16) if layout_rows <= MOST_COUNTED else None
         self.rows = 0
         self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
@@ -64,7 +64,11 @@ class _Totals:
         if not self.first:
             names = ("requests", "received", "local", "seconds")
             self.first = {name: getattr(block, name)[0].copy() for name in names}
-        self.per_step["waited"] += [self._waits.add(each) for each in block.seconds]
+        begin = len(self.per_step["waited"])
+        for seconds, *asked in zip(
+            block.seconds, self.per_step["requests"][begin:], self.per_step["received"][begin:], strict=True
+        ):
+            self.per_step["waited"].append(self._waits.add(seconds, self._conditions.bucket_seconds(*asked)))
 
     @property
     def first_wait(self) -> float:
@@ -119,6 +123,7 @@ def simulate(
     figures = {
         "version": __version__,
         "hosts": hosts,
+        "as_bucket": as_bucket,
         "steps": [steps.start, steps.stop],
         "conditions": vars(conditions),
         "walked_hosts": len(walked),
@@ -133,7 +138,7 @@ def simulate(
         "checks": _spread(totals.checks),
         "all_hosts": {name: float(total.sum()) * hosts / len(walked) for name, total in totals.per_host.items()},
         "first_step": {name: _spread(values) for name, values in totals.first.items()},
-        "steady": _steady(totals, steps),
+        "steady": _steady(totals, steps, conditions),
         "first_batches": _first_batches(totals, real, hosts, conditions),
         "files": _files(reads, walk, conditions),
         "waits": _waits(totals.per_step["waited"], totals.seconds),
@@ -179,10 +184,10 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range, scale: float) -> 
     }
 
 
-def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
-    """Return means over the second half of the steps, and the highest rates of a step."""
-    half, seconds = len(steps) // 2, totals.seconds / len(steps)
-    found: dict[str, Any] = {"seconds_a_step": seconds}
+def _steady(totals: _Totals, steps: range, conditions: Conditions) -> dict[str, Any]:
+    """Return means over the second half of the steps, and the mean and highest rates if no step waits."""
+    half, seconds = len(steps) // 2, conditions.step_ms / 1e3
+    found: dict[str, Any] = {"seconds_a_step": totals.seconds / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
         found[name] = float(values[half:].mean())
@@ -223,20 +228,29 @@ def _cache(walk: Walk) -> dict[str, Any] | None:
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int, conditions: Conditions) -> dict[str, float]:
     """Return the requests of all hosts for the batches that are kept ready, and the bucket's time for them."""
-    opening = 0 if real is None else real.fit.opening["requests"] * hosts
-    requests = opening + sum(totals.per_step["requests"][: conditions.prefetch])
-    return {"batches": conditions.prefetch, "requests": requests, "bucket_s": requests / conditions.bucket_requests}
+    requests, received = (
+        sum(totals.per_step[name][: conditions.prefetch]) + (0 if real is None else real.fit.opening[name] * hosts)
+        for name in ("requests", "received")
+    )
+    bucket_s = conditions.bucket_seconds(requests, received)
+    return {"batches": conditions.prefetch, "requests": requests, "bucket_s": bucket_s}
 
 
 def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, float]:
     """Return the needs of all hosts until the first batch, and the memory of the host with the largest batch."""
     return {
-        "seconds": real.fit.start_s(real.conditions, totals.first_wait),
+        "seconds": _opened(real, hosts) + totals.first_wait,
         "opening_requests": real.fit.opening["requests"],
         "opening_received": real.fit.opening["received"],
         "requests_of_all": real.fit.opening["requests"] * hosts + totals.per_step["requests"][0],
         "memory_mb": real.fit.memory_mb(real.conditions, max(totals.per_step["most_received"])),
     }
+
+
+def _opened(real: Measured, hosts: int) -> float:
+    """Return the seconds until all hosts have opened the corpus."""
+    opening = (real.fit.opening[name] * hosts for name in ("requests", "received"))
+    return max(real.fit.start_s(real.conditions), real.conditions.bucket_seconds(*opening))
 
 
 def _restart(
@@ -258,13 +272,15 @@ def _restart(
     for number, cache in enumerate(walk.caches[: len(again.caches)]):
         again.caches[number] = cache
     (block,) = again.blocks(range(steps.stop, steps.stop + 1))
+    sums = (float(values.sum()) * hosts / len(machines) for values in (block.requests, block.received))
+    seconds = max(float(block.seconds.max()), conditions.bucket_seconds(*sums))
     return {
         "hosts": hosts,
         "step": steps.stop,
         "requests": _spread(block.requests[0]),
         "received": _spread(block.received[0]),
-        "first_batch_s": float(block.seconds.max()),
-        "recover_s": None if real is None else real.fit.start_s(conditions, float(block.seconds.max())),
+        "first_batch_s": seconds,
+        "recover_s": None if real is None else _opened(real, hosts) + seconds,
     }
 
 

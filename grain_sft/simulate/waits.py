@@ -17,7 +17,8 @@ class Waits:
     """Clock of a run whose steps begin when every host has its batch.
 
     The threads of a host take steps in turn. A thread begins a batch when it is free and fewer than `prefetch` batches are
-    ahead of the trainer, as in `grain_sft.pipeline.ReadAhead`.
+    ahead of the trainer, as in `grain_sft.pipeline.ReadAhead`. The bucket answers the requests of all hosts in the order of the
+    steps, at its own speed.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.
@@ -29,11 +30,17 @@ class Waits:
         self._step_seconds = conditions.step_ms / 1e3
         self._free = deque([np.zeros(hosts) for _ in range(conditions.threads)])
         self._asked = deque([0.0] * ahead, maxlen=ahead)  # when the last `ahead` steps were asked for
-        self.now, self.first = 0.0, -1.0
+        self.now, self.first, self._answered = 0.0, -1.0, 0.0
 
-    def add(self, seconds: Float64[np.ndarray, " hosts"]) -> float:
-        """Return the seconds of waiting for the next step, whose batch takes `seconds` on each host."""
-        ready = np.maximum(self._free.popleft(), self._asked[0]) + seconds
+    def add(self, seconds: Float64[np.ndarray, " hosts"], bucket_seconds: float = 0.0) -> float:
+        """Return the seconds of waiting for the next step.
+
+        Args:
+          seconds: Seconds of each host for its batch, if the bucket answers at once.
+          bucket_seconds: Seconds of the bucket for the batches of all hosts.
+        """
+        self._answered = max(self._answered, self._asked[0]) + bucket_seconds
+        ready = np.maximum(np.maximum(self._free.popleft(), self._asked[0]) + seconds, self._answered)
         self._free.append(ready)
         arrived = max(self.now, float(ready.max()))
         waited, self.now = arrived - self.now, arrived + self._step_seconds

@@ -10,12 +10,15 @@ from grain_sft.layout import ALGORITHMS, PackingOptions
 from grain_sft.layout.costs import over_devices
 
 DOCUMENTS, DEVICES = 2_270_000, 256
-NORMAL = np.random.default_rng(0).standard_normal(DOCUMENTS)
-CORPORA = {  # lengths of documents, and of rows
-    "chats": (np.exp(np.log(180) + NORMAL), 4096),
-    "reasoning": (np.exp(np.log(5400) + NORMAL), 32_768),
-    "uniform": (np.random.default_rng(0).integers(1, 8193, DOCUMENTS), 8192),
-}
+LENGTHS = {"chats": (180, 4096), "reasoning": (5400, 32_768), "uniform": (None, 8192)}  # median of documents, and row
+
+
+def made(median, capacity):
+    """Lengths of documents: log-normal with a median, or uniform; at most `capacity`."""
+    rng = np.random.default_rng(0)
+    if median is None:
+        return rng.integers(1, capacity + 1, DOCUMENTS)
+    return np.exp(np.log(median) + rng.standard_normal(DOCUMENTS)).astype(np.int64).clip(1, capacity)
 
 
 def planned(algorithm, lengths, capacity):
@@ -38,10 +41,9 @@ def spread(costs, order, rows_a_device):
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", CORPORA)
+@pytest.mark.parametrize("name", LENGTHS)
 def test_devices_have_equal_work_without_padding_or_slow_plans(name):
-    lengths, capacity = CORPORA[name]
-    lengths, seconds = lengths.astype(np.int64).clip(1, capacity), {}
+    lengths, capacity, seconds = made(*LENGTHS[name]), LENGTHS[name][1], {}
     for algorithm in ("best_fit_decreasing", "balanced"):
         rows, seconds[algorithm] = planned(algorithm, lengths, capacity)
         costs = np.add.reduceat(rows.length**2, rows.ends - np.diff(rows.ends, prepend=0))

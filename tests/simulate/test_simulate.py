@@ -153,6 +153,18 @@ def test_processes_that_share_a_core_take_longer_for_each_request(chats):
     assert seconds[2] == seconds[1] and seconds[0.25] - seconds[1] == pytest.approx(requests * 0.003 * 3)
 
 
+def test_a_bucket_that_answers_less_than_is_asked_sets_the_time_of_a_step(chats):
+    """Steps of 10 ms, a batch that takes hosts 0.5 s, and a bucket that takes 2 s for it: 3 batches ahead help no longer."""
+    waits = Waits(Conditions(threads=2, prefetch=3, step_ms=10), 2)
+    assert [waits.add(np.array([0.5, 0.1]), 2.0) for _ in range(5)] == pytest.approx([2.0, *4 * [1.99]])
+    pipeline = pipeline_of(chats["path"], PACKED, {"global_batch_size": 8}, format="olmo", eos_token_id=7)
+    found = simulate(pipeline, 4, range(30), Conditions(step_ms=10, bucket_requests=20), as_bucket=True)
+    assert found["steady"]["seconds_a_step"] == pytest.approx(found["all_hosts"]["requests"] / 20 / 30, rel=0.01)
+    assert [each["asked"] for each in found["answers"] if not each["enough"]] == ["bucket, requests", "waits"]
+    first = found["first_step"]["requests"]["mean"] * 4
+    assert found["waits"]["first_s"] == pytest.approx(first / 20)
+
+
 def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
     config = {"corpus": chats, "layout": {"kind": "packed", "sequence_length": 256}}
     config["sampler"] = {"seed": 1, "global_batch_size": 8}
