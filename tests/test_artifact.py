@@ -183,7 +183,7 @@ def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, wa
     artifact.save(made, {"of": "that"}, {"ints": np.zeros(3)})
     check(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]))
     assert maker.call_count == 2
-    assert "depends on other things than its name says" in warnings[0]
+    assert "its dependencies do not match its name" in warnings[0]
 
 
 def test_a_missing_file_is_a_sentence(tmp_path):

@@ -1,4 +1,4 @@
-"""Boundary files: sidecar files of five kinds that state where the documents of one shard begin and end."""
+"""Boundary files: sidecar files of five kinds with the ends of a shard's documents."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ SEQUENCE_KINDS = {"megatron": megatron_index.parse}
 _BLOCK = 1 << 22  # bytes of lines that are parsed at once
 _LONGEST_LINE = 1 << 16  # with the names and paths of documents that Dolma's tokenizer writes
 _MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)
-_PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # int64 surely holds 18 digits
+_PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # 18 digits always fit into int64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class BoundaryFile(FileStamp):
 
 
 def describe_boundaries(path: str, kind: BoundaryKind) -> BoundaryFile:
-    """Return the file as it is now."""
+    """Return the stamp of the present file."""
     return BoundaryFile(**vars(describe(path)), kind=kind)
 
 

@@ -106,7 +106,9 @@ def _read_local(file: FileStamp) -> str:
     except OSError as error:
         raise CorpusFileError(f"{file.path}: can't be read ({error.strerror or error}).") from error
     except EOFError as error:
-        raise CorpusFileError(f"{file.path}: was cut short while it was read: {error}.") from error
+        raise CorpusFileError(
+            f"{file.path}: was cut short while it was read ({error}). Wait until it is complete."
+        ) from error
 
 
 def _read_remote(file: FileStamp) -> str:
@@ -121,7 +123,7 @@ def _read_remote(file: FileStamp) -> str:
 
 
 def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
-    """Return what changes whenever these files are written to; None where nothing does, or where they are small.
+    """Return a value that changes whenever these files are written to; None if there is none, or the files are small.
 
     It is device, inode, size, and the times of the last change of bytes and of metadata; of an object in a bucket its URL,
     size, and generation or entity tag. A file that was written to within the last two seconds has no such
@@ -234,7 +236,7 @@ def content_of_corpus(corpus: Corpus) -> str:
 
 
 def hashed_of(corpus: Corpus) -> str:
-    """Return what a scan of tokens hashes of each shard, as the argument `of` of `hashes_of`."""
+    """Return a name of the values that a scan of tokens hashes: the argument `of` of `hashes_of`."""
     ranges = [(shard.num_tokens, shard.boundaries.sequences) for shard in corpus.shards if shard.boundaries is not None]
     if any(sequences is not None for _, sequences in ranges):
         return f"tokens of ranges {[num_tokens for num_tokens, _ in ranges]}"

@@ -74,7 +74,7 @@ class DocumentFinder:
 
     Args:
       corpus: Corpus whose documents are found.
-      boundaries: "auto" for its boundary files, if it has any; "eos" for its EOS tokens alone.
+      boundaries: "auto" for its boundary files if it has any, else its EOS tokens; "eos" for its EOS tokens.
       bos_token_id: Token that must follow each EOS that ends a document; implies "eos".
     """
 
@@ -197,8 +197,8 @@ def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int
         if choice is not None and pieces - len(choice) == sources:
             return choice
     raise CorpusError(
-        f"{corpus.sources_file.path}: lists {sources} documents, but the boundary files hold {pieces} pieces, of which "
-        f"{len(touching)} may continue one of the part before. They don't belong together, or eos_token_id "
+        f"{corpus.sources_file.path}: lists {sources} documents, but the boundary files hold {pieces} pieces, and "
+        f"{len(touching)} of these may continue one of the part before. They don't belong together, or eos_token_id "
         f"({corpus.eos_token_id}) is wrong."
     )
 
@@ -234,7 +234,7 @@ def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
     """
     if corpus.eos_token_id is None:
         raise CorpusError(
-            f"{corpus.shards[0].path}: where documents end is not known: no boundary files. Give eos_token_id."
+            f"{corpus.shards[0].path}: the ends of documents are unknown without boundary files. Give eos_token_id."
         )
     scan_once = functools.cache(lambda: scan(corpus, bos_token_id))
     if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:

@@ -130,7 +130,7 @@ class LossReader:
         for one in filter(None, losses):
             if (
                 one.kind not in self._readers
-            ):  # `one` stands for files of other kinds, which this `ShardReader` never reads
+            ):  # `one` fills the places of files of other kinds, which this `ShardReader` never reads
                 of_kind = [loss if loss is not None and loss.kind == one.kind else one for loss in losses]
                 options: dict[str, Any] = {"scattered": scattered, "remote": remote}
                 self._readers[one.kind] = ShardReader(of_kind, one.values.dtype.itemsize, max_open_files, **options)

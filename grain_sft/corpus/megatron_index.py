@@ -1,9 +1,9 @@
 """Megatron's index files: the `.idx` that lists the sequences and documents of the tokens in a `.bin`.
 
 All values are little-endian. Byte 0: magic `MMIDIDX\\0\\0`; 9: version, uint64 1; 17: code of the dtype, uint8; 18: number of
-sequences, uint64; 26: number of documents, uint64; 34: number of tokens of each sequence, int32; first byte of each sequence in
-the `.bin`, int64; document index, int64: the first sequence of each document, and the number of sequences at its end.
-Source: megatron-core 0.16.1, `megatron/core/datasets/indexed_dataset.py`.
+sequences, uint64; 26: number of documents, uint64; 34: number of tokens of each sequence, int32; first byte of each
+sequence in the `.bin`, int64; document index, int64: the first sequence of each document, and the number of sequences at
+its end. Source: megatron-core 0.16.1, `megatron/core/datasets/indexed_dataset.py`.
 """
 
 from collections.abc import Iterator
@@ -92,7 +92,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
 
 
 def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
-    """Yield the parts of the index of documents of one sequence each, of `sizes` tokens, as megatron-core writes it."""
+    """Yield the parts of megatron-core's index of documents of one sequence each, which have `sizes` tokens."""
     code = next(code for code, name in CODES.items() if name == dtype.name)
     head = (
         VERSION.to_bytes(8, "little"),
@@ -106,7 +106,7 @@ def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
 
 
 def check_sizes(path: str, sizes: npt.NDArray[np.int32], first: int) -> None:
-    """Refuse negative numbers of tokens; `sizes` are those of the sequences from number `first` on."""
+    """Refuse negative numbers of tokens. `sizes[0]` belongs to the sequence with number `first`."""
     if len(sizes) and sizes.min() < 0:
         at = int(np.flatnonzero(sizes < 0)[0])
         raise CorpusError(

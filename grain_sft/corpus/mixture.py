@@ -69,7 +69,9 @@ class MixtureCorpus(Corpus):
 
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
         """Raise CorpusError: the files of a mixture may have several dtypes."""
-        raise CorpusError("tokens of a mixture are read from one of its corpora: corpus.parts[0].read(start, stop).")
+        raise CorpusError(
+            "a mixture has no tokens of its own. Read those of one corpus: corpus.parts[0].read(start, stop)."
+        )
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -42,12 +42,11 @@ def open_corpus(
     split: str | None = None,
     subset: Subset | None = None,
 ) -> Corpus:
-    """Open the token files that `where` names, in order: scanned, or as an index lists them.
+    """Open the token files that `where` names, in order. Files are scanned unless a saved index lists them.
 
-    Sidecar files are found by their names, however the token files are named: label masks and loss weights (OLMo-core's
-    `labels_mask_part_NNNN.npy` for `token_ids_part_NNNN.npy`, and those of the other formats) and document boundaries
-    (`NAME.csv.gz` for `NAME.npy`). Sidecar files that a glob, directory or list includes are
-    read as sidecar files.
+    Sidecar files are found by name: label masks and loss weights (OLMo-core's `labels_mask_part_NNNN.npy` for
+    `token_ids_part_NNNN.npy`, and those of the other formats) and document boundaries (`NAME.csv.gz` for `NAME.npy`). A glob,
+    directory or list may include sidecar files; their values are never read as tokens.
 
     Args:
       where: Path or paths of the corpus, local or URLs that fsspec knows (`gs://`); one of
@@ -74,14 +73,14 @@ def open_corpus(
         made with another tokenizer is refused: by its hash if this is the path of a tokenizer, else by its name.
       remote: Options of reading remote files (see docs/cloud.md), such as {"seconds": 120, "requests": 64, "cache":
         {"folder": ..., "max_bytes": "200GiB", "unit": "4MiB"}}. The environment gives those that are left out.
-      root: Folder, local or a URL, that all files have to lie in after links are followed, for a mix or an index that others
-        have written. The default is no limit, as the absolute paths of OLMo's mixes need.
+      root: Folder, local or a URL, that must contain all files after links are followed; for a mix or an index from an
+        untrusted source. The default sets no limit, because OLMo's mixes have absolute paths.
       label_mask_paths: Label masks (a byte a token, 0 or 1), a glob or a list of files and globs, one file for each token
         file in order, as in OLMo-core's `NumpyDatasetConfig`. The default is the sidecar files.
       use_loss_mask: Whether loss masks and weights are used: false ignores them, so that every token takes loss; true
         refuses a corpus without. The default uses them where they exist, or as a saved index states.
-      split: Weights of Megatron's training, validation and test splits, such as "969,30,1": each is a range of the sequences of
-        every prefix, as megatron-core computes it. The default is all sequences.
+      split: Weights of Megatron's training, validation and test splits, such as "969,30,1": each is a range of the
+        sequences of every prefix, as megatron-core computes it. The default is all sequences.
       subset: Part of `split` that is opened: "train", "valid" or "test". The default is "train".
 
     Raises:
@@ -253,7 +252,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
 
     Raises:
       CorpusError: it is another tokenizer, or can't be compared.
-      CorpusFileError: there is no tokenizer at the path `given`.
+      CorpusFileError: No tokenizer exists at the path `given`.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path
     found = None

@@ -123,7 +123,7 @@ def scan_shard(path: str, label: str, dtype: Dtype | None) -> tuple[Shard, Dtype
         found = token_dtype(stated, path)
         if dtype not in (None, found):
             raise CorpusError(
-                f"{path}: its .npy header says {found.name}, but dtype={dtype} was asked for. Leave it out."
+                f"{path}: its .npy header states {found.name}, but dtype={dtype} was given. Leave it out."
             )
         return found
 

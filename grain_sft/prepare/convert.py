@@ -187,7 +187,7 @@ def _open(where: str, **options: Any) -> dict[str, Corpus]:
     train = open_corpus(files.join(where, "train") if inner else where, **options)
     if train.num_documents is None:
         raise CorpusError(
-            f"{where}: where documents end is not known: no boundary files. Give eos_token_id (--eos-token-id)."
+            f"{where}: the ends of documents are unknown without boundary files. Give eos_token_id (--eos-token-id)."
         )
     if train.weights:
         raise CorpusError(f"{where}: the weights of a blend are not converted. Name a prefix, or a folder of prefixes.")

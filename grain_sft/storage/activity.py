@@ -75,7 +75,7 @@ def describe_makers(pipeline: object = None) -> list[str]:
 
 
 class _Request:
-    """Bytes that a remote file is asked for until they come."""
+    """An open request for bytes of a remote file."""
 
     def __init__(self, what: str) -> None:
         self.what, self.since, self.tries, self.failure = what, time.monotonic(), 1, ""
@@ -85,7 +85,7 @@ class _Request:
         return f"waiting for {self.what} for {time.monotonic() - self.since:.1f} s{tries}"
 
 
-_requests: dict[_Request, None] = {}  # in the order in which they began
+_requests: dict[_Request, None] = {}  # oldest first
 _current: contextvars.ContextVar[_Request | None] = contextvars.ContextVar("grain_sft_request", default=None)
 
 

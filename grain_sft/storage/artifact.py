@@ -95,7 +95,7 @@ def open_or_write(
 
 
 def fingerprint(depends: Mapping[str, Any]) -> str:
-    """Return the hash of what arrays depend on."""
+    """Return the hash of the dependencies of arrays."""
     return f"sha256:{hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()}"
 
 
@@ -107,7 +107,7 @@ def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = Non
 
 
 def _fetch(url: str, target: Path) -> bool:
-    """Copy arrays from a bucket, if it has them and answers."""
+    """Copy arrays from a bucket if it has them and can be reached."""
     try:
         if not files.is_file(url):
             return False
@@ -120,7 +120,7 @@ def _fetch(url: str, target: Path) -> bool:
 
 
 def _share(target: Path, url: str) -> None:
-    """Copy arrays to a bucket, if it answers."""
+    """Copy arrays to a bucket if it can be reached."""
     try:
         files.upload(target, url)
     except (StorageError, CorpusFileError) as error:
@@ -128,7 +128,7 @@ def _share(target: Path, url: str) -> None:
 
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
-    """Write the arrays to `path`, whole or not at all."""
+    """Write the arrays to `path`, which appears when it is complete."""
     flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
     described, at = {}, 0
     for (name, array), data in zip(arrays.items(), flat, strict=True):
@@ -167,10 +167,10 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 
 def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of an open file and what they depend on, or raise one of `_DAMAGED`."""
+    """Return the arrays of an open file and their dependencies, or raise one of `_DAMAGED`."""
     first = os.pread(fd, 16, 0)
     if len(first) < 16 or not first.startswith(MAGIC):
-        raise ValueError("it is not a file of arrays, or one of another version")
+        raise ValueError("it is not a file of arrays, or has another version")
     size = int.from_bytes(first[8:], "little")
     if 16 + size > os.fstat(fd).st_size:
         raise ValueError("its header is cut short")
@@ -201,7 +201,7 @@ def open_cached(
     try:
         arrays, found = open_file(target)
         if found != json.loads(json.dumps(depends)):
-            raise StorageError(f"{target}: depends on other things than its name says; making it again.")
+            raise StorageError(f"{target}: its dependencies do not match its name; making it again.")
         if check is not None:
             check(arrays)
         return arrays

@@ -27,11 +27,11 @@ _CHECKED_BYTES = 1 << 15  # per checksum
 _LOCK = "space"
 LOCK_BYTES = 4096  # largest size of the lock file
 _NAME = re.compile(r"[0-9a-f]{32}-\d+-\d+(\.part)?")
-SPARE = 10  # room is made for this part of the cache at once, so that the folder is not listed for every block
+SPARE = 10  # share of the cache that is freed at once, so that the folder is not listed for every block
 
 
 class DamagedBlockError(Exception):
-    """A file of the cache that holds other bytes than were written."""
+    """A file of the cache whose bytes are not those that were written."""
 
 
 def file_size(size: int) -> int:
@@ -68,7 +68,7 @@ class Block(NamedTuple):
     def read(self, fd: int, pieces: Sequence[RemotePiece], out: memoryview) -> None:
         """Copy pieces of the block from its open file."""
         if pread(fd, _HEADER, 0) != self._header():
-            raise DamagedBlockError("its beginning is of no such block")
+            raise DamagedBlockError("its first bytes do not name this block")
         for _, offset, place, size in pieces:
             start = offset - self.start
             first, last = start // _CHECKED_BYTES, -(-(start + size) // _CHECKED_BYTES)
@@ -106,7 +106,7 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
 
 
 def claim(path: str) -> HeldLock | None:
-    """Open the file `path`.part and take its lock; return None where another process or thread holds it."""
+    """Open the file `path`.part and take its lock. Return None if another process or thread holds the lock."""
     part = path + PART
     while True:
         try:
@@ -124,8 +124,8 @@ def claim(path: str) -> HeldLock | None:
 class Space:
     """Bound on the bytes of the files in a folder. The least recently used files make room for new ones.
 
-    A lock file counts the bytes: before they are written, and until they are removed, so that a killed process leaves the count
-    too high, never too low. The first use in a process, and every search for room, counts the files anew.
+    A lock file counts the bytes: before they are written, and until they are removed, so that a killed process leaves the
+    count too high, never too low. The first use in a process, and every search for room, counts the files anew.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -149,7 +149,7 @@ class Space:
             return fits
 
     def remove(self, path: str, fd: int) -> None:
-        """Remove the file `path` if it still is the open one."""
+        """Remove the file `path` if it is still the file that is open as `fd`."""
         with self._locked() as lock:
             if is_at(fd, path):
                 used, size = self._used(lock), os.fstat(fd).st_size

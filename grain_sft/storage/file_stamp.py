@@ -1,4 +1,4 @@
-"""File stamps: size, ends and version of a file, by which a replaced one is recognised."""
+"""File stamps: size, hash of both ends, and version of a file. They reveal a replaced file."""
 
 import ast
 import dataclasses
@@ -24,7 +24,7 @@ _PARSING = ForkSafeLock()  # CPython 3.11 counts the parser's depth for all thre
 
 @dataclasses.dataclass(frozen=True)
 class FileStamp:
-    """A file as it was when it was indexed.
+    """State of a file when it was indexed.
 
     Attributes:
       path: Path or URL.
@@ -44,7 +44,7 @@ class FileStamp:
 
 
 def describe(path: str, data_offset: int = 0) -> FileStamp:
-    """Return the stamp of a file as it is now, whose data begin at byte `data_offset`."""
+    """Return the stamp of the present file, whose data begin at byte `data_offset`."""
     size, head, version = read_head(path)
     if data_offset:
         head = files.read_range(path, data_offset, data_offset + DIGEST_BYTES, version=version)
@@ -76,7 +76,7 @@ def digest_of(head: bytes, tail: bytes) -> str:
 
 
 def size_change(stored: FileStamp, found: int) -> str:
-    """Return the message for a file of another size than when it was indexed."""
+    """Return the message for a file whose size changed after it was indexed."""
     verb = "shrank" if found < stored.size else "grew"
     return (
         f"{stored.path}: the file {verb} since it was indexed: {found} bytes, expected {stored.size}. "
@@ -85,7 +85,7 @@ def size_change(stored: FileStamp, found: int) -> str:
 
 
 def replaced(stored: FileStamp) -> str:
-    """Return the message for a file of the right size and other content."""
+    """Return the message for a file of equal size whose content changed."""
     return (
         f"{stored.path}: the file has the size that was indexed, but other content: it was replaced. "
         "Restore it, or index the corpus again."
@@ -130,7 +130,7 @@ def npy_header(path: str, head: bytes, size: int, version: str | None = None) ->
         with _PARSING.lock:
             header = ast.literal_eval(text.decode("utf-8" if written[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
-        header["fortran_order"]  # required, and without meaning for one dimension
+        header["fortran_order"]  # required, but meaningless for one dimension
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise CorpusError(f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error}).") from error
     return descr, shape, offset

@@ -1,4 +1,4 @@
-"""Local and remote files: a failure to read one is a CorpusFileError, a failure to write one a StorageError."""
+"""Local and remote files. Failed reads raise a CorpusFileError, failed writes a StorageError."""
 
 import contextlib
 import glob as local_glob
@@ -34,7 +34,7 @@ def normalize(path: str | os.PathLike[str]) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return a local path from the root on; a URL unchanged."""
+    """Return the absolute form of a local path; return a URL unchanged."""
     return path if is_remote(path) else os.path.abspath(path)
 
 
@@ -93,7 +93,7 @@ def size(path: str) -> int:
 
 
 def size_and_version(path: str) -> tuple[int, str | None]:
-    """Return the number of bytes of a file, and the version of a remote one where its file system has versions."""
+    """Return the size of a file in bytes, and its version; None for a local file or a store without versions."""
     with reading(path):
         return remote_files.size_and_version(path) if is_remote(path) else (os.stat(path).st_size, None)
 
@@ -114,7 +114,7 @@ def is_folder(path: str) -> bool:
 
 
 def _remote_kind(path: str) -> str | None:
-    """Return "file", "directory" or None. fsspec's own `exists` takes any failure for absence."""
+    """Return "file", "directory" or None. fsspec's own `exists` treats any failure as absence."""
     with remote(path) as client:
         try:
             return str(client.info(path)["type"])
@@ -136,7 +136,7 @@ def join(folder: str, *names: str) -> str:
 
 
 def parent(path: str) -> str:
-    """Return the folder of a local or remote path; a local one from the root on."""
+    """Return the folder of a path: an absolute local path, or a URL."""
     return path.rstrip("/").rsplit("/", 1)[0] if is_remote(path) else os.path.dirname(os.path.abspath(path))
 
 
@@ -159,7 +159,7 @@ def sidecar(shard: str, name: str) -> str | None:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that appears under `path` whole, synced to disk, or not at all.
+    """Open a file for writing that appears under `path` when it is complete and synced to disk.
 
     Unfinished files of killed processes in its folder are removed. A remote file is written to a temporary local one, and
     sent when that is complete.
@@ -175,20 +175,20 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
         else:
             with locks.write_whole(Path(name), mode) as file:
                 yield file
-    except GrainSftError:  # of the caller's own making; some are OSErrors
+    except GrainSftError:  # raised by the caller; some are OSErrors
         raise
     except OSError as error:
         raise StorageError(f"{name}: can't be written ({error.strerror or error}).") from error
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Write a file whole, local or remote: it appears under its name complete, or not at all."""
+    """Write a local or remote file, which appears when it is complete."""
     with atomic_write(path, "wb") as file:
         file.write(data)
 
 
 def upload(local: str | os.PathLike[str], url: str) -> None:
-    """Copy a local file to a remote one, which appears whole or not at all."""
+    """Copy a local file to a remote one, which appears when it is complete."""
     try:
         filesystem(url).put_file(os.fspath(local), url)
     except GrainSftError:

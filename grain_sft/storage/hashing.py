@@ -12,7 +12,7 @@ BLOCK = 1 << 22
 
 THREADS = min(8, os.cpu_count() or 1)
 
-_PARALLEL_FROM = 4 * BLOCK  # bytes; fewer are hashed before threads have begun
+_PARALLEL_FROM = 4 * BLOCK  # bytes; fewer are hashed before threads could start
 
 
 def joined(blocks: Iterable[bytes], start: bytes = b"") -> str:

@@ -27,7 +27,7 @@ class LocalFile:
       stamp: Stamp of the file when its ends were last checked.
     """
 
-    fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
+    fd = -1  # set even if Ctrl-C arrives before `__init__` begins
 
     def __init__(self, shard: FileStamp, verified: Stamp | None, scattered: bool) -> None:
         self.shard, self.data_offset = shard, shard.data_offset
@@ -57,9 +57,9 @@ class LocalFile:
             return
         try:
             self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        except (OSError, ValueError):  # a file system that maps nothing, or a file that is empty now
+        except (OSError, ValueError):  # a file system without maps, or a file that is empty now
             return
-        with contextlib.suppress(OSError):  # else a page that has to come from the disk brings megabytes with it
+        with contextlib.suppress(OSError):  # otherwise a page that is read from the disk brings megabytes with it
             self._map.madvise(mmap.MADV_RANDOM)
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
@@ -70,7 +70,7 @@ class LocalFile:
             if status.st_mtime_ns == self.stamp[2] and status.st_size == self.shard.size:
                 if self._map is not None:
                     self._gathers += 1
-                    if not self._gathers % _RELEASE_AFTER:  # else the whole file would become resident
+                    if not self._gathers % _RELEASE_AFTER:  # otherwise the whole file would become resident
                         with contextlib.suppress(OSError):
                             self._map.madvise(mmap.MADV_DONTNEED)
                 return
@@ -95,11 +95,11 @@ class LocalFile:
         if (status.st_dev, status.st_ino, status.st_mtime_ns) == known:
             return status.st_size, known, False
         other = read_digest(self.fd, self.shard) != self.shard.digest
-        status = os.fstat(self.fd)  # again: a file that is cut just now has other ends too
+        status = os.fstat(self.fd)  # again: a file that has just been cut also has other ends
         return status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns), other
 
     def read_again(self, offset: int, buffers: Iterable[memoryview]) -> None:
-        """Fill `buffers`, one after the other, from byte `offset` of the file on, in as many reads as it takes."""
+        """Fill `buffers`, one after the other, with the bytes of the file from `offset` on."""
         for out in buffers:
             while out:
                 try:

@@ -23,7 +23,7 @@ CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
 
 _UNFINISHED = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
 _LONGEST_NAME = 150  # bytes of the target's name
-_ABANDONED_AFTER = 86_400.0  # seconds, of files of other hosts: their locks may not be seen here
+_ABANDONED_AFTER = 86_400.0  # seconds; the locks of other hosts' files may be invisible here
 
 _thread_locks: weakref.WeakSet["ForkSafeLock"] = weakref.WeakSet()
 _file_locks: weakref.WeakSet["HeldLock"] = weakref.WeakSet()
@@ -32,10 +32,10 @@ _unfinished: set[str] = set()  # for a process that ends while it writes (Ctrl-C
 
 
 class ForkSafeLock:
-    """A lock that is free in processes that are forked from this one, where the thread that held it does not exist.
+    """Lock that is free in a forked process, where the thread that held it does not exist.
 
     Attributes:
-      lock: Lock to enter. It is one of C, so that no exception, as Ctrl-C, arrives between acquiring and entering it.
+      lock: Lock to enter. It is implemented in C, so that Ctrl-C cannot arrive between acquiring and entering it.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class HeldLock:
       OSError: The file system has no locks.
     """
 
-    fd = -1  # also where an exception, as Ctrl-C, arrives before `__init__` begins
+    fd = -1  # set even if Ctrl-C arrives before `__init__` begins
 
     def __init__(self, fd: int, *, wait: bool = True) -> None:
         self.fd = fd
@@ -66,7 +66,7 @@ class HeldLock:
             raise
 
     def release(self) -> None:
-        """Free the lock, also where children that were not forked by Python hold the file open, and close the file."""
+        """Free the lock and close the file, even if children that Python did not fork hold the file open."""
         if self.fd < 0:
             return
         _file_locks.discard(self)
@@ -83,7 +83,7 @@ class HeldLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def __del__(self) -> None:  # an exception, as Ctrl-C, arrived before the caller had this object
+    def __del__(self) -> None:  # Ctrl-C arrived before the caller had this object
         self.release()
 
 
@@ -167,9 +167,9 @@ def without_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a local file that appears as `target` whole, synced to disk, or not at all.
+    """Open a local file for writing that appears as `target` when it is complete and synced to disk.
 
-    Until then it has a name of its own, and its maker holds its lock, which the kernel frees however the maker ends.
+    Until then it has a temporary name and its writer holds a lock. The kernel frees the lock however the writer ends.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _clean(os.path.abspath(target.parent))
@@ -200,7 +200,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _create(target: Path) -> tuple[str, int, contextlib.AbstractContextManager[Any]]:
-    """Create an unfinished file next to `target`; return its path, its descriptor, and its lock where there are locks."""
+    """Create an unfinished file next to `target`. Return its path, descriptor, and lock if the file system has locks."""
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     while True:
         path = os.path.join(target.parent, f".{name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.tmp")
@@ -210,7 +210,7 @@ def _create(target: Path) -> tuple[str, int, contextlib.AbstractContextManager[A
             if is_at(fd, path):
                 return path, fd, lock
             lock.release()
-        except BlockingIOError:  # another process takes it for abandoned, before it was locked
+        except BlockingIOError:  # another process removed it as abandoned before it was locked
             pass
         except OSError:
             return path, fd, contextlib.nullcontext()
@@ -218,7 +218,7 @@ def _create(target: Path) -> tuple[str, int, contextlib.AbstractContextManager[A
 
 
 def _clean(folder: str) -> None:
-    """Remove unfinished files of dead processes from `folder`, once in the life of this process."""
+    """Remove unfinished files of dead processes from `folder`, once per process."""
     if folder in _cleaned:
         return
     _cleaned.add(folder)
@@ -245,5 +245,5 @@ def remove_abandoned(path: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return text that distinguishes this machine from others that write to the same folder."""
+    """Return a name of this machine that is unique among the machines that write to one folder."""
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()

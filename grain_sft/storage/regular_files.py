@@ -1,4 +1,4 @@
-"""Read access to regular local files alone: opening a FIFO waits for a writer, and reading a device may never end."""
+"""Read access restricted to regular local files: opening a FIFO can block, and reading a device may never end."""
 
 import contextlib
 import contextvars
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from grain_sft.errors import CorpusError, CorpusFileError
 
 _root: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("grain_sft_root", default=None)
-"""Folder that must hold every opened file, and the one path that may lie outside of it."""
+"""Folder that must contain every opened file, and the one path that may lie outside."""
 
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
@@ -54,7 +54,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
             _check_mode(path, os.stat(path).st_mode)
         if not isinstance(error, BlockingIOError):
             raise
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # waits for another program to give up its lease of the file
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # waits for another program to release its lease of the file
     try:
         _check_mode(path, os.fstat(fd).st_mode)
         bound = _root.get()
@@ -70,7 +70,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None = None) -> bytes:
-    """Return the bytes [start, stop) of the regular file `path`, fewer if it ends before. Without `stop`, read to the end."""
+    """Return the bytes [start, stop) of the regular file `path`, or fewer at its end. None for `stop` reads to the end."""
     fd = open_regular(path)
     try:
         return pread(fd, max(0, (os.fstat(fd).st_size if stop is None else stop) - start), start)

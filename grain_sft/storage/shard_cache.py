@@ -1,6 +1,6 @@
-"""Shard cache: blocks of remote files on the local disk, for all processes of the machine. Its only state is its files.
+"""Shard cache: blocks of remote files on the local disk, for all processes of the machine. The files are its only state.
 
-A block is fetched by the process that gets the lock of its file; others wait for it, as long as it makes progress.
+The process that gets the lock of a block's file fetches the block. Others wait for it while it makes progress.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
 
 T = TypeVar("T")
 Jobs = Mapping[Block, list[RemotePiece]]
-"""Blocks, and the pieces that are wanted of each."""
+"""Blocks, each with the pieces of it that are read."""
 
 
 class ShardCache:
@@ -87,7 +87,7 @@ class ShardCache:
             return False
         try:
             block.read(fd, wanted, out)
-            with contextlib.suppress(OSError):  # of a folder that may only be read
+            with contextlib.suppress(OSError):  # of a read-only folder
                 os.utime(path)
             return True
         except (DamagedBlockError, OSError) as error:
@@ -163,7 +163,7 @@ class ShardCache:
         read_pieces([piece for pieces in wanted for piece in pieces], out, self._limits)
 
     def _last_progress(self, block: Block) -> float:
-        """Return when, on the monotonic clock, the block's maker last wrote to its file."""
+        """Return the time on the monotonic clock at which the process that fetches the block last wrote to its file."""
         try:
             age = time.time() - os.stat(self._path(block) + PART).st_mtime
         except OSError:
@@ -181,7 +181,7 @@ class ShardCache:
 
 
 class _Maker(NamedTuple):
-    """The process that holds the lock of a file, named when this is printed."""
+    """Description of the process that holds the lock of a file, computed when it is printed."""
 
     path: str
 

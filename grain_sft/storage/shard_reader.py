@@ -1,4 +1,4 @@
-"""Reading tokens at (shard, offset): a bounded set of open files, checked against the index as they are opened."""
+"""Reader of tokens at (shard, offset), with a bounded set of open files that are checked against the index."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ _PIECES_A_WAIT = 16  # of a copy, at least; with fewer it often waits
 Ints = npt.NDArray[np.int64]
 IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
-"""Memory that is read into, one after the other, as `os.preadv` takes it; each item is a byte."""
+"""Buffers that a read fills in order, in the form of `os.preadv`; each item is a byte."""
 
 Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
 """Pieces of files: number of the file of each, its first value, and its memory; and the bytes of all."""
@@ -76,7 +76,7 @@ class ShardReader:
         self._row: tuple[int, int] | None = rows.pop() if len(rows) == 1 else None
         self.plain = not self._remote and self._row is None
         self._itemsize, self._scattered, self._max_open_files = itemsize, scattered, max(1, max_open_files)
-        self._open: dict[int, LocalFile] = {}  # in the order in which they were opened
+        self._open: dict[int, LocalFile] = {}  # oldest first
         self._verified: dict[int, Stamp] = {}
         self._lock = ForkSafeLock()
         self._left_to_read = 0  # batches
@@ -135,7 +135,7 @@ class ShardReader:
                 num_read += preadv(file.fd, out, file.data_offset + start * itemsize)
         except OSError:
             num_read = -1
-        if num_read != num_bytes:  # read again what came back short, or raise what is wrong
+        if num_read != num_bytes:  # read the rest of a short read, or raise its error
             for shard, start, out in zip(shards, starts, buffers, strict=True):
                 file = opened.get(shard) or self._open_file(shard)
                 file.read_again(file.data_offset + start * itemsize, out)
@@ -190,7 +190,7 @@ class ShardReader:
         return shards, starts, buffers, sum(len(out) for (out,) in buffers)
 
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
-        """Do what `fill` does, for groups of pieces."""
+        """Fill memory like `fill`, one group of pieces at a time."""
         if self.plain:
             for group in groups:
                 self.read(group)
@@ -229,7 +229,7 @@ class ShardReader:
         from_start, ends = starts * self._itemsize, places + sizes
         left = length - (from_start + sizes)
         if np.minimum.reduce(left | from_start | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
-            return False  # a read raises what a plan, say, has wrong
+            return False  # a read raises the error of wrong pieces
         activity.doing[get_ident()] = activity.COPYING, len(sizes), files[0].shard, len(files) - 1
         waits = _disk_waits()
         done = copies(from_start + base, places, ends, out)

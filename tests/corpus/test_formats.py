@@ -110,7 +110,7 @@ def test_a_plain_corpus_has_documents_by_its_eos(tmp_path, write_tokens):
     assert corpus.document(2).loss.tolist() == [True, True] and corpus.read(0, 2)[1] is None
     assert (corpus.has_loss, corpus.has_weights, corpus.sources, corpus.num_documents) == (False, False, None, 3)
     assert open_corpus(tmp_path).num_documents is None
-    assert "no boundary files. Give eos_token_id" in error_of(tmp_path)
+    assert "unknown without boundary files. Give eos_token_id" in error_of(tmp_path)
 
 
 def test_a_loss_file_that_changes_after_opening_is_noticed(tmp_path):

@@ -77,7 +77,9 @@ def test_what_holds_no_tokens_is_refused(tmp_path, write_tokens):
     path = write_tokens("tokens/0.npy", [1])
     for name in ("mix.txt", "index.json"):
         (tmp_path / name).write_text("a,0.npy\n" * 2)
-        assert f"{name}: a mix or an index, in a list" in error_of([path, tmp_path / name], dtype="uint8")
+        assert f"{name}: expected token files in a list, found a mix or an index" in error_of(
+            [path, tmp_path / name], dtype="uint8"
+        )
     assert f"{tmp_path}/*.npy: the glob matches no file" in error_of(f"{tmp_path}/*.npy")
     path.unlink()
     assert f"{path.parent}: holds no .npy file. Give a glob" in error_of(path.parent)

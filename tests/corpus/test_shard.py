@@ -175,7 +175,7 @@ def test_a_header_of_nonsense_is_refused(tmp_path, header, version):
 def test_files_of_two_dtypes_are_no_corpus(tmp_path):
     first = write_npy(tmp_path / "a.npy", np.arange(50, dtype=np.uint16))
     second = write_npy(tmp_path / "b.npy", np.arange(50, dtype=np.uint32))
-    assert "header says uint16, but dtype=uint32 was asked for" in error_of(first, dtype="uint32")
+    assert "header states uint16, but dtype=uint32 was given" in error_of(first, dtype="uint32")
     message = sft_files.error_of([first, second])
     assert f"{second}: its tokens are uint32, but those of {first} are uint16" in message
 

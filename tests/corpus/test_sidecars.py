@@ -110,7 +110,7 @@ def test_a_mask_without_its_tokens_among_the_files_is_named(parts):
 def test_files_that_hold_no_tokens_by_their_names_are_refused(parts, name):
     (parts / name).write_bytes(b"12345678")
     message = error_of(f"{parts}/*", dtype="uint8")
-    assert f"{name}: is not a file of tokens" in message or f"{name}: a Parquet file" in message
+    assert f"{name}: its name is not that of a token file" in message or f"{name}: a Parquet file" in message
 
 
 def test_parts_with_and_without_masks_are_refused_with_both_names(parts):

@@ -25,9 +25,9 @@ class Format:
     mix) find their sidecar files and metadata.
 
     Attributes:
-      expected: What a path of this format is, for the error where it is not.
+      expected: Description of a path of this format, for error messages.
       rank: When "auto" tries this format: lower ranks first, then as listed in `FORMATS`.
-      any_path: Whether `read` takes any path, so that `detect` is asked only by "auto".
+      any_path: Whether `read` takes any path, so that only "auto" calls `detect`.
       lists_paths: Whether a path of this format lists further paths, to which `path_remap` applies instead of to itself.
       takes_globs: Whether `read` takes glob patterns.
       takes_lists: Whether token files of this format that a glob, a list or a mix names are opened by `read_list`, and not
@@ -44,11 +44,11 @@ class Format:
     metadata_files = ""
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return what `read` takes, such as the folder of the training split; None if `path` is of another format."""
+        """Return the argument of `read`, such as the folder of the training split; None if `path` has another format."""
         return None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        """Return whether `read_list` takes `paths` where no format is named."""
+        """Return whether `read_list` takes `paths` if no format is named."""
         return False
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -76,7 +76,7 @@ class Format:
         return None
 
     def home(self, path: str) -> str:
-        """Return what `split` takes for the split of a token file; "" where it belongs to none."""
+        """Return the argument of `split` for the split of a token file; "" if it belongs to no split."""
         return ""
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
@@ -106,5 +106,5 @@ FORMATS: Registry[type[Format]] = Registry(
 
 
 def formats() -> list[Format]:
-    """Return an object of each format of the table, in the order in which "auto" tries them."""
+    """Return an object of each format of the table, in the order of "auto"."""
     return sorted((FORMATS[name]() for name in FORMATS), key=lambda each: each.rank)

@@ -36,7 +36,7 @@ class Files(Format):
     metadata_files = rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|(.*[._])?sources\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path`: whatever no other format detects is a file or a glob. An unreadable local path is an error."""
+        """Return `path`: a path of no other format is a file or a glob. An unreadable local path is an error."""
         if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.isdir(path)):
             try:
                 read_regular(path, 0, 1)
@@ -61,7 +61,9 @@ class Files(Format):
         found: list[str] = []
         for path in paths:
             if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not known.is_metadata(path):
-                raise CorpusError(f"{path}: a mix or an index, in a list of files. Open it by itself.")
+                raise CorpusError(
+                    f"{path}: expected token files in a list, found a mix or an index. Open it by itself."
+                )
             split: Sequence[str] = ()
             if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):  # a corpus gives its training split
                 for form in known.formats:
@@ -75,7 +77,7 @@ class Files(Format):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
         if _NO_TOKENS.fullmatch(name) and listing.sidecars(path, name):
-            raise CorpusError(f"{path}: is not a file of tokens by its name. Give a pattern of token files only.")
+            raise CorpusError(f"{path}: its name is not that of a token file. Give a pattern of token files only.")
         return path
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
@@ -83,7 +85,7 @@ class Files(Format):
 
 
 class FileFormats:
-    """The formats of files that are named one by one, by their names and by the files next to them."""
+    """Formats of token files that are listed one by one, inferred from their names and neighbours."""
 
     def __init__(self, listing: DirectoryListing) -> None:
         self.formats, self._listing = formats(), listing

@@ -63,7 +63,9 @@ class Index(Format):
             raise CorpusError(f"{found}: the index is of {corpus.dtype} tokens, but dtype={options.dtype} is given.")
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
-            raise CorpusError(f"{found}: the index has eos_token_id {corpus.eos_token_id}, but {eos} was asked for.")
+            raise CorpusError(
+                f"{found}: the index has eos_token_id {corpus.eos_token_id}, but eos_token_id={eos} was given. Leave it out."
+            )
         return corpus if eos is None else dataclasses.replace(corpus, eos_token_id=eos)
 
 
@@ -91,7 +93,7 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
-        """Return the file where it is now. The version is that of the file that was indexed, not of a copy."""
+        """Return the file at its present path. Its version is that of the indexed file, not of a copy."""
         found = _locate(path, file.path, options)
         return dataclasses.replace(file, path=found, version=file.version if found == file.path else None, root=None)
 
@@ -104,7 +106,7 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
 
 
 def _pinned(corpus: Corpus) -> Corpus:
-    """Return `corpus` with the versions of its remote files as they are now, where it has none."""
+    """Return `corpus` with the present versions of remote files that have none."""
     unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
     if not unknown:
         return corpus
@@ -125,7 +127,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         if shard.loss is not None and shard.loss.count != shard.num_tokens:
             raise CorpusError(f"{counted}, but its loss file {shard.loss.count} values. {_DAMAGED}")
     if not corpus.shards:
-        raise CorpusError(f"{path}: the index lists no shard.")
+        raise CorpusError(f"{path}: the index lists no shard; expected one or more. Build it again.")
     if len(corpus.weights) not in (0, len(corpus.shards)):
         raise CorpusError(f"{path}: {len(corpus.weights)} weights for {len(corpus.shards)} shards. {_DAMAGED}")
     if fingerprint != corpus.fingerprint:

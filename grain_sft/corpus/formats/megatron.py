@@ -89,7 +89,7 @@ class Megatron(Format):
         if options.dtype not in (None, header.dtype):
             raise CorpusError(
                 f"{prefixes[0]}{_INDEX}: states {_named(header.dtype, header.signed)} tokens, but dtype={options.dtype} was "
-                "asked for. Leave it out."
+                "given. Leave it out."
             )
         split = joined_split(parts, splits, options)
         sources = describe(split.sources) if split.sources and options.split is None else None
@@ -183,7 +183,7 @@ def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
     except ValueError as error:
         raise CorpusError(f"{stated} ({error}). Fix it.") from error
     if not numbers.sum() > 0:
-        raise CorpusError(f"{stated}, of which one is above 0. Fix it.")
+        raise CorpusError(f"{stated}, at least one of them above 0. Fix it.")
     shares = (numbers / numbers.sum()).tolist()
     bounds = [0, *itertools.accumulate(shares)]
     at = SUBSETS.index(subset)
@@ -194,8 +194,8 @@ def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
 
 
 def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
-    """Return the weights, () if there are none, and the prefixes of a list: Megatron's `get_blend_from_list`, but a weight in a
-    wrong place is an error, and not a prefix."""
+    """Return the weights, or (), and the prefixes of a list. Unlike Megatron's `get_blend_from_list`, a misplaced weight is an
+    error instead of a prefix."""
     words = [path.strip() for path in paths]
     if not _is_blend(words):
         return (), words

@@ -23,12 +23,12 @@ LABEL_MASKS = "label_masks"
 """Key of metadata that is false where no part has a label mask, because all tokens take loss."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_FILES = (".npy", ".bin", ".json", ".parquet")  # no folders: a bucket is not asked for what is in them
+_FILES = (".npy", ".bin", ".json", ".parquet")  # no folders: listing them in a bucket would take requests
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusMetadata:
-    """The facts that a corpus states of itself; None or empty where it states none.
+    """Facts in the metadata of a corpus; None or empty where the metadata have none.
 
     Attributes:
       eos_token_id: Token that ends a document, by the format or else by the tokenizer.
@@ -58,12 +58,12 @@ class CorpusMetadata:
 
     @property
     def of_split(self) -> bool:
-        """Whether the split itself states them, in its corpus.json."""
+        """Whether they come from the split's own corpus.json."""
         return files.name_of(self.path) == SPLIT if self.path else False
 
 
 class DirectoryListing:
-    """Names in local or remote folders, each listed once. What is not a folder, or can't be listed, has no names."""
+    """Names in local or remote folders, each listed once. A path that can't be listed has no names."""
 
     def __init__(self) -> None:
         self._names: dict[str, frozenset[str]] = {}

@@ -277,8 +277,10 @@ def _rows(types: Any, path: str, first: int, batch: Any) -> _Rows:
             inner = column.flatten()
             rows.lengths[name] = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
         if not (types.is_integer(inner.type) or (name in _FLOATS and types.is_floating(inner.type))):
-            raise CorpusError(f"{path}: column {name} holds {inner.type}; expected numbers, as OpenChat writes them.")
+            raise CorpusError(f"{path}: column {name} holds {inner.type}; expected numbers, as in OpenChat's files.")
         if column.null_count or inner.null_count:
-            raise CorpusError(f"{path}: column {name} has no value in some of the rows from {first} on; none may lack.")
+            raise CorpusError(
+                f"{path}: column {name} lacks a value in some of the rows from {first} on; expected one in every row."
+            )
         rows.values[name] = inner.to_numpy(zero_copy_only=False)
     return rows

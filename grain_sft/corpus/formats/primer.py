@@ -24,7 +24,7 @@ class Primer(Format):
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the split's prefix, such as `DIR/train_`; also where a file of it is absent but others show the format."""
+        """Return the split's prefix, such as `DIR/train_`, even if one file is absent but others show the format."""
         name, names = files.name_of(path), frozenset[str]()
         if _FILE.fullmatch(name):
             homes = [self.home(path)]

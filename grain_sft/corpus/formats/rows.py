@@ -48,8 +48,8 @@ class Rows(Format):
             )
         if data.get("format") != ROWS_FORMAT or data.get("version") != ROWS_VERSION:
             raise CorpusError(
-                f"{data.path}: says format {data.get('format')!r}, version {data.get('version')!r}; expected {ROWS_FORMAT!r}, "
-                f"version {ROWS_VERSION}. Write the rows again, or read them with the grain_sft that wrote them."
+                f"{data.path}: states format {data.get('format')!r}, version {data.get('version')!r}; expected "
+                f"{ROWS_FORMAT!r}, version {ROWS_VERSION}. Write the rows again, or read them with the version that wrote them."
             )
         corpus = scan_rows(found, data, options, listing)
         stated = data.text("fingerprint")
@@ -91,7 +91,7 @@ def scan_rows(
         raise CorpusError(f"{data.path}: lacks positions_dtype or segments_dtype. It was edited or damaged.")
     dtype = token_dtype(stated.dtype, data.path)
     if options.dtype not in (None, dtype):
-        raise CorpusError(f"{data.path}: says dtype {dtype}, but dtype={options.dtype} was asked for. Leave it out.")
+        raise CorpusError(f"{data.path}: states dtype {dtype}, but dtype={options.dtype} was given. Leave it out.")
     length, loss = stated.sequence_length, stated.loss
     rows = RowFormat(length, stated.positions_dtype, stated.segments_dtype, stated.most_segments, stated.made_of)
     row_bytes = rows.dtype(dtype).itemsize

@@ -33,7 +33,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         return self._body
 
     def _largest(self) -> int:
-        """Check the headers of the response, and return the most bytes that its body may have."""
+        """Check the headers of the response and return the maximum size of its body."""
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if asked is None:
             one = self.url.path.startswith("/storage/v1/") and self.url.query.get("maxResults", "1") == "1"

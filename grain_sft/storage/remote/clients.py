@@ -1,4 +1,4 @@
-"""File systems of fsspec as grain_sft uses them, and whether this machine has credentials of Google Cloud.
+"""File systems of fsspec with the options of grain_sft, and the search for credentials of Google Cloud.
 
 gcsfs looks for a metadata server for up to two minutes where there is none; here the search takes seconds.
 """
@@ -21,7 +21,7 @@ def filesystem(path: str) -> Any:
     """Return the fsspec file system of a URL; fsspec and its clients are imported on first use.
 
     Options, such as credentials, are fsspec's own: $FSSPEC_GS='{"requester_pays": true}' or a file in ~/.config/fsspec. It
-    keeps no listings: a size or a glob that is remembered would hide that a file has changed.
+    keeps no listings: a cached size or glob would hide that a file has changed.
     """
     import fsspec
 

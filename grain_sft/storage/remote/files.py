@@ -1,4 +1,4 @@
-"""Remote files: many ranges read at once, each of one version, checked and complete."""
+"""Remote files: concurrent reads of many ranges, each checked, complete and of one version."""
 
 import functools
 import io
@@ -13,7 +13,7 @@ from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedE
 PART_BYTES = 8 << 20  # a longer range is several requests
 
 _DOWNLOAD_BYTES = 64 << 20  # of a download, in memory at once
-_BUFFER = 1 << 20  # bytes of one request of an open file, where fewer are asked for
+_BUFFER = 1 << 20  # smallest request of an open file, in bytes
 
 
 class RemoteFile(NamedTuple):
@@ -35,9 +35,9 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range, fewer where its file ends, or the exception of its client. All are requested at once.
+    """Return the bytes of each range, fewer at the end of its file, or the exception of its client. Requests are concurrent.
 
-    Where a server does not state the version that it sent, the version is asked for afterwards.
+    If a server does not state the version that it sent, a second request asks for the version.
     """
     limits = limits or Limits.from_environment()
     parts = [
@@ -66,7 +66,7 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
 
 
 def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes]:
-    """Return all bytes of each range, or raise a CorpusFileError that says why one can't be had."""
+    """Return all bytes of each range, or raise a CorpusFileError with the reason."""
     return [_whole(wanted, body, limits) for wanted, body in zip(ranges, fetch(ranges, limits), strict=True)]
 
 
@@ -80,7 +80,7 @@ def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> byt
     if isinstance(body, Exception) and size >= stop:
         raise failure(path, body, f"bytes {start} to {stop} ", version or "") from body
     raise CorpusFileError(
-        f"{path}: asked for {stop - start} bytes at byte {start}, but the file has {size}: it was cut short while in use."
+        f"{path}: expected {stop - start} bytes at byte {start}, but the file has {size} bytes: it was cut short while in use."
     )
 
 
@@ -96,7 +96,7 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
     """Return the file system's description of each file, such as its size. All are requested at once.
 
     Raises:
-      CorpusFileError: A file is missing or can't be asked for.
+      CorpusFileError: A file is missing or can't be reached.
     """
     limits = limits or Limits.from_environment()
     jobs = [(path, "", functools.partial(request_info, path, limits.seconds)) for path in paths]
@@ -109,7 +109,7 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
 
 
 def failure(path: str, error: Exception, part: str = "", version: str = "") -> GrainSftError:
-    """Return the error for what a remote or local file system raised when it was asked for a file, or a part of it."""
+    """Return the CorpusFileError for an exception of a local or remote file system about a file or a part of it."""
     if isinstance(error, GrainSftError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
@@ -127,7 +127,7 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
-    """Return bytes `start` to `stop` of a file, fewer at its end; all of `version`, or of any one version."""
+    """Return bytes `start` to `stop` of a file, fewer at its end, from `version` or, for None, from any one version."""
     for tries in range(3):
         size, now = (stop, None) if stop is not None else size_and_version(path)
         (body,) = fetch([Range(path, start, size, version or now)])
@@ -157,13 +157,13 @@ def download(path: str, file: IO[bytes]) -> None:
 
 
 def open_remote(path: str, version: str | None = None) -> io.BufferedReader:
-    """Open a remote file for libraries that read one themselves; all bytes are of `version`, or of that of now."""
+    """Open a remote file for libraries that read files themselves. All bytes are of `version`, or of the present version."""
     size, now = size_and_version(path)
     return io.BufferedReader(_Ranges(path, size, version or now), _BUFFER)
 
 
 class _Ranges(io.RawIOBase):
-    """Raw file that reads a remote one by its ranges."""
+    """Raw file whose reads request ranges of a remote file."""
 
     def __init__(self, path: str, size: int, version: str | None) -> None:
         super().__init__()

@@ -24,12 +24,12 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Local copy of what was read of remote files, for all processes of the machine.
+    """Local cache of remote files, shared by all processes of the machine.
 
     Args:
       folder: Folder on a local disk. Nothing else may be in it.
-      max_bytes: Bound on its size, such as `200GiB`.
-      unit: Bytes that are fetched and kept together, or `shard`.
+      max_bytes: Maximum size of the cache, such as `200GiB`.
+      unit: Size of a block, which is fetched and kept as a whole, or `shard` for whole shards.
     """
 
     folder: str
@@ -37,7 +37,7 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit: int | str | None = "4MiB"
 
     def __post_init__(self) -> None:
-        """Turn the sizes into bytes, and check them; a unit of None means whole shards."""
+        """Convert the sizes to bytes and check them. A unit of None means whole shards."""
         max_bytes = parse_bytes(self.max_bytes, "cache: max_bytes")
         whole = self.unit in (None, "shard")
         unit = None if whole else parse_bytes(self.unit, "cache: unit (or 'shard')")
@@ -54,12 +54,12 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
-    """How files in a bucket are read.
+    """Options of reads from a bucket.
 
     Args:
-      seconds: Time in which failing requests for a file are repeated before it is an error.
-      requests: Number of requests that one read makes at once.
-      cache: Local copy of what was read.
+      seconds: Time for which failing requests for a file are repeated before the failure is an error.
+      requests: Number of concurrent requests of one read.
+      cache: Local cache of the files; None for none.
     """
 
     cache: CacheOptions | None = None

@@ -32,7 +32,7 @@ Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
 
 
 class Range(NamedTuple):
-    """Bytes `start` to `stop` of a remote file; of `version`, as `version_of` names it, unless that is None."""
+    """Bytes `start` to `stop` of a remote file, of the given `version` (see `version_of`) unless that is None."""
 
     path: str
     start: int
@@ -55,7 +55,7 @@ class Answer:
 
 
 answer: contextvars.ContextVar[Answer | None] = contextvars.ContextVar("grain_sft_answer", default=None)
-"""Answer that the response of the current task fills in."""
+"""Holder that the current task's response fills in."""
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:
@@ -64,7 +64,7 @@ def version_of(info: Mapping[str, Any]) -> str | None:
 
 
 def run_jobs(jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
-    """Return the result of each job, or what it raised. A request whose time is up ends all of them."""
+    """Return the result or the exception of each job. A request whose time is up ends all jobs."""
     from fsspec import asyn
 
     activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
@@ -126,7 +126,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> Body:
 
 
 async def _request_once(wanted: Range, client: Any) -> Body:
-    """Return the body of one request, compared with what the server states about it."""
+    """Return the body of one request after a check against the server's statements about it."""
     _, start, stop, version = wanted
     stated = Answer()
     token = answer.set(stated)
@@ -139,7 +139,7 @@ async def _request_once(wanted: Range, client: Any) -> Body:
     finally:
         answer.reset(token)
     if len(data) > stop - start:
-        raise RefusedBodyError(f"{len(data)} bytes came where bytes {start} to {stop} were asked for: {NO_RANGES}")
+        raise RefusedBodyError(f"{len(data)} bytes came instead of bytes {start} to {stop}: {NO_RANGES}")
     if stated.size is not None and len(data) != (expected := max(0, min(stop, stated.size) - start)):
         raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
     if version is None or stated.version is None or _kind(stated.version) != _kind(version):
@@ -150,7 +150,7 @@ async def _request_once(wanted: Range, client: Any) -> Body:
 
 
 async def _read_range(wanted: Range, client: Any, stated: Answer) -> bytes:
-    """Ask a client for a range, on the condition that the file has its version where the client knows conditions."""
+    """Request a range from a client, with the file's version as a condition if the client supports conditions."""
     path, start, stop, version = wanted
     protocol, value = path.split("://", 1)[0], (version or "").partition(" ")[2]
     if protocol in ("s3", "s3a"):
@@ -166,7 +166,7 @@ async def _read_range(wanted: Range, client: Any, stated: Answer) -> bytes:
 
 
 def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:
-    """Return (bytes in the body, bytes in the file where the server states them) of an answer 206."""
+    """Return the size of the body, and that of the file if it is stated, of an answer 206."""
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (content_range or "").strip())
     if found is not None:
         begin, end = int(found.group(1)), int(found.group(2)) + 1
@@ -179,7 +179,7 @@ def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, 
 
 
 def check_encoding(stated: str | None, path: str = "") -> None:
-    """Refuse a body that its store compressed, except that of a file whose name says so."""
+    """Refuse a body that the store compressed, unless the file's name has the suffix of the compression."""
     encoding = (stated or "").lower()
     if encoding not in ("", "identity", "aws-chunked") and not (encoding == "gzip" and path.endswith(".gz")):
         raise RefusedBodyError(
@@ -193,7 +193,7 @@ def _kind(version: str | None) -> str:
 
 
 def _precondition_failed(error: BaseException) -> bool:
-    """Return whether a server answered 412, as it does where `If-Match` names another version."""
+    """Return whether a server answered 412, which means that the file is not the version that `If-Match` names."""
     response = getattr(error.__cause__, "response", None)
     if isinstance(response, Mapping):  # botocore's
         return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)

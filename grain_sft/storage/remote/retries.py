@@ -1,6 +1,6 @@
-"""Retries of remote requests after transient failures, until all bytes are here or the time is up.
+"""Retries of remote requests after transient failures, until they succeed or the time is up.
 
-The pause before the next try doubles, up to 8 s, with jitter. The jitter decides when bytes come, never which.
+The pause before the next try doubles, up to 8 s, with jitter. The jitter affects only when bytes arrive.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "
 _jitter = random.Random()  # its own, so that no other random numbers depend on failures
 _reached: set[str] = set()  # servers that have answered this process
 _repeated: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_repeated", default=False)
-"""Whether this task is part of an attempt, which is repeated as a whole."""
+"""Whether this task belongs to an attempt that is repeated as a whole."""
 
 T = TypeVar("T")
 
@@ -78,15 +78,15 @@ class WrongBodyError(Exception):
 
 
 class RefusedBodyError(Exception):
-    """A body that can't be right, however often it is asked for."""
+    """A body that no further request can correct."""
 
 
 class ReplacedError(Exception):
-    """A file that no longer is the version that was asked for, or is gone."""
+    """A file that has another version than the requested one, or is gone."""
 
 
 class RequestFailedError(Exception):
-    """A request that was made again and again, until its time was up."""
+    """A request that failed until its time was up."""
 
 
 async def retried(
