@@ -5,6 +5,7 @@ import contextlib
 import functools
 import io
 import itertools
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -187,8 +188,7 @@ class ChunkDocuments(Documents):
 
 def _read_into(file: io.FileIO, offset: int, out: npt.NDArray[Any]) -> None:
     """Fill `out` with the bytes of a file from `offset` on."""
-    file.seek(offset)
-    if file.readinto(out) != out.nbytes:  # type: ignore[arg-type]
+    if os.preadv(file.fileno(), [out.data], offset) != out.nbytes:
         raise StorageError(f"{file.name}: was cut short while in use. Prepare again.")
 
 

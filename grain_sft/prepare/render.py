@@ -23,7 +23,7 @@ from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, T
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 
-BATCH, BATCH_CHARACTERS = 256, 1 << 20  # most conversations that are tokenized together, and about their characters
+BATCH, BATCH_CHARACTERS = 1024, 1 << 20  # most conversations that are tokenized together, and about their characters
 _NO_LOSS, _TOO_SHORT, _TOO_LONG, _NO_TEXT = range(4)  # indices in chunks.DROPPED
 
 Source = tuple[int, int]

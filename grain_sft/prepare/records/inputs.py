@@ -25,6 +25,7 @@ from grain_sft.storage import files
 BLOCK = 1 << 20  # bytes
 MAX_BLOCKS = 8  # of a unit
 MANY_BLOCKS = 1024  # an input of more gets units of more than one block
+_TAIL = 1 << 14  # bytes that are read first to find the end of a unit's last line
 GROUP_BYTES = 1 << 18  # of smaller units that are rendered together
 
 SCAN_THREADS = 8
@@ -203,14 +204,15 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
     start = data.find(b"\n", 0, len(data) - 1) + 1 if before else 0
     if start < before:
         return b""  # inside one line
-    tail, stop = [data[start:] if start else data], unit.stop
-    while not tail[-1].endswith(b"\n") and stop < entry.size:
-        more = read_exactly(entry.path, entry.size, stop, stop + BLOCK)
-        tail.append(more[: more.find(b"\n") + 1] or more)
+    lines, more, stop = [memoryview(data)[start:]], data, unit.stop
+    while not more.endswith(b"\n") and stop < entry.size:
+        more = read_exactly(entry.path, entry.size, stop, stop + max(_TAIL, stop - unit.stop))
         stop += len(more)
-        if sum(map(len, tail)) > unpacked.MAX_RECORD + unit.size:
+        more = more[: more.find(b"\n") + 1] or more
+        lines.append(memoryview(more))
+        if sum(map(len, lines)) > unpacked.MAX_RECORD + unit.size:
             break  # read_records refuses it
-    return b"".join(tail)
+    return b"".join(lines)
 
 
 def _size(path: str) -> int:

@@ -1,9 +1,10 @@
 """Conversations: the one form of every schema's records, and the checks of their messages, which name the path of a fault."""
 
-import dataclasses
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
+
+import msgspec
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.strict_json import check_json, check_text, found, kind, shown, suggestion
@@ -29,8 +30,7 @@ DOCUMENT = "document"
 """Role of a plain document, its record's only message."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One turn.
 
     Attributes:
@@ -46,8 +46,7 @@ class Message:
     extra: Mapping[str, Any] | None = None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(msgspec.Struct, frozen=True):
     """One record.
 
     Attributes:

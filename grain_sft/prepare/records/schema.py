@@ -5,6 +5,8 @@ import functools
 import json
 from collections.abc import Callable, Collection, Mapping
 
+import msgspec
+
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import (
     DOCUMENT,
@@ -192,7 +194,7 @@ def _parse_prompt_completion(record: Record) -> Conversation:
             continue
         for message in read_messages(record, key, _CHAT_ROLES):
             untrained = key == "prompt" and message.role.startswith("assistant")
-            messages.append(dataclasses.replace(message, weight=0.0) if untrained else message)
+            messages.append(msgspec.structs.replace(message, weight=0.0) if untrained else message)
     return Conversation(tuple(messages), system=optional_text(record, "system"))
 
 
@@ -208,7 +210,7 @@ def _parse_preference(record: Record) -> Conversation:
     while all(len(each) > shared + 1 for each in responses) and responses[0][shared] == responses[1][shared]:
         shared += 1
     untrained = [
-        dataclasses.replace(message, weight=0.0) if message.role.startswith("assistant") else message
+        msgspec.structs.replace(message, weight=0.0) if message.role.startswith("assistant") else message
         for message in (*prompt, *responses[0][:shared])
     ]
     for key, response in zip(("chosen", "rejected"), responses, strict=True):
@@ -216,7 +218,7 @@ def _parse_preference(record: Record) -> Conversation:
             raise RecordError(f"{key}: has no message after the prompt. Expected a response.")
     system = optional_text(record, "system")
     chosen, rejected = (Conversation((*untrained, *each[shared:]), system=system) for each in responses)
-    return dataclasses.replace(chosen, rejected=rejected)
+    return msgspec.structs.replace(chosen, rejected=rejected)
 
 
 def _messages_of(record: Record, key: str, role: str) -> list[Message]:

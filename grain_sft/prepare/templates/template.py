@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -62,8 +63,7 @@ class TemplateOptions:
     fim_no_prefix: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Rendered:
+class Rendered(msgspec.Struct, frozen=True):
     """Tokens of a document, uint32 [n], and the loss of each token, bool or float32 [n], unshifted.
 
     `text_bytes` is the number of bytes of a plain document's text, in UTF-8; None for conversations.
