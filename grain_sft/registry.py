@@ -11,14 +11,14 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """Entries by name. A name of the form `package.module:Name` is an entry from outside, imported when it is asked for.
+    """Entries by name. A name of the form `package.module:Name` is an entry from outside, imported on first use.
 
     An entry carries all that the package must know of it; nothing else compares names.
 
     Args:
       noun: Singular noun for messages, such as "order".
       error: Class of the errors.
-      entries: Built-in entries by name; a text `package.module:Name` is imported when it is asked for.
+      entries: Built-in entries by name; a text `package.module:Name` is imported on first use.
       adapt: Function that makes an entry of an object that is registered or imported.
     """
 

@@ -28,7 +28,7 @@ from grain_sft.source import Element
 from grain_sft.storage import activity
 from grain_sft.transforms import trait
 
-AHEAD = 2  # batches whose transfer to the devices has begun before they are asked for
+AHEAD = 2  # batches whose transfer to the devices begins in advance
 THREADS = 2
 
 __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
@@ -38,9 +38,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator of a pipeline's batches as global arrays. Every process makes one, and takes from it in step.
 
     Row g of the global batch is at index g of the global array, whatever the number of processes and the sharding. A process
-    reads what its devices have of the batch, according to the sharding: rows, and of these the columns, if the mesh divides the
-    sequence. It has no host index. Several processes read the same where their devices have the same (a mesh axis that divides
-    the model), and whole rows where a transform needs these (`Pipeline.reads_columns`).
+    reads what its devices have of the batch, according to the sharding: rows, and of these the columns, if the mesh divides
+    the sequence. It has no host index. Several processes read the same where their devices have the same (a mesh axis that
+    divides the model), and whole rows where a transform needs these (`Pipeline.reads_columns`).
 
     Threads begin the transfer of the next batches to the devices before they are asked for, so that a training step hides it.
     The state is a step and a receipt (`grain_sft.integrations.checkpoint`), the same for any number of processes.
@@ -57,8 +57,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       ahead: Number of batches whose transfer begins before they are asked for. 0 makes each batch when it is asked for.
       threads: Number of threads that read and transfer ahead.
       allow_other_data: Whether `set_state` accepts the state of a run on other data.
-      prepare: Function of a step and what this process read of its batch, arrays [n, L], that returns what goes to the devices.
-        Called in threads, for each block of columns that is read.
+      prepare: Function of a step and what this process read of its batch, arrays [n, L], that returns what goes to the
+        devices. Called in threads, for each block of columns that is read.
       load_balanced_shards: Number of shards of MaxText's load-balanced order, in which the columns of the global arrays are
         then; 1 leaves them in their natural order. See `ContextOrder`.
 

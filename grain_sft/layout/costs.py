@@ -16,7 +16,7 @@ _STEPS = 1000  # of random rows
 
 
 def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
-    """Return the highest cost of a device over the mean of all devices, for each step. Devices have consecutive rows."""
+    """Return the highest cost of a device divided by the mean of all devices, for each step. Devices have consecutive rows."""
     devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
     spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
     return spread

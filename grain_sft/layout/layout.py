@@ -42,7 +42,7 @@ class Layout(Protocol):
       corpus: Corpus whose tokens make the rows.
       sequence_length: Tokens of a row, padding included.
       first_column: Column of the whole row that is column 0 here; not 0 only in columns of another layout.
-      kind: Name of the layout in reports; `package.module:Name` for a class of another package.
+      kind: Name of the layout in reports; `package.module:Name` for a class from another package.
       follows_documents: Whether `pieces` names the document of each piece.
       one_segment: Whether each row is one segment.
       epochs: Number of epochs that the rows make up if each epoch is packed anew; else 1.
@@ -51,8 +51,8 @@ class Layout(Protocol):
       row_format: Format of stored rows (tokens, positions and segments); None if rows are assembled when read.
       row_segments: Function of a row number that returns two lists: the first token of each segment, counted through the
         corpus, and its length. Readers call it for rows of few long segments; None in a layout that has `pieces` alone.
-      row_documents: Function of a row number that returns the numbers of the documents of `row_segments`; None in a layout that
-        lacks these or does not follow documents.
+      row_documents: Function of a row number that returns the numbers of the documents of `row_segments`; None in a layout
+        that lacks these or does not follow documents.
       row_begin: Function of a row number that returns the number of segments before those of `row_segments` in the whole row,
         and the position of the first of these tokens; None where both are 0 in every row.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
@@ -60,12 +60,11 @@ class Layout(Protocol):
       takes_weights: Whether the rows follow `corpus.weights`. No other layout may read a corpus that has some.
       segment_names: Names of the segments 1, 2, … of each row; empty if a segment is any document. The first is a prompt, and
         the others are responses to it, which are shown next to each other.
-      row_lengths: Lengths of the rows, ascending, if each batch is of rows of one of them; empty if the arrays of all rows
-        have `sequence_length` columns.
+      row_lengths: Ascending lengths of the rows, if each batch has rows of one of these lengths; empty if all rows have
+        `sequence_length` columns.
       row_counts: Number of rows of each of `row_lengths`; the rows are numbered in that order.
-      chunk_size: Number of consecutive rows that an order keeps together, the parts of one longer row.
-      orders_rows: Whether the rows are numbered in the order in which they are meant to be read, once. It is then a config's
-        default.
+      chunk_size: Number of consecutive rows that an order keeps together, as parts of one longer row.
+      orders_rows: Whether rows are meant to be read once, in the order of their numbers. A config does so by default.
       transforms: Default transforms of a config, by their names in configs.
     """
 
@@ -239,7 +238,7 @@ class Layout(Protocol):
 
     def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
         """Return a text with the number and length of the rows and a hash of the columns in `blocks`."""
-        digests: list[hashlib.blake2b] = []  # one per column, whatever the size of blocks
+        digests: list[hashlib.blake2b] = []  # one per column, independent of the size of blocks
         for columns in blocks:
             digests = digests or [hashlib.blake2b(digest_size=16) for _ in columns]
             for each, column in zip(digests, columns, strict=True):

@@ -12,8 +12,8 @@ from grain_sft.layout.pieces import Ints, Pieces, joined
 
 
 class MixtureLayout(Layout):
-    """Rows of several layouts of one sequence length: first all rows of the first layout, then all of the second, and so on.
-    Shards are numbered likewise, and so are the documents of those layouts that follow documents.
+    """Rows of several layouts of one sequence length, numbered layout after layout. Shards, and the documents of layouts that
+    follow documents, are numbered in the same way.
 
     Args:
       parts: Layouts by the names of their sources; a source of a source is "outer/inner".
@@ -23,7 +23,7 @@ class MixtureLayout(Layout):
       first_rows, first_shards: int64 [parts], number of the first row and of the first shard of each.
 
     Raises:
-      LayoutError: no layout, sequence lengths that differ, or preference pairs with other rows or pairs of another shape.
+      LayoutError: There is no layout, sequence lengths differ, or preference pairs are mixed with rows of another shape.
     """
 
     kind = "mixture"
@@ -96,7 +96,7 @@ class MixtureLayout(Layout):
         return sum(part.num_documents for part in self._layouts)
 
     def parts_of(self, rows: Ints) -> Ints:
-        """Return the number of the part that each of `rows` (int64 [n]) is of."""
+        """Return the part of each of `rows`, int64 [n]."""
         return self._ends.searchsorted(rows, side="right")
 
     def split(self, rows: Ints) -> Iterator[tuple[str, Ints, Ints]]:

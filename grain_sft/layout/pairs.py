@@ -12,10 +12,10 @@ from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
 
 
 class PairsLayout(Layout):
-    """One preference pair a row: the end of its prompt, and the beginnings of the chosen and of the rejected response.
+    """One preference pair a row: the end of its prompt, then the beginnings of the chosen and of the rejected response.
 
-    They are the segments 1, 2 and 3 of the row, one after the other; the rest of the row is padding. The transform
-    `split_pairs` makes a trainer's arrays of it. They are cut as in MaxText's `DPODataFormatting`.
+    These are the segments 1, 2 and 3 of the row; the rest is padding. They are cut as in MaxText's `DPODataFormatting`. The
+    transform `split_pairs` converts rows to the arrays of a trainer.
 
     Args:
       corpus: Corpus of pairs, in format `pairs`.
@@ -28,8 +28,8 @@ class PairsLayout(Layout):
       response_length: Most tokens of a response.
 
     Raises:
-      LayoutError: arguments that don't fit, a corpus of other documents, or no pair is left.
-      CorpusError, CorpusFileError: the pairs cannot be found.
+      LayoutError: Arguments contradict each other, the documents are not pairs, or no pair is left.
+      CorpusError, CorpusFileError: The pairs cannot be found.
     """
 
     kind = "pairs"

@@ -1,4 +1,4 @@
-"""Pieces: which tokens of which shards make some rows, as columns."""
+"""Pieces: columns that name the tokens of rows by shard, start and length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 FILL_ROW = -1
-"""Row number of a row of nothing but padding, without loss. Fills the last batch of an evaluation."""
+"""Row number of a row that holds only padding and takes no loss. Such rows fill the last batch of an evaluation."""
 
 _INT64 = np.dtype(np.int64)
 
@@ -54,7 +54,7 @@ class Pieces(NamedTuple):
     the rest of the row is padding.
 
     Attributes:
-      row: Index into the rows that were asked for.
+      row: Index into the given rows.
       column: Column of the piece's first token in its row.
       shard: Number of the shard in `corpus.shards`.
       start: First token of the piece, counted from the shard's first token.
@@ -80,7 +80,7 @@ class Pieces(NamedTuple):
 
     @property
     def segment_columns(self) -> tuple[Ints, Ints]:
-        """Columns `segment` and `position`, also where each row is one whole segment."""
+        """Columns `segment` and `position`, never None."""
         if self.segment is None or self.position is None:
             return np.ones(len(self.row), np.int64), self.column
         return self.segment, self.position
@@ -121,7 +121,8 @@ def ragged(counts: Ints) -> tuple[Ints, Ints]:
 
 def joined(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
     """Return columns of rows of several parts, in the order of the rows. `part`, int64 [rows], is the part of each row;
-    `columns_of` takes a part and the indices of its rows, int64 [n], and returns columns, the first with indices into these."""
+    `columns_of` takes a part and the indices of its rows, int64 [n], and returns columns, the first with indices into
+    these."""
     found = []
     for number in np.unique(part).tolist():
         here = np.flatnonzero(part == number)
@@ -136,7 +137,7 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Layou
     """Return row numbers as int64 [rows], and whether one of them is `FILL_ROW`.
 
     Raises:
-      RowIndexError: one that is not an integer, or not a row of `layout`.
+      RowIndexError: An index is not an integer, or not a row of `layout`.
     """
     try:
         of_int64 = type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1

@@ -1,4 +1,4 @@
-"""Plan: which pieces of which documents make each packed row, made once per machine and mapped by all its processes."""
+"""Plan: the pieces of documents in each packed row, made once per machine and mapped by all its processes."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from grain_sft.layout.pieces import Ints, ragged
 from grain_sft.storage import artifact
 
 VERSION = 3
-"""Version of the algorithms and of `depends_of`; a new one makes other plans."""
+"""Version of the algorithms and of `depends_of`. A new version makes new plans."""
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -83,7 +83,7 @@ def load_plan(
 
 
 def depends_of(corpus: Corpus, options: PackingOptions, finder: DocumentFinder | None = None) -> dict[str, Any]:
-    """Return what a plan depends on, ready for JSON; of seeds and CPUs only what the algorithm asks for."""
+    """Return the dependencies of a plan, ready for JSON. Seed and CPU are included only if the algorithm uses them."""
     stated = options.stated()
     if not ALGORITHMS[options.algorithm].packs_per_epoch:
         stated["seed"] = stated["epoch"] = 0
@@ -97,7 +97,7 @@ def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
 
 
 def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
-    """Return the version of numpy, and which of its sorts, where they decide the order of documents of equal length."""
+    """Return the version and the sort of numpy, if they decide the order of documents of equal length."""
     sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
@@ -158,7 +158,7 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
 
 
 def _fit(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of what is packed: nothing longer than a row, nothing empty."""
+    """Return (document, start, length) of the pieces to pack, each of 1 to `sequence_length` tokens."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):

@@ -1,4 +1,4 @@
-"""WindowLayout: fixed windows of a token stream, as OLMo-core's `NumpyFSLDataset` and MaxText's `olmo_grain` cut them."""
+"""WindowLayout: fixed windows of a token stream, those of OLMo-core's `NumpyFSLDataset` and MaxText's `olmo_grain`."""
 
 import functools
 

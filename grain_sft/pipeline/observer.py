@@ -131,7 +131,7 @@ class IteratorStats:
         self.waiting: tuple[int, float] | None = None
 
     def arrived(self, step: int, batch: object, since: float) -> tuple[int, int, float]:
-        """Count a batch that was asked for at `since`; return its rows, its tokens and the seconds of the wait."""
+        """Count a batch that was requested at `since`. Return its rows, its tokens and the seconds of the wait."""
         now = time.perf_counter()
         try:
             shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]

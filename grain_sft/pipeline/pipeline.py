@@ -161,7 +161,7 @@ class Pipeline:
 
     @property
     def reads_columns(self) -> bool:
-        """Whether `read` reads no more than it needs of the columns that it is asked for."""
+        """Whether `read` reads only the requested columns."""
         return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
     def replace(self, *, host: Host | None = None, amendments: Sequence[Amendment] | None = None) -> Self:
@@ -289,7 +289,7 @@ class Pipeline:
             "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
             "order": getattr(sampler, "order", "mixture of " + ", ".join(source.layout.parts)),
             "transforms": ", ".join(map(described, self.transforms)) or "none: the keys are the source's",
-            "receipt": vars(self).get("receipt"),  # once it was asked for: a plan is hashed for it
+            "receipt": vars(self).get("receipt"),  # if it was computed: it needs the hash of a plan
         }
         return html_facts("Pipeline", facts)
 

@@ -1,4 +1,4 @@
-"""ReadAhead: results of consecutive steps, made by threads before they are asked for."""
+"""ReadAhead: results of consecutive steps, made by threads in advance."""
 
 import _thread
 import atexit
@@ -32,16 +32,16 @@ class ReadAhead(Generic[T]):
     """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
     An exception that arrives in the caller's thread, as Ctrl-C does, loses nothing and blocks no thread: the caller waits only
-    for locks of C, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good when an exception
-    arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use one, so executors and Grain's prefetching do
-    not survive Ctrl-C.
+    for locks of C, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good when an
+    exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use one, so executors and Grain's
+    prefetching do not survive Ctrl-C.
 
     Callers take turns: they hold a lock of their own around each method.
 
     Args:
       make: Function of a step. One thread calls it in the order of the steps.
       start, end: First step, and the one after the last.
-      ahead: Number of steps made before they are asked for, at least 1.
+      ahead: Number of steps that are made in advance, at least 1.
       threads: Number of threads, which start with the first `advance`.
       name: Prefix of the names of the threads.
       close: Function that `close` calls, in any thread.

@@ -1,4 +1,4 @@
-"""ScheduleTable: which of several sources each row is taken from, so that none is ever a whole row away from its share."""
+"""ScheduleTable: the source of each row of a mixture, chosen so that no source is ever a whole row away from its share."""
 
 import functools
 import heapq
@@ -33,7 +33,7 @@ class ScheduleTable:
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0. Their sum divides the period.
       deficit: Share minus rows of each source at the start; they sum to 0.
-      num_rows: Bound on the rows that are asked for; None for any number.
+      num_rows: Upper bound of row numbers; None for no bound.
 
     Attributes:
       bound: Rows that a source may be away from its share, from an even start on.
@@ -102,8 +102,8 @@ def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: 
 
 
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
-    """Return one less the bound of even starts or, where a deficit at the start puts that out of reach, 0: the bound is a whole
-    row then and, if that is out of reach too, the source that would exceed it first comes first."""
+    """Return one less the bound of even starts or, where a deficit at the start puts that out of reach, 0: the bound is a
+    whole row then and, if that is out of reach too, the source that would exceed it first comes first."""
     tight, rows = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1)), 0
     for sources, kept in _periods(weights, deficit, tight, _TRIED) if any(deficit) else ():
         rows += len(sources)

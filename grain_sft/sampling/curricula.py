@@ -24,7 +24,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
       balanced: Whether a growing curriculum takes the same number of batches of every bucket.
 
     Raises:
-      SamplerError: No batch is left, or the curriculum is one that OLMo-core cannot build of these.
+      SamplerError: No batch is left, or OLMo-core cannot build the curriculum from these buckets.
     """
     counts: Ints = rows // sizes
     where = f"curriculum {curriculum!r}, batches of {sizes.tolist()} rows of buckets of {rows.tolist()} rows"
@@ -45,7 +45,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
 
 
 def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
-    """Return the batches of an epoch in the order in which they are read: int64 [batches], numbered bucket by bucket.
+    """Return the batches of an epoch in reading order: int64 [batches], numbered bucket by bucket.
 
     Args:
       curriculum: Name of the curriculum.
@@ -83,7 +83,7 @@ def _swap(order: Ints, place: int) -> None:
 
 
 def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> Sequence[int]:
-    """Return how many of a bucket's `count` batches of one cycle each of the `num_buckets` subcycles has."""
+    """Return the number of batches in each of the `num_buckets` subcycles of a bucket with `count` batches in a cycle."""
     first = num_buckets - bucket
     ranks = (first + each for each in range(num_buckets))
     odds = [_ODDS[curriculum](rank if rank <= num_buckets else first - rank % num_buckets) for rank in ranks]

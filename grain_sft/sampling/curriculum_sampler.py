@@ -24,28 +24,29 @@ from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, Sourc
 class CurriculumSampler(StreamSampler):
     """Batches of rows of one length each, in the order of a curriculum: OLMo-core's `NumpyVSLDataLoader`.
 
-    All batches have as many tokens, so that those of shorter rows have more rows. Each epoch shuffles the rows of a bucket,
-    cuts them into batches, and reads the batches in an order that the curriculum makes. What does not fill a batch, or a cycle
-    of batches, is dropped; it is other rows in each epoch.
+    All batches have the same number of tokens, so batches of shorter rows have more rows. Each epoch shuffles the rows of each
+    bucket, cuts them into batches, and reads the batches in the order of the curriculum. Rows that do not fill a batch or a
+    cycle of batches are dropped; each epoch drops others.
 
-    Host h of H reads the h-th of H equal parts of each batch, as OLMo-core's rank h of H does. The global batch does not depend
-    on the hosts.
+    Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. The global batch does not
+    depend on the hosts.
 
     Args:
-      buckets: Pairs (length, number of rows) by ascending length, each a multiple of the last. Rows are numbered in that order.
+      buckets: Pairs (length, number of rows) by ascending length, each a multiple of the last. Rows are numbered in that
+        order.
       global_batch_size: Rows of a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
-      curriculum: Which batch each step reads. `natural` draws them by their number; `grow_p2` and `grow_linear` go from short
-        rows to long ones in each cycle, with odds that are powers of two, or that grow by one.
-      num_cycles: Cycles of a curriculum that grows; each bucket's batches are the same number in all of them.
-      balanced: Whether a curriculum that grows takes the same number of batches of every bucket, which drops more rows.
+      curriculum: Order of the batches. `natural` draws buckets in proportion to their batches. `grow_p2` and `grow_linear` go
+        from short rows to long rows in each cycle, with odds that are powers of two, or that grow by one.
+      num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each bucket.
+      balanced: Whether a growing curriculum takes the same number of batches of every bucket, which drops more rows.
       host: This host, and the number of hosts.
       shuffle: `false` reads rows and batches as they are numbered, the shortest first.
       epochs: Epochs after which the pipeline ends. Without it, never.
       cache_dir: Folder of the shuffled orders of large buckets; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
-      SamplerError: Arguments that don't fit together, or of which OLMo-core builds no curriculum.
+      SamplerError: Arguments contradict each other, or OLMo-core cannot build the curriculum from them.
     """
 
     runs_on = False
@@ -72,9 +73,7 @@ class CurriculumSampler(StreamSampler):
         self.num_cycles = as_integer("num_cycles", num_cycles, 1, SamplerError)
         lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
         if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
-            raise SamplerError(
-                f"buckets={list(self.buckets)}: expected ascending lengths, of which the last is a multiple."
-            )
+            raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
         super().__init__(global_batch_size, (), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
         self.num_instances, self.seed, self.epochs, self.shuffle = (

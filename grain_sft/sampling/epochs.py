@@ -1,4 +1,4 @@
-"""Steps of a run at which its epochs begin, where batches may change in size."""
+"""Epochs: the steps at which the epochs of a run begin, for batches whose size may change."""
 
 import functools
 import math
@@ -26,7 +26,7 @@ class RunningEpochs:
         return divmod(self._sizes.before(step) + self._before, self._num_rows)
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        """Return what `begin` returns, for many steps: int64 [n] each."""
+        """Return the results of `begin` for many steps: int64 [n] each."""
         return np.divmod(self._sizes.begins(steps)[0] + self._before, self._num_rows)
 
     def steps_before(self, epoch: int) -> int:
@@ -34,7 +34,7 @@ class RunningEpochs:
         return self._sizes.step_of(max(0, epoch * self._num_rows - self._before))
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
-        """Return the steps that read an epoch in a run of `num_steps` (None means without end); None where none does."""
+        """Return the steps that read an epoch in a run of `num_steps` (None means without end); None if no step does."""
         begin = epoch * self._num_rows - self._before  # counted from step 0
         first, end = max(0, begin), begin + self._num_rows
         if num_steps is not None:

@@ -26,14 +26,14 @@ class Host:
 
     @classmethod
     def checked(cls, host: object) -> Host:
-        """Return `host`, or raise a `SamplerError` where it is not a `Host`."""
+        """Return `host`, or raise a `SamplerError` if it is not a `Host`."""
         if not isinstance(host, cls):
             raise SamplerError(f"host={host!r}: expected Host(index, count).")
         return host
 
     @classmethod
     def from_jax(cls) -> Host:
-        """Return this JAX process among all. Starts JAX's backend, so call `jax.distributed.initialize` before."""
+        """Return the host of this JAX process. This starts JAX's backend, so call `jax.distributed.initialize` before."""
         import jax
 
         return cls(jax.process_index(), jax.process_count())

@@ -40,7 +40,7 @@ class IndexSampler(StreamSampler):
         draws with replacement; `balanced` makes each step of rows of similar cost of attention; `package.module:Name` is an
         order of yours.
       host: This host, and the number of hosts.
-      shuffle: `false` reads rows as they are numbered, divided between hosts as `order` does.
+      shuffle: Whether rows are shuffled. `false` reads them by number, divided between hosts as in `order`.
       epochs: Epochs after which the pipeline ends. Without it, never.
       last_batch: At the end of an epoch, rows that do not fill a step: `drop` them, `fill` the step with rows that take no
         loss, or let the next epoch `run_on` in it. Orders `maxtext`, `grain` and `random` always run on.
@@ -115,11 +115,6 @@ class IndexSampler(StreamSampler):
         return self._epochs.steps_before(epoch + 1) - self._epochs.steps_before(epoch)
 
     @functools.cached_property
-    def rows_per_host_and_epoch(self) -> int:
-        """Number of rows that this host reads in the first epoch, fill rows included; rounded as `steps_per_epoch`."""
-        return self.num_instances // self.host.count if self.runs_on else self._host_sizes.before(self.steps_per_epoch)
-
-    @functools.cached_property
     def num_steps(self) -> int | None:
         """Number of steps; None means no end. Steps that straddle epochs can be more than `epochs * steps_per_epoch`."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
@@ -142,8 +137,8 @@ class IndexSampler(StreamSampler):
         return self._read_blocks(np.full(len(indices), epoch), indices, self._block_start)[2]
 
     def _read_blocks(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return the epoch, the index in its order, and the row (`FILL_ROW` past its end) of each `index` into a block. Indices
-        count from the beginning of `epoch`; `start` is the block's first index in the order."""
+        """Return the epoch, the index in its order, and the row (`FILL_ROW` past its end) of each `index` into a block.
+        Indices count from the beginning of `epoch`; `start` is the block's first index in the order."""
         if self.runs_on:
             later, index = np.divmod(index, self._block_rows)
             epoch = epoch + later

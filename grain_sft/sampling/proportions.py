@@ -120,7 +120,7 @@ class Proportions:
 
     @property
     def table_rows(self) -> int:
-        """Rows of all tables. It does not depend on the rows that are asked for."""
+        """Rows of all tables, independent of the rows that were looked up."""
         return sum(phase.chooser.table_rows for phase in self._phases)
 
     @property

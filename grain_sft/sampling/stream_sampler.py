@@ -70,7 +70,7 @@ class StreamSampler(Sampler):
         several = (indices + apart * np.arange(count)[:, np.newaxis]).reshape(-1)
         try:
             made: list[Ints | None] = list(self._rows(step, several).reshape(count, -1))
-        except GrainSftError:  # of a later epoch, which the caller has not asked for
+        except GrainSftError:  # of a later epoch, which the caller did not request
             return None
         found, made[0] = made[0], None
         self._at_once = step, made

@@ -22,15 +22,15 @@ MOST_TOKENS = 1 << 22
 def inspect_page(
     pipeline: Pipeline, step: int, texts: TokenTexts, *, rows: Sequence[int] | None = None, title: str = "pipeline"
 ) -> str:
-    """Return the page of a step: its rows, and the same rows of the step before and of the one after it.
+    """Return the page of a step: its rows, and the same rows of the steps before and after it.
 
-    `rows` are of this host's batch; None: all, or as many as `MOST_TOKENS` leave room for. Errors are those of `view_rows`.
+    `rows` are rows of this host's batch. None means all of them, up to `MOST_TOKENS`. Errors are those of `view_rows`.
     """
     room = max(1, MOST_TOKENS // (3 * pipeline.at(step).source.layout.sequence_length))
     steps = []
     for number in (step - 1, step, step + 1):
         if 0 <= number < pipeline.end_step or number == step:
-            count = len(pipeline.sampler.rows(number))  # not the same in all steps of a schedule
+            count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
             chosen = range(min(count, room)) if rows is None else [row for row in rows if row < count or number == step]
             steps.append((number, count, view_rows(pipeline, number, chosen)))
     views = [view for _, _, of_step in steps for view in of_step]
@@ -54,7 +54,7 @@ def inspect_page(
 
 
 def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
-    """Return a row as the page's script reads it."""
+    """Return a row in the form that the page's script reads."""
     dtype = "<u2" if view.tokens.max(initial=0) < 1 << 16 and view.tokens.min(initial=0) >= 0 else "<i4"
     if view.tokens.max(initial=0) > np.iinfo(np.int32).max:
         raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")

@@ -1,4 +1,4 @@
-"""Pages of HTML in one file, which load nothing and whose texts cannot run."""
+"""Self-contained pages of HTML: they load nothing, and their texts cannot run."""
 
 import base64
 import hashlib
@@ -40,7 +40,7 @@ def make_page(title: str, body: str, *, styles: str, data: Any, script: str = ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     runs = f"'sha256-{digest}'" if script else "'none'"
     inert = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":  # no HTML parser takes the data for markup
+    for character in "<>&":  # so that no HTML parser reads the data as markup
         inert = inert.replace(character, f"\\u{ord(character):04x}")
     return _PAGE.format(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {runs}; base-uri 'none'; form-action 'none'",

@@ -18,6 +18,7 @@ COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper", **{each: f"c{at}" for at, each in enumerate(COLOURS)}}
 _MOST_SOURCES = 7  # the others are added up
+_MOST_CHARACTERS = 28  # of a label
 _SIZE = (8.0, 3.2)  # inches
 
 _STYLE: dict[Any, Any] = {
@@ -25,7 +26,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "grain_sft",
     "font.family": "sans-serif",
     "font.size": 10.0,
-    "text.parse_math": False,  # labels are names of files: $ is not a formula
+    "text.parse_math": False,  # in labels, which are names of files, $ begins no formula
     "axes.edgecolor": _QUIET,
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
@@ -40,7 +41,7 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str, Picture]:
-    """Return the pictures of a report, by name; with `pictures`, those of other figures.
+    """Return pictures by name: those of a report, or of the table `pictures`.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
@@ -89,10 +90,10 @@ def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
     return kept | {f"{len(largest) - _MOST_SOURCES} others": rest}
 
 
-def short(name: str, most: int = 28) -> str:
-    """Return `name` without folders, shortened to its end if it has more than `most` characters."""
+def short(name: str) -> str:
+    """Return `name` without folders, shortened to its end if it has more than `_MOST_CHARACTERS`."""
     name = name.rpartition("/")[2] or name
-    return name if len(name) <= most else f"…{name[1 - most :]}"
+    return name if len(name) <= _MOST_CHARACTERS else f"…{name[1 - _MOST_CHARACTERS :]}"
 
 
 def _lengths(figure: Any, report: Report) -> None:

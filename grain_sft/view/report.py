@@ -33,19 +33,18 @@ _EXAMPLES = 5
 _SHOWN = 48  # tokens of an example, or one period if that is longer
 
 
-def make_report(
-    pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64, throughput: Any = None
-) -> dict[str, Any]:
+def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline", steps: int = 64) -> dict[str, Any]:
     """Return the figures of a run, in bounded time: from a sample of its steps and of the files of a very large corpus.
 
     Args:
       name: Name of the pipeline, for the title.
       steps: Maximum number of sampled steps.
-      throughput: Measured speed, as returned by `grain_sft.bench.config.report_speed`; None if not measured.
 
     Returns:
       name, version, receipt, parts, corpus, run; lengths, packing, attention and left_out, from the functions of these names;
-      sampled: number of `steps` `of` how many, and whether the run `ends`; sources, filter, throughput.
+      sampled: number of `steps` `of` how many, and whether the run `ends`; sources, filter; throughput, None until the
+        caller sets it to a result of
+      `grain_sft.bench.config.report_speed`.
 
     Raises:
       CorpusFileError, CorpusError: files cannot be read.
@@ -74,7 +73,7 @@ def make_report(
         "sampled": {"steps": len(chosen), "of": total, "ends": sampler.num_steps is not None},
         "sources": _sources(pipeline, chosen),
         "filter": _filtered(pipeline, chosen, texts),
-        "throughput": throughput,
+        "throughput": None,
     }
 
 
@@ -186,8 +185,8 @@ def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
 
 
 def packing(pipeline: Pipeline) -> dict[str, Any]:
-    """Return the results of `compare_algorithms` with the config's options as `algorithms`; the algorithm `used` by the config;
-    and `sampled`, a sentence if only some documents were packed, else None. On failure, return only `error`."""
+    """Return the results of `compare_algorithms` with the config's options as `algorithms`; the algorithm `used` by the
+    config; and `sampled`, a sentence if only some documents were packed, else None. On failure, return only `error`."""
     layout = pipeline.source.layout
     if "" not in layout.parts:
         why = "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."

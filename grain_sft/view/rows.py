@@ -1,4 +1,4 @@
-"""Rows of a step for people: the batch of the pipeline, with the trace's account of where its tokens come from."""
+"""Rows of a step for people: the batch of the pipeline, and the origins of its tokens from a trace."""
 
 import dataclasses
 import itertools
@@ -28,11 +28,11 @@ class Piece:
     Attributes:
       segment: Number of the segment in the row, from 1.
       document: Number of the document in the corpus; None in a layout that does not follow documents.
-      source: Name of the input of the document, or the label of its file; "" where it has none.
-      record: Line or row in that input, from 1; None where the corpus does not have it.
+      source: Name of the document's input, or the label of its file; "" if it has neither.
+      record: Line or row in that input, from 1; None if the corpus does not state it.
       file: Path of the token file.
       start, stop: Range of tokens in the file.
-      withdrawn: Number of these tokens that the step does not see: their document is withdrawn.
+      withdrawn: Number of these tokens whose document is withdrawn at this step.
     """
 
     segment: int
@@ -53,7 +53,7 @@ class RowView:
       step, epoch: Step and epoch, from 0.
       row: Number of the row in this host's batch.
       place: Slot in the global batch.
-      instance: Number of the row in the layout; -1 for a row of padding alone.
+      instance: Number of the row in the layout; -1 for a row that holds only padding.
       tokens: int64 [n], the inputs; after them the target of the last one, where that takes loss.
       segments, positions: int64 [n], of the tokens. Segment 0 is padding.
       loss: bool [n], whether the token takes loss as a target; in a batch, as the target of the input before it.
@@ -79,12 +79,12 @@ class RowView:
 
 
 def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) -> list[RowView]:
-    """Return rows of `pipeline[step]`; None: all of this host.
+    """Return rows of `pipeline[step]`. None means all rows of this host.
 
     Raises:
-      RowIndexError: the step does not exist, or the host's batch does not have the row.
-      PipelineError: the batch has neither the source's keys nor those of ShiftTargets.
-      CorpusFileError, CorpusError: files cannot be read.
+      RowIndexError: The step does not exist, or the host's batch does not have the row.
+      PipelineError: The batch has neither the source's keys nor those of `ShiftTargets`.
+      CorpusFileError, CorpusError: Files cannot be read.
     """
     stage = pipeline.at(step)
     splits = any(trait(each, "splits_rows") for each in stage.transforms)  # a row is shown whole
@@ -122,8 +122,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 
 
 def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
-    """Return (segment, first token, token after the last) of each segment and each stretch of padding, in order. A segment with
-    a name is among them where it is empty, too."""
+    """Return (segment, first token, token after the last) of each segment and each stretch of padding, in order. A segment
+    with a name is among them where it is empty, too."""
     borders = np.flatnonzero(np.diff(view.segments)) + 1
     edges = [0, *borders.tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
@@ -135,12 +135,12 @@ def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
 
 
 def segment_title(view: RowView, segment: int) -> str:
-    """Return the number of a segment, and its name where it has one."""
+    """Return the number of a segment and, if it has one, its name."""
     return f"segment {segment}, {view.names[segment - 1]}" if view.names else f"segment {segment}"
 
 
 def place_of(piece: Piece) -> str:
-    """Return where a piece comes from, in words."""
+    """Return a description of a piece's origin."""
     document = "" if piece.document is None else f"document {piece.document:,} "
     record = "" if piece.record is None else f":{piece.record}"
     source = f"of {visible_line(piece.source)}{record}, " if piece.source else ""
@@ -169,7 +169,7 @@ def _columns(row: Element) -> dict[str, Any]:
 
 
 def _pieces(lines: Trace) -> tuple[Piece, ...]:
-    """Return the pieces of a row's trace; none for a row of padding alone."""
+    """Return the pieces of a row's trace; an empty list for a row that holds only padding."""
     found, pieces = lines.select(lines.instance >= 0), []
     withdrawn = np.zeros_like(found.step) if found.withdrawn is None else found.withdrawn
     columns = (

@@ -1,4 +1,4 @@
-"""Texts of single tokens, exactly as in the tokenizer's vocabulary, and a sign for every character that shows nothing."""
+"""Texts of single tokens, exactly as in the tokenizer's vocabulary, and signs for invisible characters."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")  # letter
 
 
 def visible(text: str) -> str:
-    """Return `text` with a sign for each invisible character, or one that changes how others show.
+    """Return `text` with a sign for each character that is invisible or changes the display of others.
 
     A space is ·, a newline ⏎, a tab ⇥. Other control characters, marks of direction, characters of no width, unusual
     spaces and unassigned ones are such as ⟨U+202E⟩. A byte that is not UTF-8 (a lone surrogate of the error handler
@@ -55,7 +55,7 @@ class TokenTexts:
     """The text of each token id.
 
     Args:
-      tokenizer: Tokenizer, or None: then no id has a text.
+      tokenizer: Tokenizer; with None, no id has a text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:

@@ -133,7 +133,10 @@ def borders(sampler, steps: int) -> list[tuple]:
     """(action, step, epoch), found record by record."""
     hosts = sampler.host.count if sampler.order == "maxtext" else 1
     whole = IndexSampler(**sampler.__getstate__() | {"host": Host(0, hosts)})
-    batch, per_epoch = 16 // hosts if hosts > 1 else whole.global_batch_size, whole.rows_per_host_and_epoch
+    batch = 16 // hosts if hosts > 1 else whole.global_batch_size
+    per_epoch = (
+        whole.num_instances // hosts if whole.runs_on else whole.batch_sizes.before(whole.steps_per_epoch) // hosts
+    )
     epochs = [record // per_epoch for record in range(steps * batch)]
     last = whole.num_steps == steps
     found = []

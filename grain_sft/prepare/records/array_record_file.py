@@ -1,8 +1,8 @@
 """ArrayRecord files, read by their groups of records. A record is a `tf.train.Example`, an object of JSON, or a text.
 
 An ArrayRecord is a file of Riegeli: chunks, each with a header, the last but one with the offsets of the others, and at the
-end a postscript with its offset. A block header interrupts the chunks at every multiple of 64 KiB. The library reads chunks and
-checks their hashes; here their headers are read, to know where the file can be cut, so that of a file in a bucket only the
+end a postscript with its offset. A block header interrupts the chunks at every multiple of 64 KiB. The library reads chunks
+and checks their hashes; here their headers are read, to know where the file can be cut, so that of a file in a bucket only the
 chunks of a unit are copied. Format: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
 """
 
@@ -42,7 +42,7 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
-    """Return parts of whole chunks, each of at least `least` bytes, decompressed, but the last; and the records' encoding.
+    """Return parts of whole chunks, each but the last of at least `least` decompressed bytes, and the records' encoding.
 
     The encoding is "example" or "json" where more than half of the first records are of it, else "text".
     """

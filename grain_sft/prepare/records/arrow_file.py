@@ -33,7 +33,7 @@ class _Message(NamedTuple):
 
 
 def matches(path: str, head: bytes) -> bool:
-    """Return whether a file is of Arrow, by its first bytes and its name."""
+    """Return whether a file is an Arrow file, by its first bytes and its name."""
     return head.startswith((_FILE, _MESSAGE)) or path.endswith((".arrow", ".feather"))
 
 
@@ -72,7 +72,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch as JSON has them, without the None that columns have for absent keys."""
+    """Yield the rows of a record batch in JSON's types, without the None that columns hold for absent keys."""
     for start in range(0, batch.num_rows, _ROWS):
         for row in batch.slice(start, _ROWS).to_pylist():
             yield _without_none(row)

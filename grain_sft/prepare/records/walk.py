@@ -41,8 +41,8 @@ def is_array_record(path: str) -> bool:
 def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
-    A folder stands for the files of records below it; where it has none, for its texts. Left out are folders whose names
-    begin with a point or an underscore, corpora that were prepared, and the files of a dataset that are not its data.
+    A folder means the files of records below it or, if there are none, its texts. Folders whose names begin with a point or an
+    underscore, prepared corpora, and a dataset's files without data are left out.
 
     Raises:
       CorpusFileError: There is no such file, or a folder has several splits of a dataset.
@@ -62,7 +62,7 @@ def expand(path: str) -> Sequence[str]:
 
 
 def _files_of(folder: str) -> Sequence[str]:
-    """Return the files that a folder stands for."""
+    """Return the files that a folder means as an input."""
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
     made = {folders for name, folders in below.items() if folders and files.name_of(name) == _PREPARED}
     names = sorted(
@@ -133,7 +133,7 @@ def _data_of(folder: str, names: set[str]) -> set[str]:
     if "dataset_info.json" not in names:
         return names.difference(_ABOUT)
     data = names.difference(_ABOUT, _BESIDE_INFO)
-    if "state.json" in names:  # as save_to_disk writes it; others are caches of a dataset that was loaded from here
+    if "state.json" in names:  # written by save_to_disk; other files are caches of a dataset that was loaded from here
         if _list(folder, "state.json", "_indices_data_files"):
             raise CorpusFileError(
                 f"{folder}: its rows are chosen by an index. Load it and save it again with save_to_disk."

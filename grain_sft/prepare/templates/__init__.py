@@ -34,7 +34,7 @@ TEMPLATES: Registry[type[Template]] = Registry(
 def render(
     template: type[Template], conversations: Sequence[Conversation], tokenizer: Tokenizer, options: TemplateOptions
 ) -> list[Result]:
-    """Return the document of each conversation, or in its place the RecordError that says why it has none.
+    """Return the document of each conversation, or the RecordError that explains why it has none.
 
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.

@@ -105,7 +105,7 @@ def as_template(entry: Any) -> Any:
 
 
 def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
-    """Return a RecordError that names the text of the record in which the unexpected control token is spelled."""
+    """Return a RecordError that names the text of the record that spells the unexpected control token."""
     texts = [("system", conversation.system or ""), *strings(conversation.tools, "tools")]
     for index, message in enumerate(conversation.messages):
         texts.append((f"messages[{index}].content", message.content))

@@ -22,7 +22,7 @@ KEPT = 1000  # sequences of roles whose texts are cached
 
 @dataclasses.dataclass(frozen=True)
 class RenderedChat:
-    """A conversation as a chat template takes it, and the text that it makes of it."""
+    """The input of a chat template, and the text that it renders."""
 
     template: ChatTemplate
     messages: Messages
@@ -118,7 +118,7 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return messages with marked content: a plain one, and one with thoughts, if this one has some."""
+    """Return messages with marked content: a plain one and, if `message` has thoughts, one with thoughts."""
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):
         thought = f"{_THINK}\n{marks.mark(1)}\n{_THINK_END}\n\n{marks.mark(0)}"

@@ -1,4 +1,4 @@
-"""A Jinja chat template, rendered as transformers renders it, and the tokens that end a turn in it."""
+"""ChatTemplate: a Jinja chat template, rendered like in transformers, and the tokens that end its turns."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class ChatTemplate:
 
     @functools.cached_property
     def words(self) -> tuple[frozenset[str], re.Pattern[str]]:
-        """The names under which the template looks for values, and the words that it compares texts with."""
+        """Keys that the template reads, and words that it compares texts with."""
         names, compared = self._jinja.words_of(self.source)
         return names, any_of(compared)
 
     def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
-        """Return the text of a conversation, with `prompt` followed by the assistant's prompt; None where it is refused."""
+        """Return the text of a conversation, followed by the assistant's prompt if `prompt`; None if it is refused."""
         try:
             return "".join(self._blocks(messages, tools, prompt))
         except RecordError:
@@ -126,7 +126,7 @@ class ChatTemplate:
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with the assistant's thoughts under the two keys that templates read, as transformers does."""
+    """Return messages with the assistant's thoughts under both keys that templates read, like transformers."""
     found = []
     for message in messages:
         thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
@@ -137,7 +137,7 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
-    """Return `count` characters of these codes, by default for private use, that are in no string of the values."""
+    """Return `count` characters of `codes`, by default for private use, that occur in no string of the values."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
     free = (character for code in codes if (character := chr(code)) not in used and code & 0xFFFE != 0xFFFE)
     found = "".join(itertools.islice(free, count))
@@ -147,7 +147,7 @@ def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF
 
 
 class Marks:
-    """Markers of numbers, which occur in no string of the values."""
+    """Markers of numbers that occur in no string of the values."""
 
     def __init__(self, *values: Any) -> None:
         opening, closing = list(unused_characters(2, *values))

@@ -2,8 +2,8 @@
 
 Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py. A turn of the assistant takes loss from
 after its opening tag to its closing tag; so does the final `<myPT_eot>`, as in the masks that the scripts make of ids. A
-tag that the tokenizer lacks is encoded as ordinary text, on its own; then a text that spells it is always an error. A
-message's `context`, `think` and `cite` are rendered; the record's `context` is metadata, and is not.
+tag that the tokenizer lacks is encoded as ordinary text, on its own; a text that spells such a tag is always an error. The
+`context`, `think` and `cite` of messages are rendered. The `context` of the record is metadata and is not rendered.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Episode(PiecesTemplate):
         return self._block(block, inner, loss)
 
     def _inner(self, block: str, text: str | None, loss: float = 0.0) -> list[Piece]:
-        """Return a text between its tags; nothing where there is none."""
+        """Return a text between its tags; an empty list for no text."""
         if not text:
             return []
         return [(self._tags[f"<myPT_{block}>"], loss), (text, loss), (self._tags[f"</myPT_{block}>"], loss)]

@@ -1,6 +1,6 @@
 """The Jinja environment of chat templates: sandboxed, with the functions that transformers gives to templates.
 
-It is the package's own, so that templates render alike with every kind of tokenizer and every version of transformers.
+It does not use transformers, so that templates render equally with every kind of tokenizer and every version of transformers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Generation(jinja2.ext.Extension):
     """The tag {% generation %}, which marks the assistant's texts.
 
     Attributes:
-      tracked: Blocks of text that are rendered so far, and the spans of marked text, which the tag appends; None for no spans.
+      tracked: Blocks of text rendered so far, and spans of marked text, to which the tag appends; None records no spans.
     """
 
     tags = {"generation"}  # noqa: RUF012
@@ -85,7 +85,7 @@ def compile_template(text: str) -> jinja2.Template:
 
 
 def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names under which a template looks for values, and the words that it compares texts with."""
+    """Return the keys that a template reads, and the words that it compares texts with."""
     nodes, tree = jinja2.nodes, ENVIRONMENT.parse(text)
     constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     names = {node.attr for node in tree.find_all(nodes.Getattr)} | constants

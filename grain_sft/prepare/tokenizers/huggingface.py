@@ -22,7 +22,7 @@ _THREADS = "TOKENIZERS_PARALLELISM"
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\u2581"  # how Metaspace writes a space
+_SPACE = "\u2581"  # a space in the spelling of Metaspace
 _GUARD = "\0"  # around a renamed token; no text has it, because records with NUL are refused
 
 
@@ -123,7 +123,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer`. Uses one thread, because a preparation has a process per core."""
         plain = self.plain
-        fast = getattr(plain, "encode_batch_fast", plain.encode_batch)  # fast: without offsets, from version 0.20 on
+        fast = getattr(plain, "encode_batch_fast", plain.encode_batch)  # without offsets; from version 0.20 on
 
         def encode(texts: Sequence[str]) -> list[list[int]]:
             return [encoding.ids for encoding in fast(texts, add_special_tokens=False)]
@@ -229,9 +229,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Return the byte that each character in a byte-level BPE token stands for. Source: openai/gpt-2, encoder.py.
+    """Return the byte of each character in the spelling of byte-level BPE tokens. Source: openai/gpt-2, encoder.py.
 
-    Printable characters of Latin-1 stand for their own bytes; U+0100 and up stand for the other bytes, in order.
+    Printable characters of Latin-1 spell their own bytes; U+0100 and up spell the other bytes, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [code for code in range(256) if code not in printable]

@@ -1,4 +1,4 @@
-"""Tokenizer: what templates, writers and viewers ask of a tokenizer, whatever library reads its files."""
+"""Tokenizer: interface of tokenizers for templates, writers and viewers, independent of the library behind them."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
-      encodes_whole_chats: Whether control tokens are found in text by the library itself, as transformers does.
+      encodes_whole_chats: Whether the library itself finds control tokens in text, like transformers.
       vocab_size: Largest id + 1, added tokens included.
       eos_token_id, pad_token_id, bos_token_id: Ids; None where the tokenizer has no such token.
-      sha256: Hash of all that decides ids: the model file, or a directory's files.
+      sha256: Hash of the files that decide ids: the model file, or the files of a directory.
       special_tokens: Id of every token that has a meaning to a model beyond its spelling.
       control_ids: Ids of the special tokens that no text becomes: all but the one for unknown characters.
       empty_ids: Ids of an empty text where the tokenizer adds tokens of its own: its BOS, or nothing.
@@ -69,7 +69,7 @@ class Tokenizer(abc.ABC):
         """Return the ids of each text as ordinary text: a spelled special token never becomes that token."""
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """Return what `encode` does, as arrays: three times as fast by way of `array` as `np.array` of a list."""
+        """Return the ids of `encode` as arrays. `array` is three times as fast as `np.array` of a list."""
         return [np.asarray(array.array("I", ids)) for ids in self.encode(texts)]
 
     @abc.abstractmethod
@@ -78,13 +78,13 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def token_text(self, number: int) -> str | None:
-        """Return the text of one token exactly as the vocabulary has it, leading space included.
+        """Return the text of one token exactly as in the vocabulary, leading space included.
 
         Bytes that are not UTF-8 are lone surrogates ("surrogateescape"). None for an id outside the vocabulary.
         """
 
     def files(self) -> dict[str, bytes]:
-        """Return name and content of each file that the tokenizer is loaded from."""
+        """Return the content of each file of the tokenizer, by name."""
         return dict(self._contents)
 
     def token_id(self, text: str) -> int | None:
@@ -102,10 +102,10 @@ class OneFileTokenizer(Tokenizer):
 
     @abc.abstractmethod
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Return the first character of each of a text's tokens, and the one after its last: int64 [ids] each."""
+        """Return the index of the first character of each token of `text`, and of the character after it: int64 [ids] each."""
 
     def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, tuple[str, int]]) -> None:
-        """Set what follows from the special tokens, and from spelling and id of those named "bos", "eos" and "pad"."""
+        """Set the attributes that depend on special tokens; `named` has the spelling and id of "bos", "eos" and "pad"."""
         self.special_tokens = special_tokens
         self.control_ids = frozenset(special_tokens.values())
         for name, (_, number) in named.items():
@@ -117,7 +117,7 @@ class OneFileTokenizer(Tokenizer):
 
 
 def hash_files(contents: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of one file, or of several with their names."""
+    """Return the SHA-256 of the only file, or of several files and their names."""
     if len(contents) == 1:
         return hashlib.sha256(next(iter(contents.values()))).hexdigest()
     whole = hashlib.sha256()

@@ -40,4 +40,4 @@ EPISODE = Order(stored_order("episode", "RandomState", _episode_seed), epoch_see
 """Order of the episode-indexed loader: `RandomState(seed + epoch).permutation(n)`."""
 
 OPENCHAT = Order(stored_order("openchat", "PCG64", _sum), epoch_seed=_sum)
-"""Order in which OpenChat (ochat/training_deepspeed/multipack_sampler.py) takes documents, before it makes batches."""
+"""Order of documents in OpenChat (ochat/training_deepspeed/multipack_sampler.py), before it makes batches."""
