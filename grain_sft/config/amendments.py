@@ -55,16 +55,16 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 
 def make_amendments(
     entries: Sequence[Mapping[str, Mapping[str, Any]]], layouts: Sequence[Layout]
-) -> tuple[list[Amendment], list[list[Amendment]]]:
+) -> tuple[list[Amendment], list[list[Amendment | None]]]:
     """Return the amendments of a run, from checked entries; and those of each stage, which has documents as its layout numbers
-    them. A stage that lacks all documents of an entry goes without it; the run has it as the first stage that does not."""
+    them. A stage that lacks all documents of an entry has None; the run has the entry as the first stage that does not."""
     run: list[Amendment] = []
-    stages: list[list[Amendment]] = [[] for _ in layouts]
+    stages: list[list[Amendment | None]] = [[] for _ in layouts]
     for kind, section in (item for entry in entries for item in entry.items()):
         made = _made(kind, section, layouts)
         run.append(next(each for each in made if each is not None))
         for own, each in zip(stages, made, strict=True):
-            own += [] if each is None else [each]
+            own.append(each)
     return run, stages
 
 

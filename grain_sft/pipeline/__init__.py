@@ -1,6 +1,6 @@
 """Pipeline: the batch of step k, its iterators, its receipt, and the observers of its batches."""
 
-from grain_sft.pipeline.amendments import Amendment
+from grain_sft.pipeline.amendments import Amendment, begins_before
 from grain_sft.pipeline.first_steps import NUM_CHECKED, takes_loss, why_no_loss
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
 from grain_sft.pipeline.observer import OBSERVERS, Delivery, IteratorStats, Observer, standing_observers
@@ -13,5 +13,5 @@ from grain_sft.pipeline.step_iterator import StepIterator, checked_step
 __all__ = [
     "NUM_CHECKED", "OBSERVERS", "PREFETCH", "READ_THREADS", "VIEWERS", "Amendment", "Delivery", "IteratorStats",
     "Observer", "Pipeline", "PipelineIterator", "ReadAhead", "Receipt", "Stage", "StagedPipeline", "StepIterator",
-    "checked_step", "layout_receipt", "receipt_of", "standing_observers", "takes_loss", "why_no_loss",
+    "begins_before", "checked_step", "layout_receipt", "receipt_of", "standing_observers", "takes_loss", "why_no_loss",
 ]  # fmt: skip

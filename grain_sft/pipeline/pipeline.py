@@ -84,10 +84,8 @@ class Pipeline:
         rows = {name: len(part) for name, part in source.layout.parts.items()}
         drawn = {stream.name: stream.source.num_instances for stream in sampler.streams}
         if "" not in rows and list(drawn.items()) != list(rows.items()):
-            raise PipelineError(
-                f"the sampler draws from sources and rows {drawn}, but the source has {rows}, in this order. A MixtureSource "
-                "takes a MixtureSampler of its sources."
-            )
+            found = f"the sampler draws from sources and rows {drawn}, but the source has {rows}, in this order"
+            raise PipelineError(f"{found}. A MixtureSource takes a MixtureSampler of its sources.")
         check_maps(transforms)
         self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
         self.planned_sampler, self.sampler = sampler, amended(sampler, amendments)
@@ -164,11 +162,14 @@ class Pipeline:
         """Whether `read` reads only the requested columns."""
         return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
-    def replace(self, *, host: Host | None = None, amendments: Sequence[Amendment] | None = None) -> Self:
-        """Return the same run without observers, seen from another host or with other amendments."""
+    def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
+        """Return the same run without observers, seen from another host or with its first `num_amendments` alone."""
         sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
-        changed = self.amendments if amendments is None else amendments
-        return type(self)(self.source, sampler, self.transforms, amendments=changed)
+        return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
+
+    def with_first_stages(self, count: int) -> list[Pipeline]:
+        """Return the runs of the first `count` stages that may have gone on as this one: without stages, itself."""
+        return [self]
 
     def source_at(self, step: int) -> RowSource:
         """Return the source as `step` reads it: without the documents that are withdrawn by then."""
@@ -203,8 +204,7 @@ class Pipeline:
         """Return the number of steps. A run that never ends raises a TypeError, so progress bars count without a total."""
         if self.num_steps is None:
             raise WrongTypeError(
-                "this pipeline never ends, so it has no length. Read pipeline.num_steps, which is None then, or give the "
-                "sampler epochs=1."
+                "this pipeline never ends, so it has no length. Read num_steps, or set the sampler's epochs."
             )
         return self.num_steps
 

@@ -39,7 +39,8 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. The last stage may have neither `steps` nor `tokens`; it then ends with its sampler.
       tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run, in the document numbers of this stage; None for those of the run.
+      amendments: Amendments of the run, in the document numbers of this stage: None instead of one whose documents the stage
+        does not have. None for those of the run.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, or one is below 1.
@@ -50,7 +51,7 @@ class Stage:
     transforms: Sequence[grain.transforms.Map] = ()
     steps: int | None = None
     tokens: int | None = None
-    amendments: Sequence[Amendment] | None = None
+    amendments: Sequence[Amendment | None] | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.tokens is not None:
@@ -58,6 +59,10 @@ class Stage:
         for name in ("steps", "tokens"):
             if getattr(self, name) is not None:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
+
+    def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
+        """Return `run`, the first amendments of the run, as this stage has them."""
+        return list(run if self.amendments is None else filter(None, self.amendments[: len(run)]))
 
     @property
     def num_steps(self) -> int | None:
@@ -111,7 +116,9 @@ class StagedPipeline(Pipeline):
         skips = StepMap([(each.step, each.skip) for each in self.amendments if each.skip])
         ends = [*(skips.step_of(each.first_step) for each in samplers[1:]), sys.maxsize]
         self._stages = tuple(
-            Pipeline(stage.source, sampler, stage.transforms, amendments=_unweighted(stage.amendments, self.amendments))
+            Pipeline(
+                stage.source, sampler, stage.transforms, amendments=_unweighted(stage.amendments_of(self.amendments))
+            )
             for stage, sampler, end in zip(self._stated, samplers, ends, strict=True)
             if skips.step_of(sampler.first_step) < end
         )
@@ -144,11 +151,22 @@ class StagedPipeline(Pipeline):
     def source_at(self, step: int) -> RowSource:
         return self.at(step).source_at(step)
 
-    def replace(self, *, host: Host | None = None, amendments: Sequence[Amendment] | None = None) -> Self:
+    def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
         stages = self._stated
         if host is not None:
             stages = tuple(dataclasses.replace(each, sampler=each.sampler.with_host(host)) for each in stages)
-        return type(self)(stages, amendments=self.amendments if amendments is None else amendments)
+        return type(self)(stages, amendments=self.amendments[:num_amendments])
+
+    def with_first_stages(self, count: int) -> list[Pipeline]:
+        """Return the runs of the first `count` stages that may have gone on as this one: for one stage, a run without stages;
+        one whose last stage has no end; and one with its present end."""
+        stages = self._stated[:count]
+        endless = (*stages[:-1], dataclasses.replace(stages[-1], steps=None, tokens=None))
+        found: list[Pipeline] = [type(self)(each, amendments=self.amendments) for each in (endless, stages)]
+        if count > 1:
+            return found
+        of_run = stages[0].amendments_of(self.amendments)
+        return [Pipeline(stages[0].source, stages[0].sampler, stages[0].transforms, amendments=of_run), *found]
 
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "transforms", "withdrawals"):
@@ -179,7 +197,7 @@ class StagedPipeline(Pipeline):
             parts[f"stage {number}"] = since + Receipt(own).code
             parts |= {f"stage {number}: {name}": since + part for name, part in own.items()}
         for number, stage in enumerate(self._stated, 1):
-            own = amendment_parts(self.amendments if stage.amendments is None else stage.amendments)
+            own = amendment_parts(stage.amendments_of(self.amendments))
             if own != amendment_parts(self.amendments):  # a document has other numbers in this stage, or none
                 parts |= {f"stage {number}: {name}": part for name, part in own.items()}
         return Receipt(parts | amendment_parts(self.amendments))
@@ -257,9 +275,8 @@ def _position(sampler: MappedSampler, stream: EpochStream, length: int) -> Posit
     return epoch, index * length
 
 
-def _unweighted(own: Sequence[Amendment] | None, all_stages: Sequence[Amendment]) -> list[Amendment]:
-    """Return a stage's amendments without their weights, which its sampler has already."""
-    amendments = all_stages if own is None else own
+def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:
+    """Return what amendments skip and withdraw."""
     return [dataclasses.replace(each, reweight={}) for each in amendments if each.skip or len(each.withdraw)]
 
 

@@ -1,16 +1,18 @@
 """Check of an audit log: every field that follows from the pipeline is computed again and compared."""
 
-import contextlib
+from __future__ import annotations
+
+import copy
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grain_sft.errors import CorpusError
-from grain_sft.pipeline import Amendment, Pipeline
+from grain_sft.pipeline import Pipeline, begins_before
 from grain_sft.provenance.audit import CUT, as_text, read_line
+from grain_sft.provenance.earlier_runs import changes_of, receipt_parts, runs_of
 from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, Events
 from grain_sft.sampling import Host
 from grain_sft.storage import files
@@ -80,9 +82,9 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     sampler = pipeline.sampler
     if sampler.host_blocks and hosts > 0 and not sampler.global_batch_size % hosts:
         pipeline = pipeline.replace(host=Host(0, hosts))
-    run = _Run(pipeline)
-    for fields in parsed:
-        run.check(fields)
+    run, loads = _Run(pipeline), [number for number, fields in enumerate(parsed) if fields.get("action") == LOAD]
+    for begin, end in itertools.pairwise([0, *loads, len(parsed)]):
+        run = _checked(run, runs_of(pipeline, parsed[begin]), parsed[begin:end]) if begin < end else run
     checked = run.checked
     if not checked.entries and not checked.findings:
         checked.findings.append(Finding(1, "the file has no entry of an audit log."))
@@ -97,11 +99,17 @@ def _parsed(line: bytes) -> dict[str, str]:
         return {"unreadable": str(error)}
 
 
-def _parts(text: str | None) -> dict[str, str]:
-    """Return the parts of the receipt in an entry; an empty dict for an entry without receipt."""
-    with contextlib.suppress(ValueError, TypeError):
-        return dict(json.loads(json.loads(text or "")))
-    return {}
+def _checked(run: _Run, pipelines: Sequence[Pipeline], lines: Sequence[Mapping[str, str]]) -> _Run:
+    """Return `run` after some more lines, which one of `pipelines` wrote: the one that the fewest contradict."""
+    found = []
+    for pipeline in pipelines:
+        following = run.as_written_by(pipeline)
+        for fields in lines:
+            following.check(fields)
+        if len(following.checked.findings) == len(run.checked.findings):
+            return following
+        found.append(following)
+    return min(found, key=lambda each: len(each.checked.findings))
 
 
 def _number(text: str | None) -> int:
@@ -114,17 +122,28 @@ class _Run:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.checked = Checked(receipt=pipeline.receipt.code)
-        self._whole = self._pipeline = pipeline
+        self._pipeline = pipeline
         self._events = Events(pipeline)
         self._upcoming: Iterator[Event] = iter(())
         self._next: Event | None = None
-        self._added: Sequence[Amendment] = ()  # amendments that the last load has and the load before it has not
+        self._changes, self._num_stages = changes_of(pipeline), len(pipeline.stages)
+        self._added: list[tuple[str, str]] = []  # of `changes_of`, those that the load before the last one has not
         self._since: int | None = 0  # step at which batches began; None after a changed line that may have stated it
         self._loaded = self._running = False
         self._lost = False  # whether the step is unknown because a line was changed; the next event states it
         self._reach = -1  # steps below it may have been delivered; -1 before the first
         self._number = 0
         self._shifts = {0}  # accepted differences between the number of an entry and that of its line
+
+    def as_written_by(self, pipeline: Pipeline) -> _Run:
+        """Return a copy of this state that goes on with the entries of `pipeline`."""
+        following, before = copy.copy(self), self.checked
+        if pipeline is not self._pipeline:
+            following._pipeline, following._events, following._upcoming = pipeline, Events(pipeline), iter(())
+        following.checked = dataclasses.replace(
+            before, findings=[*before.findings], notes=[*before.notes], epochs={*before.epochs}
+        )
+        return following
 
     def check(self, fields: Mapping[str, str]) -> None:
         """Check the next line against the entries that a run may write there."""
@@ -155,7 +174,11 @@ class _Run:
 
     def _load(self, fields: Mapping[str, str]) -> None:
         self.checked.loads += 1
-        self._amend(_parts(fields.get("receipt_parts")))
+        stages, changes = self._pipeline.stages, changes_of(self._pipeline)
+        self._reach = min([self._reach, *(each.first_step for each in stages[self._num_stages :])])
+        self._num_stages = len(stages)
+        self._added = [each for each in changes if each not in self._changes and self.checked.loads > 1]
+        self._changes = changes
         sizes, hosts = self._pipeline.sampler.batch_sizes.sizes, _number(fields.get("hosts"))
         if hosts < 1 or any(rows % hosts for rows in sizes):
             rows = " or ".join(map(str, sizes))
@@ -164,15 +187,6 @@ class _Run:
         self._loaded, self._running = True, self._reach < 0
         if self._running:  # a log that begins at step 0 has no resume
             self._go(0)
-
-    def _amend(self, parts: Mapping[str, str]) -> None:
-        """Use the amendments that the run had when it wrote the entry of `parts`: a first part of its present amendments."""
-        before = len(self._pipeline.amendments) if self.checked.loads > 1 else None
-        count = sum(f"amendment {number}" in parts for number in range(1, len(self._whole.amendments) + 1))
-        self._added = () if before is None else self._whole.amendments[before:count]
-        if count != len(self._pipeline.amendments):
-            self._pipeline = self._whole.replace(amendments=self._whole.amendments[:count])
-            self._events = Events(self._pipeline)
 
     def _resume(self, fields: Mapping[str, str]) -> None:
         self.checked.resumes += 1
@@ -185,9 +199,10 @@ class _Run:
         elif step > self._reach and not self._lost:
             missing = f"no line states that steps {self._reach} to {step - 1} were handed out"
             self._found(f"step={step}, but {missing}; expected at most {self._reach}.")
-        for each in self._added:
-            if each.step < step:
-                self._found(f"the run continues at step {step} with an amendment that it did not have before: {each}.")
+        for kind, text in self._added:
+            if begins_before(step, [text]):
+                added = text if kind == "an amendment" else text.partition(":")[0]
+                self._found(f"the run continues at step {step} with {kind} that it did not have before: {added}.")
         self._running = True
         if self._compare(fields, self._events.resume(step)):
             self._lost = False
@@ -250,7 +265,7 @@ class _Run:
             if stated is None:
                 self._found(f"has no {name}; expected {name}={computed}.")
             elif stated != computed:
-                parts = _parts(stated) if name == "receipt_parts" else {}
+                parts = receipt_parts(stated) if name == "receipt_parts" else {}
                 why = " " + " ".join(self._pipeline.receipt.differences(parts)) if parts else ""
                 self._found(f"{name}={stated}; expected {computed}.{why}")
         for name in fields.keys() - expected.keys() - _NOT_COMPUTED:

@@ -1,0 +1,35 @@
+"""What a run was when it wrote an entry of its audit log: amendments and stages may have been added since."""
+
+import contextlib
+import json
+from collections.abc import Mapping
+
+from grain_sft.errors import GrainSftError
+from grain_sft.pipeline import Pipeline
+
+
+def runs_of(pipeline: Pipeline, load: Mapping[str, str]) -> list[Pipeline]:
+    """Return what the run may have been when it wrote the entry `load`, with the first of its present amendments and stages."""
+    parts = receipt_parts(load.get("receipt_parts"))
+    if not parts:
+        return [pipeline]
+    amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
+    stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
+    now = pipeline if amendments == len(pipeline.amendments) else pipeline.replace(num_amendments=amendments)
+    with contextlib.suppress(GrainSftError):  # an entry that was changed may be of no run
+        found = now.with_first_stages(stages)
+        return found if stages <= len(pipeline.later_stages) else [now, *found]
+    return [now]
+
+
+def changes_of(pipeline: Pipeline) -> list[tuple[str, str]]:
+    """Return (kind, text) of each amendment and each later stage of a run. A text begins with the first step that differs."""
+    changes = [("an amendment", str(each)) for each in pipeline.amendments]
+    return changes + [("a stage", each) for each in pipeline.later_stages]
+
+
+def receipt_parts(text: str | None) -> dict[str, str]:
+    """Return the parts of the receipt in an entry; an empty dict for an entry without receipt."""
+    with contextlib.suppress(ValueError, TypeError):
+        return dict(json.loads(json.loads(text or "")))
+    return {}

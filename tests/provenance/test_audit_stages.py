@@ -1,0 +1,88 @@
+"""An audit log of a run to which stages and amendments were added while it ran."""
+
+import contextlib
+
+import pytest
+from batches import load
+from sft_files import documents, write_episodes, write_olmo
+
+from grain_sft.provenance import check_audit
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    olmo = write_olmo(folder / "olmo", documents(40, seed=3, longest=40))
+    episodes = write_episodes(folder / "episodes", documents(30, 5, longest=40), shards=3)
+    return {"olmo": {"path": str(olmo), "eos_token_id": 2, "dtype": "uint16"}, "episodes": {"path": str(episodes)}}
+
+
+def run(config, steps, tmp_path):
+    """Let a process deliver `steps`, and return its pipeline."""
+    pipeline = load({**config, "audit": str(tmp_path / "audit")})
+    with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
+        for _ in steps:
+            next(batches)
+    return pipeline
+
+
+def findings(tmp_path, pipeline):
+    return [
+        str(each)
+        for ending in ("log", "jsonl")
+        for each in check_audit(tmp_path / f"audit.{ending}", pipeline).findings
+    ]
+
+
+@pytest.mark.parametrize("last_batch", ["drop", "run_on"])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_log_follows_the_stages_and_amendments_of_its_run(corpora, tmp_path, mixed, last_batch):
+    config = {
+        "corpus": corpora["olmo"],
+        "layout": {"kind": "padded", "sequence_length": 32},
+        "sampler": {"seed": 1, "global_batch_size": 4, "last_batch": last_batch},
+    }
+    if mixed:
+        sources = {"a": {**corpora["olmo"], "weight": 2}, "b": {**corpora["episodes"], "weight": 1}}
+        config = {**config, "corpus": {"mixture": sources}, "sampler": {"seed": 1, "global_batch_size": 4}}
+    later = {"corpus": corpora["episodes"]}
+    last = {"steps": 9, "layout": {"sequence_length": 64}}
+    amendments = [{"withdraw": {"from": 32, "documents": [3, 45]}}, {"skip": {"from": 50, "steps": 7}}]
+    runs = [
+        (config, range(14)),
+        ({**config, "stages": [{"steps": 100}]}, range(14, 20)),
+        ({**config, "stages": [{"steps": 20}, {"steps": 100, **later}]}, range(20, 29)),
+        ({**config, "stages": [{"steps": 20}, {"steps": 11, **later}, {}]}, range(29, 32)),
+        (
+            {**config, "stages": [{"steps": 20}, {"steps": 11, **later}, {}], "amendments": amendments[:1]},
+            range(32, 45),
+        ),
+        ({**config, "stages": [{"steps": 20}, {"steps": 11, **later}, {}], "amendments": amendments}, range(45, 60)),
+        (
+            {
+                **config,
+                "stages": [{"steps": 20}, {"steps": 11, **later}, {"steps": 36}, last],
+                "amendments": amendments,
+            },
+            range(60, 69),
+        ),
+    ]
+    for number, (stated, steps) in enumerate(runs):
+        pipeline = run(stated, steps, tmp_path)
+        assert findings(tmp_path, pipeline) == [], number
+    for wrong in (14, 19, 21):
+        stages = [{"steps": wrong}, *runs[-1][0]["stages"][1:]]
+        assert findings(tmp_path, load({**runs[-1][0], "stages": stages}))
+    assert findings(tmp_path, load({**runs[-1][0], "amendments": amendments[::-1]}))
+
+
+def test_a_stage_in_the_past_is_named(corpora, tmp_path):
+    config = {
+        "corpus": corpora["olmo"],
+        "layout": {"kind": "padded", "sequence_length": 32},
+        "sampler": {"seed": 1, "global_batch_size": 4},
+    }
+    run(config, range(9), tmp_path)
+    pipeline = run({**config, "stages": [{"steps": 6}, {"corpus": corpora["episodes"]}]}, range(9, 12), tmp_path)
+    expected = "the run continues at step 9 with a stage that it did not have before: from step 6."
+    assert any(expected in each for each in findings(tmp_path, pipeline))
