@@ -17,18 +17,18 @@ from grain_sft.bench import Scale, Table
 from grain_sft.bench.measuring import LIMIT, SEED, SPEED, Next, limit, rate, seconds_in_turn, seconds_waited
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import StorageError, install_command
-from grain_sft.layout import MaterializedLayout, PackedLayout, WindowLayout
+from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, WindowLayout
 from grain_sft.pipeline import Pipeline
 from grain_sft.prepare import materialize
 from grain_sft.sampling import IndexSampler
-from grain_sft.source import NpyDataSource
+from grain_sft.source import Element, NpyDataSource
 from grain_sft.transforms import NgramFilter, ShiftTargets
 
 VOCABULARY = 100_278  # dolma2's
 
 LIMIT_TOKENS = f"{LIMIT}, tokens only"
 READ = "source.read, tokens only"
-_STEP_S, _STEPS = 0.01, 200  # of a trainer that waits for batches
+_STEP_S, _STEPS = 0.005, 200  # of a trainer that waits for batches
 
 
 def windows(folder: Path, scale: Scale) -> Iterator[Table]:
@@ -100,6 +100,7 @@ def _maxtext(corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
 
 OURS = "PackedLayout, ShiftTargets"
 WRITTEN = "the same rows written out (materialized)"
+SCATTERED = "limit: documents at random places in memory"
 GRAIN = "grain BestFitPackIterDataset, 64 bins"
 
 _TURNS = 8  # of each measurement, so that other work of the machine slows all loaders the same
@@ -149,10 +150,26 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
     ours = Pipeline(source, sampler, [ShiftTargets()])
     return {
         LIMIT: limit(ours[0]),
+        SCATTERED: _scattered(ours[0], layout, sampler, tokens),
         OURS: ours.iter(threads=0).__next__,
         WRITTEN: Pipeline(written, sampler, [ShiftTargets()]).iter(threads=0).__next__,
         GRAIN: _grain(profile, np.split(tokens.view(np.int32), ends[:-1])).__next__,
     }
+
+
+def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: npt.NDArray[np.uint32]) -> Next:
+    """Return a function that copies each document of a batch from `tokens`, and contiguous rows into the other arrays."""
+    pieces = [layout.pieces(sampler.rows(step)) for step in range(sampler.steps_per_epoch)]
+    places = [np.stack([each.offsets(layout.sequence_length), each.start, each.length], axis=1) for each in pieces]
+    in_turn, source, to = itertools.cycle(places), tokens.data, np.empty(batch["inputs"].size, tokens.dtype).data
+    copy_others = limit({key: array for key, array in batch.items() if key != "inputs"})
+
+    def copy() -> None:
+        for place, start, length in next(in_turn).tolist():
+            to[place : place + length] = source[start : start + length]
+        copy_others()
+
+    return copy
 
 
 def _grain(profile: Profile, documents: list[npt.NDArray[np.int32]]) -> Iterator[Any]:
