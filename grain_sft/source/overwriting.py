@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.layout import ragged
 from grain_sft.source.arrays import Arrays, Int32s, Stack
 
 Ints = npt.NDArray[np.int64]
 
-_CHUNK = 4  # tokens, as one complex128: numpy copies 16 bytes at an index as fast as 4
+_SPAN_BYTES = 1 << 12  # that are copied in the time in which a span is found
 _MOST_KEPT = 1 << 14  # lengths of runs
 
 
@@ -36,8 +36,14 @@ class Runs(dict[int, memoryview]):
         run = self[count] = self._values[:count].data
         return run
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return runs_of, (self._values.dtype, self._value)
 
-runs_of = functools.cache(Runs)
+
+@functools.cache
+def runs_of(dtype: np.dtype[Any], value: int) -> Runs:
+    """Return the `Runs` of `value`, the same each time."""
+    return Runs(dtype, value)
 
 
 def overwrite(start: Ints, count: Ints, *values: tuple[npt.NDArray[Any], Runs]) -> None:
@@ -55,48 +61,34 @@ class Copies:
 
     def __init__(self) -> None:
         self._arrays = Arrays()
-        self._originals: dict[tuple[int, Any], tuple[tuple[Int32s, ...], _Chunks]] = {}
 
-    def of(self, shared: tuple[Int32s, ...], start: Ints, stop: Ints) -> list[Int32s]:
-        """Return copies of `shared`, int32 arrays of one shape. The caller may write to the spans of their flattened values
-        from `start` to `stop`, int64 [n] each, and to nothing else."""
-        count, shape = key = len(shared), shared[0].shape
-        kept, original = self._originals.get(key, ((), None))
-        if original is None or any(one is not other for one, other in zip(kept, shared, strict=True)):
-            original, arrays = Arrays().stack(count, shape, _Chunks)
-            for array, values in zip(arrays, shared, strict=True):
-                array[...] = values
-            self._originals[key] = shared, original
-        chunks, arrays = self._arrays.stack(count, shape, _Chunks)
-        chunks.restore(original)
-        chunks.changes(start, stop)
-        return arrays
+    def of(self, shared: tuple[Int32s, ...]) -> tuple[list[Int32s], list[slice]]:
+        """Return copies of `shared`, int32 arrays of one shape, and a list. The caller adds each slice of the flattened values
+        that it writes to, and writes to nothing else."""
+        copies, arrays = self._arrays.stack(len(shared), shared[0].shape, _Copies)
+        copies.restore(shared)
+        return arrays, copies.written
 
 
-class _Chunks:
-    """The memory of a `Stack` in chunks, and those in which its arrays differ from the original."""
+class _Copies:
+    """Arrays in the memory of a `Stack`, and where they differ from the arrays that they are copies of."""
 
     def __init__(self, stack: Stack) -> None:
-        self._count, apart = len(stack.arrays), stack.arrays.strides[0] // 16
-        self._chunks = np.ndarray(self._count * apart, np.complex128, stack.memory, stack.begin)
-        self._begins = apart * np.arange(self._count)[:, np.newaxis]
-        self._original: _Chunks | None = None
-        self._changed: Ints = np.zeros(0, np.int64)
+        self._arrays = [stack.array(number) for number in stack.numbers]
+        self._memory = [array.reshape(-1).data for array in self._arrays]
+        self.written: list[slice] = []
+        self._shared: tuple[Int32s, ...] = ()
+        self._originals: list[memoryview] = []
 
-    def restore(self, original: _Chunks) -> None:
-        """Make the chunks equal to those of `original`."""
-        if self._original is original:
-            self._chunks[self._changed] = original._chunks[self._changed]
+    def restore(self, shared: tuple[Int32s, ...]) -> None:
+        """Make the arrays equal to `shared`."""
+        same = len(self._shared) and all(map(operator.is_, shared, self._shared))
+        if same and len(self.written) * _SPAN_BYTES <= shared[0].nbytes:
+            for memory, original in zip(self._memory, self._originals):  # noqa: B905
+                for where in self.written:
+                    memory[where] = original[where]
         else:
-            self._chunks[...] = original._chunks
-            self._original = original
-
-    def changes(self, start: Ints, stop: Ints) -> None:
-        """Record spans that are written to; where they are long, the next `restore` copies everything."""
-        first = start // _CHUNK
-        counts = (stop + _CHUNK - 1) // _CHUNK - first
-        if counts.sum() * self._count > len(self._chunks) // 8:
-            self._original = None
-            return
-        of, number = ragged(counts)
-        self._changed = (first[of] + number + self._begins).reshape(-1)
+            for array, values in zip(self._arrays, shared, strict=True):
+                array[...] = values
+            self._shared, self._originals = shared, [array.reshape(-1).data for array in shared]
+        self.written.clear()

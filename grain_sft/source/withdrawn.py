@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
+_ZEROS = runs_of(np.dtype(np.int32), 0)
+
 
 class Withdrawals:
     """Documents that are withdrawn from a run, each from a step on.
@@ -138,6 +140,7 @@ class _PaddedSpans(RowSource):
     ) -> None:
         self.layout, self._source, self._documents, self._step = source.layout, source, documents, step
         self._arrays, self._copies, self._pad = arrays, copies, source.layout.corpus.padding_token_id
+        self._pads = runs_of(np.dtype(np.int32), self._pad)
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
         element, (rows, filled) = self._source.read(indices), checked_rows(indices, self.layout)
@@ -160,25 +163,27 @@ class _PaddedSpans(RowSource):
         read = self._source.read_rows(indices)
         if read is None:
             return None
-        length, names = read.inputs.shape[1], ("positions", "segment_ids", "target_segment_ids")
         pieces = self.layout.pieces(checked_rows(indices, self.layout)[0]) if read.pieces is None else read.pieces
-        _, start, stop = self._documents.spans(pieces, self._step, length)
-        if not len(start):
+        length = read.inputs.shape[1]
+        spans = self._documents.listed_spans(pieces, self._step, length)
+        if not spans:
             return read
-        before = start - (start % length > 0)  # the token whose target is the span's first; none where a row begins
-        arrays = [getattr(read, name) for name in names]
-        if shared := tuple(array for array in arrays if not array.flags.writeable):
-            copies = iter(self._copies.of(shared, before, stop))
-            arrays = [array if array.flags.writeable else next(copies) for array in arrays]
-            read = read._replace(**dict(zip(names, arrays, strict=True)))
-        zeros, pads = runs_of(read.inputs.dtype, 0), runs_of(read.inputs.dtype, self._pad)
+        arrays = {name: getattr(read, name) for name in ("positions", "segment_ids", "target_segment_ids")}
+        written: list[slice] = []
+        if shared := {name: array for name, array in arrays.items() if not array.flags.writeable}:
+            copies, written = self._copies.of(tuple(shared.values()))
+            arrays |= zip(shared, copies, strict=True)
+            read = read._replace(**arrays)
         inputs, targets, positions, segments, taken = (
-            array.reshape(-1).data for array in (read.inputs, read.targets, *arrays)
+            array.reshape(-1).data for array in (read.inputs, read.targets, *arrays.values())
         )
-        for first, begin, end in zip(before.tolist(), start.tolist(), stop.tolist(), strict=True):
-            where, nothing = slice(begin, end), zeros[end - begin]
-            positions[where] = segments[where] = taken[where] = nothing
-            inputs[where] = pads[end - begin]
-            targets[first : end - 1] = pads[end - 1 - first]
-            taken[first] = 0
+        for begin, end in spans:
+            count, first = end - begin, begin - (begin % length > 0)
+            # `first` is the token whose target is the span's first; a row's first token is the target of none
+            where, target = slice(begin, end), slice(first, end)
+            written.append(target)
+            positions[where] = segments[where] = _ZEROS[count]
+            taken[target] = _ZEROS[end - first]
+            inputs[where] = self._pads[count]
+            targets[first : end - 1] = self._pads[end - 1 - first]
         return read
