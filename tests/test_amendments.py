@@ -227,7 +227,7 @@ def test_documents_are_named_by_record_input_and_file(corpora, tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"skp": {}}, r"amendments\[0\] is .*expected one of skip, withdraw, reweight"),
+        ({"skp": {}}, r"amendments\[0\] is .*expected one of skip, withdraw, replace, reweight"),
         ({"skip": {"from": 3}}, r"amendments\[0\].skip lacks the key 'steps'"),
         ({"skip": {"from": -1, "steps": 2}}, r"amendments\[0\].skip.from"),
         ({"withdraw": {"from": 0, "documents": 10**6}}, "withdraw: document 1000000: expected 0 to 149"),

@@ -10,6 +10,7 @@ from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
 from grain_sft.config.nouns import Opened, make_entry, make_mixture, make_rows, rows_of_batch
 from grain_sft.config.reading import INHERITS, inherit, read
+from grain_sft.config.replacements import without_replacements
 from grain_sft.config.sections import SECTIONS, config_schema, known_keys
 from grain_sft.config.stages import configs_of_stages
 from grain_sft.config.validation import validate
@@ -98,7 +99,10 @@ def stated(config: Config) -> tuple[str, dict[str, Any]]:
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
     validate(sections, where)
-    return where, sections
+    replaced = without_replacements(sections, where)
+    if replaced is not sections:
+        validate(replaced, where)
+    return where, replaced
 
 
 def is_config(stated: Mapping[str, Any]) -> bool:

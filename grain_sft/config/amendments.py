@@ -9,6 +9,7 @@ from grain_sft.errors import ConfigError
 from grain_sft.layout import Layout, documents_named_in
 from grain_sft.options import REQUIRED, Option, Options, check
 from grain_sft.pipeline import Amendment
+from grain_sft.sampling import OnExhausted
 
 _FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs.")
 
@@ -28,6 +29,28 @@ AMENDMENTS: dict[str, Options] = {
             "Documents whose tokens are padding: their numbers in `grain-sft trace`; `NAME:NUMBER` in a source of a mixture; "
             "`INPUT:LINE`, a record that the corpus was prepared from; the name of a source or of an input, for all of its "
             "documents; or the path of a file of these, one a line.",
+        ),
+    },
+    "replace": {
+        "from": _FROM,
+        "source": Option(
+            "source", str, REQUIRED, "Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures."
+        ),
+        "path": Option(
+            "path",
+            str | list[str | float] | None,
+            None,
+            "Files that the source has; its other keys stay. They are read from the first row on.",
+        ),
+        "weight": Option("weight", float | str | None, None, "Weight of the source."),
+        "max_epochs": Option(
+            "max_epochs",
+            Annotated[int, msgspec.Meta(ge=1)] | None,
+            None,
+            "Epochs after which the source has no rows left, those before `from` included.",
+        ),
+        "on_exhausted": Option(
+            "on_exhausted", OnExhausted | None, None, "What happens then: `stop`, `renormalize` or `fail`."
         ),
     },
     "reweight": {

@@ -83,7 +83,7 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
             for each in stages
         ]
     if isinstance(amendments := stated.get("amendments"), list):
-        stated["amendments"] = [_with_located_documents(entry, folder) for entry in amendments]
+        stated["amendments"] = [_with_located_paths(entry, folder) for entry in amendments]
     if DATASET_DIR in stated:
         stated[DATASET_DIR] = _locate(stated[DATASET_DIR], folder)
     parent = stated.pop(INHERITS, None)
@@ -135,12 +135,13 @@ def _located(corpus: Mapping[str, Any], folder: str) -> dict[str, Any]:
     return found
 
 
-def _with_located_documents(amendment: object, folder: str) -> object:
-    """Return an amendment whose `withdraw.documents`, which may be paths, are as `_locate` finds them."""
-    section = amendment.get("withdraw") if isinstance(amendment, Mapping) else None
-    if not isinstance(section, Mapping) or "documents" not in section:
-        return amendment
-    return {**amendment, "withdraw": {**section, "documents": _locate(section["documents"], folder)}}  # type: ignore[dict-item]
+def _with_located_paths(amendment: object, folder: str) -> object:
+    """Return an amendment whose paths (`withdraw.documents` may be some) are as `_locate` finds them."""
+    for kind, key in (("withdraw", "documents"), ("replace", "path")):
+        section = amendment.get(kind) if isinstance(amendment, Mapping) else None
+        if isinstance(section, Mapping) and key in section:
+            return {**amendment, kind: {**section, key: _locate(section[key], folder)}}  # type: ignore[dict-item]
+    return amendment
 
 
 def _locate(path: object, folder: str) -> object:

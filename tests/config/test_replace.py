@@ -1,0 +1,117 @@
+"""Amendments `replace`: a source of a mixture with another path, weight or repeat cap from a step on."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+from batches import assert_one_run, assert_same, load
+from sft_files import documents, write_olmo
+
+import grain_sft
+from grain_sft.errors import ConfigError, GrainSftError
+from grain_sft.integrations import checkpoint
+from grain_sft.provenance import check_audit, difference, trace
+
+NAMES = ("a", "b", "new")
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpora")
+    return {name: str(write_olmo(folder / name, documents(60, seed))) for seed, name in enumerate(NAMES)}
+
+
+def config_of(paths, amendments=(), **sampler):
+    mixture = {"a": {"weight": 2, "path": paths["a"]}, "b": {"weight": 1, "path": paths["b"]}}
+    return {
+        "corpus": {"mixture": mixture, "eos_token_id": 2, "dtype": "uint16"},
+        "layout": {"kind": "packed", "sequence_length": 48},
+        "sampler": {"seed": 4, "global_batch_size": 6, **sampler},
+        "amendments": list(amendments),
+    }
+
+
+def streams_of(pipeline, steps):
+    """Return the path of the corpus and the number of each row of the steps, in order, by source."""
+    found = {}
+    for step in steps:
+        stage = pipeline.at(step)
+        rows, layout = stage.sampler.rows(step), stage.source.layout
+        for name, _, own in layout.split(rows):
+            found.setdefault(name, []).extend((layout.parts[name].corpus.shards[0].path, row) for row in own.tolist())
+    return found
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+def test_a_source_has_other_files_from_a_step_on(paths, skipped):
+    skip = [{"skip": {"from": 2, "steps": skipped}}] if skipped else []
+    schedule = [{"step": 4, "global_batch_size": 12}, {"step": 15, "weights": {"a": 5}}]
+    replace = {"replace": {"from": 9, "source": "b", "path": paths["new"]}}
+    plain, changed = (load(config_of(paths, each, schedule=schedule)) for each in (skip, [*skip, replace]))
+    for step in range(9):
+        assert_same(plain[step], changed[step])
+    assert difference(plain, changed).first_step == 9
+    sizes = [len(changed.sampler.rows(step)) for step in range(30)]
+    assert sizes == [len(plain.sampler.rows(step)) for step in range(30)]
+    before, after = streams_of(changed, range(9)), streams_of(changed, range(9, 30))
+    [whole] = [streams_of(plain, range(40))]
+    assert (before["a"] + after["a"])[: len(whole["a"])] == whole["a"][: len(before["a"] + after["a"])]
+    config = config_of({**paths, "b": paths["new"]})
+    assert after["b"] == streams_of(load(config), range(60))["b"][: len(after["b"])]
+    late = streams_of(changed, range(15 - skipped, 40))
+    assert len(late["a"]) / len(late["b"]) == pytest.approx(5, rel=0.05)
+    assert_one_run(lambda host: load(config_of(paths, [*skip, replace], schedule=schedule), host), range(6, 13), [1, 2])
+
+
+def test_a_source_has_another_weight_and_repeat_cap(paths):
+    weight = {"replace": {"from": 5, "source": "b", "weight": 4}}
+    reweight = {"reweight": {"from": 5, "weights": {"b": 4}}}
+    one, other = load(config_of(paths, [weight])), load(config_of(paths, [reweight]))
+    assert one.receipt == other.receipt and len(one.stages) == 1
+    cap = {"from": 5, "source": "b", "max_epochs": 2, "on_exhausted": "renormalize", "weight": 4}
+    capped = load(config_of(paths, [{"replace": cap}]))
+    rows = [row for _, row in streams_of(capped, range(200))["b"]]
+    assert np.bincount(rows).tolist() == [2] * len(capped.source_at(0).layout.parts["b"])
+
+
+def test_records_of_the_run_name_the_replacement(paths, tmp_path):
+    config = {**config_of(paths), "audit": str(tmp_path / "audit")}
+    replace = {"from": 6, "source": "b", "path": "new"}
+    (tmp_path / "run.json").write_text(json.dumps({**config, "amendments": [{"replace": replace}]}))
+    (tmp_path / "new").symlink_to(paths["new"])
+    plain, changed = grain_sft.load(config), grain_sft.load(tmp_path / "run.json")
+    with contextlib.closing(changed.iter()) as batches:
+        for _ in range(12):
+            next(batches)
+    assert check_audit(tmp_path / "audit.jsonl", changed).findings == []
+    assert check_audit(tmp_path / "audit.jsonl", plain).findings
+    assert changed.receipt.parts["stage 2"].startswith("from step 6: ")
+    lines = trace(changed, range(12))
+    assert set(lines.document[lines.step < 6].tolist()).issubset(range(120))
+    assert (lines.document[lines.step >= 6] >= 120).any()  # documents of the new files are numbered after all others
+    assert checkpoint.resume_step(checkpoint.data_state(plain, 6), changed) == 6
+    with pytest.raises(GrainSftError, match="from step 6"):
+        checkpoint.resume_step(checkpoint.data_state(changed, 8), plain)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"source": "b"}, "changes nothing. Give path, weight or max_epochs"),
+        ({"source": "c", "weight": 2}, "source 'c': expected one of a, b"),
+        ({"source": "b", "file": "x"}, "file"),
+    ],
+)
+def test_a_wrong_replacement_is_named(paths, section, message):
+    with pytest.raises(ConfigError, match=message):
+        load(config_of(paths, [{"replace": {"from": 3, **section}}]))
+
+
+def test_a_config_with_stages_or_without_a_mixture_takes_no_replacement(paths):
+    replace = [{"replace": {"from": 3, "source": "b", "weight": 2}}]
+    with pytest.raises(ConfigError, match="the config has stages"):
+        load({**config_of(paths, replace), "stages": [{}]})
+    config = {**config_of(paths, replace), "corpus": {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}}
+    with pytest.raises(ConfigError, match="the config has one corpus and no mixture"):
+        load(config)
