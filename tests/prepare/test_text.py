@@ -191,3 +191,16 @@ def test_a_saved_index_and_commands_open_a_corpus_without_masks(
     for words in (["verify", str(config)], ["receipt", str(config)], ["trace", str(config), "--steps", "0:2"]):
         assert main(words) == 0, capsys.readouterr().err
     assert str(tmp_path / "a.jsonl") in capsys.readouterr().out
+
+
+def test_a_binary_column_of_parquet_holds_texts(spm: Path, tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path, tokenizer = tmp_path / "a.parquet", load_tokenizer(spm)
+    parquet.write_table(pyarrow.table({"text": ["the answer é".encode(), b"\xff", b"x"]}), path)
+    with pytest.raises(
+        RecordError, match=r"a\.parquet:2: the record\.text: bytes that are not UTF-8 \(byte 0 is 0xff\)"
+    ):
+        made(spm, path)
+    corpus, manifest = made(spm, path, on_error="skip", shuffle=False)
+    assert [tokenizer.decode(each.tokens[:-1].tolist()) for each in corpus.iter_documents()] == ["the answer é", "x"]
+    assert manifest["rejected"] == 1

@@ -1,5 +1,6 @@
 """Conversations: the one form of every schema's records, and the checks of their messages, which name the path of a fault."""
 
+import contextlib
 from collections.abc import Mapping
 from types import NoneType
 from typing import Any
@@ -144,8 +145,11 @@ def role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
 
 
 def text_of(entry: Record, key: str, where: str = "the record") -> str:
-    """Return the text under a key."""
+    """Return the text under a key. Bytes, such as those of a binary column of Parquet, are a text where they are UTF-8."""
     value = entry.get(key)
+    if isinstance(value, bytes):
+        with contextlib.suppress(UnicodeDecodeError):
+            value = value.decode()
     if not isinstance(value, str):
         raise RecordError(f"{where}.{key}: {found(entry, key)}; expected a string.{_misspelled(entry, key)}")
     if "\0" in value:
