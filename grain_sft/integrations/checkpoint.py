@@ -1,4 +1,4 @@
-"""Checkpoint states: a step and a receipt, which a run on other data refuses. They fit any number of hosts."""
+"""Checkpoint states: a step and a receipt, valid for any number of hosts. A run on other data refuses them."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_dat
       allow_other_data: Whether to accept a state of other data.
 
     Raises:
-      PipelineError: not a state, or the state of other data: the message names what differs.
+      PipelineError: `state` is not a state, or belongs to other data; the message names the difference.
       RowIndexError: `pipeline` does not have the step.
     """
     step, parts = state.get(_STEP), state.get(_PARTS)
@@ -55,15 +55,15 @@ class Stateful(StepIterator[Any]):
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue at the step of `state`. Errors are those of `resume_step`; nothing is changed then."""
+        """Continue at the step of `state`. Errors are those of `resume_step` and change nothing."""
         self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
 
 class CheckedIterator(Stateful, PipelineIterator):
     """`pipeline.iter(...)` with a receipt in its state: `set_state` refuses a state of other data.
 
-    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) take it too, but write a file per process,
-    and so restore on the same number of processes only.
+    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) also take it, but they write a file per
+    process and so need the same number of processes to restore.
 
     Args:
       pipeline: Pipeline of this host.
@@ -107,7 +107,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
       Step of the next batch; None without a checkpoint, and nothing is changed.
 
     Raises:
-      PipelineError: the checkpoint has no such item, or is one of other data.
+      PipelineError: The checkpoint lacks the item, or belongs to other data.
       MissingExtraError: Orbax is not installed.
     """
     args = _orbax_args()
@@ -140,16 +140,16 @@ class RunRecord:
         self.path = path
 
     def begin(self, pipeline: Pipeline, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
-        """Record that the run continues at `step` with `pipeline`, in place of what was recorded of later steps.
+        """Record that the run continues at `step` with `pipeline`. This replaces the records of later steps.
 
         Args:
           pipeline, step: Pipeline and next step of the run.
           allow_other_data: Whether to continue with other data, which is recorded from `step` on.
-          write: Whether to write. All processes but one only check.
+          write: Whether to write; only one process writes, and the others check.
 
         Raises:
-          PipelineError: the steps before were run on other data, or the file is not such a record.
-          StorageError, CorpusFileError: the file can't be written, or read.
+          PipelineError: The earlier steps were run on other data, or the file is not such a record.
+          StorageError, CorpusFileError: The file can't be written or read.
         """
         known = self.read()
         runs = [run for run in known if run[_STEP] < step]
@@ -170,7 +170,7 @@ class RunRecord:
                 raise TypeError("steps and parts")
         except (ValueError, KeyError, TypeError) as error:
             raise PipelineError(
-                f"{self.path}: not a record of which data a run had (JSON with 'runs', each with '{_STEP}' and "
+                f"{self.path}: not a record of the data of a run (JSON with 'runs', each with '{_STEP}' and "
                 f"'{_PARTS}'): {error}. Move it away to go on without one."
             ) from error
         return list(runs)

@@ -13,7 +13,7 @@ Columns = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class ContextOrder:
-    """Columns of a row in the order in which the global array has them.
+    """Order of a row's columns in the global array.
 
     In the natural order the tokens follow each other. With causal attention, the devices that hold the beginning of a row
     then have less work than those that hold its end. In the load-balanced order of n shards, a row is cut into 2n chunks, and
@@ -23,7 +23,7 @@ class ContextOrder:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.
 
     Raises:
-      PipelineError: an odd number of shards.
+      PipelineError: The number of shards is odd.
     """
 
     shards: int = 1
@@ -45,7 +45,7 @@ class ContextOrder:
             )
 
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
-        """Return the columns of rows of `length` tokens that are columns [start, stop) of the global array, in this order."""
+        """Return the columns of rows of `length` tokens at columns [start, stop) of the global array, in order."""
         if self.shards == 1:
             return [(start, stop)]
         size, found = length // (2 * self.shards), list[Columns]()

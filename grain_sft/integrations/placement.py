@@ -1,4 +1,4 @@
-"""Placement: the rows of a global array that a process reads, and their way to its devices."""
+"""Placement: the rows of a global array that a process reads, and their transfer to its devices."""
 
 import abc
 import bisect
@@ -27,9 +27,9 @@ class ProcessRows:
 
     Attributes:
       shape: Shape of the global array.
-      rows: int64 [n], rows that the devices have a part of, ascending.
+      rows: int64 [n], ascending numbers of the rows of which the devices hold a part.
       indices: Part of the array by device.
-      first: Process that has row 0; of several, the first.
+      first: First process that holds row 0.
     """
 
     shape: tuple[int, int]
@@ -116,7 +116,7 @@ class Placement(abc.ABC):
         return jax.make_array_from_callback(self.shape, self.sharding, part, **named)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        """Return an array as the trainer gets it. Called in the trainer's thread."""
+        """Return the array for the trainer. Called in the trainer's thread."""
         return array
 
 
@@ -145,7 +145,7 @@ class DirectPlacement(Placement):
             number, begin = self._block_of(columns)
             first = int(
                 self.blocks[number].rows.searchsorted(start)
-            )  # a device's rows are consecutive also in the block
+            )  # a device's rows are consecutive in the block, too
             parts.append(arrays[number][first : first + stop - start, columns[0] - begin : columns[1] - begin])
         return _filled(parts, stop - start)
 
@@ -157,7 +157,7 @@ class DirectPlacement(Placement):
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
-    """Return what the devices of a process have of the global batch, in the order of the columns, each column once."""
+    """Return the blocks of the global batch on the devices of a process, ordered by column, each column once."""
     length, rows_of = mine.shape[1], dict[Columns, npt.NDArray[np.bool_]]()
     for rows, columns in mine.indices.values():
         for each in order.sources(columns.start, columns.stop, length):
@@ -173,7 +173,7 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
 
 
 class LoaderPlacement(Placement):
-    """Placement where some processes put equally many rows on each of their devices, and a collective spreads them."""
+    """Placement in which some processes put the same number of rows on each of their devices and a collective spreads them."""
 
     def __init__(
         self,

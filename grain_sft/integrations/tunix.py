@@ -34,8 +34,8 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
       allow_other_data: Whether to continue from a checkpoint of a run on other data.
 
     Raises:
-      PipelineError: the checkpoint is of a run on other data.
-      RowIndexError: the data end before the checkpoint's step.
+      PipelineError: The checkpoint belongs to a run on other data.
+      RowIndexError: The data end before the checkpoint's step.
     """
     trained: int = trainer.iter_steps
     batches.seek(trained)
@@ -51,7 +51,7 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
 
 
 class Evaluation:
-    """Batches of an evaluation, which begin anew with each `iter`, as Tunix expects.
+    """Batches of an evaluation. They begin again with each `iter`, as Tunix expects.
 
     Args:
       batches: Batches of a pipeline that ends, such as one with `epochs: 1` and `last_batch: fill`.
@@ -74,7 +74,9 @@ def token_losses(model: Any, batch: GlobalBatch) -> Float[jax.Array, "rows lengt
     """
     segments = batch["inputs_segmentation"]
     causal = jnp.tril(jnp.ones((segments.shape[1],) * 2, jnp.bool_))
-    mask = causal & (segments[:, :, None] == segments[:, None, :])  # padding sees padding: no row of the mask is empty
+    mask = causal & (
+        segments[:, :, None] == segments[:, None, :]
+    )  # padding attends to padding, so that no row of the mask is empty
     logits, _ = model(batch["inputs"], batch["inputs_position"], None, mask)
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))
     losses = -jnp.take_along_axis(logs, batch["targets"][..., None], -1)[..., 0]
@@ -93,8 +95,8 @@ def packed_loss(
 ) -> Float[jax.Array, ""]:
     """Return the mean cross entropy of the targets that take loss, for `PeftTrainer.with_loss_fn`.
 
-    Tunix's own loss lets the documents of a row see each other, and counts prompts. With `gradient_accumulation_steps` above 1,
-    Tunix takes the mean of the micro-batches' means.
+    Tunix's own loss lets the documents of a row see each other, and counts prompts. With `gradient_accumulation_steps`
+    above 1, Tunix takes the mean of the micro-batches' means.
 
     Args:
       model: As for `token_losses`.

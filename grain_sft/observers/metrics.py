@@ -1,5 +1,7 @@
-"""Metrics of what a run reads and hands out, in prometheus_client's default registry. Any server of that registry serves them:
-Grain's, `prometheus_client.start_http_server`, or `start_server` in this module."""
+"""Metrics of a run's reads and batches, in prometheus_client's default registry.
+
+Any server of that registry serves them: Grain's, `prometheus_client.start_http_server`, or `start_server` in this module.
+"""
 
 from __future__ import annotations
 

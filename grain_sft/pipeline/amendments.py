@@ -32,7 +32,7 @@ class Amendment:
       reweight: Weights of sources of a mixture from `step` on, by name; the others stay.
 
     Raises:
-      PipelineError: a negative step or number of steps, or an amendment that changes nothing.
+      PipelineError: A step or a number of steps is negative, or the amendment changes nothing.
     """
 
     step: int
@@ -60,7 +60,7 @@ class Amendment:
 
 
 def _sorted(numbers: Ints) -> Ints:
-    """Return each of `numbers` once, ascending; in a tenth of the time of numpy's `unique`, which hashes them."""
+    """Return the distinct `numbers`, ascending. numpy's `unique` hashes them and takes ten times as long."""
     ascending = np.sort(numbers)
     once: Ints = ascending[np.append(True, ascending[1:] > ascending[:-1])[: len(ascending)]]
     return once
@@ -88,7 +88,7 @@ def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:
     """Return `sampler` with the skipped steps and the weights of `amendments`.
 
     Raises:
-      SamplerError: weights for a sampler that is not of a mixture, or for sources that it does not have.
+      SamplerError: There are weights, but the sampler is not that of a mixture or lacks a source.
     """
     skips = [(each.step, each.skip) for each in amendments if each.skip]
     for each in sorted(amendments, key=lambda each: each.step):

@@ -1,4 +1,4 @@
-"""Some columns of a pipeline's batches, without a read of the others."""
+"""Reads of some columns of a pipeline's batches, without reads of the other columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_columns(
 
 
 def _part(pipeline: Pipeline, parts: Parts, start: int, stop: int) -> tuple[int, Pipeline]:
-    """Return the first column that is read, and the pipeline whose batches are the columns from it on."""
+    """Return the first column to read, and a pipeline whose batches begin with that column."""
     layout = pipeline.source.layout
     reach, length = column_reach(pipeline.transforms), layout.sequence_length
     if reach is None or layout.row_lengths or not 0 <= start < stop <= length:

@@ -64,7 +64,7 @@ def make_data_loader(pipeline: Pipeline, worker_count: int, start_step: int) -> 
 
 
 class _StepSampler:
-    """Steps from `start` on, one after the other."""
+    """Sampler of the steps from `start` on."""
 
     def __init__(self, pipeline: Pipeline, start: int) -> None:
         self._start = checked_step(pipeline, start)
@@ -76,7 +76,7 @@ class _StepSampler:
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
         if not 0 <= index < self._length:
-            raise RowIndexError(f"step {self._start + index}: after the last.")
+            raise RowIndexError(f"step {self._start + index}: the run ends before it. Start at an earlier step.")
         return grain.RecordMetadata(index=index, record_key=self._start + index)
 
     def __repr__(self) -> str:
@@ -112,9 +112,9 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
-            self._failure = "an exception"  # first of all: another may arrive
+            self._failure = "an exception"  # before anything else: another exception may arrive
             self._failure = str(error) or type(error).__name__
-            workers.stop(self._iterator)  # the other workers end too
+            workers.stop(self._iterator)  # the other workers also end
             if workers.was_ended(error):
                 raise PipelineError(f"a worker process was ended from outside ({error}). Was memory short?") from error
             raise

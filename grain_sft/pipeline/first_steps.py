@@ -1,4 +1,4 @@
-"""Check that the first steps of a run have a target that takes loss, and the reason where they have none."""
+"""Check that the first steps of a run have a target that takes loss, and the reason if they have none."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def takes_loss(batch: Any) -> bool | None:
 
 
 def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
-    """Return the reason, a sentence, why no target of `steps` takes loss. The rows are read again."""
+    """Return a sentence with the reason why no target of `steps` takes loss. The rows are read again."""
     try:
         pipeline = pipeline.at(max(steps))
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
@@ -81,7 +81,7 @@ def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
 
 
 def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
-    """Return why the rows take no loss as they are read; "" where they do."""
+    """Return the reason why the rows take no loss before the transforms; "" if they take loss."""
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
     if (loss & (element["positions"] > 0)).any():
         return ""
@@ -111,7 +111,7 @@ def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
 
 
 def _why_taken_off(pipeline: Pipeline, element: Element) -> str:
-    """Return which transform takes the loss off all rows of `element`."""
+    """Return a description of the transform that takes the loss off all rows of `element`."""
     count = len(element["tokens"])
     for transform in pipeline.transforms:
         element = transform.map(element)

@@ -1,4 +1,4 @@
-"""Observers: called for the batches of a pipeline, without deciding anything about them."""
+"""Observers: objects that are called for each batch of a pipeline and do not change it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Delivery(NamedTuple):
     Attributes:
       pipeline, step: Pipeline and step of the batch.
       writer: Whether this process has the first row of the global batch, so that it writes for all processes.
-      rows: Number of rows of the batch; 0 where a transform made no dict of arrays.
+      rows: Number of rows of the batch; 0 if a transform returned something else than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.
     """
@@ -41,8 +41,8 @@ class Delivery(NamedTuple):
 class Observer:
     """Base class of observers. Every method does nothing; a subclass overrides those it needs.
 
-    Methods are called in the thread that makes or takes the batch, so they have to be quick. What one raises ends the run.
-    A pipeline is pickled with its observers when it goes to worker processes.
+    Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in one ends the run.
+    A pipeline is pickled with its observers for worker processes.
     """
 
     def iterator_opened(self, iterator: StepIterator[Any]) -> None:
@@ -117,10 +117,10 @@ class IteratorStats:
     Attributes:
       steps, tokens: Numbers of batches, and of their tokens, padding included.
       waited: Seconds inside `next`.
-      elsewhere: Seconds between a batch and the next call of `next`, which are the training loop's.
+      elsewhere: Seconds that the training loop spent between a batch and the next call of `next`.
       longest: Longest wait, in seconds; the reader may set it to 0.
-      waiting: Step that is waited for, and since when on `time.perf_counter`'s clock; None while no step is waited for.
-      next_step: Step after the last one that was waited for.
+      waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
+      next_step: Step after the last one that `next` waited for.
     """
 
     __slots__ = ("_ended", "elsewhere", "longest", "next_step", "steps", "tokens", "waited", "waiting")
@@ -136,7 +136,7 @@ class IteratorStats:
         try:
             shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
             rows, tokens = shape[0], math.prod(shape)
-        except (AttributeError, TypeError, IndexError, StopIteration):  # a transform made something else of it
+        except (AttributeError, TypeError, IndexError, StopIteration):  # a transform returned something else
             rows = tokens = 0
         seconds = now - since
         if self._ended:

@@ -66,10 +66,10 @@ class Receipt:
 def receipt_of(pipeline: Pipeline) -> Receipt:
     """Return the receipt of a pipeline, which is the same on all hosts.
 
-    This hashes all rows at memory speed. It reads tokens only where EOS tokens end the documents.
+    This hashes all rows at memory speed. It reads tokens only if EOS tokens end the documents.
 
     Raises:
-      CorpusFileError, CorpusError: the documents can't be found.
+      CorpusFileError, CorpusError: The documents can't be found.
     """
     parts = parts_of(pipeline.source, pipeline.planned_sampler, pipeline.transforms)
     return Receipt(parts | amendment_parts(pipeline.amendments))
@@ -78,7 +78,7 @@ def receipt_of(pipeline: Pipeline) -> Receipt:
 def parts_of(
     source: NpyDataSource | MixtureSource, sampler: Sampler, transforms: Sequence[grain.transforms.Map]
 ) -> dict[str, str]:
-    """Return the parts of the receipt of these nouns, by name."""
+    """Return the parts of the receipt of a source, a sampler and transforms, by name."""
     layout, parts = source.layout, dict(source.layout.receipt)
     for name, part in layout.parts.items():
         parts[f"padding of {name}" if name else "padding"] = f"token {part.corpus.padding_token_id}"
@@ -96,7 +96,7 @@ def layout_receipt(layout: Layout) -> str:
 
 
 def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.transforms.Map]) -> str:
-    """Return the `Pipeline.data_key` of these nouns."""
+    """Return the `Pipeline.data_key` of a source, a sampler and transforms."""
     return f"Pipeline({source!r}, {sampler.data_key}, [{', '.join(map(described, transforms))}])"
 
 

@@ -1,4 +1,4 @@
-"""StepIterator: batches of consecutive steps, each delivered once, whatever is raised meanwhile."""
+"""StepIterator: batches of consecutive steps, each delivered once, even if exceptions arrive at any moment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StepIterator(grain.DatasetIterator[T]):
 
     @abc.abstractmethod
     def _reader(self, step: int) -> ReadAhead[T]:
-        """Return what makes batches ahead, from `step` on. Called only if `_makes_ahead`."""
+        """Return the object that makes batches ahead, from `step` on. Called only if `_makes_ahead`."""
 
     def _writer(self, step: int) -> bool:
         """Return whether this process has the first row of the global batch of `step`."""
@@ -110,7 +110,7 @@ class StepIterator(grain.DatasetIterator[T]):
         return step
 
     def _wait(self, step: int, since: float) -> T:
-        """Return the batch of `step`, asked for at `since`, and tell the observers that it came or failed."""
+        """Return the batch of `step`, requested at `since`, and call the observers for the batch or its failure."""
         if self._closed:
             raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
         if step >= self._end:
@@ -144,13 +144,13 @@ class StepIterator(grain.DatasetIterator[T]):
         return slot.value
 
     def _read_ahead(self, step: int) -> None:
-        """Have batches from `step` on made ahead."""
+        """Let batches from `step` on be made ahead."""
         if self._ahead is None:
             self._ahead = self._reader(step)
         self._ahead.advance(step)
 
     def start_prefetch(self) -> None:
-        """Begin to make batches, so that the first is ready when it is asked for."""
+        """Begin to make batches, so that the first is ready when the trainer requests it."""
         with self._lock:
             step, waiting = self._position
             if self._makes_ahead and not self._closed and not waiting and step < self._end:
@@ -179,7 +179,7 @@ class StepIterator(grain.DatasetIterator[T]):
             observer.iterator_closed(self)
 
     def _stop(self) -> None:
-        """Drop what is made ahead."""
+        """Drop batches that were made ahead."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.close()

@@ -33,7 +33,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_trainer(config: Any) -> None:
-    """Refuse options of MaxText under which a step would not be a batch."""
+    """Refuse options of MaxText that take something else than one batch for a step."""
     for key, (refused, reason) in _REFUSED.items():
         value = getattr(config, key, 0)  # versions of MaxText lack some of them
         if refused(value):
@@ -105,7 +105,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
 
 
 def _check_responses(layout: Layout, where: str) -> None:
-    """Refuse a pair with an empty response, of which the loss of ORPO is infinite, so that every weight becomes NaN."""
+    """Refuse a pair with an empty response: ORPO's loss of it is infinite, and every weight would become NaN."""
     for first in range(0, len(layout), _BLOCK_ROWS):
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)

@@ -23,10 +23,10 @@ TRAINING_CONFIG = "the config of the data to train on"
 
 
 class MaxTextBatches(GlobalBatches):
-    """Global batches for MaxText, which takes any error for the end of the data.
+    """Global batches for MaxText, which treats any error as the end of the data.
 
-    They end after `num_batches`, because not all of MaxText's loops end by themselves. `check` returns what goes to the devices
-    of a block of a step.
+    They end after `num_batches`, because some of MaxText's loops never end by themselves. `check` returns the arrays of a
+    block of a step that go to the devices.
 
     Attributes:
       failure: Error that ended the batches.
@@ -62,7 +62,7 @@ class MaxTextBatches(GlobalBatches):
 
 
 class EvaluationBatches(MaxTextBatches):
-    """Batches of an evaluation, which begin anew with each `iter`, and after their end."""
+    """Batches of an evaluation. They begin again with each `iter` and after their end."""
 
     def __iter__(self) -> EvaluationBatches:
         self.reset()
@@ -89,7 +89,7 @@ def make_train_iterator(
       options: Options of grain_sft. None takes them from the environment.
 
     Raises:
-      GrainSftError: no config, a config that does not fit MaxText's, or a checkpoint of a run on other data.
+      GrainSftError: The config is missing, contradicts MaxText's, or differs from the data of the checkpoint.
     """
     options = options or Options.from_environment()
     pipeline, where = load_checked(config, options, training=True)
@@ -109,7 +109,7 @@ def make_eval_iterator(
       config, mesh, process_indices, options: As for training. The data end after one epoch, as in `load_evaluation`.
 
     Raises:
-      GrainSftError: no config, a config that does not fit MaxText's, or one that never ends.
+      GrainSftError: The config is missing, contradicts MaxText's, or never ends.
     """
     options = options or Options.from_environment()
     pipeline, where = load_checked(config, options, training=False)
@@ -120,7 +120,7 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
     """Return the pipeline of training or of evaluation, and the path of its config.
 
     Raises:
-      GrainSftError: no config, one that does not fit MaxText's `config`, or evaluation data that never end.
+      GrainSftError: The config is missing, contradicts MaxText's `config`, or its evaluation data never end.
     """
     checks.check_trainer(config)
     if training:
@@ -193,7 +193,7 @@ def _batches(
 
 
 def first_step(config: Any, trainer: Trainer) -> int:
-    """Return the step after MaxText's latest whole checkpoint; 0 where there is none."""
+    """Return the step after MaxText's latest complete checkpoint; 0 without a checkpoint."""
     folder = config.checkpoint_dir if config.enable_checkpointing else None
     if not folder:
         return 0
