@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -114,14 +113,15 @@ class StagedPipeline(Pipeline):
         reweighted = any(each.reweight for each in self.amendments)
         samplers = _placed(self._stated, self.amendments)[0] if reweighted else self._planned
         skips = StepMap([(each.step, each.skip) for each in self.amendments if each.skip])
-        ends = [*(skips.step_of(each.first_step) for each in samplers[1:]), sys.maxsize]
         self._stages = tuple(
             Pipeline(
                 stage.source, sampler, stage.transforms, amendments=_unweighted(stage.amendments_of(self.amendments))
             )
-            for stage, sampler, end in zip(self._stated, samplers, ends, strict=True)
-            if skips.step_of(sampler.first_step) < end
+            for stage, sampler in zip(self._stated, samplers, strict=True)
+            if sampler.num_steps is None or skips.step_of(sampler.first_step) < skips.step_of(sampler.num_steps)
         )
+        if not self._stages:
+            raise PipelineError(f"skip: all {samplers[-1].num_steps} steps are skipped. Skip fewer.")
         self._firsts = [each.first_step for each in self._stages]
         self.planned_sampler = StagedSampler(self._planned)
         self.sampler = StagedSampler([each.sampler for each in self._stages])

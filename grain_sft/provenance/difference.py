@@ -110,7 +110,7 @@ def _by_rows(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int
             pair = [slots.row[slice(*slots.step.searchsorted((step, step + 1)))] for slots in rows]
             shorter = min(map(len, pair))
             differing = pair[0][:shorter] != pair[1][:shorter]
-            if not differing.all() and any(each.withdrawals for each in (one, other)):
+            if not differing.all() and any(each.at(step).withdrawals for each in (one, other)):
                 gone = [_withdrawn(each, step, row[:shorter]) for each, row in zip((one, other), pair, strict=True)]
                 differing |= np.array([mine != yours for mine, yours in zip(*gone, strict=True)], np.bool_)
             yield step, int(differing.sum()) + abs(len(pair[0]) - len(pair[1]))
