@@ -27,7 +27,7 @@ class Scale:
       startup_files: Files of each index (startup).
       order_rows: Rows of the exact order (orders).
       samples: Samples of Megatron's indices (megatron).
-      plan_documents: Documents, of some 9,000 tokens, as sparse files (plans).
+      plan_documents: Documents, of some 9,000 tokens, as sparse files (plans, withdrawn).
       conversations: Conversations, of some 200 tokens (prepare).
       texts: Plain documents, of some 3,000 bytes (prepare).
       documents: Documents, of some 10,000 tokens, as sparse files (trace); OLMo-3's run has 2,268,468.
@@ -95,6 +95,7 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "megatron": "grain_sft.bench.megatron:megatron",
         "prepare": "grain_sft.bench.processes:preparing",
         "trace": "grain_sft.bench.plans:traces",
+        "withdrawn": "grain_sft.bench.withdrawn:withdrawn",
     },
 )
 """Benchmarks by name."""

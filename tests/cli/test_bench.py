@@ -69,6 +69,12 @@ def test_plans_of_one_corpus_are_measured_each_way(bench, tmp_path):
     assert not list((tmp_path / "here").iterdir())  # nothing is left behind
 
 
+def test_withdrawn_documents_are_beside_none(bench):
+    figures, printed = bench("--only withdrawn --plan-documents 5000 --seconds 0.01 --repeats 1")
+    assert len(figures["withdrawn"]) == 5 and all(row["of_speed"] > 0 for row in figures["withdrawn"].values())
+    assert "4.4% of the documents withdrawn" in printed
+
+
 @pytest.mark.heavy
 def test_a_small_run_is_traced(tmp_path):
     (table,) = plans.traces(tmp_path, Scale(documents=20_000))

@@ -210,6 +210,9 @@ CHECKS = {"throughput": speeds, "orders": orders, "prepare": preparing, "plans":
 CHECKS["prepare_text"] = lambda found: all(
     row["peak_mb"] < 1000 and row.get("of_bare", 1) > 0.6 for row in found.values()
 )
+CHECKS["withdrawn"] = lambda found: all(
+    row["of_speed"] > (0.4 if "windows" in name else 0.8) for name, row in found.items()
+)
 CHECKS["recommended"] = lambda found: {"threads", "prefetch", "worker_count"} <= found.keys()
 
 
