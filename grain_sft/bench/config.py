@@ -84,7 +84,10 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
     recommended["buffer_bytes"] = batch["bytes"] * choice.setting.prefetch * max(1, choice.setting.worker_count)
     whole = medians[WHOLE]
     return {
-        "layout": {"kind": type(layout).__name__, "rows": len(layout), "sequence_length": layout.sequence_length},
+        "layout": {
+            **{"kind": type(layout).__name__, "rows": len(layout), "sequence_length": layout.sequence_length},
+            "shortest_row": min(layout.row_lengths, default=layout.sequence_length),
+        },
         "host": {"index": host.index, "count": host.count},
         "cores": cores(),
         "batch": batch,

@@ -63,6 +63,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
         "corpus": {"tokens": corpus.num_tokens, "shards": len(corpus.shards), "fingerprint": corpus.ends_fingerprint},
         "run": {
             **{"rows": len(source), "sequence_length": layout.sequence_length},
+            "rows_of_lengths": dict(zip(layout.row_lengths, layout.row_counts, strict=True)),
             "steps": None if sampler.num_steps is None else total,
             **{name: getattr(sampler, name) for name in ("global_batch_size", "steps_per_epoch", "epochs")},
         },

@@ -38,10 +38,12 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
+    longest = run["sequence_length"]  # batches of shorter rows have more of them, and as many tokens
+    of_lengths = run["rows_of_lengths"] or {longest: run["rows"]}
     lines = [
         ("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files"),
-        ("rows", f"{run['rows']:,} of {run['sequence_length']:,} tokens"),
-        ("batch", f"{run['global_batch_size']:,} rows, {run['global_batch_size'] * run['sequence_length']:,} tokens"),
+        *(("rows", f"{rows:,} of {length:,} tokens") for length, rows in of_lengths.items()),
+        ("batch", f"{run['global_batch_size']:,} rows, {run['global_batch_size'] * longest:,} tokens"),
         ("steps", "never end" if run["steps"] is None else f"{run['steps']:,}"),
     ]
     for name, count in (("steps an epoch", run["steps_per_epoch"]), ("epochs", run["epochs"])):

@@ -116,3 +116,9 @@ def test_commands_take_such_a_run(config, tmp_path, capsys):
     assert main(["verify", name, "--full", "--vocab-size", "60000"]) == 0
     assert main(["inspect", name, "--step", "1"]) == 0
     assert "confirmed: " in capsys.readouterr().out
+    assert main(["bench", name, "--seconds", "0.1", "--repeats", "1", "--max-workers", "0"]) == 0
+    assert "rows of 4 to 64 tokens" in capsys.readouterr().out
+    assert main(["report", name, "--output", str(tmp_path / "report.html")]) == 0
+    layout, page = load(config, host=Host(0, 1)).source.layout, (tmp_path / "report.html").read_text()
+    for length, rows in zip(layout.row_lengths, layout.row_counts, strict=True):
+        assert f"{rows:,} of {length:,} tokens" in page
