@@ -81,9 +81,10 @@ def test_records_of_the_run_name_the_replacement(paths, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({**config, "amendments": [{"replace": replace}]}))
     (tmp_path / "new").symlink_to(paths["new"])
     plain, changed = grain_sft.load(config), grain_sft.load(tmp_path / "run.json")
-    with contextlib.closing(changed.iter()) as batches:
-        for _ in range(12):
-            next(batches)
+    for pipeline, steps in ((plain, range(6)), (changed, range(6, 12))):
+        with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
+            for _ in steps:
+                next(batches)
     assert check_audit(tmp_path / "audit.jsonl", changed).findings == []
     assert check_audit(tmp_path / "audit.jsonl", plain).findings
     assert changed.receipt.parts["stage 2"].startswith("from step 6: ")
