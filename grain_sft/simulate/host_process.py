@@ -3,6 +3,7 @@
 import contextlib
 import glob
 import json
+import os
 import sys
 import threading
 import time
@@ -56,7 +57,8 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     imported = time.time()
     pipeline = load(config, host=host)
     opened, open_cpu, at_open, memory = time.time(), time.process_time(), _counts(), _memory()
-    end = min(steps.stop - 1 + max(threads, prefetch), pipeline.end_step)
+    # `ReadAhead` makes more than half of the steps that it may be ahead, and maybe all of them.
+    end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     made = _Made(end - steps.start)
     pipeline.observers += (made,)
     iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)
@@ -65,10 +67,14 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     for _ in steps[1:]:
         batch = next(iterator)
     made.done.wait(_DRAINS_IN)
+    iterator.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("grain_sft-read"):
+            thread.join(_DRAINS_IN)
     owned = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}
     figures: dict[str, Any] = {
         "host": host.index,
-        "made": [steps.start, end],
+        "made": [steps.start, steps.start + len(made.seconds)],
         "import_s": imported - began,
         "open_s": opened - imported,
         "first_batch_s": first - opened,
@@ -83,7 +89,6 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         "opened_mb": memory,
         "peak_mb": _memory(),
     }
-    iterator.close()
     return figures
 
 
@@ -92,12 +97,15 @@ def _counts() -> dict[str, int]:
 
 
 def _delayed() -> float:
-    """Return the seconds for which threads of this process waited for the processor; 0 if the system does not count them."""
-    found = 0
+    """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
+
+    They are those of the main thread and, since the other threads run side by side, of the other thread that waited longest.
+    """
+    seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):
         with contextlib.suppress(OSError), open(thread) as file:  # the thread may have ended
-            found += int(file.read().split()[1])
-    return found / 1e9
+            seconds[int(thread.split("/")[4])] = int(file.read().split()[1]) / 1e9
+    return seconds.pop(os.getpid(), 0.0) + max(seconds.values(), default=0.0)
 
 
 def _memory() -> float:

@@ -15,6 +15,7 @@ from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.simulate import Conditions, lines, simulate
 from grain_sft.simulate.demand import Walk
+from grain_sft.simulate.host_process import measure
 from grain_sft.simulate.reads import Reads
 from grain_sft.simulate.waits import Waits
 from grain_sft.storage import activity
@@ -163,6 +164,15 @@ def test_a_bucket_that_answers_less_than_is_asked_sets_the_time_of_a_step(chats)
     assert [each["asked"] for each in found["answers"] if not each["enough"]] == ["bucket, requests", "waits"]
     first = found["first_step"]["requests"]["mean"] * 4
     assert found["waits"]["first_s"] == pytest.approx(first / 20)
+
+
+@pytest.mark.parametrize(("steps", "prefetch"), [(1, 8), (15, 8), (3, 1), (20, 3)])
+def test_a_process_measures_the_steps_that_it_makes(chats, steps, prefetch, alarm):
+    config = {"corpus": chats, "layout": PACKED, "sampler": {"seed": 1, "global_batch_size": 4}}
+    alarm(60)
+    found = measure(config, Host(0, 2), range(steps), threads=2, prefetch=prefetch, began=0.0)
+    first, end = found["made"]
+    assert first == 0 and steps < end <= steps + prefetch + 2 and len(found["batch_s"]) == end
 
 
 def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
