@@ -112,12 +112,17 @@ def test_columns_of_a_mixture(corpora):
     check(load(config_of({"mixture": mixture}, "packed", sampler={"seed": 1, "global_batch_size": ROWS})), (0, 5))
 
 
-@pytest.mark.parametrize("layout", ["windows", "packed", "padded"])
-def test_columns_without_documents_that_are_withdrawn(corpora, layout):
-    amendments = [{"withdraw": {"from": 2, "documents": list(range(0, 150, 2))}}]
-    pipeline = load(config_of(corpora["masks"], layout, amendments=amendments))
+@pytest.mark.parametrize(
+    ("corpus", "layout"), [("masks", "windows"), ("masks", "packed"), ("masks", "padded"), ("long", "long padded")]
+)
+def test_columns_without_documents_that_are_withdrawn(corpora, corpus, layout):
+    withdraw = [
+        {"from": 2, "documents": list(range(0, {"masks": 150, "long": 60}[corpus], 2))},
+        {"from": 9, "documents": [1, 3]},
+    ]
+    pipeline = load(config_of(corpora[corpus], layout, amendments=[{"withdraw": each} for each in withdraw]))
     assert (pipeline[3]["inputs_segmentation"] == 0).any()
-    check(pipeline, (1, 3))
+    check(pipeline, (1, 3, 9))
 
 
 def test_columns_of_rows_that_were_written_out(corpora, tmp_path):

@@ -37,7 +37,8 @@ def without_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
             stages.append({**_stage(config, begin, changes), "steps": step - begin})
             begin = step
         changes = overlay(changes, _of_source(section["source"], changed))
-    rest = {**config, "amendments": [*_reweighted(amendments)]}
+    schedule = config["sampler"].get("schedule") or ()
+    rest = {**config, "amendments": [*_reweighted(amendments, schedule, skips)]}
     if not changes:
         return rest
     sampler = {name: value for name, value in config["sampler"].items() if name != "schedule"}
@@ -69,13 +70,36 @@ def _of_source(name: str, keys: Section) -> dict[str, Any]:
     return {first: {"mixture": _of_source(rest, keys)} if rest else dict(keys)}
 
 
-def _reweighted(amendments: Sequence[Mapping[str, Section]]) -> Iterator[Mapping[str, Section]]:
-    """Yield the amendments, with the weights of replacements as `reweight`."""
+def _reweighted(
+    amendments: Sequence[Mapping[str, Section]], schedule: Sequence[Section], skips: StepMap
+) -> Iterator[Mapping[str, Section]]:
+    """Yield the amendments, with the weights of replacements as `reweight`. A stage begins with all earlier ones, so scheduled
+    weights that came after them are stated again there."""
+    given = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
+    given += [(section["from"], own) for entry in amendments if (own := _weights(section := entry.get("replace", {})))]
     for entry in amendments:
         if "replace" not in entry:
             yield entry
-        elif (weight := (section := entry["replace"]).get("weight")) is not None and "weight" not in _of_stage(section):
-            yield {"reweight": {"from": section["from"], "weights": {section["source"]: weight}}}
+            continue
+        first, weights = (section := entry["replace"])["from"], _weights(section)
+        scheduled = {
+            name: (each["step"], weight)
+            for each in schedule
+            if each["step"] <= skips.data_step(first)
+            for name, weight in (each.get("weights") or {}).items()
+        }
+        for name, (since, weight) in scheduled.items():
+            before = [skips.data_step(step) for step, each in given if name in each and step <= first]
+            if _of_stage(section) and before and max(before) < since:
+                weights.setdefault(name, weight)
+        if weights:
+            yield {"reweight": {"from": first, "weights": weights}}
+
+
+def _weights(section: Section) -> dict[str, Any]:
+    """Return what a replacement gives to a `reweight`."""
+    weight = section.get("weight")
+    return {} if weight is None or "weight" in _of_stage(section) else {section["source"]: weight}
 
 
 def _of_stage(section: Section) -> dict[str, Any]:

@@ -167,7 +167,7 @@ class MixtureSampler(StreamSampler):
         lacking = (proportions, proportions.failure[1])
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         raise SamplerError(
-            f"step={self.batch_sizes.step_of(index)}: source {' and '.join(names)} has no row left after its epochs, and "
+            f"data step {self.batch_sizes.step_of(index)}: source {' and '.join(names)} has no row left after its epochs, and "
             "on_exhausted is 'fail'. End the run before this step, or amend it with other weights from an earlier one."
         )
 

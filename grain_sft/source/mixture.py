@@ -64,10 +64,11 @@ class MixtureSource(RowSource):
         return type(self)({name: source.columns(start, stop) for name, source in self.sources.items()})
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"sources": self.sources}
+        return {"sources": self.sources, "readers": self._readers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["sources"])  # type: ignore[misc]
+        self._readers = state["readers"]
 
     def __repr__(self) -> str:
         """Return what decides its values and nothing else: Grain compares it when it restores an iterator."""

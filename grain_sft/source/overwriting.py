@@ -29,11 +29,12 @@ class Runs(dict[int, memoryview]):
         self._value, self._values = value, np.full(0, value, dtype)
 
     def __missing__(self, count: int) -> memoryview:
-        if count > len(self._values):
-            self._values = np.full(1 << count.bit_length(), self._value, self._values.dtype)
+        values = self._values  # which another thread may replace by shorter ones
+        if count > len(values):
+            values = self._values = np.full(1 << count.bit_length(), self._value, values.dtype)
         if len(self) >= _MOST_KEPT:
             self.clear()
-        run = self[count] = self._values[:count].data
+        run = self[count] = values[:count].data
         return run
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -186,4 +186,6 @@ class _PaddedSpans(RowSource):
             taken[target] = _ZEROS[end - first]
             inputs[where] = self._pads[count]
             targets[first : end - 1] = self._pads[end - 1 - first]
+        for name in shared:  # the memory is used again, and only these spans are restored
+            arrays[name].flags.writeable = False
         return read

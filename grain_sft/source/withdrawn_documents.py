@@ -101,7 +101,11 @@ class WithdrawnDocuments:
         assert self.layout.row_documents is not None
         documents, maybe, mask = self.layout.row_documents(row), self._maybe.data, self._mask
         found = [number for number, document in enumerate(documents) if maybe[document & mask]]
-        return found if self._exact and step >= self.last_step else self.pieces(np.array(documents), step).tolist()
+        return (
+            found
+            if self._exact and step >= self.last_step
+            else self.pieces(np.array(documents, np.int64), step).tolist()
+        )
 
     @functools.cached_property
     def in_row(self) -> npt.NDArray[np.bool_]:

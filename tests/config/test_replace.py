@@ -64,6 +64,19 @@ def test_a_source_has_other_files_from_a_step_on(paths, skipped):
     assert_one_run(lambda host: load(config_of(paths, [*skip, replace], schedule=schedule), host), range(6, 13), [1, 2])
 
 
+def test_a_scheduled_weight_after_a_reweight_stays(paths):
+    """The stage that a replacement begins has the weight of its own step, not that of the amendment before."""
+    reweight = {"reweight": {"from": 5, "weights": {"b": 0.5}}}
+    replace = {"replace": {"from": 20, "source": "a", "path": paths["new"]}}
+    configs = [
+        config_of(paths, each, schedule=[{"step": 10, "weights": {"b": 20}}])
+        for each in ([reweight], [reweight, replace])
+    ]
+    plain, changed = (streams_of(load(config), range(20, 60)) for config in configs)
+    assert len(plain["b"]) > 200
+    assert len(changed["b"]) == pytest.approx(len(plain["b"]), abs=2)
+
+
 def test_a_source_has_another_weight_and_repeat_cap(paths):
     weight = {"replace": {"from": 5, "source": "b", "weight": 4}}
     reweight = {"reweight": {"from": 5, "weights": {"b": 4}}}
