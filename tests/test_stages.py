@@ -17,6 +17,7 @@ from grain_sft.cli.main import main
 from grain_sft.errors import ConfigError, GrainSftError, PipelineError
 from grain_sft.provenance import check_audit, checkpoint_table, difference, find_document, summarize, trace
 from grain_sft.verify import verify
+from grain_sft.view import view_rows
 
 DOCS = documents(150, seed=3, longest=40)
 
@@ -269,8 +270,9 @@ def test_a_document_is_withdrawn_from_every_stage_that_reads_it(config, tmp_path
                 assert (np.isin(lines.document, numbers) == (lines.withdrawn > 0)).all()
     assert "stage 4: amendment 1" in gone.receipt.parts
     assert gone.receipt.differences(plain.receipt.parts, before=4) == []
-    with pytest.raises(GrainSftError, match="'nobody' is not a document number"):
-        load({**config, "amendments": [{"withdraw": {"from": 4, "documents": [7, "nobody"]}}]})
+    for name in ("nobody", "chat:120", "9" * 20):
+        with pytest.raises(GrainSftError, match=f"{name}.*(is not a document number|expected 0 to)"):
+            load({**config, "amendments": [{"withdraw": {"from": 4, "documents": [7, name]}}]})
 
 
 def test_a_document_is_found_where_a_stage_numbers_it_differently(config):
@@ -292,6 +294,10 @@ def test_a_trace_names_what_each_stage_saw(config, capsys, tmp_path):
         batch, mine = pipeline[step], lines.select(lines.step == step)
         assert int((batch["inputs_segmentation"] != 0).sum()) == int((mine.stop - mine.start).sum())
         assert int((batch["targets_segmentation"] != 0).sum()) == int(mine.trainable.sum()) or step >= 27
+        [view] = view_rows(pipeline, step, [0])
+        first = mine.select(mine.row == mine.row.min())
+        shown = {-1 if piece.document is None else piece.document for piece in view.pieces}
+        assert shown == set(first.document.tolist())
     assert summarize(lines)["tokens"] == summarize(iter([lines]))["tokens"]
     found = find_document(pipeline, [7])
     same = lines.select(np.isin(lines.step, found.step) & np.isin(lines.instance, found.instance))

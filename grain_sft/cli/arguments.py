@@ -96,7 +96,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 def at_least(least: int) -> Callable[[str], int]:
     """Return the type of integers from `least` on."""
-    return _number(int, lambda value: value >= least, f"an integer, {least} or more")
+    return _number(int, lambda value: least <= value < 1 << 63, f"an integer, {least} or more and below 2**63")
 
 
 def _number(kind: type[Any], accepts: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:

@@ -117,6 +117,8 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     except KeyboardInterrupt:
         print(f"\n{prefix} interrupted.", file=sys.stderr)
         return STATUS
+    except OverflowError as error:
+        print(prefix, f"a number is too large ({error}). Give a smaller one.", file=sys.stderr)
     except (OSError, MemoryError) as error:
         print(f"{prefix} {type(error).__name__}: {error}", file=sys.stderr)
     return 1

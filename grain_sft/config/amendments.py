@@ -40,7 +40,7 @@ AMENDMENTS: dict[str, Options] = {
             "path",
             str | list[str | float] | None,
             None,
-            "Files that the source has; its other keys stay. They are read from the first row on.",
+            "Files that the source has; its other keys stay. They are read from the first row that the run has not read.",
         ),
         "weight": Option("weight", float | str | None, None, "Weight of the source."),
         "max_epochs": Option(

@@ -15,6 +15,8 @@ from grain_sft.storage import files
 
 Named = Iterable[int | str]
 
+_HIGHEST = np.iinfo(np.int64).max
+
 
 def documents_named(layout: Layout, named: Named) -> Ints:
     """Return the numbers that documents have in a trace, int64 [n], ascending.
@@ -127,6 +129,10 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], places
     def add(named: Named) -> None:
         for each in named:
             if isinstance(each, int) or (each.isascii() and each.isdigit()):
+                if int(each) > _HIGHEST:
+                    raise RowIndexError(
+                        f"document {each}: expected 0 to {_HIGHEST}. Take a number that a trace prints."
+                    )
                 numbers.append(int(each))
                 continue
             given = [(place, of_name) for place, of_name in zip(found, find(each), strict=True) if of_name is not None]
@@ -139,8 +145,8 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], places
                 add(filter(None, (line.strip() for line in files.read_text(each).splitlines())))
             else:
                 raise RowIndexError(
-                    f"{each!r} is not a document number, a source, SOURCE:NUMBER, an input, INPUT:LINE, or a file of these. "
-                    "Fix it, or give the path of an existing file."
+                    f"{each!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an input, "
+                    "INPUT:LINE, or a file of these. Fix it, or give the path of an existing file."
                 )
 
     add(named)
@@ -152,7 +158,8 @@ def _in_layout(layout: Layout, name: str) -> Ints | None:
     if name in layout.parts:
         return np.arange(layout.parts[name].num_documents) + layout.first_document(name)
     if source in layout.parts and number.isascii() and number.isdigit():
-        return np.array([layout.first_document(source) + int(number)])
+        inside = int(number) < layout.parts[source].num_documents
+        return np.array([layout.first_document(source) + int(number)]) if inside else None
     found = {part: _in_corpus(layout.parts[part].corpus, name) for part in layout.parts}
     given = [
         numbers_in(layout.parts[part], numbers) + layout.first_document(part)

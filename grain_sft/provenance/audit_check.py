@@ -85,6 +85,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     run, loads = _Run(pipeline), [number for number, fields in enumerate(parsed) if fields.get("action") == LOAD]
     for begin, end in itertools.pairwise([0, *loads, len(parsed)]):
         run = _checked(run, runs_of(pipeline, parsed[begin]), parsed[begin:end]) if begin < end else run
+    run.check_end(pipeline)
     checked = run.checked
     if not checked.entries and not checked.findings:
         checked.findings.append(Finding(1, "the file has no entry of an audit log."))
@@ -132,6 +133,7 @@ class _Run:
         self._loaded = self._running = False
         self._lost = False  # whether the step is unknown because a line was changed; the next event states it
         self._reach = -1  # steps below it may have been delivered; -1 before the first
+        self._delivered = -1  # last step that was certainly delivered since the batches last began
         self._number = 0
         self._shifts = {0}  # accepted differences between the number of an entry and that of its line
 
@@ -172,13 +174,20 @@ class _Run:
             self._loaded = True
         kinds[action](fields)
 
+    def check_end(self, pipeline: Pipeline) -> None:
+        """Check that the steps that were delivered last have all amendments and stages of `pipeline`."""
+        for kind, text in changes_of(pipeline):
+            if (kind, text) not in self._changes and begins_before(self._delivered + 1, [text]):
+                change = text if kind == "an amendment" else text.partition(":")[0]
+                self._found(f"steps up to {self._delivered} were handed out without {kind} of the config: {change}.")
+
     def _load(self, fields: Mapping[str, str]) -> None:
         self.checked.loads += 1
         stages, changes = self._pipeline.stages, changes_of(self._pipeline)
-        self._reach = min([self._reach, *(each.first_step for each in stages[self._num_stages :])])
-        self._num_stages = len(stages)
         self._added = [each for each in changes if each not in self._changes and self.checked.loads > 1]
-        self._changes = changes
+        amended = [each.step for each in self._pipeline.amendments if ("an amendment", str(each)) in self._added]
+        self._reach = min([self._reach, *amended, *(each.first_step for each in stages[self._num_stages :])])
+        self._changes, self._num_stages = changes, len(stages)
         sizes, hosts = self._pipeline.sampler.batch_sizes.sizes, _number(fields.get("hosts"))
         if hosts < 1 or any(rows % hosts for rows in sizes):
             rows = " or ".join(map(str, sizes))
@@ -203,7 +212,7 @@ class _Run:
             if begins_before(step, [text]):
                 added = text if kind == "an amendment" else text.partition(":")[0]
                 self._found(f"the run continues at step {step} with {kind} that it did not have before: {added}.")
-        self._running = True
+        self._added, self._running = [], True
         if self._compare(fields, self._events.resume(step)):
             self._lost = False
             self._go(step)
@@ -225,6 +234,7 @@ class _Run:
             self._upcoming = self._events.following(named.step)
             while self._next != named:
                 self._advance()
+        self._delivered = named.step
         unknown = {"since_step"} if self._since is None else set()
         self._compare(fields, self._events.entry(named, self._since or 0), unknown)
         if named.action == COMPLETE:
@@ -250,7 +260,7 @@ class _Run:
         self._since = None
 
     def _go(self, step: int) -> None:
-        self._since, self._upcoming = step, self._events.following(step)
+        self._since, self._delivered, self._upcoming = step, step - 1, self._events.following(step)
         self._advance()
 
     def _advance(self) -> None:

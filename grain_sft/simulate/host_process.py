@@ -55,7 +55,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         opened_mb, peak_mb: Peak memory until the pipeline was opened, and until the end.
     """
     imported = time.time()
-    pipeline = load(config, host=host)
+    pipeline = load(config, host=host).at(steps.start)
     opened, open_cpu, at_open, memory = time.time(), time.process_time(), _counts(), _memory()
     # `ReadAhead` makes more than half of the steps that it may be ahead, and maybe all of them.
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
@@ -70,7 +70,8 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     iterator.close()
     for thread in threading.enumerate():
         if thread.name.startswith("grain_sft-read"):
-            thread.join(_DRAINS_IN)
+            with contextlib.suppress(RuntimeError):  # a thread that is only being started
+                thread.join(_DRAINS_IN)
     owned = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}
     figures: dict[str, Any] = {
         "host": host.index,

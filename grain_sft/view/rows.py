@@ -27,7 +27,7 @@ class Piece:
 
     Attributes:
       segment: Number of the segment in the row, from 1.
-      document: Number of the document in the corpus; None in a layout that does not follow documents.
+      document: Number of the document in the run, as in a trace; None in a layout that does not follow documents.
       source: Name of the document's input, or the label of its file; "" if it has neither.
       record: Line or row in that input, from 1; None if the corpus does not state it.
       file: Path of the token file.
@@ -94,7 +94,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     for row in chosen:
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
-    lines = trace(stage, range(step, step + 1), host=stage.sampler.host, trainable=False)
+    lines = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
     slots = np.unique(lines.row)
     divided = any(trait(each, "divides_segments") for each in stage.transforms)
     chosen_filter: Any = next((each for each in stage.transforms if trait(each, "filters_repetition")), None)

@@ -1,6 +1,7 @@
 """An audit log of a run to which stages and amendments were added while it ran."""
 
 import contextlib
+import shutil
 
 import pytest
 from batches import load
@@ -17,11 +18,16 @@ def corpora(tmp_path_factory):
     return {"olmo": {"path": str(olmo), "eos_token_id": 2, "dtype": "uint16"}, "episodes": {"path": str(episodes)}}
 
 
-def run(config, steps, tmp_path):
-    """Let a process deliver `steps`, and return its pipeline."""
+def run(config, steps, tmp_path, again=range(0)):
+    """Let a process deliver `steps`, then go back or on to those of `again`, and return its pipeline."""
     pipeline = load({**config, "audit": str(tmp_path / "audit")})
     with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
         for _ in steps:
+            next(batches)
+        if again:
+            with contextlib.closing(pipeline.iter(start_step=again.start)) as other:
+                batches.set_state(other.get_state())
+        for _ in again:
             next(batches)
     return pipeline
 
@@ -86,3 +92,30 @@ def test_a_stage_in_the_past_is_named(corpora, tmp_path):
     pipeline = run({**config, "stages": [{"steps": 6}, {"corpus": corpora["episodes"]}]}, range(9, 12), tmp_path)
     expected = "the run continues at step 9 with a stage that it did not have before: from step 6."
     assert any(expected in each for each in findings(tmp_path, pipeline))
+
+
+CHANGES = {
+    "amendment": {"amendments": [{"withdraw": {"from": 6, "documents": [3, 5]}}]},
+    "stage": {"stages": [{"steps": 6}, {"sampler": {"global_batch_size": 8}}]},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_steps_that_were_delivered_before_a_change_alone_are_missing_after_it(corpora, tmp_path, change):
+    config = {
+        "corpus": corpora["olmo"],
+        "layout": {"kind": "padded", "sequence_length": 32},
+        "sampler": {"seed": 1, "global_batch_size": 4},
+    }
+    changed = {**config, **CHANGES[change]}
+    run(config, range(25), tmp_path)
+    [last] = findings(tmp_path, load(changed))[:1]
+    assert "were handed out without" in last and "of the config: from step 6" in last
+    rolled_back = tmp_path / "rolled back"
+    shutil.copytree(tmp_path, rolled_back)
+    for steps, again in ((range(4, 40), range(30, 45)), (range(45, 60), range(0))):
+        assert findings(rolled_back, run(changed, steps, rolled_back, again)) == []
+    missing = "no line states that steps"
+    for folder, steps, again in ((tmp_path, range(4, 7), range(0)), (tmp_path, range(25, 40), range(0))):
+        pipeline = run(changed, steps, folder, again)
+    assert any(missing in each for each in findings(tmp_path, pipeline))
