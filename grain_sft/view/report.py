@@ -42,9 +42,8 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
 
     Returns:
       name, version, receipt, parts, corpus, run; lengths, packing, attention and left_out, from the functions of these names;
-      sampled: number of `steps` `of` how many, and whether the run `ends`; sources, filter; throughput, None until the
-        caller sets it to a result of
-      `grain_sft.bench.config.report_speed`.
+      sampled: number of `steps` `of` how many, and whether the run `ends`; sources, filter; throughput, None until the caller
+      sets it to a result of `grain_sft.bench.config.report_speed`.
 
     Raises:
       CorpusFileError, CorpusError: files cannot be read.
