@@ -29,7 +29,11 @@ ORDERS = ["shuffle", "olmo", "maxtext", "episode", "sequential"]
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("amended")
+    return two_corpora(tmp_path_factory.mktemp("amended"))
+
+
+def two_corpora(folder):
+    """Write a corpus with masks and one with weights, and return the sections `corpus`."""
     one = write_olmo(folder / "one", documents(80, 3, longest=40))
     other = write_episodes(folder / "other", documents(60, 5, weights=True, longest=40), shards=2)
     return [{"path": str(one), "eos_token_id": 2, "dtype": "uint16", "pad_token_id": 7}, {"path": str(other)}]

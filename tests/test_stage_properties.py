@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 from batches import assert_same, load
-from sft_files import documents, write_episodes, write_olmo
-from test_amendment_properties import without
+from test_amendment_properties import two_corpora, without
 
 from grain_sft import GrainSftError, Host
 from grain_sft.layout import documents_named_in
@@ -23,10 +22,7 @@ FEW, MANY = range(5), range(5, 205)
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("staged")
-    one = write_olmo(folder / "one", documents(80, 3, longest=40))
-    other = write_episodes(folder / "other", documents(60, 5, weights=True, longest=40), shards=2)
-    return [{"path": str(one), "eos_token_id": 2, "dtype": "uint16", "pad_token_id": 7}, {"path": str(other)}]
+    return two_corpora(tmp_path_factory.mktemp("staged"))
 
 
 def case_of(corpora, seed):
