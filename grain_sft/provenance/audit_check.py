@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from grain_sft.errors import CorpusError
 from grain_sft.pipeline import Pipeline, begins_before
 from grain_sft.provenance.audit import CUT, as_text, read_line
-from grain_sft.provenance.earlier_runs import changes_of, receipt_parts, runs_of
+from grain_sft.provenance.earlier_runs import changes_of, receipt_parts, runs_of, shown
 from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, Events
 from grain_sft.sampling import Host
 from grain_sft.storage import files
@@ -178,7 +178,7 @@ class _Run:
         """Check that the steps that were delivered last have all amendments and stages of `pipeline`."""
         for kind, text in changes_of(pipeline):
             if (kind, text) not in self._changes and begins_before(self._delivered + 1, [text]):
-                change = text if kind == "an amendment" else text.partition(":")[0]
+                change = shown(kind, text)
                 self._found(f"steps up to {self._delivered} were handed out without {kind} of the config: {change}.")
 
     def _load(self, fields: Mapping[str, str]) -> None:
@@ -210,7 +210,7 @@ class _Run:
             self._found(f"step={step}, but {missing}; expected at most {self._reach}.")
         for kind, text in self._added:
             if begins_before(step, [text]):
-                added = text if kind == "an amendment" else text.partition(":")[0]
+                added = shown(kind, text)
                 self._found(f"the run continues at step {step} with {kind} that it did not have before: {added}.")
         self._added, self._running = [], True
         if self._compare(fields, self._events.resume(step)):

@@ -28,6 +28,11 @@ def changes_of(pipeline: Pipeline) -> list[tuple[str, str]]:
     return changes + [("a stage", each) for each in pipeline.later_stages]
 
 
+def shown(kind: str, text: str) -> str:
+    """Return the text of a change as messages have it: the data of a stage are left out."""
+    return text if kind == "an amendment" else text.partition(":")[0]
+
+
 def receipt_parts(text: str | None) -> dict[str, str]:
     """Return the parts of the receipt in an entry; an empty dict for an entry without receipt."""
     with contextlib.suppress(ValueError, TypeError):
