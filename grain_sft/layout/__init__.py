@@ -5,7 +5,7 @@ from collections.abc import Callable
 from grain_sft.errors import LayoutError
 from grain_sft.layout.columns import ColumnsLayout
 from grain_sft.layout.costs import ROWS_A_DEVICE, attention_spread, over_devices
-from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of
+from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of, split_documents
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.megatron import Blend, Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout
@@ -59,5 +59,5 @@ __all__ = [
     "attention_spread", "blend", "check_columns", "checked_record", "checked_rows", "compare_algorithms",
     "corpus_documents_named", "digest", "documents_named", "documents_named_in", "documents_of_record", "ends_of",
     "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns", "plan_files",
-    "plan_places", "ragged", "run_documents_named", "sample_index", "sources_of",
+    "plan_places", "ragged", "run_documents_named", "sample_index", "sources_of", "split_documents",
 ]  # fmt: skip

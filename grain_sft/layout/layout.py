@@ -278,3 +278,21 @@ def sources_of(corpus: Corpus) -> Ints | None:
     if len(data) % 16:
         raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes is not a multiple of 16. It was cut short.")
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)
+
+
+def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
+    """Return the parts of a layout in the order in which it numbers their documents: first those that follow documents."""
+    return sorted(layout.parts.items(), key=lambda item: not item[1].follows_documents)
+
+
+def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
+    """Yield for each part of a layout: its name, the part, a mask of those `documents` (int64 [n]) that it has, and their
+    numbers in the part. Parts are ordered as in `parts_by_documents`. Those after the highest of `documents` are left out,
+    because counting their documents may read all of their tokens."""
+    end, last = 0, int(documents.max(initial=-1))
+    for name, part in parts_by_documents(layout):
+        if last < end:
+            return
+        first, end = end, end + part.num_documents
+        here = (documents >= first) & (documents < end)
+        yield name, part, here, documents[here] - first

@@ -1,13 +1,14 @@
 """MixtureLayout: the rows of several layouts, numbered one layout after the other."""
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.layout import Layout, LeftOut, parts_by_documents, split_documents
 from grain_sft.layout.pieces import Ints, Pieces, joined
 
 
@@ -69,9 +70,8 @@ class MixtureLayout(Layout):
         return sum(len(part) * part.mean_segments for part in self._layouts) / len(self)
 
     def first_document(self, part: str) -> int:
-        order = self._by_documents()
-        before = order[: order.index(self.names.index(part))]
-        return sum(self._layouts[number].num_documents for number in before)
+        before = itertools.takewhile(lambda item: item[0] != part, parts_by_documents(self))
+        return sum(layout.num_documents for _, layout in before)
 
     @functools.cached_property
     def _first_documents(self) -> list[int]:
@@ -122,15 +122,11 @@ class MixtureLayout(Layout):
         """Return the rows that hold a token of `documents` (int64 [n]): numbers of the documents of all parts that follow
         documents, then of the other parts. Those are counted, which may read all of their tokens, only if one is asked for.
         """
-        before, found = 0, [np.zeros(0, np.int64)]
-        for number in self._by_documents():
-            if int(documents.max(initial=-1)) < before:
-                break
-            end = before + self._layouts[number].num_documents
-            own = documents[(documents >= before) & (documents < end)] - before
-            found.append(self._layouts[number].rows_of_documents(own) + self.first_rows[number])
-            before = end
-        if (documents < 0).any() or (documents >= before).any():
+        found, known = [np.zeros(0, np.int64)], 0
+        for name, part, _, own in split_documents(self, documents):
+            found.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
+            known += len(own)
+        if known < len(documents):
             self._check_documents(documents)
         return np.unique(np.concatenate(found))
 
@@ -142,10 +138,6 @@ class MixtureLayout(Layout):
     def receipt(self) -> dict[str, str]:
         """What decides the rows of each part, by "corpus of NAME" and "layout of NAME"."""
         return {f"{key} of {name}": text for name, part in self.parts.items() for key, text in part.receipt.items()}
-
-    def _by_documents(self) -> list[int]:
-        """Return the numbers of the parts that follow documents, then of the others."""
-        return sorted(range(len(self._layouts)), key=lambda number: not self._layouts[number].follows_documents)
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{name!r}: {part!r}" for name, part in self.parts.items())

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from grain_sft.corpus import Documents
-from grain_sft.layout.layout import Layout
+from grain_sft.layout.layout import Layout, parts_by_documents, split_documents
 from grain_sft.layout.pieces import Ints
 
 
@@ -40,7 +40,7 @@ class RunDocuments:
         end = 0
         for layout in self.layouts if len(self.layouts) > 1 else ():
             earlier, places = tuple(distinct), []
-            for name, part in _by_documents(layout):
+            for name, part in parts_by_documents(layout):
                 place = next((each for each in earlier if _same_documents(each.part, part)), None)
                 if place is None:
                     place = _Place(layout, name, part, end)
@@ -64,13 +64,8 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents
         found = np.full_like(documents, -1)
-        end, last = 0, int(documents.max(initial=-1))
-        for (_, part), place in zip(_by_documents(layout), self._places_of(layout), strict=True):
-            if last < end:
-                break  # the documents of the other parts, which may be unknown, are numbered after these
-            begin, end = end, end + part.num_documents
-            here = (documents >= begin) & (documents < end)
-            found[here] = documents[here] - begin + self._first(place)
+        for (_, _, here, own), place in zip(split_documents(layout, documents), self._places_of(layout), strict=False):
+            found[here] = own + self._first(place)
         return found
 
     def within(self, layout: Layout, documents: Ints) -> Ints:
@@ -80,7 +75,7 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents[documents < self._end_of_first]
         found = [documents[:0]]
-        for (name, part), place in zip(_by_documents(layout), self._places_of(layout), strict=True):
+        for (name, part), place in zip(parts_by_documents(layout), self._places_of(layout), strict=True):
             own = documents[documents >= self._first(place)] - self._first(place)
             if len(own):
                 found.append(own[own < part.num_documents] + layout.first_document(name))
@@ -91,11 +86,6 @@ class RunDocuments:
 
     def _first(self, place: _Place) -> int:
         return place.first if place.layout is not self.layouts[0] else place.layout.first_document(place.name)
-
-
-def _by_documents(layout: Layout) -> list[tuple[str, Layout]]:
-    """Return the parts of a layout in the order in which it numbers their documents."""
-    return sorted(layout.parts.items(), key=lambda item: not item[1].follows_documents)
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError
-from grain_sft.layout import FILL_ROW, Pieces, checked_rows
+from grain_sft.layout import FILL_ROW, Pieces, checked_rows, split_documents
 from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, RowSource
@@ -51,19 +51,15 @@ class Withdrawals:
         layout = source.layout
         self._parts: dict[str, WithdrawnDocuments] = {}
         self._withdrawn_at: dict[str, Callable[[int], RowSource]] = {}
-        end = 0
-        for name in sorted(layout.parts, key=lambda name: not layout.parts[name].follows_documents):
-            if int(documents.max(initial=-1)) < end:
-                break  # the documents of the other parts, which may be unknown, are numbered after these
-            part, first = layout.parts[name], layout.first_document(name)
-            end = first + part.num_documents
-            own = (documents >= first) & (documents < end)
-            if own.any():
-                self._parts[name] = found = WithdrawnDocuments(part, documents[own] - first, steps[own])
+        unknown = np.ones(len(documents), np.bool_)
+        for name, part, here, own in split_documents(layout, documents):
+            unknown &= ~here
+            if len(own):
+                self._parts[name] = found = WithdrawnDocuments(part, own, steps[here])
                 self._withdrawn_at[name] = _withdrawn_from(source.sources[name], found)
-        wrong = documents[(documents < 0) | (documents >= end)]
-        if len(wrong):
-            raise RowIndexError(f"withdraw: document {wrong[0]}: expected 0 to {end - 1}, the documents of the run.")
+        if unknown.any():
+            expected = f"expected 0 to {layout.num_documents - 1}, the documents of the run"
+            raise RowIndexError(f"withdraw: document {documents[unknown][0]}: {expected}.")
         self._steps = range(int(steps.min()), int(steps.max()))
         self._last = self._source_at(self._steps.stop)
 
