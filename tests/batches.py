@@ -3,13 +3,16 @@
 import contextlib
 import copy
 import functools
+import json
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
 import pytest
+import yaml
 
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets
@@ -31,6 +34,13 @@ def sections(
 
 def load(config: Any, host: Host = Host(0, 1)) -> Pipeline:
     return grain_sft.load(config, host=host)
+
+
+def write_config(path: Path, config: Mapping[Any, Any]) -> Path:
+    """Write a config as YAML or JSON, as the suffix of `path` says, and return `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(config) if path.suffix == ".json" else yaml.safe_dump(config))
+    return path
 
 
 def error_of(config: Any) -> str:

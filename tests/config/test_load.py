@@ -1,0 +1,250 @@
+"""`load`: a config is the five nouns as they are."""
+
+import copy
+import os
+
+import numpy as np
+import pytest
+import yaml
+from batches import assert_same, error_of, load, put, write_config
+from sft_files import EOS
+
+import grain_sft
+from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTargets
+from grain_sft.errors import CorpusError
+
+
+def same_batches(one, other):
+    assert repr(one) == repr(other) and len(one) == len(other)
+    for step in range(len(one)):
+        assert_same(one[step], other[step])
+
+
+def test_a_config_is_the_pipeline_it_states(config, data):
+    corpus = grain_sft.open_corpus(data / "mix.txt", dtype="uint16", eos_token_id=5)
+    source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 8))
+    sampler = grain_sft.IndexSampler(30, global_batch_size=6, seed=3, epochs=2)
+    transforms = [NgramFilter(max_period=5, max_count=3), ShiftTargets()]
+    loaded = load(config)
+    assert len(loaded) == 10
+    same_batches(loaded, grain_sft.Pipeline(source, sampler, transforms))
+
+
+def test_a_dict_and_its_json_and_yaml_are_one_config_and_the_dict_is_left_as_it_was(config, tmp_path):
+    for name in ("a.json", "a.yaml", "a.yml"):
+        path = write_config(tmp_path / "configs" / name, config)
+        same_batches(load(path), load(config))
+        same_batches(load(str(path)), load(config))
+    for given in (config, {"inherits": str(path), "sampler": {"global_batch_tokens": 16}}):
+        before = copy.deepcopy(given)
+        load(given)
+        assert given == before
+
+
+def test_the_host_given_is_the_one_that_reads_and_else_this_process_of_jax(config):
+    whole, parts = load(config), [load(config, Host(index, 3)) for index in range(3)]
+    for step in range(len(whole)):
+        for index, part in enumerate(parts):
+            np.testing.assert_array_equal(part[step]["inputs"], whole[step]["inputs"][index::3])
+    assert grain_sft.load(config).sampler.host == Host(0, 1)
+
+
+def test_one_key_in_two_sections_and_yamls_anchors_are_fine(config, tmp_path):
+    text = yaml.safe_dump({key: value for key, value in config.items() if key != "sampler"})
+    path = tmp_path / "a.yaml"
+    path.write_text(text + "sampler: &kept {order: shuffle, seed: 3, global_batch_size: 6, epochs: 2}\n")
+    same_batches(load(path), load(config))
+    path.write_text(text + "sampler: {seed: &seed 3, global_batch_size: 6, epochs: *seed}\n")
+    assert load(path).sampler.epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({}, (ShiftTargets(),)),
+        ({"transforms": []}, ()),
+        ({"transforms": ["ngram_filter", {"shift_targets": {}}]}, (NgramFilter(), ShiftTargets())),
+        ({"transforms": [{"ngram_filter": None}]}, (NgramFilter(),)),
+        ({"transforms": [{"ngram_filter": {"min_period": 2}}]}, (NgramFilter(min_period=2),)),
+    ],
+)
+def test_a_transform_is_a_name_or_a_name_with_options_and_targets_are_shifted_by_default(config, stated, expected):
+    del config["transforms"]
+    assert repr(load(config | stated).transforms) == repr(expected)
+
+
+@pytest.mark.parametrize("section", ["one corpus", "a source of a mixture"])
+def test_how_remote_files_are_read_is_given_to_the_corpus_and_changes_no_receipt(config, tmp_path, section):
+    if section != "one corpus":
+        config["corpus"] = {"mixture": {"one": {**config["corpus"], "weight": 1}}}
+        del config["sampler"]["epochs"]
+    plain = copy.deepcopy(config)
+    corpus = config["corpus"] if section == "one corpus" else config["corpus"]["mixture"]["one"]
+    cache = {"folder": str(tmp_path / "kept"), "max_bytes": "1GiB"}
+    corpus["remote"] = {"seconds": 7, "requests": 3, "cache": cache}
+    pipeline = load(config)
+    source = pipeline.source if section == "one corpus" else pipeline.source.sources["one"]
+    options = source.layout.corpus.remote
+    assert (options.seconds, options.requests) == (7, 3)
+    assert (options.cache.folder, options.cache.max_bytes) == (cache["folder"], 1 << 30)
+    assert pipeline.receipt == load(plain).receipt
+
+
+def test_files_outside_of_the_root_of_a_config_are_refused(config, data, tmp_path):
+    config["corpus"] |= {"path": "data/mix.txt", "root": "data"}
+    assert len(load(write_config(tmp_path / "run.yaml", config)).source) == 30
+    config["corpus"]["root"] = str(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(CorpusError, match="elsewhere"):
+        load(write_config(tmp_path / "run.yaml", config))
+
+
+def test_what_a_config_states_replaces_what_it_inherits_from_its_own_or_the_working_directory(
+    config, tmp_path, monkeypatch
+):
+    write_config(tmp_path / "configs" / "base.yaml", config)
+    write_config(tmp_path / "configs" / "deep" / "middle.json", {"inherits": "../base.yaml", "sampler": {"seed": 9}})
+    top = {"inherits": "deep/middle.json", "layout": {"sequence_length": 4}, "transforms": ["shift_targets"]}
+    seeded = put(config, "sampler.seed", 9)
+    expected = put(put(seeded, "layout.sequence_length", 4), "transforms", ["shift_targets"])
+    same_batches(load(write_config(tmp_path / "configs" / "top.yaml", top)), load(expected))
+    monkeypatch.chdir(tmp_path)  # where the parent of a dict is sought
+    dict_of_top = {"inherits": "configs/base.yaml", "sampler": {"seed": 9}}
+    same_batches(load(dict_of_top), load(seeded))
+    in_deep = write_config(
+        tmp_path / "configs" / "deep" / "top.json", dict_of_top
+    )  # and that of a config, after its folder
+    same_batches(load(in_deep), load(seeded))
+    write_config(tmp_path / "configs" / "deep" / "configs" / "base.yaml", put(config, "sampler.global_batch_size", 3))
+    assert load(in_deep).sampler.global_batch_size == 3
+
+
+def test_a_batch_in_tokens_replaces_an_inherited_one_in_rows_and_the_other_way_round(config, tmp_path):
+    base = str(write_config(tmp_path / "base.yaml", config))
+    tokens = {"inherits": base, "sampler": {"global_batch_tokens": 16}}
+    assert load(tokens).sampler.global_batch_size == 2
+    middle = str(write_config(tmp_path / "middle.yaml", tokens))
+    assert load({"inherits": middle, "sampler": {"global_batch_size": 5}}).sampler.rows(0).size == 5
+
+
+def test_a_batch_in_tokens_is_whole_rows(config):
+    del config["sampler"]["global_batch_size"]
+    for tokens, rows in ((48, 6), (8, 1)):
+        assert load(put(config, "sampler.global_batch_tokens", tokens)).sampler.global_batch_size == rows
+    for tokens, expected in (
+        (7, "global_batch_tokens is 7, less than one row of layout.sequence_length=8"),
+        (-8, "global_batch_tokens is -8, less than one row"),
+        (49, "is 49, which is 6 rows of layout.sequence_length=8 and 1 tokens. Expected whole rows. Give 48 or 56."),
+    ):
+        assert expected in error_of(put(config, "sampler.global_batch_tokens", tokens))
+
+
+def test_another_kind_of_layout_replaces_the_options_of_the_inherited_one(chats, tmp_path):
+    base = str(write_config(tmp_path / "base.yaml", put(chats, "layout.ties", "numpy")))
+    loaded = load({"inherits": base, "layout": {"kind": "padded", "keep": "first"}})
+    assert repr(loaded.source.layout).startswith("PaddedLayout(sequence_length=32, keep='first'")
+    loaded = load({"inherits": base, "layout": {"kind": "packed", "max_segments": 2}})
+    assert loaded.source.layout.packing.ties == "numpy"
+
+
+def test_inheriting_in_a_circle_or_through_hundreds_of_configs_is_an_error(config, tmp_path):
+    write_config(tmp_path / "self.yaml", {**config, "inherits": "self.yaml"})
+    write_config(tmp_path / "one.yaml", {"inherits": "two.yaml"})
+    write_config(tmp_path / "two.yaml", {"inherits": "./one.yaml"})
+    for given in (tmp_path / "self.yaml", tmp_path / "one.yaml", {"inherits": str(tmp_path / "two.yaml")}):
+        message = error_of(given)
+        assert "inherits itself, by way of" in message and str(tmp_path) in message
+    write_config(tmp_path / "0.json", config)
+    for number in range(1, 300):
+        write_config(tmp_path / f"{number}.json", {"inherits": f"{number - 1}.json"})
+    message = error_of(tmp_path / "299.json")
+    assert "is inherited through 100 configs" in message and "Join some of them." in message
+    assert load(tmp_path / "99.json").sampler.seed == config["sampler"]["seed"]
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [("a.npy", "a"), (["b.npy", "a.npy"], "ba"), ("*.npy", "ab"), (".", "ab")],
+    ids=["file", "list", "glob", "directory"],
+)
+def test_relative_token_paths_start_at_the_configs_folder_and_then_at_the_working_directory(
+    config, data, write_tokens, monkeypatch, tmp_path, where, names
+):
+    write_tokens("here/a.npy", range(100), "uint16")
+    monkeypatch.chdir(tmp_path / "here")
+
+    def paths(folder):
+        shards = load(write_config(folder / "a.yaml", put(config, "corpus.path", where))).source.layout.corpus.shards
+        return [os.path.realpath(shard.path) for shard in shards]
+
+    assert paths(data) == [os.path.realpath(data / f"{name}.npy") for name in names]
+    if where == "a.npy":
+        assert paths(tmp_path / "elsewhere") == [os.path.realpath("a.npy")]
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (PaddedLayout, {"keep": "first", "min_tokens": 5}),
+        (PackedLayout, {"algorithm": "first_fit_decreasing", "long_documents": "fragment", "source_group_size": 2}),
+        (PackedLayout, {"ties": "numpy", "max_segments": 3, "boundaries": "eos", "bos_token_id": None}),
+        (PackedLayout, {"seed": 5, "epochs": 1, "batch_rows": 1}),
+    ],
+)
+def test_a_layout_of_documents_takes_the_options_of_its_class(chats, make, options):
+    kind = {PaddedLayout: "padded", PackedLayout: "packed"}[make]
+    loaded = load({**chats, "layout": {"kind": kind, "sequence_length": 32, **options}})
+    corpus = grain_sft.open_corpus(chats["corpus"]["path"], eos_token_id=EOS)
+    source = grain_sft.NpyDataSource(make(corpus, 32, **options))
+    sampler = grain_sft.IndexSampler(len(source), global_batch_size=4, seed=3, epochs=2, order="olmo")
+    same_batches(loaded, grain_sft.Pipeline(source, sampler, loaded.transforms))
+
+
+def test_multipack_makes_the_batches_that_the_sampler_reads(chats):
+    layout = {**chats["layout"], "algorithm": "multipack", "seed": 7, "epochs": 2}
+    sampler = {"order": "sequential", "seed": 0, "global_batch_size": 3, "epochs": 1}
+    config = {**chats, "layout": layout, "sampler": sampler}
+    loaded = load(config)
+    assert loaded.source.layout.packing.batch_rows == 3 and len(loaded) * 3 == len(loaded.source)
+    same_batches(loaded, load(put(config, "layout.batch_rows", 3)))
+    tokens = {key: value for key, value in sampler.items() if key != "global_batch_size"} | {"global_batch_tokens": 96}
+    same_batches(loaded, load({**config, "sampler": tokens}))
+    for place, value, expected in (
+        ("layout.batch_rows", 4, "layout.batch_rows is 4, but the sampler's global batch has 3 rows"),
+        ("sampler.order", "shuffle", "sampler.order is 'shuffle'; with layout.algorithm multipack"),
+        ("sampler.epochs", 2, "sampler.epochs is 2; with layout.algorithm multipack"),
+        ("sampler.schedule", [{"step": 1, "global_batch_size": 6}], "makes whole batches of one size beforehand"),
+    ):
+        assert expected in error_of(put(config, place, value))
+
+
+def test_order_openchat_with_multipack_is_openchats_run(chats):
+    config = put(chats, "layout.algorithm", "multipack")
+    config["sampler"] = {"order": "openchat", "seed": 7, "global_batch_size": 3, "epochs": 2}
+    stated = {**config, "layout": {**config["layout"], "seed": 7, "epochs": 2}}
+    stated["sampler"] = {"order": "sequential", "seed": 7, "global_batch_size": 3, "epochs": 1}
+    same_batches(load(config), load(stated))
+    for place, value, expected in (
+        ("layout.seed", 8, "layout.seed is 8, but sampler.seed is 7. Leave one out."),
+        ("layout.epochs", 3, "layout.epochs is 3, but sampler.epochs is 2. Leave one out."),
+        ("sampler.last_batch", "run_on", "sampler.last_batch is 'run_on'; with layout.algorithm multipack"),
+        ("sampler.shuffle", False, "sampler.shuffle is False; with layout.algorithm multipack"),
+    ):
+        assert expected in error_of(put(config, place, value))
+    del config["sampler"]["epochs"]
+    assert "sampler lacks the key 'epochs': layout.algorithm multipack makes the rows of each epoch" in error_of(config)
+
+
+def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
+    config = {**chats, "layout": {"kind": "padded", "sequence_length": 32}}
+    whole = load(config)
+    tokens, padding = (whole.source.read(range(40))[key] for key in ("tokens", "segment_ids"))
+    padding = padding == 0
+    assert padding.any() and (tokens[padding] == EOS).all()
+    other = load(put(config, "corpus.pad_token_id", 77)).source.read(range(40))["tokens"]
+    assert (other[padding] == 77).all() and (other[~padding] == tokens[~padding]).all()
+    eos = load(put(config, "corpus.pad_token_id", None)).source.read(range(40))
+    np.testing.assert_array_equal(eos["tokens"], tokens)
+    unmasked = load(put(config, "corpus.use_loss_mask", False))
+    np.testing.assert_array_equal(unmasked.source.read(range(40))["loss_mask"], ~padding)
+    assert unmasked.data_key != whole.data_key

@@ -1,0 +1,151 @@
+"""`load`: each mistake in a config has a sentence."""
+
+import os
+from pathlib import Path
+
+import pytest
+from batches import error_of, load, put, write_config
+
+from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, TransformError
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("smapler", 1, "unknown key 'smapler'. The nearest known: 'sampler'."),
+        ("sampler.global_batch", 1, "sampler: unknown key 'global_batch'. The nearest known: 'global_batch_size'."),
+        ("inherits", 5, "inherits is 5; expected the path of another config."),
+        ("corpus.path", 5, "corpus.path is 5; expected text or a list."),
+        ("corpus.path", [None], "corpus.path[0] is None; expected text or a number."),
+        ("corpus.path", [], "empty list of files"),
+        ("corpus.path", "none.txt", "none.txt"),
+        ("corpus.dtype", "int32", "uint32"),
+        ("corpus.remote", {"second": 7}, "corpus.remote: unknown key 'second'"),
+        ("corpus.remote", {"cache": {"folder": "kept"}}, "corpus.remote.cache lacks the key 'max_bytes'"),
+        ("layout.kind", "window", "layout.kind is 'window'; expected one of windows, "),
+        ("layout.sequence_length", 0, "sequence_length=0: expected an integer, 1 or more"),
+        ("layout.sequence_length", 10_000, "leaves no row"),
+        ("layout.ties", "stable", "max_target_sequence_length. Take it out, or write kind: packed."),
+        ("sampler.seed", -1, "sampler.seed is -1; expected an integer (0 or more)"),
+        ("sampler.global_batch_size", 0, "global_batch_size is 0; expected an integer (1 or more)"),
+        ("sampler.global_batch_size", 100, "global_batch_size=100 is more than"),
+        ("sampler.global_batch_size", None, "give one of global_batch_size (in rows) and global_batch_tokens"),
+        ("sampler.global_batch_tokens", 48, "give one of global_batch_size (in rows)"),
+        ("sampler.schedule", [{"step": 3, "global_batch_tokens": 17}], "[0].global_batch_tokens is 17, which is 2"),
+        ("transforms", "shift_targets", "transforms is 'shift_targets'; expected a list"),
+        ("transforms", [{"shift_target": {}}], "package.module:Name. The nearest known: 'shift_targets'"),
+        ("transforms", [{"ngram_filter": {}, "shift_targets": {}}], "expected a name, or one name with its options"),
+        ("transforms", [{"ngram_filter": {"maxperiod": 5}}], "ngram_filter: unknown key 'maxperiod'. The nearest"),
+        ("transforms", [{"ngram_filter": {"max_period": 0}}], "max_period=0: expected an integer, 1 or more"),
+        ("transforms", [{"shift_targets": {"by": 1}}], "transforms.shift_targets: unknown key 'by'. It takes none."),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_named_with_the_config(config, tmp_path, place, value, expected):
+    path = write_config(tmp_path / "a.yaml", put(config, place, value))
+    message = error_of(path)
+    assert message.startswith(f"{path}: ") and expected in message
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "expected"),
+    [
+        ("layout.algorithm", "best_fit", "expected one of best_fit_decreasing, "),
+        ("layout.algorithm", "multipack", "lacks the key 'seed': algorithm multipack packs each epoch anew by it."),
+        ("layout.epochs", 2, "epochs=2: algorithm best_fit_decreasing packs every epoch the same"),
+        ("layout.keep", "last", "keep is an option of kind padded; kind packed takes sequence_length, algorithm,"),
+    ],
+)
+def test_a_mistake_in_a_layout_of_documents_has_its_sentence(chats, place, value, expected):
+    assert expected in error_of(put(chats, place, value))
+
+
+def test_an_error_behind_a_config_stays_of_its_kind(config):
+    wrong = [("corpus.path", "none.npy", CorpusFileError), ("layout.sequence_length", 10_000, LayoutError)]
+    wrong += [("sampler.seed", -1, ConfigError), ("transforms", [{"ngram_filter": {"max_period": 0}}], TransformError)]
+    for place, value, kind in wrong:
+        with pytest.raises(kind, match=r"^config: ") as error:
+            load(put(config, place, value))
+        assert type(error.value) is kind
+
+
+def test_every_section_and_every_required_key_is_needed(config):
+    assert "config: corpus is None; expected a section with path" in error_of({})
+    for section in ("corpus", "layout", "sampler"):
+        for value in (None, [], "text"):
+            assert f"config: {section} is {value!r}; expected a section with" in error_of({**config, section: value})
+    for section, key in (("corpus", "path"), ("layout", "kind"), ("layout", "sequence_length"), ("sampler", "seed")):
+        changed = {name: value for name, value in config[section].items() if name != key}
+        assert error_of({**config, section: changed}) == f"config: {section} lacks the key {key!r}."
+
+
+def test_without_an_eos_no_padding_is_made_of_it(config):
+    del config["corpus"]["eos_token_id"]
+    expected = "corpus.pad_token_id is null, which is the id of the token that ends a document, and the corpus"
+    assert expected in error_of(put(config, "corpus.pad_token_id", None))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line", "key"),
+    [
+        ("a.json", '{"corpus": {"path": "a"},\n "layout": {},\n "corpus": {}}', 3, "corpus"),
+        ("a.json", '{"sampler": {"seed": 1, "path": "{\\"seed\\": 2",\n\n "seed" : 2}}', 3, "seed"),
+        ("a.json", '{\n\t"layout":{"kind":"windows",\n\t\t"kind":"a\\/b"}}', 3, "kind"),
+        ("a.json", '{"transforms": [{"x": 1}, {"x": 1,\n "y": [[]],\n "\\u0078": 1}]}', 3, "x"),
+        ("a.yaml", "corpus: {path: a}\nlayout: {}\ncorpus: {}\n", 3, "corpus"),
+        ("a.yaml", "sampler:\n  seed: 1\n  order: olmo\n  seed: 2\nsampler: {}\n", 4, "seed"),
+        ("a.yaml", "transforms:\n- ngram_filter:\n    max_count: 1\n    'max_count': 2\n", 4, "max_count"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_an_error_with_its_line(tmp_path, name, text, line, key):
+    path = tmp_path / name
+    path.write_text(text)
+    assert error_of(path) == f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two."
+
+
+NOT_JSON = ("", "{", "corpus: {path: a", "{'corpus': 1}", "[" * 100_000)
+NOT_YAML = (
+    "corpus: {path: a",
+    "\t- x",
+    "corpus: *nothing",
+    "{[1]: 2}",
+    "\0",
+    "[" * 2_000,
+    "a: 2024-13-45",
+    "a: !!int x",
+)
+NOT_YAML += ("a: !!binary ä", "corpus: !!python/object/apply:pathlib.Path.touch [touched]")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        *(("a.json", text, "not JSON: ") for text in NOT_JSON),
+        *(("a.yaml", text, "not YAML: ") for text in NOT_YAML),
+        *(
+            (name, text, f"expected sections corpus, layout, sampler; found a {kind}.")
+            for name, text, kind in (("a.json", "[]", "list"), ("a.json", "5", "int"), ("a.yaml", "null", "NoneType"))
+        ),
+    ],
+    ids=lambda value: value[:30].replace("\0", "0"),
+)
+def test_what_is_not_a_config_is_an_error_and_runs_nothing(tmp_path, monkeypatch, name, text, expected):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    assert error_of(name).startswith(f"{tmp_path}/{name}: {expected}")
+    assert ("A YAML config is named .yaml" in error_of(name)) == (expected == "not JSON: ")
+    assert os.listdir() == [name]
+
+
+def test_a_config_or_a_key_that_cant_be_read_is_named(config, tmp_path):
+    for key in (5, None, True, 1.5):  # keys of YAML that are not text
+        assert f"{tmp_path}/a.yaml: unknown key {key!r}" in error_of(
+            write_config(tmp_path / "a.yaml", {**config, key: 1})
+        )
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
+    (tmp_path / "folder.yaml").mkdir()
+    write_config(tmp_path / "orphan.yaml", {**config, "inherits": "none.yaml"})
+    expected = {"none.json": "no such file", "folder.yaml": "can't be read", "latin.yaml": "byte 3 is not UTF-8"}
+    for name, text in expected.items():
+        assert str(tmp_path / name) in error_of(tmp_path / name) and text in error_of(tmp_path / name)
+    assert f"{tmp_path}/none.yaml: no such file" in error_of(tmp_path / "orphan.yaml")
