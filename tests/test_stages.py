@@ -275,6 +275,21 @@ def test_a_document_is_withdrawn_from_every_stage_that_reads_it(config, tmp_path
             load({**config, "amendments": [{"withdraw": {"from": 4, "documents": [7, name]}}]})
 
 
+def test_a_corpus_that_a_mixture_names_twice_has_documents_of_two_names(corpora):
+    """The withdrawal of b:3 leaves a:3, in a stage with other names too."""
+    mixtures = [{name: {**corpora["episodes"], "weight": 1} for name in names} for names in ("ab", "ba", "cd", "c")]
+    layout, sampler = {"kind": "packed", "sequence_length": 32}, {"seed": 1, "global_batch_size": 4}
+    stages = [{"steps": 40, "corpus": {"mixture": mixture}} for mixture in mixtures]
+    config = {"layout": layout, "sampler": sampler, "stages": stages}
+    gone = load({**config, "amendments": [{"withdraw": {"from": 0, "documents": ["b:3"]}}]})
+    withdrawn = []
+    for stage in gone.stages:
+        lines = trace(gone, range(stage.first_step, stage.end_step), trainable=False)
+        lines = lines.select(lines.withdrawn > 0)
+        withdrawn.append({lines.source_names[source] for source in lines.source.tolist()})
+    assert withdrawn == [{"b"}, {"b"}, {"d"}, set()]
+
+
 def test_a_document_is_found_where_a_stage_numbers_it_differently(config):
     pipeline = load(config)
     found, third = find_document(pipeline, [3], epochs=1), pipeline.stages[2].source.layout

@@ -39,10 +39,14 @@ class RunDocuments:
         distinct: list[_Place] = []
         end = 0
         for layout in self.layouts if len(self.layouts) > 1 else ():
-            earlier, places = tuple(distinct), []
+            earlier: tuple[_Place, ...] = tuple(distinct)
+            places: list[_Place] = []
             for name, part in parts_by_documents(layout):
-                place = next((each for each in earlier if _same_documents(each.part, part)), None)
-                if place is None:
+                same = [each for each in earlier if _same_documents(each.part, part)]
+                if same:  # a mixture may name a corpus twice: by its name, else one that no other part has
+                    taken = {id(each) for each in places} | {id(each) for each in same if each.name in layout.parts}
+                    place = min(same, key=lambda each: (each.name != name, id(each) in taken))
+                else:
                     place = _Place(layout, name, part, end)
                     distinct.append(place)
                     end += part.num_documents if part.follows_documents else part.corpus.num_tokens

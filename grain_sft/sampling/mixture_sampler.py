@@ -24,6 +24,22 @@ MixtureLastBatch = Literal["drop", "fill"]
 _MOST_ROWS = 1 << 62  # of the stream: row numbers in it are int64
 
 
+class NoRowLeftError(SamplerError):
+    """A step needs a row of a source that has none left.
+
+    Args:
+      message: Text that follows the step.
+      step: The step.
+    """
+
+    def __init__(self, message: str, step: int = 0) -> None:
+        super().__init__(message, step)
+        self.message, self.step = message, step
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.message}"
+
+
 class MixtureSampler(StreamSampler):
     """Rows of every step of a mixture, as a pure function of (mixture, step, host).
 
@@ -166,9 +182,10 @@ class MixtureSampler(StreamSampler):
         assert proportions.failure is not None
         lacking = (proportions, proportions.failure[1])
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
-        raise SamplerError(
-            f"data step {self.batch_sizes.step_of(index)}: source {' and '.join(names)} has no row left after its epochs, and "
-            "on_exhausted is 'fail'. End the run before this step, or amend it with other weights from an earlier one."
+        raise NoRowLeftError(
+            f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'. End the run before "
+            "this step, or amend it with other weights from an earlier one.",
+            self.batch_sizes.step_of(index),
         )
 
     def _begin(self, source: int, step: int) -> tuple[int, int]:

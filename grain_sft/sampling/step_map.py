@@ -7,8 +7,8 @@ import functools
 import itertools
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,12 +16,15 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import JoinedSizes
 from grain_sft.sampling.host import Host
+from grain_sft.sampling.mixture_sampler import NoRowLeftError
 from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
+
+T = TypeVar("T")
 
 
 class StepMap:
@@ -182,17 +185,24 @@ class MappedSampler(Sampler):
         return self.sampler.row_length(self._map.data_step(self._checked_step(step)))
 
     def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
-        return self.sampler.rows(self._map.data_step(self._checked_step(step)))
+        return self._read(self.sampler.rows, self._map.data_step(self._checked_step(step)))
 
     def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        return self.sampler.rows_at(self._map.data_step(self._checked_step(step)), places)
+        return self._read(self.sampler.rows_at, self._map.data_step(self._checked_step(step)), places)
+
+    def _read(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call a method of `sampler`. Its error names a step of the trainer."""
+        try:
+            return method(*arguments, **options)
+        except NoRowLeftError as error:
+            raise NoRowLeftError(error.message, self._map.step_of(error.step)) from None
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
         inner = [step for step in self._map.steps if steps.start < step < steps.stop]
         found = [np.zeros((7, 0), np.int64)]
         for first, end in itertools.pairwise([steps.start, *inner, steps.stop]):
             moved = self._map.data_step(first) - first
-            slots = self.sampler.slots(range(first + moved, end + moved), hosts=hosts)
+            slots = self._read(self.sampler.slots, range(first + moved, end + moved), hosts=hosts)
             found.append(np.array([slots.step - moved, *slots.columns()[1:]]))
         return BatchSlots(*np.concatenate(found, axis=1))
 

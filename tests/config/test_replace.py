@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -86,6 +87,18 @@ def test_a_source_has_another_weight_and_repeat_cap(paths):
     capped = load(config_of(paths, [{"replace": cap}]))
     rows = [row for _, row in streams_of(capped, range(200))["b"]]
     assert np.bincount(rows).tolist() == [2] * len(capped.source_at(0).layout.parts["b"])
+
+
+def test_a_source_without_rows_is_named_with_the_step_of_the_trainer(paths):
+    cap = {"from": 5, "source": "b", "max_epochs": 1, "on_exhausted": "fail"}
+    failing = load(config_of(paths, [{"skip": {"from": 3, "steps": 4}}, {"replace": cap}]))
+    with pytest.raises(GrainSftError, match="source b has no row left") as error:
+        for step in range(10**4):
+            failing.sampler.rows(step)
+    assert str(error.value).startswith(f"step {step}: ")
+    with pytest.raises(GrainSftError, match=f"^step {step}: "):
+        trace(pickle.loads(pickle.dumps(failing)), range(step + 1), trainable=False)
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
 
 
 def test_records_of_the_run_name_the_replacement(paths, tmp_path):

@@ -186,7 +186,7 @@ def test_each_source_has_its_own_cap(folder):
                 assert_same(batch, plain[step])
             for number, name in enumerate(sizes):
                 drawn[name] += int((pipeline.source.layout.parts_of(rows) == number).sum())
-    assert f"data step {step + 1}:" in str(error.value)
+    assert f"step {step + 1}:" in str(error.value)
     assert drawn["talks"] == sizes["talks"] and sizes["web"] - 12 < drawn["web"] <= sizes["web"]
     with pytest.raises(SamplerError, match="a source takes stop, renormalize or fail"):
         SourceOrder(5, 1, epochs=2, on_exhausted="repeat")
