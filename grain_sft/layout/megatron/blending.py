@@ -6,24 +6,18 @@ over its own block of `BLOCK` samples:
 
 1. Each chain guesses `taken` at its first sample in proportion to the weights.
 2. It runs some steps before its first sample, which correct the guess: a data set with one sample too many waits for its turn.
-3. Each chain's first `taken` is compared with the last of the chain before it. Chains that differ run again from that
-value, so
-   the result is the loop's whatever the guesses were.
+3. Each chain's first `taken` is compared with the last of the chain before it. Chains that differ run again from that value,
+   so the result is the loop's whatever the guesses were.
 
-Chains run in fixed point, or in floating point where many errors tie, such as with weights in whole percent.
-`bench --only megatron` measures both against the compiled loop.
+`bench --only megatron` measures this against the compiled loop.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from grain_sft.layout.megatron.chains import Chains
 
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64, Integer, UInt
@@ -38,11 +32,7 @@ BLOCK = 1 << 10
 STEPS = 4
 """Number of steps, per data set, that correct a guess."""
 
-TIED = 1 / 64
-"""Share of ties above which floating point is faster than fixed point."""
-
 _CHAINS = 1 << 13  # run at once, so that their arrays stay in the processor's cache
-_PROBES = 64  # chains, and steps of each, from which the share of ties is estimated
 _ROWS = 64  # steps whose choices are transposed at once
 
 
@@ -103,36 +93,24 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
     chosen = np.empty((blocks, steps), np.min_scalar_type(datasets - 1))
     step = np.arange(blocks, dtype=np.float64) * BLOCK
     begun, ended = np.zeros((2, datasets, blocks))
-    advance = _advance_of(weights, step)
 
     def run(group: slice | Ints) -> None:
         taken = begun[:, group].copy(order="C")
-        chosen[group] = advance(step[group], taken, steps)
+        chosen[group] = _run(weights, step[group], taken, steps)
         ended[:, group] = taken
 
-    def guess_and_run(first: int) -> None:
-        group, warm = slice(max(1, first), min(first + chains, blocks)), min(STEPS * datasets, BLOCK // 2)
-        if group.start < group.stop:
-            taken = _guess(weights, step[group] - warm)
-            advance(step[group] - warm, taken, warm)
-            begun[:, group] = taken
-        run(slice(first, group.stop))
-
-    chains = -(-blocks // -(-blocks // _CHAINS))
+    chains, warm = -(-blocks // -(-blocks // _CHAINS)), min(STEPS * datasets, BLOCK // 2)
     for first in range(0, blocks, chains):  # a second thread doubles the processor time and saves nothing
-        guess_and_run(first)
+        group = slice(first, first + chains)
+        taken = _guess(weights, step[group] - warm)
+        _run(weights, step[group] - warm, taken, warm)
+        begun[:, group] = taken
+        begun[:, 0] = 0
+        run(group)
     while len(wrong := 1 + np.flatnonzero((ended[:, :-1] != begun[:, 1:]).any(axis=0))):
         begun[:, wrong] = ended[:, wrong - 1]
         run(wrong)
     return Blend(chosen.reshape(-1)[:size], begun.T.astype(np.int64))
-
-
-def _advance_of(weights: Floats, step: Floats) -> Callable[[Floats, Floats, int], Numbers]:
-    """Return the faster function that runs chains: in fixed point, unless a sample of chains shows many ties."""
-    fixed = Chains(weights)
-    some = step[:: max(1, len(step) // _PROBES)]
-    fixed.run(some, _guess(weights, some), _PROBES)
-    return functools.partial(_run, weights) if fixed.ties > TIED * len(some) * _PROBES else fixed.run
 
 
 def _guess(weights: Floats, step: Floats) -> Floats:
@@ -145,7 +123,7 @@ def _guess(weights: Floats, step: Floats) -> Floats:
 
 
 def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
-    """Run chains in floating point and return the data sets that they choose, [chains, steps].
+    """Run chains and return the data sets that they choose, [chains, steps].
 
     Args:
       taken: float64 [datasets, chains], samples taken from each data set before the chains begin. It is updated in place.
