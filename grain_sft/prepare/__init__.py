@@ -5,9 +5,9 @@ from grain_sft.prepare.materialize import materialize
 from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.records.schema import SCHEMAS, check_schema, parse_record
 from grain_sft.prepare.records.strict_json import parse_json
-from grain_sft.prepare.request import TEXT_OPTIONS, Dataset, Request
+from grain_sft.prepare.request import TEXT_OPTIONS, Dataset, Request, TemplateOptions
 from grain_sft.prepare.run import dry_run, prepare
-from grain_sft.prepare.templates import TEMPLATES, Rendered, Template, TemplateOptions, render
+from grain_sft.prepare.templates import TEMPLATES, Rendered, Template, render
 from grain_sft.prepare.templates.primer import render_chat_sft
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.training import CHAT_TOKENS, MIN_VOCAB, conversation_lines, train_tokenizer

@@ -1,7 +1,5 @@
 """Rendering a group of units of records to its chunk: a pure function, run in this process, in others, or by Beam."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import functools
@@ -11,15 +9,14 @@ from typing import Any
 import numpy as np
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.options import options_of
 from grain_sft.prepare.chunks import DROPPED, Contents
 from grain_sft.prepare.pairs import pair_of
 from grain_sft.prepare.records.inputs import read_records
 from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.records.units import Input, Unit
-from grain_sft.prepare.request import TEXT_OPTIONS, Request
-from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, TemplateOptions, render, result_of
+from grain_sft.prepare.request import Request, TemplateOptions
+from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, render, result_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 
@@ -29,7 +26,7 @@ _NO_LOSS, _TOO_SHORT, _TOO_LONG, _NO_TEXT = range(4)  # indices in chunks.DROPPE
 Source = tuple[int, int]
 """Number of a record's input, and its number in that input, from 1."""
 
-_TEMPLATE_OPTIONS = ("seq_level_weight", "condition", "chat_template", "system_prompt", *TEXT_OPTIONS)
+_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +51,14 @@ class Renderer:
     @functools.cached_property
     def template(self) -> type[Template]:
         """The template that the request names, which has to have the options that the request gives."""
-        found, declared = TEMPLATES[self.request.template], options_of(Request)
-        for name in _TEMPLATE_OPTIONS:
-            if name not in found.options and getattr(self.request, name) != declared[name].default:
-                having = [each for each in TEMPLATES if name in TEMPLATES[each].options]
+        found = TEMPLATES[self.request.template]
+        for option in dataclasses.fields(TemplateOptions):
+            read = option.name in (*_OF_EVERY_TEMPLATE, *found.options)
+            if not read and getattr(self.request, option.name) != option.default:
+                having = [each for each in TEMPLATES if option.name in TEMPLATES[each].options]
                 raise PrepareError(
-                    f"{name} is an option of template {', '.join(having)}, not of {self.request.template}. Leave it out, "
-                    "or choose another template."
+                    f"{option.name} is an option of template {', '.join(having)}, not of {self.request.template}. "
+                    "Leave it out, or choose another template."
                 )
         if self.format.of_pairs and found.weighted:
             raise PrepareError(f"template {found.name} weighs tokens, which pairs don't have. Choose another template.")
@@ -96,13 +94,10 @@ class Renderer:
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Return the documents of conversations, uncut."""
-        values = {name: getattr(self.request, name) for name in _TEMPLATE_OPTIONS}
-        if self.format.of_pairs:
-            values["empty"] = "keep"  # a response may be empty, and is its EOS
-        options = TemplateOptions(self.request.special_text, seed=self.request.seed, **values)
-        found = render(self.template, conversations, self.tokenizer, options)
         if not self.format.of_pairs:
-            return found
+            return render(self.template, conversations, self.tokenizer, self.request)
+        options = dataclasses.replace(self.request, empty="keep")  # a response may be empty, and is its EOS
+        found = render(self.template, conversations, self.tokenizer, options)
         rejected = [each.rejected for each in conversations if each.rejected is not None]
         others = render(self.template, rejected, self.tokenizer, options)
         return [result_of(pair_of, *pair) for pair in zip(found, others, strict=True)]

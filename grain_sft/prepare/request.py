@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -41,8 +41,45 @@ class Dataset:
     amount: str = "1.0"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TemplateOptions:
+    """Options that templates read, described in `Request`.
+
+    Raises:
+      PrepareError: An option has a value that it does not take.
+    """
+
+    special_text: Literal["error", "encode"] = "error"
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 42
+    seq_level_weight: bool = False
+    condition: str | None = None
+    chat_template: str | None = None
+    system_prompt: str | None = None
+    bos: bool = False
+    eos: bool = True
+    empty: Literal["drop", "keep"] = "drop"
+    normalize: Literal["NFC", "NFKC"] | None = None
+    fim_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    fim_spm_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    fim_tokens: tuple[str, ...] | None = None
+    fim_split_sample: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    fim_fragment_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    fim_no_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+
+    def __post_init__(self) -> None:
+        declaration: Callable[..., Any] = type(self)
+        for name, option in options_of(declaration).items():
+            check_name(name, getattr(self, name))
+            try:
+                check_value(getattr(self, name), option.type, name)
+            except ConfigError as error:
+                raise PrepareError(str(error)) from None
+        if self.fim_tokens is not None:
+            object.__setattr__(self, "fim_tokens", tuple(self.fim_tokens))
+
+
 @dataclasses.dataclass(frozen=True)
-class Request:
+class Request(TemplateOptions):
     """Everything that decides the bytes of a prepared corpus; the output and the number of processes do not.
 
     Args:
@@ -90,7 +127,6 @@ class Request:
     tokenizer: str
     format: str
     schema: str = "auto"
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 42
     shuffle: bool | None = None
     val_frac: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     min_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -98,21 +134,6 @@ class Request:
     long_documents: Literal["cut", "drop"] = "cut"
     keep: Literal["first", "last"] | None = None
     on_error: Literal["stop", "skip"] = "stop"
-    special_text: Literal["error", "encode"] = "error"
-    seq_level_weight: bool = False
-    condition: str | None = None
-    chat_template: str | None = None
-    system_prompt: str | None = None
-    bos: bool = False
-    eos: bool = True
-    empty: Literal["drop", "keep"] = "drop"
-    normalize: Literal["NFC", "NFKC"] | None = None
-    fim_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    fim_spm_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    fim_tokens: tuple[str, ...] | None = None
-    fim_split_sample: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    fim_fragment_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    fim_no_prefix: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     part_bytes: Annotated[int, msgspec.Meta(ge=8)] = GIB
     shard_tokens: Annotated[int, msgspec.Meta(ge=1)] = 50_000_000
     source: str = ""
@@ -120,14 +141,7 @@ class Request:
     def __post_init__(self) -> None:
         if not self.datasets:
             raise PrepareError("no input: expected at least one file of conversations.")
-        for name, option in options_of(Request).items():
-            check_name(name, getattr(self, name))
-            try:
-                check_value(getattr(self, name), option.type, name)
-            except ConfigError as error:
-                raise PrepareError(str(error)) from None
-        if self.fim_tokens is not None:
-            object.__setattr__(self, "fim_tokens", tuple(self.fim_tokens))
+        super().__post_init__()
         if self.max_length is None and self.long_documents == "drop":
             raise PrepareError("long_documents=drop: which documents are long is not known. Give max_length.")
         if self.max_length is not None and (self.min_length or 0) > self.max_length:

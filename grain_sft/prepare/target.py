@@ -1,7 +1,5 @@
 """Target: the output folder of a corpus, and the folder of its unfinished work."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Training a SentencePiece model on the texts of conversations."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

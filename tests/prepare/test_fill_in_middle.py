@@ -9,8 +9,7 @@ import pytest
 from documents import FIM, documents_of, save_fim_tokenizer, texts_of
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare import Tokenizer, load_tokenizer
-from grain_sft.prepare.templates import TemplateOptions
+from grain_sft.prepare import TemplateOptions, Tokenizer, load_tokenizer
 from grain_sft.prepare.templates.fim import FillInTheMiddle
 
 GOLDEN = Path(__file__).parents[1] / "golden/fim.json"

@@ -131,12 +131,12 @@ class OneText:
 def test_primer_gives_what_render_chat_sft_gives(tokenizer, add_final_eot):
     for text in ODD_TEXTS:
         record = chat(("user", text), ("assistant", text), ("system", text), ("assistant", ""), ("user", text))
-        options = TemplateOptions(special_text="encode", add_final_eot=add_final_eot)
-        (rendered,) = render(TEMPLATES["primer"], [parse_record(record)], tokenizer, options)
+        rendered = render_one(tokenizer, "primer", record, special_text="encode")
         input_ids, labels = render_chat_sft(OneText(tokenizer), record["messages"], add_final_eot=add_final_eot)
         assert (input_ids[-1] == tokenizer.token_id("<|eot|>")) == add_final_eot
-        assert rendered.tokens.tolist() == input_ids
-        assert np.where(rendered.loss, rendered.tokens.astype(np.int64), -100).tolist() == labels
+        count = len(rendered.tokens) - (not add_final_eot)
+        assert rendered.tokens[:count].tolist() == input_ids
+        assert np.where(rendered.loss, rendered.tokens.astype(np.int64), -100)[:count].tolist() == labels
     with pytest.raises(ValueError, match="assistant"):
         render_chat_sft(OneText(tokenizer), [{"role": "user", "content": "hello?"}])
 

@@ -1,18 +1,17 @@
 """Templates: conversations to tokens and loss, chosen by name."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import Conversation
+from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat import as_template
-from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions, result_of
+from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.registry import Registry
 
-__all__ = ["TEMPLATES", "Rendered", "Result", "Template", "TemplateOptions", "render", "result_of"]
+__all__ = ["TEMPLATES", "Rendered", "Result", "Template", "render", "result_of"]
 
 TEMPLATES: Registry[type[Template]] = Registry(
     "template",
@@ -44,6 +43,4 @@ def render(
 
 @functools.lru_cache(maxsize=8)
 def _made(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
-    if options.special_text not in ("error", "encode"):
-        raise PrepareError(f"special_text={options.special_text!r}: expected 'error' or 'encode'.")
     return template(tokenizer, options)

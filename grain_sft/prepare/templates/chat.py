@@ -4,8 +4,6 @@ Token ids are those of `apply_chat_template`. The assistant's texts take loss, a
 ends each turn. If the template has {% generation %}, the text that it marks takes loss instead.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,11 +11,12 @@ from typing import Any, ClassVar
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.records.strict_json import shown, strings
+from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.templates.chat_controls import Expected, expected_controls
 from grain_sft.prepare.templates.chat_ids import ChatPieces, UnexpectedControlError, WholeChats
 from grain_sft.prepare.templates.chat_spans import RenderedChat, find_turns
 from grain_sft.prepare.templates.chat_template import ChatTemplate, Spans, with_reasoning
-from grain_sft.prepare.templates.template import Rendered, Result, Template, TemplateOptions, result_of
+from grain_sft.prepare.templates.template import Rendered, Result, Template, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
 

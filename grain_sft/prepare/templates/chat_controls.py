@@ -4,8 +4,6 @@ In most chats, the template's text depends only on the roles, and only that text
 again with each character exchanged for an unused one. Exchanged back, it equals the chat unless the template changes texts.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import re

@@ -1,7 +1,5 @@
 """Token ids and loss of a rendered chat, with exactly its expected control tokens."""
 
-from __future__ import annotations
-
 import abc
 import bisect
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 They are found by the text around them in a rendering with markers, not by searching: a user may quote the assistant.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """ChatTemplate: a Jinja chat template, rendered like in transformers, and the tokens that end its turns."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

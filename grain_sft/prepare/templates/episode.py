@@ -6,15 +6,14 @@ tag that the tokenizer lacks is encoded as ordinary text, on its own; a text tha
 `context`, `think` and `cite` of messages are rendered. The `context` of the record is metadata and is not rendered.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, SpecialText, TemplateOptions
+from grain_sft.prepare.request import TemplateOptions
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, SpecialText
 from grain_sft.prepare.tokenizers import Tokenizer
 
 EOT = "<myPT_eot>"

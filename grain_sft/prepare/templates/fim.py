@@ -3,8 +3,6 @@
 Source: `GPTFIMDataset` of NVIDIA/Megatron-LM (megatron/training/datasets/fim_dataset.py).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import PrepareError
-from grain_sft.prepare.templates.template import Piece, TemplateOptions
+from grain_sft.prepare.request import TemplateOptions
+from grain_sft.prepare.templates.template import Piece
 from grain_sft.prepare.tokenizers import Tokenizer
 
 _SPELLINGS = (

@@ -3,8 +3,6 @@
 It does not use transformers, so that templates render equally with every kind of tokenizer and every version of transformers.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any, ClassVar
 

@@ -4,14 +4,13 @@
 text and end of turn have the message's weight, by default 1 for the assistant and 0 for the user.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, TemplateOptions
+from grain_sft.prepare.request import TemplateOptions
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate
 from grain_sft.prepare.tokenizers import Tokenizer
 
 END_OF_TURN = "<|end_of_turn|>"

@@ -4,14 +4,13 @@ Rules: the primer specification (niels_gpt). Contents are encoded unchanged, eac
 and their `<|eot|>` take loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, TemplateOptions
+from grain_sft.prepare.request import TemplateOptions
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate
 from grain_sft.prepare.tokenizers import Tokenizer
 
 SPECIAL_TOKENS: Mapping[str, str] = {"sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>", "eot": "<|eot|>"}
@@ -42,7 +41,7 @@ class Primer(PiecesTemplate):
             pieces += [(ids["sys"], 0.0), (conversation.system, 0.0), (end, 0.0)]
         for message, loss in zip(conversation.messages, self.losses(conversation), strict=True):
             pieces += [(ids[_ROLES[message.role]], 0.0), (message.content, loss), (end, loss)]
-        return pieces if self.chosen.add_final_eot else pieces[:-1]
+        return pieces
 
 
 class PrimerTokenizer(Protocol):

@@ -1,13 +1,10 @@
 """Base classes of templates, which render conversations as tokens and their loss."""
 
-from __future__ import annotations
-
 import abc
-import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,51 +13,10 @@ import numpy.typing as npt
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
 from grain_sft.prepare.records.strict_json import shown, strings
+from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
 
 Made = TypeVar("Made")
-
-
-@dataclasses.dataclass(frozen=True)
-class TemplateOptions:
-    """User options of all templates. Each template reads only some of them.
-
-    Attributes:
-      special_text: "error" to refuse text that spells a special token, "encode" to tokenize it as ordinary text.
-      seq_level_weight: Whether a message's weight is divided by its length (openchat).
-      condition: Text before each role prefix, for records without a condition of their own (openchat).
-      chat_template: Jinja template that replaces the tokenizer's own (hf, olmo).
-      system_prompt: System text for conversations without one (episode, episode_tool, openchat).
-      add_final_eot: Whether the last message ends in <|eot|> too (primer).
-      seed: Seed of what is drawn at random (text).
-      bos, eos: Whether documents begin with the tokenizer's BOS, and end with its EOS (text).
-      empty: "drop" or "keep" for documents whose text has no tokens (text).
-      normalize: Unicode normalization of texts, "NFC" or "NFKC"; None for none (text).
-      fim_rate: Share of the documents whose middle is moved to their end (text).
-      fim_spm_rate: Share of these that begin with the suffix; the others begin with the prefix (text).
-      fim_tokens: Special tokens before prefix, middle and suffix, by spelling or id; None for the tokenizer's own (text).
-      fim_split_sample: Special token between the parts of a document; None for documents of one part (text).
-      fim_fragment_rate: Share of the parts whose middle is moved, in documents that `fim_rate` chooses (text).
-      fim_no_prefix: Beginning of documents and parts that stay whole (text).
-    """
-
-    special_text: str = "error"
-    seq_level_weight: bool = False
-    condition: str | None = None
-    chat_template: str | None = None
-    system_prompt: str | None = None
-    add_final_eot: bool = True
-    seed: int = 0
-    bos: bool = False
-    eos: bool = True
-    empty: str = "drop"
-    normalize: Literal["NFC", "NFKC"] | None = None
-    fim_rate: float = 0.0
-    fim_spm_rate: float = 0.0
-    fim_tokens: tuple[str, ...] | None = None
-    fim_split_sample: str | None = None
-    fim_fragment_rate: float | None = None
-    fim_no_prefix: str | None = None
 
 
 class Rendered(msgspec.Struct, frozen=True):

@@ -1,7 +1,5 @@
 """text: plain documents, as for pretraining. Every token takes loss."""
 
-from __future__ import annotations
-
 import itertools
 import unicodedata
 from collections.abc import Sequence
@@ -11,7 +9,7 @@ import numpy as np
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
-from grain_sft.prepare.request import TEXT_OPTIONS
+from grain_sft.prepare.request import TEXT_OPTIONS, TemplateOptions
 from grain_sft.prepare.templates.fim import FillInTheMiddle
 from grain_sft.prepare.templates.template import (
     Piece,
@@ -19,7 +17,6 @@ from grain_sft.prepare.templates.template import (
     Rendered,
     Result,
     SpecialText,
-    TemplateOptions,
     result_of,
 )
 from grain_sft.prepare.tokenizers import Tokenizer

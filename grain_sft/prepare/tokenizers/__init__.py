@@ -1,7 +1,5 @@
 """SentencePiece, Hugging Face and tiktoken tokenizers, recognised by the content of their files."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

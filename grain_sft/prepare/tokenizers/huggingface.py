@@ -1,7 +1,5 @@
 """Hugging Face tokenizers: a `tokenizer.json`, or a directory that `save_pretrained` wrote."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json

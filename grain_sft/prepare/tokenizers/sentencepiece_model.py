@@ -1,7 +1,5 @@
 """Tokenizer for SentencePiece models."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

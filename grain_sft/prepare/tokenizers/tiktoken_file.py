@@ -1,7 +1,5 @@
 """tiktoken files: a token in base64 and its rank in each line."""
 
-from __future__ import annotations
-
 import base64
 import functools
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tokenizer: interface of tokenizers for templates, writers and viewers, independent of the library behind them."""
 
-from __future__ import annotations
-
 import abc
 import array
 import hashlib

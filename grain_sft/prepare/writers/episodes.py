@@ -4,8 +4,6 @@
 `mask.bin` (uint8) or `mask_weighted.bin` (float32), `episodes.idx` (uint64 pairs of start and length).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -2,8 +2,6 @@
 them: a document is one sequence. All tokens take loss. The prefix for Megatron is `OUTPUT/train/text_document`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from grain_sft.corpus import megatron_index

@@ -6,8 +6,6 @@ bool; none where all tokens take loss, as in plain documents), `token_ids_part_N
 relative to the part, as Dolma's tokenizer writes). A part may end inside a document.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 from typing import Any

@@ -5,8 +5,6 @@ nz_shifted_loss_weights, the last two shifted one to the left. The weight of a f
 `PREFIX.SPLIT.first_weights.bin` (float32) where any is not 0.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

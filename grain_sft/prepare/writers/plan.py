@@ -1,7 +1,5 @@
 """Plan: the documents, order and folder of a corpus that is about to be written; and Format, an entry of the table."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -4,8 +4,6 @@ The files are `{train,val}_input_ids.bin` (uint16) and `{train,val}_labels.bin` 
 `{train,val}_idx.npy` (int64 starts of documents); `meta.json`; and `{train,val}/shard_00000*`, links to the first three.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any
