@@ -93,7 +93,7 @@ BENCHMARKS: Registry[Benchmark] = Registry(
         "packed": "grain_sft.bench.loaders:packed",
         "plans": "grain_sft.bench.plans:plans",
         "megatron": "grain_sft.bench.megatron:megatron",
-        "prepare": "grain_sft.bench.processes:preparing",
+        "prepare": "grain_sft.bench.preparing:preparing",
         "trace": "grain_sft.bench.plans:traces",
         "withdrawn": "grain_sft.bench.withdrawn:withdrawn",
     },

@@ -9,9 +9,9 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-FELT = 0.02  # of a step: a trainer does not feel a median wait up to this
-LEAST_MS = 0.5  # nor up to this: a thread that slept takes as long to run again on a machine that others use
-AS_FAST = 0.9  # of the fastest: such settings differ by what they take, not by their speed
+FELT = 0.02  # of a step: shorter median waits do not matter to a trainer
+LEAST_MS = 0.5  # nor do these: on a shared machine, a sleeping thread takes as long to run again
+AS_FAST = 0.9  # of the fastest: settings of this speed or more count as equally fast
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, where none is given
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
 _WIDTH = 102  # columns
@@ -40,9 +40,12 @@ class Choice(NamedTuple):
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
     """Return the setting of fewest threads and processes whose batches a trainer does not wait for.
 
-    At least one thread, so that a slow read does not reach the trainer. Threads go before worker processes, also where
-    these would do for a shorter step; where nothing will do, the fastest is taken.
-    `delivered` are measured with fewest resources first; a batch took at most `slowest_ms` to make: so much is made ahead.
+    It has at least one thread, so that the trainer does not wait for a slow read. Worker processes are chosen only where
+    threads keep up with no measured step. Where nothing keeps up, the fastest setting is chosen.
+
+    Args:
+      delivered: Figures of the measured settings, fewest resources first.
+      slowest_ms: Longest time that a batch took to make. As many batches are made ahead as steps pass in this time.
     """
     threads = [row for row in delivered if row["threads"] and not row["worker_count"]]
     workers = [row for row in delivered if row["worker_count"]]
@@ -93,8 +96,8 @@ def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> li
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Return whether steps do not wait for a setting, and would not later: ready batches hide for a while that making one
-    takes longer than a step."""
+    """Return whether steps do not wait for a setting, now and later: for a while, batches made ahead hide that one takes
+    longer than a step."""
     return _wait_ms(row, step_ms) <= max(LEAST_MS, FELT * step_ms) and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 

@@ -43,7 +43,7 @@ _Round = tuple[float, dict[float, list[float]]]
 
 
 class Plan(NamedTuple):
-    """How to measure."""
+    """Options of a measurement."""
 
     seconds: float = SECONDS  # of all measurements together; a slow batch takes longer
     repeats: int = 3  # measurements of each setting, in turn

@@ -187,9 +187,8 @@ def orders(found: dict) -> bool:
 
 
 def preparing(found: dict) -> bool:
-    """Preparation against bare SentencePiece."""
-    rows = [row for row in found.values() if "bare_s" in row]
-    return bool(rows) and all(row["tokens"] / row["s"] > 0.6 * row["bare_tokens"] / row["bare_s"] for row in rows)
+    """Memory of a preparation, and its speed beside the tokenizers alone."""
+    return all(row["peak_mb"] < 1000 and row.get("of_bare", 1) > 0.6 for row in found.values())
 
 
 def plans(found: dict) -> bool:
@@ -207,9 +206,6 @@ def megatron(found: dict) -> bool:
 
 
 CHECKS = {"throughput": speeds, "orders": orders, "prepare": preparing, "plans": plans, "megatron": megatron}
-CHECKS["prepare_text"] = lambda found: all(
-    row["peak_mb"] < 1000 and row.get("of_bare", 1) > 0.6 for row in found.values()
-)
 CHECKS["withdrawn"] = lambda found: all(
     row["of_speed"] > (0.4 if "windows" in name else 0.8) for name, row in found.items()
 )

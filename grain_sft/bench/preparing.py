@@ -1,0 +1,123 @@
+"""Benchmark of `prepare` on chats and on plain documents, compared with the batch calls of the tokenizers themselves."""
+
+import importlib.util
+import json
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grain_sft.bench import Scale, Table
+from grain_sft.bench.measuring import run_program
+from grain_sft.demo import docstrings
+from grain_sft.prepare import CHAT_TOKENS, train_tokenizer
+from grain_sft.storage import write_bytes
+
+VOCAB_SIZE = 8000
+MESSAGE, DOCUMENT = 330, 1800  # bytes of the median message and document
+BPE, UNIGRAM, JSON = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
+
+_COMMON = """
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
+path, model, out, template = sys.argv[1:5]
+load_tokenizer(model).encode(["imports all that it needs"])
+def ours(number):
+    begin = time.process_time()
+    manifest = prepare(Request((Dataset((path,)),), template, model, "olmo"), f"{out}-{number}", workers=1)
+    counts = manifest["splits"]["train"]
+    return time.process_time() - begin, {name: counts[name] for name in ("documents", "tokens")}
+"""
+_MEMORY = """
+before = memory()["peak_mb"]
+print(json.dumps({**ours(0)[1], "mb_before": before, **memory()}))
+"""
+_SPEED = """
+import statistics
+with open(path, "rb") as file:
+    records = [json.loads(line) for line in file]
+texts = [part["content"] for record in records for part in record.get("messages") or [{"content": record["text"]}]]
+batches = [texts[start : start + 1000] for start in range(0, len(texts), 1000)]
+if model.endswith(".json"):
+    import tokenizers
+    own = tokenizers.Tokenizer.from_file(model)
+    encode = lambda batch: [encoding.ids for encoding in own.encode_batch(batch, add_special_tokens=False)]
+else:
+    import sentencepiece
+    own = sentencepiece.SentencePieceProcessor(model_file=model)
+    encode = lambda batch: own.encode(batch, num_threads=1)
+turns = []
+for number in range(int(sys.argv[5])):
+    begin = time.process_time()
+    tokens = sum(len(ids) for batch in batches for ids in encode(batch))
+    bare = time.process_time() - begin
+    seconds, counts = ours(number)
+    turns.append((bare / seconds, bare, seconds))
+of_bare, bare, seconds = map(statistics.median, zip(*turns))
+mb = sum(len(text.encode()) for text in texts) / 1e6
+print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_per_s": mb / bare,
+                  "mb_per_s": mb / seconds, "bytes_a_token": 1e6 * mb / tokens}))
+"""
+
+
+def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
+    """Yield the speed of `prepare` and of each tokenizer's own batch call, by CPU time on one core, and the memory of
+    `prepare` for a tenth of the documents and for all."""
+    rows = {}
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        here = Path(temporary)
+        text = "\n".join(entry.text for entry in docstrings())
+        models = _tokenizers(here, text)
+        kinds = {f"documents, {name}": ("text", name, scale.texts) for name in models}
+        for kind, (template, name, most) in ({"chats": ("primer", BPE, scale.conversations)} | kinds).items():
+            for count in (max(1, most // 10), most):
+                path, out, row = here / f"{template}-{count}.jsonl", here / kind, f"{kind}, {count:,}"
+                if not path.exists():
+                    _write(path, text, count, chats=kind == "chats")
+                arguments = (str(path), models[name], f"{out}-{count}", template)
+                rows[row] = run_program(_COMMON + _MEMORY, *arguments)
+            rows[row] |= run_program(_COMMON + _SPEED, *arguments[:2], f"{out}-speed", template, str(scale.repeats))
+    columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of it": "{of_bare:.2f}"}
+    columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}
+    yield Table("prepare", "preparing, one core", columns, rows)
+
+
+def _tokenizers(here: Path, text: str) -> dict[str, str]:
+    """Train tokenizers on the lines of `text`; return their paths by name."""
+    lines = [line for line in text.splitlines() if line]
+    found = {BPE: str(here / "bpe.model"), UNIGRAM: str(here / "unigram.model")}
+    for path in found.values():
+        write_bytes(path, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS, model_type=Path(path).stem))
+    if all(importlib.util.find_spec(name) for name in ("tokenizers", "transformers")):
+        import tokenizers
+
+        made = tokenizers.Tokenizer(tokenizers.models.BPE())
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=VOCAB_SIZE, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+        )
+        made.train_from_iterator(lines, trainer)
+        found[JSON] = str(here / "tokenizer.json")
+        made.save(found[JSON])
+    return found
+
+
+def _write(path: Path, text: str, count: int, *, chats: bool) -> None:
+    """Write conversations of two messages, or plain documents, which are cut from `text` at random."""
+    draw = random.Random(0)
+
+    def cut(median: int, spread: float) -> str:
+        start, length = draw.randrange(len(text)), int(median * draw.lognormvariate(0, spread))
+        return text[start : start + length].replace("<|", "< |") or "end"
+
+    record: dict[str, Any]
+    with path.open("w", encoding="utf-8") as file:
+        for _ in range(count):
+            if chats:
+                record = {"messages": [{"role": role, "content": cut(MESSAGE, 0.3)} for role in ("user", "assistant")]}
+            else:
+                record = {"text": cut(DOCUMENT, 1.0)}
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
