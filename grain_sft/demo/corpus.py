@@ -5,22 +5,16 @@ The layout packs several conversations into a row, and none attends to another. 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
-
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.demo.text import MAX_CHARACTERS, Entry, docstrings
-from grain_sft.errors import GrainSftError
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, conversation_lines, prepare, train_tokenizer
 from grain_sft.storage import atomic_write, write_bytes
-from grain_sft.version import __version__
 
 VOCAB_SIZE = 2048
 SEQUENCE_LENGTH = 256  # tokens
@@ -29,35 +23,24 @@ CONFIG = "config.json"
 """File name of the config in the demo's folder. `grain_sft.load` reads it."""
 
 
-def prepare_corpus(
-    root: Path, seed: int, say: Callable[[str], None] = lambda text: None, max_characters: int = MAX_CHARACTERS
-) -> tuple[Corpus, dict[str, Any], bool]:
-    """Make the corpus below `root`, or reuse the same corpus of an earlier demo, and write the config.
+def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) -> tuple[Corpus, Mapping[str, Any]]:
+    """Make the corpus below `root`, write the config, and return the corpus and its manifest.
 
     Args:
       root: Folder of the demo.
       seed: Seed of the order of rows.
-      say: Function that is called with a line of text before slow work.
       max_characters: Upper bound of the characters of all answers together.
-
-    Returns:
-      The corpus, its manifest, and whether an earlier demo made it.
     """
     folder = root / "corpus"
-    versions = f"Python {sys.version}, grain_sft {__version__}, sentencepiece {sentencepiece.__version__}"
-    source = f"docstrings: {max_characters} characters, {VOCAB_SIZE} pieces, {versions}"
-    found = _reuse(folder / "sft", source)
-    if found is None:
-        say("reading the docstrings of Python's standard library ...")
-        if folder.exists():
-            shutil.rmtree(folder)
-        chats, model = str(folder / "chats.jsonl"), str(folder / "tokenizer.model")
-        write_chats(Path(chats), docstrings(max_characters))
-        lines = conversation_lines([chats], special_tokens=CHAT_TOKENS)
-        write_bytes(model, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
-        request = Request((Dataset((chats,)),), "primer", model, "primer", special_text="encode", source=source)
-        manifest = prepare(request, folder / "sft", workers=1)
-        found = open_corpus(folder / "sft"), manifest, False
+    if folder.exists():
+        shutil.rmtree(folder)
+    print("reading the docstrings of Python's standard library ...", flush=True)
+    chats, model = str(folder / "chats.jsonl"), str(folder / "tokenizer.model")
+    write_chats(Path(chats), docstrings(max_characters))
+    lines = conversation_lines([chats], special_tokens=CHAT_TOKENS)
+    write_bytes(model, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
+    request = Request((Dataset((chats,)),), "primer", model, "primer", special_text="encode")
+    manifest = prepare(request, folder / "sft", workers=1)
     config = {
         "corpus": {"path": str(folder / "sft")},
         "layout": {"kind": "packed", "sequence_length": SEQUENCE_LENGTH},
@@ -66,7 +49,7 @@ def prepare_corpus(
     }
     with atomic_write(root / CONFIG) as file:
         json.dump(config, file, indent=2)
-    return found
+    return open_corpus(folder / "sft"), manifest
 
 
 def write_chats(path: Path, entries: Iterable[Entry]) -> None:
@@ -75,12 +58,3 @@ def write_chats(path: Path, entries: Iterable[Entry]) -> None:
         for question, text in entries:
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
-
-
-def _reuse(folder: Path, source: str) -> tuple[Corpus, dict[str, Any], bool] | None:
-    """Return an earlier demo's corpus; None unless it is complete, was made from `source`, and can be opened."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, GrainSftError):
-        manifest = json.loads((folder / "prepare.json").read_text("utf-8"))
-        if manifest["request"]["source"] == source:
-            return open_corpus(folder), manifest, True
-    return None

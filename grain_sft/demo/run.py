@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 import grain_sft
+from grain_sft.corpus import Corpus
 from grain_sft.demo.corpus import CONFIG, GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, prepare_corpus
 from grain_sft.errors import GrainSftError, StorageError
 from grain_sft.storage import exclusive, files, without_interrupts
@@ -63,7 +65,7 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
         folders = {name: str(root / "runs" / name) for name in (INTERRUPTED, RESUMED, UNINTERRUPTED)}
         if (root / "runs").exists():
             shutil.rmtree(root / "runs")
-        _make_corpus(root, seed)
+        _describe(root, *prepare_corpus(root, seed))
         options = Options(str(root / CONFIG), folders[INTERRUPTED], VOCAB_SIZE, steps, steps // 3, seed)
         _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {options.checkpoint_every} steps")
         logs = {INTERRUPTED: _run(INTERRUPTED, options, kill_after=killed_after(steps))}
@@ -90,35 +92,20 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
     if files.is_remote(os.fspath(where)):
         raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
     root = Path(os.path.abspath(files.normalize(where)))
+    files.check_writable(str(root), folder=True)
+    root.mkdir(parents=True, exist_ok=True)
     marker = root / _MARKER
-    with writing(root):
-        root.mkdir(parents=True, exist_ok=True)
-        if not marker.exists():
-            others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
-            if others:
-                raise GrainSftError(
-                    f"{root}: holds {others[0]!r}, but no earlier demo. Give an empty folder, or one that does not exist "
-                    "yet, with --dir."
-                )
-            files.write_bytes(str(marker), b"A folder of `grain-sft demo`, which writes it anew when it runs again.\n")
-        in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
-        with exclusive(os.open(marker, os.O_RDONLY | os.O_CLOEXEC), in_use):
-            yield root
-
-
-@contextlib.contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn an `OSError` about a file below `path` into a `StorageError` that names what to do."""
-    try:
-        yield
-    except OSError as error:
-        ours = isinstance(error, StorageError)
-        if isinstance(error, BrokenPipeError | GrainSftError) and not ours:
-            raise
-        text = str(error) if ours else f"{error.filename or path}: can't be written ({error.strerror})."
-        if str(path) in text and "--dir" not in text:
-            text += " Give a folder that may be written to, on a disk with 60 MB free, with --dir."
-        raise StorageError(text) from error
+    if not marker.exists():
+        others = sorted(entry.name for entry in root.iterdir() if not entry.name.startswith(f".{_MARKER}"))
+        if others:
+            raise GrainSftError(
+                f"{root}: holds {others[0]!r}, but no earlier demo. Give an empty folder, or one that does not exist yet, "
+                "with --dir."
+            )
+        files.write_bytes(str(marker), b"A folder of `grain-sft demo`, which writes it anew when it runs again.\n")
+    in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
+    with exclusive(os.open(marker, os.O_RDONLY | os.O_CLOEXEC), in_use):
+        yield root
 
 
 def newest_step(checkpoints: str | os.PathLike[str]) -> int:
@@ -129,9 +116,8 @@ def newest_step(checkpoints: str | os.PathLike[str]) -> int:
     return max(steps)
 
 
-def _make_corpus(root: Path, seed: int) -> None:
-    """Make the corpus and the config, and print what they are."""
-    corpus, manifest, reused = prepare_corpus(root, seed, _say)
+def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
+    """Print the sizes of the corpus and of its rows."""
     counts = manifest["splits"]["train"]
     found = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1)).source.layout.statistics
     packed = (
@@ -143,14 +129,14 @@ def _make_corpus(root: Path, seed: int) -> None:
     _say(f"chat    {counts['documents']:,} questions, answered by docstrings; {share:.0%} of the tokens are answers")
     _say(f"tokens  {corpus.num_tokens:,}, {corpus.dtype.name}, of a vocabulary of {VOCAB_SIZE}")
     _say(f"rows    {found['rows']:,} of {SEQUENCE_LENGTH} tokens: {packed}; a step reads {GLOBAL_BATCH_SIZE}")
-    _say(f"corpus  {corpus.ends_fingerprint[:24]}, {'as an earlier demo left it' if reused else 'made now'}")
+    _say(f"corpus  {corpus.ends_fingerprint[:24]}")
 
 
 def _run(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> list[Record]:
     """Train in another process from the step `start` on, and return its records; kill it after the step `kill_after`."""
     Path(options.folder).mkdir(parents=True)
     found: list[Record] = []
-    compiled, last = 0.0, "it printed nothing."
+    last = "it printed nothing."
     with (
         started(options) as process,
         open(Path(options.folder, "log.jsonl"), "w", buffering=1, encoding="utf-8") as log,
@@ -161,12 +147,8 @@ def _run(name: str, options: Options, start: int = 0, kill_after: int | None = N
                 continue
             found.append(record)
             log.write(line)
-            now = time.perf_counter()
-            compiled = compiled or now  # the first step compiles, and is left out of the speed
             if record.step in (start, options.steps - 1) or record.step % _LINES_EVERY == 0:
-                speed = (record.step - start) * GLOBAL_BATCH_SIZE * SEQUENCE_LENGTH / max(now - compiled, 1e-9)
-                rate = "compiled" if record.step == start else f"{speed:,.0f} tokens/s"
-                _say(f"  step {record.step:4d}  loss {record.loss:.4f}  {rate}")
+                _say(f"  step {record.step:4d}  loss {record.loss:.4f}")
             if kill_after is not None and record.step >= kill_after:
                 process.kill()  # with SIGKILL, which it cannot catch
         status = process.wait()
@@ -229,12 +211,11 @@ def difference(name: str, reference: str, steps: range, logs: Logs) -> str | Non
 def table(names: Sequence[str], steps: Sequence[int], logs: Logs) -> list[str]:
     """Return lines with the losses of the runs side by side, as numbers and as exact hexadecimal floats."""
     by_step = {name: {record.step: record for record in logs[name]} for name in names}
-    lines = [("step  " + "  ".join(f"{name:<21}" for name in names)).rstrip()]
+    lines = [f"step  {'  '.join(f'{name:<21}' for name in names)}".rstrip()]
     for step in steps:
-        present = [by_step[name].get(step) for name in names]
-        cells = ["-" if each is None else f"{each.loss:.4f} {_exact(each.loss)}" for each in present]
-        same = len({each for each in present if each is not None}) == 1
-        lines.append(f"{step:4d}  " + "  ".join(f"{cell:<21}" for cell in cells) + ("  same" if same else "  DIFFERS"))
+        records = [by_step[name].get(step) for name in names]
+        cells = [f"{'-' if each is None else f'{each.loss:.4f} {_exact(each.loss)}':<21}" for each in records]
+        lines.append(f"{step:4d}  {'  '.join(cells)}  {'same' if len({*records} - {None}) == 1 else 'DIFFERS'}")
     return lines
 
 

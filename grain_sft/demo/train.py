@@ -24,9 +24,9 @@ import numpy.typing as npt
 import grain_sft
 from grain_sft.demo import model
 from grain_sft.demo.model import ModelConfig, Params, init_params
-from grain_sft.demo.run import Options, Record, newest_step, writing
+from grain_sft.demo.run import Options, Record, newest_step
 from grain_sft.errors import GrainSftError
-from grain_sft.storage import atomic_write
+from grain_sft.storage import write_bytes
 
 LEARNING_RATE = 6e-3
 WARMUP = 10  # steps
@@ -53,8 +53,7 @@ def save(folder: Path, step: int, state: State) -> None:
     path = folder / f"step-{step:08d}.npz"
     content = io.BytesIO()  # np.savez leaves its zip file open on a disk that is full, and that prints
     np.savez(content, **{name: np.asarray(each) for name, each in arrays.items()})  # type: ignore[arg-type]
-    with writing(path), atomic_write(path, "wb") as file:
-        file.write(content.getbuffer())
+    write_bytes(str(path), content.getvalue())
 
 
 def load(folder: Path, step: int) -> State:

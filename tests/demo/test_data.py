@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from small_chat import SMALL_TEXT, Chat, documents
 
-import grain_sft
 from grain_sft.demo import text
-from grain_sft.demo.corpus import CONFIG, GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, prepare_corpus
+from grain_sft.demo.corpus import GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH
 from grain_sft.errors import GrainSftError
 
 
@@ -86,18 +85,3 @@ def test_packed_rows_have_next_to_no_padding_and_several_conversations(chat: Cha
     assert found["segments"] == sum(map(len, chat.answers.values())) and not found["dropped_documents"]
     assert found["padding"] < 0.02 * (found["tokens"] + found["padding"])
     assert found["segments"] > 2 * found["rows"]
-
-
-def test_a_corpus_is_made_once_and_made_again_if_it_is_damaged(tmp_path: Path) -> None:
-    def make(seed: int) -> tuple[str, Path, bool]:
-        corpus, _, reused = prepare_corpus(tmp_path, seed, max_characters=SMALL_TEXT)
-        return corpus.fingerprint, Path(corpus.shards[0].path), reused
-
-    fingerprint, shard, reused = make(0)
-    assert not reused and make(1) == (fingerprint, shard, True)
-    pipeline = grain_sft.load(tmp_path / CONFIG, host=grain_sft.Host(0, 1))
-    assert pipeline.sampler.seed == 1
-    shard.write_bytes(shard.read_bytes()[:-2])
-    assert make(0) == (fingerprint, shard, False)
-    (tmp_path / "corpus" / "sft" / "prepare.json").unlink()  # a demo that was ended before its corpus was complete
-    assert not make(0)[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,14 +131,12 @@ def test_the_resumed_run_took_up_the_checkpoint_of_the_killed_one(finished: tupl
 
 
 @pytest.mark.pages
-def test_a_run_that_can_not_write_fails_with_its_sentence(finished: tuple[Path, str], tmp_path: Path) -> None:
-    shutil.copytree(finished[0], tmp_path / "demo")
-    status, output, errors = demo(tmp_path / "demo", 1 << 20)
+def test_a_run_that_can_not_write_its_checkpoint_fails_with_its_sentence(tmp_path: Path) -> None:
+    status, _, errors = demo(tmp_path / "demo", 7 << 20)  # the corpus has smaller files, and checkpoints are larger
     assert status == 1
-    assert "as an earlier demo left it" in output
     (sentence,) = errors.splitlines()
     assert sentence.startswith("grain-sft demo: the interrupted run ended with exit status 1: ")
-    assert "step-00000003.npz: can't be written (File too large)" in sentence and "60 MB free" in sentence
+    assert "step-00000003.npz: can't be written (File too large)" in sentence
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -164,11 +161,7 @@ def failed(where: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_file_in_the_way_is_named(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
     sentence = failed(tmp_path / "file" / below, capsys)
-    assert (
-        str(tmp_path / "file") in sentence
-        and "--dir" in sentence
-        and re.search("File exists|Not a directory", sentence)
-    )
+    assert f"{tmp_path / 'file'}: it is not a folder" in sentence
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -182,4 +175,4 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, capsys: pytest.
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_can_not_be_written_to_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "readonly").mkdir(mode=0o555)
-    assert "(Permission denied). Give a folder that may be written to" in failed(tmp_path / "readonly" / "demo", capsys)
+    assert "Permission denied. Give an output in another folder" in failed(tmp_path / "readonly" / "demo", capsys)
