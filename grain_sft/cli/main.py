@@ -15,39 +15,31 @@ if TYPE_CHECKING:
     from grain_sft.cli.arguments import Parser
 
 COMMANDS = {
-    "demo": "train a small model on this machine's own text, kill it, resume it, and compare",
-    "prepare": "make a corpus of conversations",
-    "convert": "rewrite a corpus in another format",
-    "withdraw": "rewrite a corpus without some of its documents",
-    "train-tokenizer": "train a SentencePiece model on conversations",
-    "pack": "pack documents into rows and compare algorithms",
-    "trace": "list the documents of steps, or the steps that read a document",
-    "inspect": "show a row of a step token by token, on the terminal or as a page",
-    "report": "write a page with the figures and pictures of a config's run",
-    "config": "print a config with what it inherits, or the JSON Schema of configs",
-    "receipt": "print a short hash of everything that decides a run's batches",
-    "diff": "print from which step on two configs have other batches, and why",
-    "audit-check": "check an audit log against the run that a config states",
-    "verify": "check that a corpus, a plan or a config is sound",
-    "index": "scan token files and write an index",
-    "bench": "measure the speed of a config, or of made-up corpora, and compare it with the machine's limit",
-    "simulate": "print what a run on many hosts asks of a bucket, a cache and the hosts",
-    "build-sft-primer": "make a primer SFT cache of a JSONL file; an older tool's name for prepare",
-    "prepare-chat-sft": "make an episode-indexed dataset of chats; an older tool's name for prepare",
-    "prepare-tool-sft": "make an episode-indexed dataset of chats with tool calls; an older tool's name for prepare",
+    "demo": ("bench", "train a small model on this machine's own text, kill it, resume it, and compare"),
+    "prepare": ("prepare", "make a corpus of conversations"),
+    "convert": ("prepare", "rewrite a corpus in another format"),
+    "withdraw": ("prepare", "rewrite a corpus without some of its documents"),
+    "train-tokenizer": ("prepare", "train a SentencePiece model on conversations"),
+    "pack": ("pack", "pack documents into rows and compare algorithms"),
+    "trace": ("trace", "list the documents of steps, or the steps that read a document"),
+    "inspect": ("view", "show a row of a step token by token, on the terminal or as a page"),
+    "report": ("view", "write a page with the figures and pictures of a config's run"),
+    "config": ("config", "print a config with what it inherits, or the JSON Schema of configs"),
+    "receipt": ("config", "print a short hash of everything that decides a run's batches"),
+    "diff": ("config", "print from which step on two configs have other batches, and why"),
+    "audit-check": ("config", "check an audit log against the run that a config states"),
+    "verify": ("config", "check that a corpus, a plan or a config is sound"),
+    "index": ("pack", "scan token files and write an index"),
+    "bench": ("bench", "measure the speed of a config, or of made-up corpora, and compare it with the machine's limit"),
+    "simulate": ("simulate", "print what a run on many hosts asks of a bucket, a cache and the hosts"),
+    "build-sft-primer": ("legacy", "make a primer SFT cache of a JSONL file; an older tool's name for prepare"),
+    "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats; an older tool's name for prepare"),
+    "prepare-tool-sft": (
+        "legacy",
+        "make an episode-indexed dataset of chats with tool calls; an older tool's name for prepare",
+    ),
 }
-
-MODULES = {
-    "bench": ("bench", "demo"),
-    "config": ("audit-check", "config", "diff", "receipt", "verify"),
-    "legacy": ("build-sft-primer", "prepare-chat-sft", "prepare-tool-sft"),
-    "pack": ("index", "pack"),
-    "prepare": ("convert", "prepare", "train-tokenizer", "withdraw"),
-    "simulate": ("simulate",),
-    "trace": ("trace",),
-    "view": ("inspect", "report"),
-}
-"""Commands by the module that declares them."""
+"""Module that declares each command, and its summary."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that need no JAX, because they do not infer the host from it."""
@@ -74,8 +66,8 @@ def declare(command: str, parser: Parser) -> None:
     """Add the arguments of `command` to `parser`, and as the default `run` the function that carries it out."""
     import importlib
 
-    module = next(name for name, commands in MODULES.items() if command in commands)
-    getattr(importlib.import_module(f"grain_sft.cli.{module}"), command.replace("-", "_"))(parser)
+    module = importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}")
+    getattr(module, command.replace("-", "_"))(parser)
 
 
 def _guarded(*, ends_process: bool) -> int:
@@ -96,7 +88,7 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     named = next((word for word in arguments if word in COMMANDS), None)
     with _grain_without_jax() if own_process and named in WITHOUT_JAX else contextlib.nullcontext():
-        for name, summary in COMMANDS.items():
+        for name, (_, summary) in COMMANDS.items():
             subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
             if name == named:
                 subparser.set_defaults(parser=subparser)
