@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from grain_sft.sampling import Host
 
 _DECLARED = ("dtype", "eos_token_id", "use_loss_mask", "split", "subset")
-"""Options of `open_corpus` that commands declare as it does."""
+"""Options of `open_corpus` that commands have too."""
 
 _TOKENIZER_NAME = """name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is
 refused"""
@@ -47,8 +47,12 @@ class Parser(argparse.ArgumentParser):
         spelled: Mapping[str, Sequence[str]] | None = None,
         **changes: Any,
     ) -> None:
-        """Add options to the group of that title, as a constructor declares them but for `changes` of an `Option`; `spelled`
-        has other spellings."""
+        """Add options to the group of that title, as a constructor declares them.
+
+        Args:
+          spelled: Other spellings of options, by name.
+          changes: Fields of `Option` that differ from the declaration.
+        """
         declared = options_of(declaration)
         options = {name: dataclasses.replace(declared[name], **changes) for name in names}
         add_arguments(self.group(group), options, spelled or {})

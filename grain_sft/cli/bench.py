@@ -36,7 +36,7 @@ def _run_demo(options: argparse.Namespace) -> int:
 
 def bench(parser: Parser) -> None:
     """Declare `grain-sft bench`."""
-    config = "path of a .yaml or .json config: it alone is measured, and none of the made-up corpora"
+    config = "path of a .yaml or .json config to measure instead of made-up corpora"
     parser.add_argument("config", nargs="?", help=config)
     seconds = "seconds of each measurement (default: 2); with CONFIG, of all of them (default: 20)"
     parser.add_argument("--seconds", type=positive, help=seconds)
@@ -52,7 +52,7 @@ def bench(parser: Parser) -> None:
     workers = "worker processes to try (default: the cores, up to 8)"
     add("--max-workers", type=at_least(0), metavar="N", help=workers)
     add = parser.group(_MADE_UP).add_argument
-    only = "measure this, and nothing else that is not named so too (default: everything)"
+    only = "measure only this; may be given several times (default: everything)"
     add("--only", choices=list(BENCHMARKS), action="append", help=only)
     add("--dir", help="where to put the token files (default: a temporary folder)")
     parser.add_declared(Scale, _SIZES, _MADE_UP)

@@ -28,8 +28,8 @@ _FOLDER = "a folder that is new or empty; local or gs://"
 _INPUTS = """JSONL, JSON arrays, Parquet, Arrow (a dataset's folder), ArrayRecord, or texts (.txt, .md), of these JSON and
 texts also .gz and .zst; files, globs or folders with all below them, local or gs://. An amount may follow each: a factor with a
 point (0.5, 3.0) or a number of records (5000)"""
-_ORDER = """order  This is another corpus. Its documents are numbered anew, so its rows, orders, plans and receipts are others.
-       Begin a run on it at step 0. A run that has begun goes on with {0} and the amendment `withdraw`
+_WITHDRAWN = """note   This is another corpus: its documents have new numbers, so its rows, orders, plans and receipts differ.
+       Begin a run on it at step 0. To continue a run that has begun, keep {0} and write the amendment `withdraw`
        in its config, which leaves all other rows as they are."""
 _RUNNER = """prepare by Apache Beam pipelines: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; Beam's own options
 follow, after all others (--project=... --region=... --temp_location=gs://...). Every worker must reach the inputs, the
@@ -217,7 +217,7 @@ def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> int:
 def _withdraw(options: argparse.Namespace) -> int:
     options.format = options.format or preparing.format_of(options.corpus)
     status = _convert(options, options.documents)
-    print(_ORDER.format(options.corpus))
+    print(_WITHDRAWN.format(options.corpus))
     return status
 
 

@@ -25,7 +25,7 @@ def trace(parser: Parser) -> None:
     add = asked.add_argument
     add("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
     add("--between", nargs=2, metavar="NAME", help=_BETWEEN)
-    document = "a document's number, in a mixture that of a source's own; again for more"
+    document = "a document's number, or in a mixture its number in a source; may be given several times"
     add("--document", type=_document, action="append", metavar="[SOURCE:]N", help=document)
     add("--record", metavar="ID", help="a line of an input that was prepared: LINE or INPUT:LINE")
     add("--find", metavar="TEXT", help="documents that hold a text")

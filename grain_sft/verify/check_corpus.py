@@ -10,7 +10,7 @@ import numpy.typing as npt
 from grain_sft.corpus import PREPARE, THREADS, Corpus, Json
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.provenance import tokenizer_of
-from grain_sft.storage import DIGEST_BYTES, FileStamp, digest_of, files, read_head, replaced, size_change
+from grain_sft.storage import DIGEST_BYTES, FileStamp, describe, files, replaced, size_change
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
 
@@ -59,14 +59,12 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
 
     def check(file: FileStamp) -> str:
         try:
-            size, _, version = read_head(file.path)
-            if size != file.size:
-                return size_change(file, size)
-            head = files.read_range(file.path, file.data_offset, file.data_offset + DIGEST_BYTES, version=version)
-            tail = files.read_range(file.path, max(file.data_offset, size - DIGEST_BYTES), size, version=version)
-            return "" if digest_of(head, tail) == file.digest else replaced(file)
+            found = describe(file.path, file.data_offset)
         except GrainSftError as error:
             return str(error)
+        if found.size != file.size:
+            return size_change(file, found.size)
+        return "" if found.digest == file.digest else replaced(file)
 
     with concurrent.futures.ThreadPoolExecutor(min(THREADS, len(distinct))) as pool:
         for path, sentence in zip(distinct, pool.map(check, distinct.values()), strict=True):

@@ -171,17 +171,9 @@ def _columns(row: Element) -> dict[str, Any]:
 def _pieces(lines: Trace) -> tuple[Piece, ...]:
     """Return the pieces of a row's trace; an empty list for a row that holds only padding."""
     found, pieces = lines.select(lines.instance >= 0), []
+    names = ("segment", "document", "source", "record", "shard", "start", "stop")
     withdrawn = np.zeros_like(found.step) if found.withdrawn is None else found.withdrawn
-    columns = (
-        found.segment,
-        found.document,
-        found.source,
-        found.record,
-        found.shard,
-        found.start,
-        found.stop,
-        withdrawn,
-    )
+    columns = [*(getattr(found, name) for name in names), withdrawn]
     for segment, number, source, line, shard, *tokens in zip(*(each.tolist() for each in columns), strict=True):
         document, record = (None if each < 0 else each for each in (number, line))
         pieces.append(Piece(segment, document, found.source_names[source], record, found.paths[shard], *tokens))

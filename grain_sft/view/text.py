@@ -18,8 +18,8 @@ def visible(text: str) -> str:
     """Return `text` with a sign for each character that is invisible or changes the display of others.
 
     A space is ·, a newline ⏎, a tab ⇥. Other control characters, marks of direction, characters of no width, unusual
-    spaces and unassigned ones are such as ⟨U+202E⟩. A byte that is not UTF-8 (a lone surrogate of the error handler
-    "surrogateescape") is ⟨xF0⟩. A combining mark at the start follows a circle.
+    spaces and unassigned ones are shown by their code, such as ⟨U+202E⟩. A byte that is not UTF-8 (a lone surrogate of the
+    error handler "surrogateescape") is shown by its value, such as ⟨xF0⟩. A combining mark at the start follows a circle.
     """
     if text.isascii() and text.isprintable():
         return text.replace(" ", "·")
