@@ -3,15 +3,20 @@
 The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
 
+import ast
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from grain_sft.errors import CorpusError
-from grain_sft.storage import DIGEST_BYTES, MAGIC, FileStamp, digest_of, files, npy_header, read_head
+from grain_sft.storage import DIGEST_BYTES, MOST_HEADER_BYTES, FileStamp, ForkSafeLock, digest_of, files, read_head
 
 Dtype = np.dtype[Any]
+
+MAGIC = b"\x93NUMPY"
+
+_PARSING = ForkSafeLock()  # CPython 3.11 counts the parser's depth for all threads together, and raises SystemError
 
 
 class ArrayFile(NamedTuple):
@@ -27,16 +32,14 @@ class ArrayFile(NamedTuple):
 def scan_array(path: str, raw: Dtype, parse: Callable[[object], Dtype]) -> ArrayFile:
     """Return the array file at `path`. Its content decides whether it has a header. Arguments are as in `locate_values`."""
     size, head, version = read_head(path)
-    dtype, count, offset = locate_values(path, head, size, raw, parse, version)
+    dtype, count, offset = locate_values(path, head, size, raw, parse)
     first = head[offset : offset + DIGEST_BYTES]
-    if len(first) < min(DIGEST_BYTES, size - offset):  # after an unusually long header
-        first = files.read_range(path, offset, offset + DIGEST_BYTES, version=version)
     last = files.read_range(path, max(offset, size - DIGEST_BYTES), size, version=version)
     return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
 
 
 def locate_values(
-    path: str, head: bytes, size: int, raw: Dtype, parse: Callable[[object], Dtype], version: str | None = None
+    path: str, head: bytes, size: int, raw: Dtype, parse: Callable[[object], Dtype]
 ) -> tuple[Dtype, int, int]:
     """Return (dtype, number of values, offset of the first) of a file of `size` bytes that begins with `head`.
 
@@ -52,7 +55,7 @@ def locate_values(
                 "its dtype is another: tokens are uint8, uint16, uint32 or uint64, as `dtype` states."
             )
         return raw, count, 0
-    stated, shape, offset = npy_header(path, head, size, version)
+    stated, shape, offset = parse_header(path, head, size)
     dtype = parse(stated)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
         raise CorpusError(f"{path}: the array has shape {shape}; expected one dimension. Save array.reshape(-1).")
@@ -62,3 +65,30 @@ def locate_values(
             "follow it. The file was truncated or appended to; write it again."
         )
     return dtype, shape[0], offset
+
+
+def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object, ...], int]:
+    """Return (dtype as the header states it, shape, bytes before the data) of a .npy file of `size` bytes.
+
+    Raises:
+      CorpusError: The header is damaged, or of a version that numpy does not write.
+    """
+    version = list(head[len(MAGIC) : len(MAGIC) + 2])
+    if version not in ([1, 0], [2, 0], [3, 0]):
+        raise CorpusError(f"{path}: .npy format version {version}; versions [1, 0], [2, 0] and [3, 0] can be read.")
+    start = len(MAGIC) + (4 if version[0] == 1 else 6)
+    length = int.from_bytes(head[len(MAGIC) + 2 : start], "little")
+    offset = start + length
+    if offset > min(size, MOST_HEADER_BYTES):
+        raise CorpusError(
+            f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
+            f"at most {MOST_HEADER_BYTES}. The file is damaged."
+        )
+    try:
+        with _PARSING.lock:
+            header = ast.literal_eval(head[start:offset].decode("utf-8" if version[0] == 3 else "latin1"))
+        descr, shape = header["descr"], tuple(header["shape"])
+        header["fortran_order"]  # required, but meaningless for one dimension
+    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
+        raise CorpusError(f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error}).") from error
+    return descr, shape, offset

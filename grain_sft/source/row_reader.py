@@ -76,14 +76,8 @@ class RowReader:
         pieces = [
             (of_shard[here], numbers[here], buffers, len(buffers) * self._row.itemsize) for here, buffers, *_ in blocks
         ]
-        if self._reader.plain:  # in a loop of its own, which takes 6 % less for rows of 4,096 tokens
-            for group, block in zip(pieces, blocks, strict=True):
-                self._reader.read(group)
-                self._widen(block)
-            self._reader.check(set(of_shard), len(rows) * self._row.itemsize)
-        else:
-            for _, block in zip(self._reader.read_groups(pieces), blocks, strict=True):
-                self._widen(block)
+        for _, block in zip(self._reader.read_groups(pieces), blocks, strict=True):
+            self._widen(block)
         loss = None
         if self._loss_reader is not None and (self._weighted or not only_weights):
             loss = self._read_loss(self._loss_reader, shards, rows)

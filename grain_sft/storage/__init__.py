@@ -3,12 +3,11 @@
 from grain_sft.storage import activity, artifact, cache_blocks, files, hashing, shard_cache
 from grain_sft.storage.file_stamp import (
     DIGEST_BYTES,
-    MAGIC,
+    MOST_HEADER_BYTES,
     Count,
     FileStamp,
     describe,
     digest_of,
-    npy_header,
     read_head,
     read_whole,
     replaced,
@@ -26,9 +25,9 @@ from grain_sft.storage.remote.shards import identify
 from grain_sft.storage.shard_reader import MOST_OPEN_FILES, Buffers, Run, ShardReader
 
 __all__ = [
-    "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MAGIC", "MOST_OPEN_FILES", "Buffers", "CacheOptions", "Count", "FileStamp",
-    "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "Run", "ShardReader", "activity", "artifact",
+    "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MOST_HEADER_BYTES", "MOST_OPEN_FILES", "Buffers", "CacheOptions", "Count",
+    "FileStamp", "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "Run", "ShardReader", "activity", "artifact",
     "atomic_write", "cache_blocks", "describe", "digest_of", "exclusive", "files", "hashing", "identify", "inside",
-    "npy_header", "open_regular", "open_remote", "outside", "read_head", "read_regular", "read_whole", "remote_files",
+    "open_regular", "open_remote", "outside", "read_head", "read_regular", "read_whole", "remote_files",
     "replaced", "shard_cache", "size_change", "without_interrupts", "write_bytes",
 ]  # fmt: skip

@@ -1,6 +1,5 @@
 """File stamps: size, hash of both ends, and version of a file. They reveal a replaced file."""
 
-import ast
 import dataclasses
 import hashlib
 import os
@@ -8,18 +7,16 @@ from typing import Annotated
 
 import msgspec
 
-from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
-from grain_sft.storage.locks import ForkSafeLock
 from grain_sft.storage.regular_files import inside, open_regular, pread
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
-MAGIC = b"\x93NUMPY"
 DIGEST_BYTES = 4096  # hashed at each end of a file's data
 
-_HEADER_LIMIT = 1 << 16  # bytes; numpy's own headers of 1-D integer arrays take 128
-_PARSING = ForkSafeLock()  # CPython 3.11 counts the parser's depth for all threads together, and raises SystemError
+MOST_HEADER_BYTES = 1 << 12
+"""Most bytes before the data of an array file; numpy's own headers of one-dimensional arrays take 128."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +90,8 @@ def replaced(stored: FileStamp) -> str:
 
 
 def read_head(path: str) -> tuple[int, bytes, str | None]:
-    """Return the size of a file, its first bytes, and the version of a remote one."""
-    want = DIGEST_BYTES + 128
+    """Return the size of a file, its first bytes (any header, and `DIGEST_BYTES` of data), and the version of a remote one."""
+    want = MOST_HEADER_BYTES + DIGEST_BYTES
     if files.is_remote(path):
         size, version = files.size_and_version(path)
         return size, files.read_range(path, 0, min(size, want), version=version), version
@@ -104,33 +101,3 @@ def read_head(path: str) -> tuple[int, bytes, str | None]:
             return os.fstat(fd).st_size, pread(fd, want, 0), None
         finally:
             os.close(fd)
-
-
-def npy_header(path: str, head: bytes, size: int, version: str | None = None) -> tuple[object, tuple[object, ...], int]:
-    """Return (dtype as the header states it, shape, bytes before the data) of a .npy file.
-
-    Raises:
-      CorpusError: The header is damaged, or of a version that numpy does not write.
-    """
-    written = list(head[len(MAGIC) : len(MAGIC) + 2])
-    if written not in ([1, 0], [2, 0], [3, 0]):
-        raise CorpusError(f"{path}: .npy format version {written}; versions [1, 0], [2, 0] and [3, 0] can be read.")
-    start = len(MAGIC) + (4 if written[0] == 1 else 6)
-    if len(head) < start:
-        raise CorpusError(f"{path}: the .npy header breaks off after {size} bytes.")
-    length = int.from_bytes(head[len(MAGIC) + 2 : start], "little")
-    offset = start + length
-    if length > _HEADER_LIMIT or offset > size:
-        raise CorpusError(
-            f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
-            f"at most {_HEADER_LIMIT}. The file is damaged."
-        )
-    text = head[start:offset] if offset <= len(head) else files.read_range(path, start, offset, version=version)
-    try:
-        with _PARSING.lock:
-            header = ast.literal_eval(text.decode("utf-8" if written[0] == 3 else "latin1"))
-        descr, shape = header["descr"], tuple(header["shape"])
-        header["fortran_order"]  # required, but meaningless for one dimension
-    except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
-        raise CorpusError(f"{path}: the .npy header at byte {len(MAGIC) + 2} can't be parsed ({error}).") from error
-    return descr, shape, offset

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
+from grain_sft.storage.regular_files import pread
+
 BLOCK = 1 << 22
 """Bytes that are hashed together."""
 
@@ -42,14 +44,10 @@ def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
 
 def _of_part(part: tuple[int, int, int]) -> bytes:
     fd, at, stop = part
-    digest = hashlib.sha256()
-    while at < stop:
-        data = os.pread(fd, stop - at, at)
-        if not data:
-            raise EOFError(f"it ends at byte {at}")
-        digest.update(data)
-        at += len(data)
-    return digest.digest()
+    data = pread(fd, stop - at, at)
+    if len(data) < stop - at:
+        raise EOFError(f"it ends at byte {at + len(data)}")
+    return of_block(data)
 
 
 class BlockHasher:

@@ -62,7 +62,7 @@ def test_raw_files_and_headers_of_any_version_are_read_whatever_their_names(tmp_
 def test_a_header_that_numpy_pads_far_is_skipped_whole(tmp_path):
     tokens, path = np.arange(5000, dtype=np.uint16), tmp_path / "a.npy"
     header = stated("(5000,)", "'<u2'").replace("False", "True")  # the order is the same in one dimension
-    path.write_bytes(npy_bytes(header + " " * 30_000 + "\n", tokens.tobytes()))
+    path.write_bytes(npy_bytes(header + " " * 3_000 + "\n", tokens.tobytes()))
     np.testing.assert_array_equal(read_all(path), tokens)
     plain = write_npy(tmp_path / "b.npy", tokens)
     assert open_corpus(path).shards[0].digest == open_corpus(plain).shards[0].digest
@@ -74,7 +74,7 @@ def test_threads_that_read_headers_at_once_do_not_disturb_each_other(tmp_path):
     np.save(path, np.arange(10, dtype=np.uint16))
     program = f"""
 import concurrent.futures, gc, sys
-from grain_sft.storage import npy_header
+from grain_sft.corpus.array_file import parse_header
 
 class Cycle:
     def __init__(self):
@@ -84,7 +84,7 @@ class Cycle:
 
 def read(_):
     Cycle()
-    return npy_header("a.npy", data, len(data))
+    return parse_header("a.npy", data, len(data))
 
 data = {path.read_bytes()!r}
 sys.setswitchinterval(1e-6)

@@ -7,13 +7,14 @@ import os
 import re
 from collections.abc import Mapping
 
+from grain_sft.corpus.array_file import MAGIC
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import LIST_SUFFIXES, TOKEN_SUFFIXES, corpus_of_files
 from grain_sft.corpus.formats.metadata import DirectoryListing
 from grain_sft.corpus.formats.scanning import ReadOptions
 from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage import MAGIC, files, read_regular
+from grain_sft.storage import files, read_regular
 
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 

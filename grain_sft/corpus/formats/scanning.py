@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus.array_file import MAGIC
 from grain_sft.corpus.boundaries import BoundaryKind, describe_boundaries
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.metadata import CorpusMetadata
@@ -17,7 +18,7 @@ from grain_sft.corpus.loss import LossFile, LossKind, scan_loss
 from grain_sft.corpus.shard import TOKEN_DTYPES, Dtype, Shard, check_plausible, scan_shard
 from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
-from grain_sft.storage import DIGEST_BYTES, MAGIC, FileStamp, describe, files, read_head
+from grain_sft.storage import DIGEST_BYTES, FileStamp, describe, files, read_head
 
 _LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")
 THREADS = 32  # a scan waits for the disk or for a bucket, not for the processor
