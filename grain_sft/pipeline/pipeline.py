@@ -167,8 +167,9 @@ class Pipeline:
         sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
-    def with_first_stages(self, count: int) -> list[Pipeline]:
-        """Return the runs of the first `count` stages that may have gone on as this one: without stages, itself."""
+    def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
+        """Return the runs of the first `count` stages that may have gone on as this one: without stages, itself. A run may have
+        ended with `last_step`."""
         return [self]
 
     def source_at(self, step: int) -> RowSource:

@@ -112,7 +112,7 @@ class StagedPipeline(Pipeline):
         self._planned, self.gaps = _placed(self._stated, ())
         reweighted = any(each.reweight for each in self.amendments)
         samplers = _placed(self._stated, self.amendments)[0] if reweighted else self._planned
-        skips = StepMap([(each.step, each.skip) for each in self.amendments if each.skip])
+        self._skips = skips = StepMap([(each.step, each.skip) for each in self.amendments if each.skip])
         self._stages = tuple(
             Pipeline(
                 stage.source, sampler, stage.transforms, amendments=_unweighted(stage.amendments_of(self.amendments))
@@ -157,16 +157,21 @@ class StagedPipeline(Pipeline):
             stages = tuple(dataclasses.replace(each, sampler=each.sampler.with_host(host)) for each in stages)
         return type(self)(stages, amendments=self.amendments[:num_amendments])
 
-    def with_first_stages(self, count: int) -> list[Pipeline]:
+    def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
         """Return the runs of the first `count` stages that may have gone on as this one: for one stage, a run without stages;
-        one whose last stage has no end; and one with its present end."""
-        stages = self._stated[:count]
-        endless = (*stages[:-1], dataclasses.replace(stages[-1], steps=None, tokens=None))
-        found: list[Pipeline] = [type(self)(each, amendments=self.amendments) for each in (endless, stages)]
-        if count > 1:
+        one whose last stage has no end, one with its present end, and one that ended with `last_step`."""
+        *before, last = self._stated[:count]
+        steps = self._skips.data_step(last_step) + 1 - self._planned[count - 1].first_step
+        ends: list[dict[str, Any]] = [{"steps": None, "tokens": None}, {}]
+        ends += [{"steps": steps, "tokens": None}] if steps > 0 else []
+        runs = ([*before, dataclasses.replace(last, **end)] for end in ends)
+        found: list[Pipeline] = [type(self)(stages, amendments=self.amendments) for stages in runs]
+        if before:
             return found
-        of_run = stages[0].amendments_of(self.amendments)
-        return [Pipeline(stages[0].source, stages[0].sampler, stages[0].transforms, amendments=of_run), *found]
+        return [
+            Pipeline(last.source, last.sampler, last.transforms, amendments=last.amendments_of(self.amendments)),
+            *found,
+        ]
 
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "transforms", "withdrawals"):

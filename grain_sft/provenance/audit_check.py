@@ -84,7 +84,9 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
         pipeline = pipeline.replace(host=Host(0, hosts))
     run, loads = _Run(pipeline), [number for number, fields in enumerate(parsed) if fields.get("action") == LOAD]
     for begin, end in itertools.pairwise([0, *loads, len(parsed)]):
-        run = _checked(run, runs_of(pipeline, parsed[begin]), parsed[begin:end]) if begin < end else run
+        completed = (_number(each.get("step")) for each in parsed[begin:end] if each.get("action") == COMPLETE)
+        runs = runs_of(pipeline, parsed[begin], max(completed, default=-1)) if begin < end else []
+        run = _checked(run, runs, parsed[begin:end]) if runs else run
     run.check_end(pipeline)
     checked = run.checked
     if not checked.entries and not checked.findings:

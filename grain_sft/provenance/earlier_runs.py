@@ -8,8 +8,9 @@ from grain_sft.errors import GrainSftError
 from grain_sft.pipeline import Pipeline
 
 
-def runs_of(pipeline: Pipeline, load: Mapping[str, str]) -> list[Pipeline]:
-    """Return what the run may have been when it wrote the entry `load`, with the first of its present amendments and stages."""
+def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
+    """Return what the run may have been when it wrote the entry `load`, with the first of its present amendments and stages.
+    It may have ended with `last_step`."""
     parts = receipt_parts(load.get("receipt_parts"))
     if not parts:
         return [pipeline]
@@ -17,7 +18,7 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str]) -> list[Pipeline]:
     stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
     now = pipeline if amendments == len(pipeline.amendments) else pipeline.replace(num_amendments=amendments)
     with contextlib.suppress(GrainSftError):  # an entry that was changed may be of no run
-        found = now.with_first_stages(stages)
+        found = now.with_first_stages(stages, last_step)
         return found if stages <= len(pipeline.later_stages) else [now, *found]
     return [now]
 

@@ -82,6 +82,26 @@ def test_a_log_follows_the_stages_and_amendments_of_its_run(corpora, tmp_path, m
     assert findings(tmp_path, load({**runs[-1][0], "amendments": amendments[::-1]}))
 
 
+@pytest.mark.parametrize("before", [[], [{"steps": 5}]])
+def test_a_run_whose_last_stage_ended_inside_an_epoch_is_lengthened(corpora, tmp_path, before):
+    config = {
+        "corpus": corpora["olmo"],
+        "layout": {"kind": "padded", "sequence_length": 32},
+        "sampler": {"seed": 1, "global_batch_size": 4},
+        "amendments": [{"skip": {"from": 3, "steps": 2}}],
+    }
+    for steps in (range(9), range(9, 22), range(22, 34)):  # two steps are skipped, an epoch has 10
+        last = {"steps": steps.stop + 2 - sum(stage["steps"] for stage in before)}
+        pipeline = run({**config, "stages": [*before, last]}, steps, tmp_path)
+        assert pipeline.end_step == steps.stop
+        assert findings(tmp_path, pipeline) == []
+    assert findings(tmp_path, load({**config, "stages": [*before, {}]})) == []
+    log = tmp_path / "audit.jsonl"
+    [line] = [each for each in log.read_text().splitlines() if '"step": 21,' in each and "epoch_complete" in each]
+    log.write_text(log.read_text().replace(line, line.replace('"rows_seen": ', '"rows_seen": 1')))
+    assert any("rows_seen" in each for each in findings(tmp_path, pipeline))
+
+
 def test_a_stage_in_the_past_is_named(corpora, tmp_path):
     config = {
         "corpus": corpora["olmo"],
