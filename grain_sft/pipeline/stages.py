@@ -26,8 +26,8 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-Position = tuple[int, int]
-"""Epoch of a stream, and number of its tokens that were read."""
+Position = tuple[int, int, str]
+"""Epoch of a stream, number of its tokens that were read, and `EpochStream.batching` of the stage that read them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,12 @@ def _placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[l
         streams = list(_streams(stage.source.layout.parts, stage.sampler))
         starts, left_out = {}, 0
         for key, length, stream in streams:
-            epoch, tokens = read.get(key, (0, 0))
+            epoch, tokens, batching = read.get(key, (0, 0, ""))
+            if tokens and batching != stream.batching:
+                raise PipelineError(
+                    f"stage {number}: an earlier stage ended inside an epoch of the same rows, in batches of {batching}; this "
+                    f"stage has batches of {stream.batching}. End that stage with an epoch, or keep its batches."
+                )
             index = -(-tokens // length)
             left_out += index * length - tokens
             at = (epoch, index) if index < stream.source.num_instances else (epoch + 1, 0)
@@ -272,12 +277,12 @@ def _placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[l
 def _position(sampler: MappedSampler, stream: EpochStream, length: int) -> Position:
     """Return the position of a stream of rows of `length` tokens after the last step of a stage."""
     end = sampler.end_step
-    if sampler.runs_on:
+    if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)
     else:  # the rest of the epoch may be too small for a batch of this stage, and large enough for the next stage's
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
-    return epoch, index * length
+    return epoch, index * length, stream.batching
 
 
 def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:

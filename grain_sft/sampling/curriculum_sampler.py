@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, get_args
 
 import msgspec
@@ -17,6 +17,8 @@ from grain_sft.sampling.epochs import RunningEpochs
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.orders.stored import stored_order
+from grain_sft.sampling.sampler import Sampler
+from grain_sft.sampling.step_map import MappedSampler
 from grain_sft.sampling.stream_sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
@@ -94,7 +96,8 @@ class CurriculumSampler(StreamSampler):
         # Rows that no step reads follow at the end of an epoch's order, bucket by bucket.
         self._unread_ends = self._sizes.num_rows + np.cumsum(rows - self._counts * sizes)
         self._unread_lasts = rows
-        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._rows_at),)
+        batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
+        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._rows_at, batching=batching),)
 
     def _order(self, epoch: int) -> Ints:
         """Return the batches of an epoch in order, int64 [batches]."""
@@ -121,6 +124,12 @@ class CurriculumSampler(StreamSampler):
 
     def steps_of_epochs(self, epochs: int | None) -> int:
         return (self._checked_epochs(epochs) or self.epochs or 1) * self.steps_per_epoch
+
+    def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
+        epoch, index = starts[""]
+        if self.epochs is not None and epoch >= self.epochs:
+            raise SamplerError(f"no row is left: the {self.epochs} epochs were read before. Take more epochs.")
+        return MappedSampler(self, [(0, self._sizes.step_of(epoch * self._sizes.num_rows + index))])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
         epoch, at = divmod(step, self.steps_per_epoch)
@@ -176,11 +185,15 @@ class CurriculumSampler(StreamSampler):
     def receipt(self) -> str:
         return self._described(self.seed if self.shuffle else 0)
 
-    def _described(self, seed: int) -> str:
+    @property
+    def _curriculum_text(self) -> str:
         grows = "" if self.curriculum == "natural" else f", num_cycles={self.num_cycles}, balanced={self.balanced}"
+        return f"curriculum={self.curriculum!r}{grows}"
+
+    def _described(self, seed: int) -> str:
         return (
             f"CurriculumSampler(buckets={list(self.buckets)}, global_batch_size={self.global_batch_size}, seed={seed}, "
-            f"curriculum={self.curriculum!r}{grows}, shuffle={self.shuffle}, epochs={self.epochs})"
+            f"{self._curriculum_text}, shuffle={self.shuffle}, epochs={self.epochs})"
         )
 
 

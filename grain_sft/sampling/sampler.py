@@ -137,11 +137,13 @@ class Sampler(abc.ABC):
         """Return the same run, seen from another host."""
         return type(self)(**self.__getstate__() | {"host": host})
 
-    def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
-        """Return the sampler whose streams, by name, begin at an epoch and an index in its order, not at (0, 0)."""
-        raise SamplerError(
-            "an earlier stage reads these rows, and they are read in whole epochs. Give them another seed."
-        )
+    @abc.abstractmethod
+    def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
+        """Return the sampler whose streams, by name, begin at an epoch and an index in its order, not at (0, 0).
+
+        Raises:
+          SamplerError: A stream has no row left, or its order composes whole epochs.
+        """
 
     def reweighted(self, step: int, weights: Mapping[str, Any]) -> Self:
         """Return the same run with other weights of some sources of a mixture from `step` on; before it, nothing differs.

@@ -40,6 +40,7 @@ class StagedSampler(Sampler):
         super().__init__(joined.at(self._firsts[0]), (), self.stages[0].host, host_blocks=blocks)
         self.batch_sizes, self.schedule = joined, joined.schedule
         self.first_step = self._firsts[0]
+        self.consecutive_slots = all(each.consecutive_slots for each in self.stages)
         self.num_instances = sum(each.num_instances for each in self.stages)
 
     def at(self, step: int) -> Sampler:

@@ -138,6 +138,7 @@ class EpochStream:
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
       rows_at: Function of (epoch, indices) that returns rows of the stream, numbered from 0.
       num_blocks: Number of hosts if each reads its own block of the epoch, else 1.
+      batching: Text of what cuts an epoch into batches, where a stage with other batches can only begin with an epoch; else "".
     """
 
     name: str
@@ -147,6 +148,7 @@ class EpochStream:
     span: Callable[[int], EpochSpan | None]
     rows_at: RowsAt
     num_blocks: int = 1
+    batching: str = ""
 
     def first_rows(self, epoch: int, count: int) -> Ints:
         """Return the first rows, at most `count`, that the run reads in an epoch: int64 [n]."""

@@ -7,7 +7,7 @@ import pytest
 from batches import assert_is_traced, assert_one_run, assert_same
 from vsl_corpora import EOS, write_corpus
 
-from grain_sft import Host, load
+from grain_sft import GrainSftError, Host, load
 from grain_sft.cli.main import main
 from grain_sft.provenance import checkpoint_table, difference, trace
 from grain_sft.view import report
@@ -51,6 +51,35 @@ def test_a_trace_lists_what_hosts_read(config, transforms):
     steps = range(40, 48)
     hosts = [load(changed, host=Host(index, 2)) for index in range(2)]
     assert_is_traced(trace(hosts[0], steps), hosts, steps)
+
+
+@pytest.mark.parametrize("steps", [[7, 30, 5], [7, 90, 5]])
+def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
+    """Stages with other batches begin with an epoch."""
+    stages = [
+        {"steps": count, "transforms": ["ngram_filter", "shift_targets"][number % 2 :]}
+        for number, count in enumerate(steps)
+    ]
+    staged = load(config | {"stages": stages}, host=Host(0, 1))
+    rows = [staged.sampler.rows(step).tolist() for step in range(sum(steps))]
+    assert rows == [pipeline.sampler.rows(step).tolist() for step in range(sum(steps))]
+    assert_one_run(lambda host: load(config | {"stages": stages}, host=host), range(5, 9), [1, 2])
+    whole, traced = trace(pipeline, range(40), trainable=False), trace(staged, range(40), trainable=False)
+    for name, column in traced.columns().items():
+        np.testing.assert_array_equal(column, whole.columns()[name], err_msg=name)
+    other = {"sampler": {"curriculum": "natural"}}
+    epoch = pipeline.sampler.steps_per_epoch
+    changed = load(config | {"stages": [{"steps": epoch}, other]}, host=Host(0, 1))
+    natural = load(config | {"sampler": SAMPLER | {"curriculum": "natural"}}, host=Host(0, 1))
+    first = natural.sampler.steps_per_epoch
+    for step in range(3):
+        assert_same(changed[epoch + step], natural[first + step])
+    with pytest.raises(
+        GrainSftError, match=r"stage 2: an earlier stage ended inside an epoch .*'grow_p2'.* has batches of .*'natural'"
+    ):
+        load(config | {"stages": [{"steps": epoch + 1}, other]}, host=Host(0, 1))
+    with pytest.raises(GrainSftError, match="no row is left: the 2 epochs were read before"):
+        load(config | {"stages": [{"steps": 2 * epoch}, {}]}, host=Host(0, 1))
 
 
 def test_sizes_of_steps_add_up(pipeline, config):
