@@ -7,7 +7,8 @@ from grain_sft.pipeline.observer import OBSERVERS, Delivery, IteratorStats, Obse
 from grain_sft.pipeline.pipeline import VIEWERS, Pipeline
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.pipeline.receipt import Receipt, layout_receipt, receipt_of
-from grain_sft.pipeline.stages import Stage, StagedPipeline
+from grain_sft.pipeline.stage import Stage
+from grain_sft.pipeline.stages import StagedPipeline
 from grain_sft.pipeline.step_iterator import StepIterator, checked_step
 
 __all__ = [

@@ -6,73 +6,25 @@ import dataclasses
 import functools
 import os
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-import grain
 import numpy as np
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import PipelineError, RowIndexError, SamplerError
+from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.layout import Layout, RunDocuments
+from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment
 from grain_sft.pipeline.observer import Observer
 from grain_sft.pipeline.pipeline import Pipeline
 from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, parts_of
-from grain_sft.sampling import EpochStream, Host, MappedSampler, Sampler, StagedSampler, StepMap
-from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
+from grain_sft.pipeline.stage import Stage, placed
+from grain_sft.sampling import Host, StagedSampler, StepMap
+from grain_sft.source import Element, RowSource
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
-
-Position = tuple[int, int, str]
-"""Epoch of a stream, number of its tokens that were read, and `EpochStream.batching` of the stage that read them."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Stage:
-    """Consecutive steps of a run, with a source, a sampler and transforms of their own.
-
-    Args:
-      source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
-      steps: Number of steps. The last stage may have neither `steps` nor `tokens`; it then ends with its sampler.
-      tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run, in the document numbers of this stage: None instead of one whose documents the stage
-        does not have. None for those of the run.
-
-    Raises:
-      PipelineError: Both `steps` and `tokens` are given, or one is below 1.
-    """
-
-    source: NpyDataSource | MixtureSource
-    sampler: Sampler
-    transforms: Sequence[grain.transforms.Map] = ()
-    steps: int | None = None
-    tokens: int | None = None
-    amendments: Sequence[Amendment | None] | None = None
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.tokens is not None:
-            raise PipelineError(f"stage: steps={self.steps} and tokens={self.tokens}. Give one of them.")
-        for name in ("steps", "tokens"):
-            if getattr(self, name) is not None:
-                as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
-
-    def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return `run`, the first amendments of the run, as this stage has them."""
-        return list(run if self.amendments is None else filter(None, self.amendments[: len(run)]))
-
-    @property
-    def num_steps(self) -> int | None:
-        """Number of steps; None for all steps of the sampler."""
-        if self.tokens is None:
-            return self.steps
-        length = self.sampler.row_length(0)
-        if length is not None:  # lengths differ, but every step has the same number of tokens
-            return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
-        rows = -(-self.tokens // self.source.layout.sequence_length)
-        return self.sampler.batch_sizes.step_of(rows - 1) + 1
 
 
 class StagedPipeline(Pipeline):
@@ -109,9 +61,9 @@ class StagedPipeline(Pipeline):
         self._stated, self.amendments = tuple(stages), tuple(amendments)
         if not self._stated:
             raise PipelineError("stages: none; expected one or more. Give a stage.")
-        self._planned, self.gaps = _placed(self._stated, ())
+        self._planned, self.gaps = placed(self._stated, ())
         reweighted = any(each.reweight for each in self.amendments)
-        samplers = _placed(self._stated, self.amendments)[0] if reweighted else self._planned
+        samplers = placed(self._stated, self.amendments)[0] if reweighted else self._planned
         self._skips = skips = StepMap([(each.step, each.skip) for each in self.amendments if each.skip])
         self._stages = tuple(
             Pipeline(
@@ -219,84 +171,6 @@ class StagedPipeline(Pipeline):
         return f"StagedPipeline([{', '.join(map(repr, self._stages))}])"
 
 
-def _placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
-    """Return the sampler of each stage, in steps of the run and with the weights of `amendments`, and the `gaps`."""
-    read: dict[Any, Position] = {}
-    made: list[MappedSampler] = []
-    gaps = []
-    skips = StepMap([(each.step, each.skip) for each in amendments if each.skip])
-    reweights = sorted((each for each in amendments if each.reweight), key=lambda each: each.step)
-    untaken, first = set(reweights), 0
-    for number, stage in enumerate(stages, 1):
-        streams = list(_streams(stage.source.layout.parts, stage.sampler))
-        starts, left_out = {}, 0
-        for key, length, stream in streams:
-            epoch, tokens, batching = read.get(key, (0, 0, ""))
-            if tokens and batching != stream.batching:
-                raise PipelineError(
-                    f"stage {number}: an earlier stage ended inside an epoch of the same rows, in batches of {batching}; this "
-                    f"stage has batches of {stream.batching}. End that stage with an epoch, or keep its batches."
-                )
-            index = -(-tokens // length)
-            left_out += index * length - tokens
-            at = (epoch, index) if index < stream.source.num_instances else (epoch + 1, 0)
-            if at != (0, 0):
-                starts[stream.name] = at
-        gaps.append(left_out)
-        inner = stage.sampler.continued(starts) if starts else stage.sampler
-        end = None if stage.num_steps is None else first + stage.num_steps
-        if inner.num_steps is not None and stage.num_steps is not None and inner.num_steps < stage.num_steps:
-            raise PipelineError(
-                f"stage {number} has {stage.num_steps} steps, but its epochs have {inner.num_steps} more. Give it fewer "
-                "steps, or more epochs."
-            )
-        sampler = MappedSampler(inner, origin=first, end=end)
-        names = {stream.name.partition("/")[0] for _, _, stream in streams}
-        for each in reweights:
-            step = skips.data_step(each.step)
-            if each.reweight.keys() <= names and (end is None or step < end):
-                sampler = sampler.reweighted(step, each.reweight)
-                untaken.discard(each)
-        made.append(sampler)
-        if sampler.num_steps is None:
-            if number < len(stages):
-                raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens or epochs.")
-            break
-        first = sampler.num_steps
-        for key, length, stream in _streams(stage.source.layout.parts, sampler):
-            read[key] = _position(sampler, stream, length)
-    for each in reweights:
-        if each in untaken:
-            named = f"reweight {', '.join(each.reweight)} from step {each.step}"
-            raise SamplerError(
-                f"{named}: no stage from that step on is a mixture of these sources. Fix the names or the step."
-            )
-    return made, tuple(gaps)
-
-
-def _position(sampler: MappedSampler, stream: EpochStream, length: int) -> Position:
-    """Return the position of a stream of rows of `length` tokens after the last step of a stage."""
-    end = sampler.end_step
-    if sampler.runs_on or stream.batching:
-        epoch, index = stream.begin(end)
-    else:  # the rest of the epoch may be too small for a batch of this stage, and large enough for the next stage's
-        epoch, index = stream.begin(end - 1)
-        index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
-    return epoch, index * length, stream.batching
-
-
 def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:
     """Return what amendments skip and withdraw."""
     return [dataclasses.replace(each, reweight={}) for each in amendments if each.skip or len(each.withdraw)]
-
-
-def _streams(layouts: Mapping[str, Layout], sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
-    """Yield (key, length, stream) of each stream of a stage. Equal keys in two stages mean the same stream; `length` is the
-    number of tokens of a row."""
-    seen: dict[Any, int] = {}
-    for stream in sampler.streams:
-        layout, order = layouts[stream.name], stream.source
-        shards = tuple(shard.path for shard in layout.corpus.shards)
-        key: Any = shards, layout.stream_key, order.order, order.shuffle, order.seed
-        seen[key] = number = seen.get(key, -1) + 1  # a mixture may name a corpus twice
-        yield (key, number), layout.sequence_length, stream
