@@ -223,15 +223,6 @@ def test_parts_that_are_not_whole_are_named(tmp_path):
     assert "is not of the format episodes; expected" in error_of(tmp_path / "twice", format="episodes")
 
 
-def test_a_mask_of_another_length_or_content_is_named(tmp_path):
-    folder = write_olmo(tmp_path, documents(), part_tokens=100)
-    path = folder / "labels_mask_part_0000.npy"
-    path.write_bytes(b"\1" * 99)
-    assert "200 bytes for 99 values" in error_of(folder)
-    path.write_bytes(b"\1" * 99 + b"\2")
-    assert f"{path}: holds 2; expected 0 or 1" in error_of(folder)
-
-
 TOTAL = len(joined(documents(10))[0])
 
 

@@ -2,10 +2,7 @@
 
 import http.server
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,7 +10,7 @@ import pytest
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.storage.remote import clients, retries
+from grain_sft.storage.remote import retries
 
 fsspec = pytest.importorskip("fsspec")
 gcsfs = pytest.importorskip("gcsfs")
@@ -85,23 +82,3 @@ def test_missing_credentials_are_named(machine, tmp_path, capsys):
         assert main(["verify", str(tmp_path / "config.yaml")]) != 0
         server.shutdown()
     assert "gcloud auth application-default login" in capsys.readouterr().out
-
-
-def test_the_times_together_are_under_ten_seconds():
-    assert retries.FIRST_CONTACT + clients.PROBES * clients.PROBE_SECONDS < 10
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("metadata", ["127.0.0.1:1", "10.255.255.1"])
-def test_without_a_network_the_command_line_ends_within_fifteen_seconds(tmp_path, metadata):
-    """The real client and Google's real address, which the machine that runs this does not reach."""
-    environment = {**os.environ, "HOME": str(tmp_path), "CLOUDSDK_CONFIG": str(tmp_path), "GCE_METADATA_HOST": metadata}
-    for name in CREDENTIALS[:3]:
-        environment.pop(name, None)
-    command = [sys.executable, "-m", "grain_sft", "index", URL, "--output", str(tmp_path / "index.json")]
-    begin = time.monotonic()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    seconds = time.monotonic() - begin
-    print(f"{seconds:.1f} s: {done.stderr}")
-    assert done.returncode and ("does not reach" in done.stderr or "no credentials" in done.stderr)
-    assert seconds < 15

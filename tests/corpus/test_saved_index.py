@@ -59,18 +59,6 @@ def test_a_corpus_opened_from_its_index_is_equal(folder, corpus, tmp_path):
     assert open_corpus(folder / "index.json") == plain
 
 
-def test_the_folder_of_files_and_index_can_be_moved(folder, corpus, index, tmp_path):
-    expected = rows(corpus)
-    moved = tmp_path / "new" / "place"
-    shutil.copytree(folder, moved)
-    shutil.rmtree(folder)
-    again = open_corpus(moved / "index.json")
-    names = ("sub/a.npy", "b.npy", "empty.npy", "b.npy")
-    assert [shard.path for shard in again.shards] == [str(moved / name) for name in names]
-    assert again.fingerprint == corpus.fingerprint
-    np.testing.assert_array_equal(rows(again), expected)
-
-
 def test_an_index_opens_from_any_working_directory(folder, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     open_corpus("mix.txt", dtype="uint16", eos_token_id=7, tokenizer=TOKENIZER).save("index.json")

@@ -11,7 +11,6 @@ import fsspec
 import numpy as np
 import pytest
 from failing_proxy import before_emulator, media_bytes
-from sft_files import documents, write_episodes
 
 import grain_sft
 
@@ -139,21 +138,6 @@ def test_the_environment_asks_for_a_cache(proxy, tmp_path, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_UNIT", "shard")
     check(grain_sft.NpyDataSource(layout), [0, 1])
     assert len(cached(tmp_path)) == 1
-
-
-def test_loss_files_are_cached_too(client, proxy, tmp_path):
-    folder = write_episodes(tmp_path / "episodes", documents(60, weights=True), shards=2)
-    client.put(f"{folder}/", "bucket/episodes/", recursive=True)
-    local = source(folder, tmp_path, length=16).read([3, 1])
-    mine = source("gs://bucket/episodes", tmp_path / "cache", length=16)
-    for _ in range(2):
-        for key, array in mine.read([3, 1]).items():
-            np.testing.assert_array_equal(array, local[key])
-        proxy.clear()
-    assert len(cached(tmp_path / "cache")) == 2  # tokens and weights
-    mine.read([3, 1])
-    assert not proxy.requests
-    client.rm("bucket/episodes", recursive=True)
 
 
 DAMAGES = {

@@ -5,6 +5,7 @@ GRAIN_SFT_MUTANTS=10000 pytest -n0 -s tests/hardening/test_mutants.py
 Each mutant has its number, the seed of its damage: `python test_mutants.py FOLDER 4711 1` makes and reads that one again.
 """
 
+import functools
 import gzip
 import json
 import os
@@ -56,6 +57,11 @@ def of_json(data: bytes, draw: random.Random, text_too: bool = True) -> bytes:
     return text.encode()
 
 
+def of_index(data: bytes, draw: random.Random) -> bytes:
+    """Other bytes, or JSON with other values."""
+    return changed_bytes(data, draw) if draw.random() < 0.5 else of_json(data, draw)
+
+
 def of_gzip(data: bytes, draw: random.Random) -> bytes:
     """Other lines in a file whose checksum is right; once in a while, ones that unpack to gigabytes."""
     drawn = draw.random()
@@ -90,10 +96,15 @@ def of_plan(path: Path, draw: random.Random) -> None:
 def read_corpus(folder: Path) -> None:
     found = grain_sft.open_corpus(folder)
     if found.eos_token_id is not None or found.shards[0].boundaries is not None:
-        for document in found.iter_documents():
-            assert len(document.tokens) == len(document.loss)
-    grain_sft.NpyDataSource(grain_sft.WindowLayout(found, 4)).read([0, -1])
+        lengths = found.documents.length
+        for length, document in zip(lengths, found.iter_documents(), strict=True):
+            assert len(document.tokens) == len(document.loss) == length
+        assert found.sources is None or found.sources.shape == (len(lengths), 2)
+    batch = grain_sft.NpyDataSource(grain_sft.WindowLayout(found, 4)).read([0, -1])
+    assert np.isfinite(batch.get("loss_weights", 0)).all()
     verify(folder, full=True, vocab_size=1000)
+    found.save(folder / "saved")
+    assert grain_sft.open_corpus(folder / "saved", format="index") == found
 
 
 def read_rows(folder: Path) -> None:
@@ -102,11 +113,18 @@ def read_rows(folder: Path) -> None:
     verify(folder, full=True)
 
 
-def read_index(path: Path) -> None:
-    found = grain_sft.open_corpus(path)
-    if found.eos_token_id is not None:  # of which MaxText's says nothing
-        list(found.iter_documents())
-    grain_sft.NpyDataSource(grain_sft.WindowLayout(found, 4)).read([0, -1])
+def read_index(before: Path, path: Path) -> None:
+    """Compare the rows and documents with those of the index `before` it was damaged."""
+    found, whole = (grain_sft.open_corpus(each) for each in (path, before))
+    assert (found.dtype, found.num_tokens) == (whole.dtype, whole.num_tokens)
+    rows, expected = (
+        grain_sft.NpyDataSource(grain_sft.WindowLayout(each, 10)).read(range(13)) for each in (found, whole)
+    )
+    for key, array in rows.items():
+        np.testing.assert_array_equal(array, expected[key])
+    if whole.has_boundary_files:
+        np.testing.assert_array_equal(found.documents.start, whole.documents.start)
+    _ = found.sources
 
 
 def read_plan(path: Path) -> None:
@@ -127,7 +145,8 @@ class Kind(NamedTuple):
     Args:
       whole: File or folder.
       read: Function that reads the damaged copy.
-      change: Function that damages the bytes of a file; None damages a plan.
+      change: Function that damages the bytes of a file; None damages a plan. One file in five is removed, or is a folder
+        then, if any file may be damaged.
       names: Pattern of the files in a folder that are damaged.
     """
 
@@ -145,6 +164,10 @@ class Kind(NamedTuple):
             shutil.copy(self.whole, copy)
         if self.change is None:
             of_plan(path, draw)
+        elif self.names == "*" and draw.random() < 0.2:
+            path.unlink()
+            if draw.random() < 0.5:
+                path.mkdir()
         else:
             path.write_bytes(self.change(path.read_bytes(), draw))
 
@@ -152,23 +175,27 @@ class Kind(NamedTuple):
 def make_whole(folder: Path) -> dict[str, Kind]:
     """The files to be damaged: of each format a corpus of 40 documents, plans, rows, indexes and configs."""
     whole = folder / "whole"
+    indexes = whole / "indexes"  # in a folder of their own, so that they have absolute paths
     docs, weighted = documents(40), documents(40, weights=True)
     write_olmo(whole / "olmo", docs, part_tokens=200, sources=True)
     write_episodes(whole / "episodes", weighted, shards=2)
     write_primer(whole / "primer", docs, sources=True)
     write_openchat(whole / "openchat", weighted)
-    write_megatron(whole / "megatron" / "a", [[tokens.tolist()] for tokens, _ in docs])
+    prefix = write_megatron(whole / "megatron" / "a", [[tokens.tolist()] for tokens, _ in docs])
+    grain_sft.open_corpus([prefix, prefix], split="2,3", subset="valid", eos_token_id=EOS).save(
+        indexes / "megatron.json"
+    )
     sha = {"tokenizer": {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc", "vocab_size": 1000}}
     manifest = {**sha, "inputs": [{"path": name} for name in "abc"], "splits": {"train": {"documents": 40}}}
     for name in ("olmo", "episodes", "primer", "openchat"):
         (whole / name / "prepare.json").write_text(json.dumps(manifest))
     corpus = grain_sft.open_corpus(whole / "olmo")
-    corpus.save(whole / "index.json")
+    corpus.save(indexes / "index.json")
     of_tokenizer = {"tokenizer": "t", "tokenizer_sha256": "abc", "vocab_size": 1000, "source_names": ["abc"]}
     stated = split_metadata(format="olmo", split="train", eos_token_id=EOS, pad_token_id=0, **of_tokenizer)
     (whole / "olmo" / "corpus.json").write_text(json.dumps(stated))
     files = grain_sft.open_corpus(sorted((whole / "olmo").glob("token_ids*.npy")), use_loss_mask=False)
-    files.save(whole / "maxtext.json", format="maxtext", sequence_length=4, tokenizer="t")
+    files.save(indexes / "maxtext.json", format="maxtext", sequence_length=4, tokenizer="t")
     layout = PackedLayout(corpus, 64)
     shutil.copy(plan_files(layout)[0]["path"], whole / "plan.arrays")
     materialize(layout, whole / "rows", shard_bytes=1 << 10)
@@ -195,9 +222,10 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     for name in ("olmo", "episodes", "primer"):
         kinds[f"{name}: any file"] = Kind(whole / name, read_corpus, changed_bytes)
         kinds[f"{name}: metadata"] = Kind(whole / name, read_corpus, of_json, "*.json")
-    for name in ("index", "maxtext"):
-        kinds[f"{name}: bytes"] = Kind(whole / f"{name}.json", read_index, changed_bytes)
-        kinds[f"{name}: values"] = Kind(whole / f"{name}.json", read_index, of_json)
+    for name in ("index", "maxtext", "megatron"):
+        kinds[f"index: {name}"] = Kind(
+            indexes / f"{name}.json", functools.partial(read_index, indexes / f"{name}.json"), of_index
+        )
     return kinds
 
 
@@ -251,7 +279,7 @@ def test_mutants_of_every_kind_are_refused_with_a_sentence_or_read(tmp_path):
     found = json.loads(out.splitlines()[-1])
     print(json.dumps(found, indent=1))
     assert not found["wrong"], json.dumps(found["wrong"], indent=1)
-    assert sum(found["made"].values()) == MUTANTS and len(found["made"]) == 21
+    assert sum(found["made"].values()) == MUTANTS and len(found["made"]) == 20
     assert set(found["refused"]) == set(found["made"]), "of each kind some are refused"
 
 
