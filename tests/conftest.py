@@ -28,8 +28,19 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 LONG_FILES = (
-    *("code_blocks", "demo", "readme", "pipeline", "batch_digests", "beam", "prepare_run", "roundtrip", "interrupt"),
-    *("shard_cache", "materialize", "model", "other_cpu", "audit_log", "plugin", "formats_gcs", "fuzz_inputs", "bench"),
+    *(
+        "code_blocks",
+        "demo",
+        "readme",
+        "pipeline",
+        "worker_processes",
+        "batch_digests",
+        "beam",
+        "prepare_run",
+        "roundtrip",
+        "interrupt",
+    ),
+    *("shard_cache", "model", "other_cpu", "audit_log", "plugin", "formats_gcs", "fuzz_inputs", "bench"),
     *("permutations", "processes_killed", "file_kinds", "jax_arrays", "packed_olmo", "full_disk", "soak"),
 )
 """Files `test_*.py` of 8 seconds of CPU and more, the longest first. A worker takes whole files, in this order."""

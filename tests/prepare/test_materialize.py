@@ -1,0 +1,157 @@
+"""Rows are written out whole or not at all, are taken up where they were cut off, and damage to them is noticed."""
+
+import dataclasses
+import json
+import shutil
+import types
+
+import pytest
+from sft_files import documents, write_episodes
+
+import grain_sft
+from grain_sft import NpyDataSource, PackedLayout, PaddedLayout
+from grain_sft.cli.main import main
+from grain_sft.errors import CorpusError, CorpusFileError, LayoutError
+from grain_sft.layout import MaterializedLayout
+from grain_sft.prepare.materialize import materialize
+
+LENGTH = 64
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture
+def layout(tmp_path):
+    folder = write_episodes(tmp_path / "chats", documents(120, longest=90), shards=3)
+    return PackedLayout(grain_sft.open_corpus(folder), LENGTH)
+
+
+@pytest.fixture
+def written(tmp_path, layout):
+    """The folder of the rows of `layout`, in many files."""
+    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    return tmp_path / "rows"
+
+
+def assert_same_files(found, expected):
+    files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (found, expected)]
+    assert files[0] == files[1]
+
+
+def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout, monkeypatch):
+    whole = materialize(layout, tmp_path / "whole", shard_bytes=1 << 10)
+    calls = []
+    read = NpyDataSource.read
+
+    def fails(self, rows):
+        calls.append(rows)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read(self, rows)
+
+    monkeypatch.setattr(NpyDataSource, "read", fails)
+    with pytest.raises(KeyboardInterrupt):
+        materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
+    assert not (tmp_path / "rows").exists()
+    for _ in range(2):
+        assert materialize(layout, tmp_path / "rows", shard_bytes=1 << 10) == whole
+        assert len(calls) == 4 + len(whole["rows_of_shards"]) - 3
+    assert_same_files(tmp_path / "rows", tmp_path / "whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"cache", "chats", "whole", "rows"}
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monkeypatch, named):
+    other = PackedLayout(layout.corpus, LENGTH, max_segments=2)
+    materialize(other, tmp_path / "other", shard_bytes=1 << 10)
+    made = {path.name for path in tmp_path.iterdir()}
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(NpyDataSource, "read", lambda self, rows: 1 / 0)
+        materialize(other, tmp_path / "rows", shard_bytes=1 << 10)
+    (work,) = [path for path in tmp_path.iterdir() if path.name not in made]
+    shutil.copytree(tmp_path / "other", work / "corpus", dirs_exist_ok=True)
+    if not named:
+        (work / "identity.json").unlink()
+    assert materialize(layout, tmp_path / "rows") == materialize(layout, tmp_path / "whole")
+    assert_same_files(tmp_path / "rows", tmp_path / "whole")
+
+
+def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, layout):
+    eos = materialize(layout, tmp_path / "rows", shard_bytes=1 << 12)["eos_token_id"]
+    first, second, other = (tmp_path / "rows" / f"{name}.bin" for name in ("rows_0000", "rows_0001", "other"))
+    for path, name in ((first, other), (second, first), (other, second)):
+        path.rename(name)
+    for options in ({}, {"eos_token_id": eos}):
+        with pytest.raises(CorpusError, match="A file was replaced"):
+            grain_sft.open_corpus(tmp_path / "rows", **options)
+
+
+def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, layout):
+    with pytest.raises(LayoutError, match=r"PaddedLayout\(.*only a PackedLayout's rows can be written out"):
+        materialize(PaddedLayout(layout.corpus, LENGTH), tmp_path / "rows")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("mine")
+    with pytest.raises(LayoutError, match=r"is not empty, and holds no rows\.json"):
+        materialize(layout, tmp_path / "full")
+    materialize(layout, tmp_path / "rows")
+    padded = dataclasses.replace(layout.corpus, pad_token_id=layout.corpus.padding_token_id + 1)
+    for other in (PackedLayout(layout.corpus, LENGTH, max_segments=2), PackedLayout(padded, LENGTH)):
+        with pytest.raises(LayoutError, match="holds other rows"):
+            materialize(other, tmp_path / "rows")
+    with pytest.raises(LayoutError, match="a corpus without rows"):
+        MaterializedLayout(layout.corpus)
+    with pytest.raises(CorpusError, match="need no index"):
+        grain_sft.open_corpus(tmp_path / "rows").save(tmp_path / "index.json")
+
+
+@pytest.mark.parametrize("name", ["rows_0001.bin", "loss_0001.bin", "documents_0001.idx"])
+def test_files_that_are_missing_cut_short_or_replaced_are_errors(written, layout, name):
+    path, source = written / name, NpyDataSource(MaterializedLayout(grain_sft.open_corpus(written)))
+    data = path.read_bytes()
+    for changed in (data[:-16], bytes([data[0] ^ 1]) + data[1:], None):
+        path.unlink() if changed is None else path.write_bytes(changed)
+        with pytest.raises((CorpusError, CorpusFileError), match=name if changed is None else "rows"):
+            grain_sft.open_corpus(written)
+        with pytest.raises(LayoutError, match=r"holds these rows, but they are damaged.*Remove the folder, and write"):
+            materialize(layout, written, shard_bytes=1 << 10)
+    if name.endswith(".bin"):
+        path.write_bytes(data[:-16])
+        with pytest.raises(CorpusFileError, match=name):
+            source.read(range(len(source)))
+
+
+def test_a_garbled_manifest_is_an_error_that_names_it(written):
+    manifest = json.loads((written / "rows.json").read_text())
+    for key, values in {
+        "version": [1],
+        "format": ["x"],
+        "sequence_length": [32, "64"],
+        "rows_of_shards": [[], [0], ["x"]],
+        "segments_dtype": ["int8", None],
+        "most_segments": [3, -1],
+        "loss": ["labels"],
+        "made_of": [None],
+        "fingerprint": ["sha256:0"],
+    }.items():
+        for value in values:
+            (written / "rows.json").write_text(json.dumps({**manifest, key: value}))
+            with pytest.raises(CorpusError, match="rows"):
+                grain_sft.open_corpus(written)
+
+
+def test_pack_materializes(tmp_path, layout, capsys):
+    arguments = ["pack", str(tmp_path / "chats"), "--sequence-length", str(LENGTH)]
+    out = ["--materialize", str(tmp_path / "rows"), "--output", str(tmp_path / "figures.json")]
+    assert main([*arguments, "--algorithm", "best_fit_decreasing", *out]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert f"rows written  {tmp_path / 'rows'}" in capsys.readouterr().out
+    assert figures["materialized"]["rows"] == len(layout)
+    materialize(layout, tmp_path / "whole")
+    assert_same_files(tmp_path / "rows", tmp_path / "whole")
+    with pytest.raises(SystemExit):
+        main([*arguments, "--materialize", str(tmp_path / "other")])
+
+
+def test_too_little_space_is_said_before_anything_is_written(tmp_path, layout, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: types.SimpleNamespace(free=10))
+    with pytest.raises(grain_sft.GrainSftError, match="GB free, but the rows take"):
+        materialize(layout, tmp_path / "rows")

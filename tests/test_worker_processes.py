@@ -1,0 +1,145 @@
+"""Worker processes start from any script, and end quietly with their iterator or with the script."""
+
+import functools
+import multiprocessing
+import queue
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import grain
+import numpy as np
+import pytest
+from batches import pipeline_of
+
+from grain_sft import WindowLayout, open_corpus
+from grain_sft.source.workers import InOrder
+
+SCRIPT = """
+import sys, weakref
+weakref.finalize(weakref.finalize, int)  # what libraries have run at the end, if they are imported first
+import grain, numpy as np
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+
+class Doubled(grain.transforms.Map):
+    def map(self, element):
+        return {"doubled": element["inputs"] * FACTOR}
+
+FACTOR, left = 2, []  # iterators that stay open
+
+def train(of=lambda pipeline: pipeline.iter(worker_count=1)):
+    source = NpyDataSource(WindowLayout(open_corpus(sys.argv[1]), 16))
+    pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=4, seed=0), [ShiftTargets(), Doubled()])
+    expected = [int(pipeline[step]["doubled"].sum()) for step in range(6)]
+    iterator = of(pipeline)
+    assert [int(next(iterator)["doubled"].sum()) for _ in range(6)] == expected
+    left.append(iterator)
+    print("the same", flush=True)
+"""
+
+PLAIN = (
+    SCRIPT + "train()\ntrain(lambda pipeline: iter(pipeline.data_loader(worker_count=1)))\n"
+)  # without an `if __name__ == "__main__"` guard
+UNDER_ABSL = SCRIPT + textwrap.dedent("""
+    from absl import app, flags
+    flags.DEFINE_integer("steps", 1, "Steps.")
+    def main(argv):
+        assert flags.FLAGS.steps == 5
+        train()
+    if __name__ == "__main__":
+        app.run(main)
+""")
+BEFORE_ABSL = SCRIPT + textwrap.dedent("""
+    from absl import app, flags
+    train()
+    flags.DEFINE_integer("steps", 1, "Steps.")
+    try:
+        flags.FLAGS.steps
+    except flags.UnparsedFlagAccessError:
+        app.run(lambda argv: print(flags.FLAGS.steps))
+""")
+LEFT_THREADS = """
+import sys
+import grain_sft
+source = grain_sft.NpyDataSource(grain_sft.WindowLayout(grain_sft.open_corpus(sys.argv[1]), 16))
+sampler = grain_sft.IndexSampler(len(source), global_batch_size=2, seed=1)
+pipeline = grain_sft.Pipeline(source, sampler, [grain_sft.ShiftTargets()])
+left = [pipeline.iter(start_step=step) for step in range(3)]
+for batches in left:
+    next(batches)
+left[0].set_state(left[1].get_state())
+"""
+
+
+class SlowQueue(queue.Queue):
+    """A queue whose readers wake up late, as on a busy machine."""
+
+    def get(self, block=True, timeout=None):
+        while block and not self.qsize():
+            time.sleep(0.2)
+        return super().get(block, timeout)
+
+
+class Slow(grain.transforms.Map):
+    def map(self, element):
+        time.sleep(1)
+        return element
+
+
+def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch):
+    monkeypatch.setattr(queue, "Queue", SlowQueue)
+    dataset = grain.MapDataset.range(99).map(Slow()).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(1, 1))
+    elements, taken = InOrder(dataset, 0), threading.Event()
+
+    def take():
+        with pytest.raises(ValueError, match="closed"):
+            for step in range(99):
+                elements.next(step)
+                taken.set()
+
+    waits = threading.Thread(target=take, daemon=True)
+    waits.start()
+    assert taken.wait(200)
+    elements.close()
+    waits.join(200)
+    assert not waits.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "printed"),
+    [
+        pytest.param(UNDER_ABSL, ["--steps=5"], "the same\n", id="under absl.app"),
+        pytest.param(BEFORE_ABSL, ["--steps=5"], "the same\n5\n", marks=pytest.mark.heavy, id="before absl.app"),
+        pytest.param(PLAIN, None, "the same\nthe same\n", id="typed into a notebook, without a main file"),
+        pytest.param(LEFT_THREADS, [], "", id="that leaves its threads open"),
+    ],
+)
+def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, program, arguments, printed):
+    np.arange(600, dtype=np.uint32).tofile(tmp_path / "tokens.npy")
+    run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, timeout=400)
+    (tmp_path / "script.py").write_text(program)
+    if arguments is None:
+        result = run([sys.executable, "-", "tokens.npy"], input=program)
+    else:
+        result = run([sys.executable, "script.py", "tokens.npy", *arguments])
+    assert (result.returncode, result.stdout) == (0, printed), result.stderr
+    assert "Traceback" not in result.stderr and (program is not LEFT_THREADS or not result.stderr), result.stderr
+
+
+def test_workers_end_with_their_iterator_which_says_that_it_was_closed(tmp_path):
+    np.arange(600, dtype=np.uint32).tofile(tmp_path / "tokens.npy")
+    layout = WindowLayout(open_corpus(tmp_path / "tokens.npy"), 16)
+    before = set(multiprocessing.active_children())
+    iterator = pipeline_of(layout).iter(worker_count=1)
+    next(iterator)
+    mine = set(multiprocessing.active_children()) - before
+    assert mine
+    for _ in range(2):
+        iterator.close()
+    for process in mine:
+        process.join(300)
+        assert not process.is_alive()
+    with pytest.raises(ValueError, match="closed"):
+        next(iterator)
