@@ -1,13 +1,13 @@
 """Arrow IPC files and streams of records, such as those of Hugging Face datasets, read by record batches.
 
-Both are a sequence of messages: the schema, dictionaries, record batches, and a mark of the end. A file has them between a
-magic and a footer. Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
+Both are a stream of messages: the schema, dictionaries, record batches, and a mark of the end. A file has it between a magic and a
+footer. Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 
 import functools
-import struct
+import io
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from grain_sft.errors import CorpusFileError, import_extra
 from grain_sft.prepare.records.scanner import Scanner
@@ -19,17 +19,8 @@ _FILE = b"ARROW1"  # at the end of a file
 _FILE_HEAD = _FILE + b"\0\0"
 _MESSAGE = b"\xff\xff\xff\xff"  # at the beginning of each message
 _END = _MESSAGE + bytes(4)
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # types of messages
 _ROWS = 1024  # of a batch, converted at once
 _READ = 1 << 23  # bytes
-
-
-class _Message(NamedTuple):
-    """Type of a message, offset of its first byte, and of a record batch the number of rows."""
-
-    type: int
-    start: int
-    rows: int
 
 
 def matches(path: str, head: bytes) -> bool:
@@ -53,13 +44,13 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
     from pyarrow import ArrowException, ipc, py_buffer
 
-    head = _head(entry.path, entry.size) if unit.start else b""
-    data = bytearray(head)
-    for start in range(unit.start, unit.stop, _READ):  # a batch may be large, and is in memory once
-        data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
-    check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
     found = 0
     try:
+        head = _head(entry.path, entry.size) if unit.start else b""
+        data = bytearray(head)
+        for start in range(unit.start, unit.stop, _READ):  # a batch may be large, and is in memory once
+            data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
+        check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
         for batch in ipc.open_stream(py_buffer(data).slice(len(_FILE_HEAD) if data.startswith(_FILE) else 0)):
             batch.validate(full=True)
             found += batch.num_rows
@@ -86,84 +77,63 @@ def _without_none(value: Any) -> Any:
     return value
 
 
+class _Stream(io.RawIOBase):
+    """The stream of a file, as pyarrow reads it: from the schema to the mark of the end."""
+
+    def __init__(self, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self.is_file = files.read_range(scanner.path, 0, min(scanner.size, 8)) == _FILE_HEAD
+        if self.is_file:
+            scanner.skip(len(_FILE_HEAD))
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, count: int = -1) -> bytes:
+        return self._scanner.take(min(count, self._scanner.size - self._scanner.position))
+
+
 def _parts(scanner: Scanner, least: int) -> tuple[tuple[Part, ...], bool]:
     """Return the parts of a file, and whether a dictionary follows a record batch."""
+    from pyarrow import ArrowException, PythonFile, ipc
+
+    path, size, stream = scanner.path, scanner.size, _Stream(scanner)
     parts: list[Part] = []
-    begin = rows = batches = 0
-    changing = False
-    for message in _messages(scanner):
-        changing |= message.type == _DICTIONARY and bool(parts or batches)
-        rows += message.rows
-        batches += message.type == _BATCH
-        if batches and scanner.position - begin >= least:
-            parts.append(scanner.part(rows))
-            begin, rows, batches = scanner.position, 0, 0
-    return (*parts, *([scanner.part(rows)] if batches else [])), changing
-
-
-def _messages(scanner: Scanner) -> Iterator[_Message]:
-    """Yield each message of a file or a stream when it is passed, from the schema up to the mark of the end."""
-    path, size = scanner.path, scanner.size
-    expected: tuple[int, ...] = (_SCHEMA,)
-    found = scanner.take(8)
-    is_file = found == _FILE_HEAD
-    if is_file:
-        found = scanner.take(8)
-    while found != _END:
-        start, length = scanner.position - 8, int.from_bytes(found[4:], "little", signed=True)
-        if found[:4] != _MESSAGE or not 0 < length <= size - scanner.position:
-            raise _damaged(path, start)
-        try:
-            kind, body, rows = _parsed(scanner.take(length))
-        except struct.error:
-            raise _damaged(path, start) from None
-        if kind not in expected or not 0 <= body <= size - scanner.position or rows < 0:
-            raise _damaged(path, start)
-        scanner.skip(body)
-        yield _Message(kind, start, rows)
-        expected = (_DICTIONARY, _BATCH)
-        if scanner.position == size:
-            raise CorpusFileError(f"{path}: ends without Arrow's mark of the end. Is it cut short? Copy it again.")
-        found = scanner.take(8)
-    stop, end = scanner.position, size
-    if is_file:  # its footer, the length of that, and the magic again
+    begin = start = rows = batches = dictionaries = 0
+    try:
+        reader = ipc.open_stream(PythonFile(stream, "r"))
+        start = scanner.position
+        for batch in reader:
+            start = scanner.position
+            dictionaries = dictionaries or reader.stats.num_dictionary_batches
+            rows, batches = rows + batch.num_rows, batches + 1
+            if start - begin >= least:
+                parts.append(scanner.part(rows))
+                begin, rows, batches = start, 0, 0
+    except (ArrowException, OSError, ValueError) as error:
+        raise CorpusFileError(
+            f"{path}: byte {start}: not a message of Arrow. Is the file damaged? Write it again."
+        ) from error
+    stop = end = scanner.position
+    if read_exactly(path, size, start, stop) != _END:
+        raise CorpusFileError(f"{path}: ends without Arrow's mark of the end. Is it cut short? Copy it again.")
+    if stream.is_file:  # its footer, the length of that, and the magic again
         tail = files.read_range(path, max(stop, size - len(_FILE) - 4), size)
-        end = size - len(tail) - int.from_bytes(tail[:4], "little") if tail[4:] == _FILE else 0
-    if expected[0] == _SCHEMA or stop != end:
-        raise _damaged(path, stop)
-
-
-def _parsed(metadata: bytes) -> tuple[int, int, int]:
-    """Return type, bytes of the body and number of rows of a message, which is a flatbuffer."""
-    (message,) = struct.unpack_from("<I", metadata)
-    kind, header, body = (_field(metadata, message, *field) for field in ((1, "<B"), (2, "<I"), (3, "<q")))
-    if kind != _BATCH:
-        return kind, body, 0
-    at = message + _offset(metadata, message, 2)
-    return kind, body, _field(metadata, at + header, 0, "<q")
-
-
-def _field(data: bytes, table: int, number: int, format: str) -> int:
-    """Return a field of a flatbuffer's table; 0 where it is absent."""
-    offset = _offset(data, table, number)
-    value: int = struct.unpack_from(format, data, table + offset)[0] if offset else 0
-    return value
-
-
-def _offset(data: bytes, table: int, number: int) -> int:
-    """Return the offset of a field in a flatbuffer's table; 0 where it is absent."""
-    fields = table - int(struct.unpack_from("<i", data, table)[0])
-    (size,) = struct.unpack_from("<H", data, fields)
-    place = 4 + 2 * number
-    return int(struct.unpack_from("<H", data, fields + place)[0]) if place < size else 0
+        end = stop + int.from_bytes(tail[:4], "little") + len(tail) if tail[4:] == _FILE else 0
+    if end != size:
+        raise CorpusFileError(f"{path}: byte {stop}: not a message of Arrow. Is the file damaged? Write it again.")
+    if batches:
+        parts.append(scanner.part(rows))
+    return tuple(parts), reader.stats.num_dictionary_batches != dictionaries
 
 
 @functools.lru_cache(16)
 def _head(path: str, size: int) -> bytes:
     """Return the messages before the first record batch: the schema and the dictionaries."""
-    stop = next((message.start for message in _messages(Scanner(path, size)) if message.type == _BATCH), 0)
+    from pyarrow import PythonFile, ipc
+
+    scanner, stop = Scanner(path, size), 0
+    messages = ipc.MessageReader.open_stream(PythonFile(_Stream(scanner), "r"))
+    while messages.read_next_message().type != "record batch":
+        stop = scanner.position
     return read_exactly(path, size, 0, stop).removeprefix(_FILE_HEAD)
-
-
-def _damaged(path: str, byte: int) -> CorpusFileError:
-    return CorpusFileError(f"{path}: byte {byte}: not a message of Arrow. Is the file damaged? Write it again.")
