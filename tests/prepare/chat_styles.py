@@ -1,7 +1,5 @@
 """Chat templates of the styles that people use, each with what a slow reader must know of it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """More than 40 small tokenizers of the kinds that let text become control tokens in some way of their own."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

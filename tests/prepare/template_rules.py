@@ -1,7 +1,5 @@
 """What every template writes, by its rules, in plain Python; and what the tokens on disk spell."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
+from record_files import read_all, units_of
+from record_files import write_array_record as array_record
 from tokenizer_makers import save_sentencepiece
 
 from grain_sft.errors import CorpusFileError, RecordError
@@ -25,25 +26,8 @@ OPTIONS = [
 ]
 
 
-def array_record(path: Path, records: list[bytes], options: str = "group_size:3") -> Path:
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return path
-
-
-def units_of(path: Path | str) -> tuple[inputs.Input, tuple[inputs.Unit, ...]]:
-    [entry] = inputs.list_inputs([[str(path)]])
-    return entry, inputs.assemble([entry], [inputs.scan_unit(entry, unit) for unit in inputs.plan_units([entry])])[1]
-
-
 def read(path: Path | str, draw: random.Random | None = None) -> list[Any]:
-    entry, units = units_of(path)
-    shuffled = draw.sample(units, len(units)) if draw else units
-    found = sorted(
-        (record for unit in shuffled for record in inputs.read_records(entry, unit)), key=lambda each: each[0]
-    )
+    found = read_all(path, draw)
     assert [number for number, _ in found] == list(range(1, len(found) + 1))
     return [raw for _, raw in found]
 

@@ -1,13 +1,16 @@
 """Arrow files and streams: the rows that their writers put in, once, however they are cut, or a sentence."""
 
+import functools
 import gzip
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from record_files import arrow_stream as stream
+from record_files import read_all as read
+from record_files import units_of
 
 from grain_sft.errors import CorpusFileError, MissingExtraError
 from grain_sft.prepare.records import inputs
@@ -23,32 +26,7 @@ def rows_of(count: int) -> Rows:
     return [{"text": texts[n % 4] + str(n), "n": n, "tags": ["a"] * (n % 3)} for n in range(count)]
 
 
-def stream(rows: Rows, batch: int = 7, **options: Any) -> bytes:
-    return written(arrow.ipc.new_stream, rows, batch, **options)
-
-
-def file(rows: Rows, batch: int = 7, **options: Any) -> bytes:
-    return written(arrow.ipc.new_file, rows, batch, **options)
-
-
-def written(new: Callable[..., Any], rows: Rows, batch: int, **options: Any) -> bytes:
-    table, sink = arrow.Table.from_pylist(rows), arrow.BufferOutputStream()
-    with new(sink, table.schema, options=arrow.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table, max_chunksize=batch)
-    return bytes(sink.getvalue())
-
-
-def units_of(path: Path | str) -> tuple[inputs.Input, tuple[inputs.Unit, ...]]:
-    [entry] = inputs.list_inputs([[str(path)]])
-    return entry, inputs.assemble([entry], [inputs.scan_unit(entry, unit) for unit in inputs.plan_units([entry])])[1]
-
-
-def read(path: Path | str, draw: random.Random | None = None) -> list[tuple[int, Any]]:
-    entry, units = units_of(path)
-    shuffled = draw.sample(units, len(units)) if draw else units
-    return sorted(
-        (record for unit in shuffled for record in inputs.read_records(entry, unit)), key=lambda each: each[0]
-    )
+file = functools.partial(stream, new="new_file")
 
 
 @pytest.fixture

@@ -5,15 +5,13 @@ import gzip
 import json
 import random
 import shlex
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
-from array_record.python.array_record_module import ArrayRecordWriter
 from prepared import StoppedError, digests
+from record_files import COLUMNS, KINDS, Record, lines
 from template_rules import in_one, primer, save_trained, spelled
 
 from grain_sft.cli.main import main
@@ -23,53 +21,8 @@ from grain_sft.prepare import Dataset, Request, conversation_lines, dry_run, loa
 from grain_sft.prepare.records import inputs
 
 Turns = list[tuple[str, str]]
-Record = dict[str, Any]
 
 
-def lines(records: list[Record]) -> bytes:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
-
-
-def array(records: list[Record]) -> bytes:
-    return json.dumps(records, indent=1).encode()
-
-
-def parquet(records: list[Record]) -> bytes:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    sink = arrow.BufferOutputStream()
-    parquet.write_table(arrow.Table.from_pylist(records), sink, row_group_size=7)
-    return bytes(sink.getvalue())
-
-
-def arrow(records: list[Record]) -> bytes:
-    arrow = pytest.importorskip("pyarrow")
-    sink, table = arrow.BufferOutputStream(), arrow.Table.from_pylist(records)
-    with arrow.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=7)
-    return bytes(sink.getvalue())
-
-
-def array_record(records: list[Record]) -> bytes:
-    with tempfile.NamedTemporaryFile() as file:
-        writer = ArrayRecordWriter(file.name, "group_size:3")
-        for record in records:
-            writer.write(json.dumps(record, ensure_ascii=False).encode())
-        writer.close()
-        return Path(file.name).read_bytes()
-
-
-KINDS: dict[str, Callable[[list[Record]], bytes]] = {
-    "jsonl": lines,
-    "json": array,
-    "parquet": parquet,
-    "arrow": arrow,
-    "array_record": array_record,
-    "jsonl.gz": lambda records: gzip.compress(lines(records)),
-    "json.gz": lambda records: gzip.compress(array(records)),
-    "jsonl.zst": lambda records: zstandard.compress(lines(records)),
-    "json.zst": lambda records: zstandard.compress(array(records)),
-}
-COLUMNS = ("parquet", "arrow")  # the same for all records of a file
 NAMES = {"system": "system", "user": "human", "assistant": "gpt"}
 SHAPES: dict[str, Callable[[Turns], Record]] = {
     "messages": lambda turns: {"messages": messages(turns), "id": "x"},

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from record_files import read_all, units_of
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError
 from grain_sft.prepare.records import inputs, parquet_file, unpacked
@@ -40,15 +41,6 @@ def frames(draw: random.Random, data: bytes, compress: Callable[[bytes], bytes])
     """Compressed in several members or frames, as pigz, bgzip, pzstd and `cat` leave them."""
     cuts = sorted(draw.randrange(len(data) + 1) for _ in range(draw.randrange(4)))
     return b"".join(compress(data[a:b]) for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True))
-
-
-def read_all(path: Path, draw: random.Random | None = None) -> list[tuple[int, Any]]:
-    """All records. With a draw, the units are read in another order than they are in."""
-    entries = inputs.list_inputs([[str(path)]])
-    if draw is None:
-        return [(number, raw) for _, number, raw in inputs.all_records(entries)]
-    _, units = inputs.assemble(entries, [inputs.scan_unit(entries[0], unit) for unit in inputs.plan_units(entries)])
-    return sorted(record for unit in draw.sample(units, len(units)) for record in inputs.read_records(entries[0], unit))
 
 
 def expected_lines(data: bytes) -> list[tuple[int, bytes]]:
@@ -105,9 +97,8 @@ def test_every_element_of_an_array_is_one_record(tmp_path, monkeypatch, block, c
 def test_the_digest_is_of_the_bytes_and_not_of_the_cuts(tmp_path):
     found = {}
     for name, text in (("a", b"1\n2\n"), ("b", b"1\n2\n"), ("c", b"1\n3\n")):
-        entries = inputs.list_inputs([[str(written(tmp_path / f"{name}.jsonl", text))]])
-        units = [inputs.scan_unit(entries[0], unit) for unit in inputs.plan_units(entries)]
-        found[name] = inputs.assemble(entries, units)[0][0].digest
+        entry, units = units_of(written(tmp_path / f"{name}.jsonl", text))
+        found[name] = inputs.assemble([entry], units)[0][0].digest
     assert found["a"] == found["b"] != found["c"]
 
 
@@ -275,9 +266,7 @@ def test_a_file_that_changes_between_two_reads_is_noticed(tmp_path: Path, name: 
         "array.json": lambda data: b"[" + data.replace(b"\n", b",")[:-1] + b"]",
     }[name]
     path = written(tmp_path / name, make(b'{"a": 1}\n' * 50))
-    [entry] = inputs.list_inputs([[str(path)]])
-    [unit] = inputs.plan_units([entry])
-    unit = inputs.scan_unit(entry, unit)
+    entry, [unit] = units_of(path)
     written(path, make(b'{"a": 2}\n' * 50))
     with pytest.raises(CorpusFileError, match="changed while it was read"):
         list(inputs.read_records(entry, unit))
@@ -300,8 +289,7 @@ def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypat
     path = written(tmp_path / "a.gz", gzip.compress(data, 1))
     monkeypatch.setattr(inputs, "BLOCK", 20_000)
     monkeypatch.setattr(unpacked, "BLOCK", 1 << 9)
-    [entry] = inputs.list_inputs([[str(path)]])
-    units = inputs.plan_units([entry])
+    entry, units = units_of(path)
     assert len(units) > 5
     reads = []
     read_range = unpacked.files.read_range

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 from prepared import write_chats
+from record_files import KINDS
 
 KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "4"))
 """Of each case; `GRAIN_SFT_KILLS=50 pytest tests/prepare/test_interrupt.py` takes some minutes."""
@@ -107,18 +107,8 @@ def write_texts(path: Path, count: int) -> None:
         path.mkdir()
         for number, text in enumerate(texts):
             (path / f"{number}.txt").write_text(text)
-    elif path.suffix == ".array_record":
-        writer = ArrayRecordWriter(str(path), "group_size:10")
-        for text in texts:
-            writer.write(text.encode())
-        writer.close()
-    elif path.suffix == ".arrow":
-        arrow = pytest.importorskip("pyarrow")
-        with arrow.ipc.new_stream(path, arrow.schema({"text": arrow.string()})) as stream:
-            stream.write_table(arrow.table({"text": texts}), max_chunksize=100)
     else:
-        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-        path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
+        path.write_bytes(KINDS[path.name.partition(".")[2]]([{"text": text} for text in texts]))
 
 
 @pytest.mark.parametrize(

@@ -119,15 +119,6 @@ def test_a_stopped_run_and_several_workers_give_the_same_bytes(request_of, tmp_p
     assert digests(tmp_path / "whole") == digests(tmp_path / "stopped") == digests(tmp_path / "many")
 
 
-def test_beam_gives_the_bytes_of_a_local_run(request_of, tmp_path):
-    pytest.importorskip("apache_beam")
-    from grain_sft.prepare import beam
-
-    request = request_of([record for number in range(20) for record in shapes(number)[0]], val_frac=0.2)
-    assert beam.prepare(request, tmp_path / "beam") == prepare(request, tmp_path / "local", workers=1)
-    assert digests(tmp_path / "beam") == digests(tmp_path / "local")
-
-
 def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of, tmp_path, tokenizer, capsys):
     request = request_of([record for number in range(8) for record in shapes(number)[0]], shuffle=False)
     path, out = request.datasets[0].paths[0], tmp_path / "out"

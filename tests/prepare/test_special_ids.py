@@ -1,7 +1,5 @@
 """Text never becomes a control token, decided by the ids that come out; hostile chats on many tokenizers and templates."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

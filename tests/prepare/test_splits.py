@@ -88,14 +88,6 @@ def test_amounts_mean_what_they_mean_in_open_instruct(amount: str, size: int, co
     assert found[repeats * size :].tolist() == [int(ids[row]) for row in extra]
 
 
-def test_datasets_are_chosen_from_one_by_one_and_then_joined() -> None:
-    datasets = [np.arange(10), np.arange(10, 30)]
-    lengths = np.ones(30, np.uint32)
-    found = splits.split(datasets, lengths, request(shuffle=False, amounts=("2.0", "3")), splits.by_random_state)
-    assert np.bincount(found["train"], minlength=30)[:10].tolist() == [2] * 10
-    assert (found["train"] >= 10).sum() == 3
-
-
 @pytest.mark.parametrize("amount", ["", "x", "-1", "1e", "nan.", "inf."])
 def test_other_amounts_are_an_error(amount: str) -> None:
     with pytest.raises(PrepareError, match="expected a factor"):

@@ -1,7 +1,5 @@
 """hf and olmo: ids equal apply_chat_template's, and masks equal those of a slow reader who looks for the texts."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

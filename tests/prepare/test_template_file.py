@@ -1,7 +1,5 @@
 """`grain-sft prepare --template FILE`: Jinja chat templates from files, with SentencePiece models and tiktoken files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

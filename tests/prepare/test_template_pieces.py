@@ -1,7 +1,5 @@
 """primer, openchat, episode, episode_tool: tokens and loss by their specifications, written out by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,6 +1,5 @@
 """Plain documents have the ids of the tokenizer's own library, and the same bytes however they are prepared."""
 
-import dataclasses
 import json
 import random
 import resource
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from prepared import digests
 from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface, save_sentencepiece
 
 from grain_sft.bench.measuring import run_program
@@ -90,48 +88,6 @@ def test_ids_and_boundaries_are_those_of_the_tokenizer(count: int, longest: int,
     for number, (document, ids) in enumerate(zip(corpus.iter_documents(), encode(texts), strict=True)):
         assert document.tokens.tolist() == [*ids, eos], number
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 10 << 20  # KiB
-
-
-def text_request(folder: Path) -> Request:
-    """Return a request of seven files of documents, whose options draw numbers and cut."""
-    path = save_sentencepiece(folder)
-    draw = random.Random(1)
-    for number in range(7):
-        lines = (json.dumps({"text": "".join(draw.choices("the answer ", k=2 * k))}) for k in range(40))
-        (folder / f"{number}.jsonl").write_text("\n".join(lines))
-    fim: dict[str, Any] = {"fim_rate": 0.5, "fim_spm_rate": 0.5, "fim_tokens": ("<|sys|>", "<|usr|>", "<|asst|>")}
-    datasets = (Dataset((f"{folder}/[0-4].jsonl",), "1.5"), Dataset((f"{folder}/[5-9].jsonl",)))
-    return Request(datasets, "text", str(path), "olmo", val_frac=0.1, max_length=60, part_bytes=3000, **fim)
-
-
-def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
-    request = text_request(tmp_path)
-    expected = prepare(request, tmp_path / "one", workers=1)
-    assert prepare(request, tmp_path / "two", workers=2) == expected
-    assert digests(tmp_path / "two") == digests(tmp_path / "one")
-    assert expected["splits"]["val"]["documents"] == expected["splits"]["train"]["documents"] // 9
-
-
-@pytest.mark.heavy
-def test_beam_gives_the_same_bytes(tmp_path: Path) -> None:
-    pytest.importorskip("apache_beam")
-    from grain_sft.prepare import beam
-
-    request = text_request(tmp_path)
-    expected = prepare(request, tmp_path / "here", workers=1)
-    assert beam.prepare(request, tmp_path / "there") == expected
-    assert digests(tmp_path / "there") == digests(tmp_path / "here")
-
-
-def test_the_validation_documents_are_drawn_by_the_seed(tmp_path: Path) -> None:
-    request = text_request(tmp_path)
-    held = []
-    for number, seed in enumerate((42, 42, 43)):
-        prepare(dataclasses.replace(request, seed=seed), tmp_path / f"out-{number}", workers=1)
-        sources = open_corpus(tmp_path / f"out-{number}/val").sources
-        assert sources is not None
-        held.append(sources.tolist())
-    assert held[0] == held[1] != held[2]
 
 
 _MEMORY = """

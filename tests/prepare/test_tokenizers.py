@@ -1,7 +1,5 @@
 """Tokenizers: what text becomes, what it never becomes, and what a tokenizer says of itself."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Each format's files against what its original tool writes for the same documents, in plain Python."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

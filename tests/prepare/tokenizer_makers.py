@@ -1,7 +1,5 @@
 """Small real tokenizers, trained in the test process: SentencePiece, and the kinds that Hugging Face tokenizers come in."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

@@ -1,7 +1,7 @@
 """Arrow IPC files and streams of records, such as those of Hugging Face datasets, read by record batches.
 
-Both are a stream of messages: the schema, dictionaries, record batches, and a mark of the end. A file has it between a magic and a
-footer. Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
+Both are a stream of messages: the schema, dictionaries, record batches, and a mark of the end. A file has it between a magic
+and a footer. Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 
 import functools

@@ -1,0 +1,83 @@
+"""Records in files of every kind, and what the package reads of a file."""
+
+import gzip
+import json
+import random
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from grain_sft.prepare.records import inputs
+
+Record = dict[str, Any]
+
+
+def lines(records: Iterable[Record]) -> bytes:
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+
+
+def array(records: list[Record]) -> bytes:
+    return json.dumps(records, indent=1).encode()
+
+
+def parquet(records: list[Record]) -> bytes:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(arrow.Table.from_pylist(records), sink, row_group_size=7)
+    return bytes(sink.getvalue())
+
+
+def arrow_stream(records: list[Record], batch: int = 7, new: str = "new_stream", **options: Any) -> bytes:
+    arrow = pytest.importorskip("pyarrow")
+    sink, table = arrow.BufferOutputStream(), arrow.Table.from_pylist(records)
+    with getattr(arrow.ipc, new)(sink, table.schema, options=arrow.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=batch)
+    return bytes(sink.getvalue())
+
+
+def write_array_record(path: Path, records: Iterable[bytes], options: str = "group_size:3") -> Path:
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def array_record(records: list[Record]) -> bytes:
+    with tempfile.NamedTemporaryFile() as file:
+        return write_array_record(Path(file.name), lines(records).splitlines()).read_bytes()
+
+
+KINDS: dict[str, Callable[[list[Record]], bytes]] = {
+    "jsonl": lines,
+    "json": array,
+    "parquet": parquet,
+    "arrow": arrow_stream,
+    "array_record": array_record,
+    "jsonl.gz": lambda records: gzip.compress(lines(records)),
+    "json.gz": lambda records: gzip.compress(array(records)),
+    "jsonl.zst": lambda records: zstandard.compress(lines(records)),
+    "json.zst": lambda records: zstandard.compress(array(records)),
+}
+"""Bytes of a file, by the end of its name."""
+COLUMNS = ("parquet", "arrow")
+"""Kinds of files whose records all have the same keys."""
+
+
+def units_of(path: Path | str) -> tuple[inputs.Input, tuple[inputs.Unit, ...]]:
+    """Return the input of a file, and its units, scanned."""
+    [entry] = inputs.list_inputs([[str(path)]])
+    return entry, inputs.assemble([entry], [inputs.scan_unit(entry, unit) for unit in inputs.plan_units([entry])])[1]
+
+
+def read_all(path: Path | str, draw: random.Random | None = None) -> list[tuple[int, Any]]:
+    """Return number and value of all records of a file. With a draw, its units are read in another order than they are in."""
+    entry, units = units_of(path)
+    shuffled = draw.sample(units, len(units)) if draw else units
+    found = [record for unit in shuffled for record in inputs.read_records(entry, unit)]
+    return sorted(found, key=lambda record: record[0])
