@@ -127,13 +127,11 @@ class LossReader:
         remote: RemoteOptions | None = None,
     ) -> None:
         self._losses, self._readers = losses, dict[LossKind, ShardReader]()
-        for one in filter(None, losses):
-            if (
-                one.kind not in self._readers
-            ):  # `one` fills the places of files of other kinds, which this `ShardReader` never reads
-                of_kind = [loss if loss is not None and loss.kind == one.kind else one for loss in losses]
-                options: dict[str, Any] = {"scattered": scattered, "remote": remote}
-                self._readers[one.kind] = ShardReader(of_kind, one.values.dtype.itemsize, max_open_files, **options)
+        for kind, one in {loss.kind: loss for loss in losses if loss is not None}.items():
+            # files of other kinds, which this `ShardReader` never reads, have a file of this kind in their place
+            of_kind = [loss if loss is not None and loss.kind == kind else one for loss in losses]
+            width = KINDS[kind].dtype.itemsize
+            self._readers[kind] = ShardReader(of_kind, width, max_open_files, scattered=scattered, remote=remote)
         self._kinds = np.array(["" if loss is None else loss.kind for loss in losses])
         self.weighted = any(KINDS[kind].weighted for kind in self._readers)
         self._uniform = len(self._readers) == 1 and None not in losses

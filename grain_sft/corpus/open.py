@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -20,6 +21,17 @@ from grain_sft.registry import Registry
 from grain_sft.storage import RemoteOptions, files, inside, outside
 
 AUTO = "auto"
+
+_TYPES: dict[str, tuple[Any, str]] = {
+    "format": (str, "a string"),
+    "path_remap": (Mapping | None, "a mapping of prefixes to their replacements"),
+    "tokenizer": (str | None, "a string"),
+    "remote": (RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
+    "root": (str | os.PathLike | None, "a path"),
+    "use_loss_mask": (bool | None, "True or False"),
+    "split": (str | None, "a string such as '969,30,1'"),
+}
+"""Types of arguments of `open_corpus`, and their descriptions for messages."""
 
 TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
     "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
@@ -92,7 +104,11 @@ def open_corpus(
     if isinstance(where, list | tuple) and any(isinstance(each, str | os.PathLike) for each in where):
         where = [str(each) if type(each) in (int, float) else each for each in where]  # weights of a blend
     paths = as_paths("where", where)
-    _check_types(format, path_remap, tokenizer, remote, root, use_loss_mask, split)
+    given = {"format": format, "path_remap": path_remap, "tokenizer": tokenizer, "remote": remote, "root": root}
+    for name, value in {**given, "use_loss_mask": use_loss_mask, "split": split}.items():
+        check_type(name, value, *_TYPES[name])
+    for text in itertools.chain.from_iterable((path_remap or {}).items()):
+        check_type("path_remap: a prefix or its replacement", text, str | os.PathLike, "a string or a path")
     masks = None if label_mask_paths is None else as_paths("label_mask_paths", label_mask_paths)
     _check_combinations(split, subset, masks, use_loss_mask)
     remote_options = None if remote is None else RemoteOptions.of(remote)
@@ -123,29 +139,6 @@ def open_corpus(
         check_tokenizer(corpus, tokenizer)
         corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer or tokenizer)
     return corpus if remote_options is None else dataclasses.replace(corpus, remote=remote_options)
-
-
-def _check_types(
-    format: object,
-    path_remap: object,
-    tokenizer: object,
-    remote: object,
-    root: object,
-    use: object,
-    split: object,
-) -> None:
-    texts = [each for pair in path_remap.items() for each in pair] if isinstance(path_remap, Mapping) else []
-    for name, value, kind, expected in (
-        ("format", format, str, "a string"),
-        ("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements"),
-        *(("path_remap: a prefix or its replacement", each, str | os.PathLike, "a string or a path") for each in texts),
-        ("tokenizer", tokenizer, str | None, "a string"),
-        ("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
-        ("root", root, str | os.PathLike | None, "a path"),
-        ("use_loss_mask", use, bool | None, "True or False"),
-        ("split", split, str | None, "a string such as '969,30,1'"),
-    ):
-        check_type(name, value, kind, expected)
 
 
 def _check_combinations(

@@ -66,7 +66,7 @@ def describe_makers(pipeline: object = None) -> list[str]:
     lines = []
     for thread, (step, since, whose) in sorted(making.copy().items(), key=lambda each: each[1][1]):
         if pipeline is None or whose is pipeline:
-            text, *values = doing.get(thread, ("no more is known",))
+            text, *values = doing.get(thread, ("no details",))
             seconds, operation = time.perf_counter() - since, str(text).format(*values)
             lines.append(f"{names.get(thread, thread)}: making step {step} for {seconds:.1f} s: {operation}")
     requests = [str(request) for request in list(_requests)]

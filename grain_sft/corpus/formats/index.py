@@ -147,9 +147,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         if found != file.size:
             raise CorpusFileError(f"{size_change(file, found)} Index: {path}.")
 
-    local = [file for file in corpus.files() if not files.is_remote(file.path)]
-    in_threads(check_size, local[:1])  # the usual mistake, a folder that moved, is answered at once
-    in_threads(check_size, local[1:])
+    in_threads(check_size, [file for file in corpus.files() if not files.is_remote(file.path)])
 
 
 def _locate(index: str, stated: str, options: ReadOptions) -> str:
@@ -183,9 +181,8 @@ def _choose_loss(
         missing = [part for part in parts if part.loss]
         if not missing:
             return corpus
-        if stated is not False or len(missing) < len(
-            parts
-        ):  # else the index ignores the loss files, the caller doesn't
+        index_ignores_all = stated is False and len(missing) == len(parts)
+        if not index_ignores_all:
             raise CorpusError(
                 f"{path}: lists {missing[0].tokens} without its loss mask {missing[0].loss}, so all of its tokens would take "
                 "loss. Build the index again, or give use_loss_mask=False to ignore the masks."

@@ -4,6 +4,7 @@ Each prefix is a shard. Blends and splits are those of megatron-core 0.16.1: `ge
 `parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
 
+import functools
 import itertools
 import math
 import os
@@ -17,7 +18,7 @@ from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import joined_split
-from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, read_metadata
+from grain_sft.corpus.formats.metadata import DirectoryListing, read_metadata
 from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, in_threads
 from grain_sft.corpus.megatron_index import HEADER_BYTES, IndexHeader
 from grain_sft.corpus.shard import Shard
@@ -74,7 +75,7 @@ class Megatron(Format):
             raise CorpusError(
                 f"{prefixes[0]}{_TOKENS}: label_mask_paths: Megatron's tokens all take loss. Leave it out."
             )
-        splits = _splits(prefixes, options, listing)
+        splits = _splits(prefixes, listing)
         scans = in_threads(lambda prefix: _scan(prefix, options), prefixes, work="Scanning files")
         shards, headers = zip(*scans, strict=True)
         parts = [TokenFile(shard.path) for shard in shards]
@@ -129,16 +130,14 @@ class Megatron(Format):
         return []
 
 
-def _splits(prefixes: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> list[Split]:
+def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
     """Return the metadata of each prefix as a split of one file."""
-    metadata: dict[str, CorpusMetadata] = {}
-    splits: dict[str, Split] = {}
+    metadata_of = functools.cache(lambda folder: read_metadata((folder, files.parent(folder)), listing))
+    splits = {}
     for prefix in prefixes:
         folder = files.parent(prefix)
-        if folder not in metadata:
-            metadata[folder] = read_metadata((folder, files.parent(folder)), listing)
         sources = listing.find(folder, "sources.bin")
-        splits[prefix] = Split((f"{prefix}{_TOKENS}",), metadata[folder], sources=sources)
+        splits[prefix] = Split((f"{prefix}{_TOKENS}",), metadata_of(folder), sources=sources)
     return [splits[prefix] for prefix in prefixes]
 
 

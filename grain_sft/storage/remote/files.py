@@ -59,7 +59,7 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
         if isinstance(body, Exception):
             failures.setdefault(number, body)
         elif not body.confirmed and now[part.path] != part.version:
-            failures.setdefault(number, ReplacedError(f"{now[part.path]} came"))
+            failures.setdefault(number, ReplacedError(f"the server sent {now[part.path]}"))
         else:
             data[number].append(body.data)
     return [failures.get(number) or b"".join(each) for number, each in enumerate(data)]
@@ -128,13 +128,12 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
     """Return bytes `start` to `stop` of a file, fewer at its end, from `version` or, for None, from any one version."""
-    for tries in range(3):
+    for tries_left in (2, 1, 0):
         size, now = (stop, None) if stop is not None else size_and_version(path)
         (body,) = fetch([Range(path, start, size, version or now)])
         if isinstance(body, bytes):
             return body
-        replaced_meanwhile = version is None and isinstance(body, ReplacedError)
-        if tries == 2 or not replaced_meanwhile:
+        if version is not None or not tries_left or not isinstance(body, ReplacedError):
             raise body
     raise AssertionError
 

@@ -139,13 +139,13 @@ async def _request_once(wanted: Range, client: Any) -> Body:
     finally:
         answer.reset(token)
     if len(data) > stop - start:
-        raise RefusedBodyError(f"{len(data)} bytes came instead of bytes {start} to {stop}: {NO_RANGES}")
+        raise RefusedBodyError(f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}")
     if stated.size is not None and len(data) != (expected := max(0, min(stop, stated.size) - start)):
         raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
     if version is None or stated.version is None or _kind(stated.version) != _kind(version):
         return Body(data, version is None)
     if stated.version != version:
-        raise ReplacedError(f"{stated.version} came")
+        raise ReplacedError(f"the server sent {stated.version}")
     return Body(data, True)
 
 
