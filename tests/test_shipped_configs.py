@@ -76,7 +76,7 @@ def test_episodes(name, tmp_path):
     place = {"dataset_dir": str(folder)} if name.endswith(".json") else {"corpus": {"path": str(folder)}}
     pipeline = load(name, **place)
     first, second = next(pipeline.iter()), next(pipeline.iter(start_step=9))
-    assert first["inputs"].shape == second["inputs"].shape == (4, 512) and pipeline.sampler.epoch(9) == 2
+    assert first["inputs"].shape == second["inputs"].shape == (4, 512) and pipeline.sampler.streams[0].begin(9)[0] == 2
     assert pipeline.data_key == load(EPISODES[0], corpus={"path": str(folder)}).data_key
 
 

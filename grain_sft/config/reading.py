@@ -15,11 +15,21 @@ from grain_sft.corpus import PREFIX_SUFFIX, words_of
 from grain_sft.errors import ConfigError
 from grain_sft.storage import files
 
+Places = dict[str, Any]
+
 INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
 """`corpus.path` in a trainer's GPTConfig."""
 
 _MOST_INHERITED = 100
+_PATH: Places = {}
+_ANY = "*"
+_CORPUS: Places = {"path": _PATH, "label_mask_paths": _PATH, "root": _PATH}
+_CORPUS["mixture"] = {_ANY: _CORPUS}
+_AMENDMENT: Places = {"withdraw": {"documents": _PATH}, "replace": {"path": _PATH}}
+_PLACES: Places = {"corpus": _CORPUS, DATASET_DIR: _PATH, "stages": {"corpus": _CORPUS}, "amendments": _AMENDMENT}
+"""Places of token paths in a config: keys, or `_ANY` for every key, down to `_PATH`. Items of a list have the same places."""
+
 _EXCLUSIVE = (("sampler", ("global_batch_size", "global_batch_tokens")), ("corpus", ("path", "mixture")))
 """Keys of a section that exclude each other: one replaces the other, inherited one."""
 
@@ -72,20 +82,7 @@ def _load_json(text: str) -> Any:
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:
     """Return the sections of the config `where` in `folder`, laid over what it inherits, with its token paths located."""
-    corpus = stated.get("corpus")
-    if isinstance(corpus, Mapping):
-        stated["corpus"] = _located(corpus, folder)
-    if isinstance(stages := stated.get("stages"), list):
-        stated["stages"] = [
-            {**each, "corpus": _located(each["corpus"], folder)}
-            if isinstance(each, Mapping) and isinstance(each.get("corpus"), Mapping)
-            else each
-            for each in stages
-        ]
-    if isinstance(amendments := stated.get("amendments"), list):
-        stated["amendments"] = [_with_located_paths(entry, folder) for entry in amendments]
-    if DATASET_DIR in stated:
-        stated[DATASET_DIR] = _locate(stated[DATASET_DIR], folder)
+    stated = _located(stated, _PLACES, folder)
     parent = stated.pop(INHERITS, None)
     if parent is None:
         return stated
@@ -112,36 +109,26 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         if len(stated) == 1 and isinstance(merged[section], dict):
             merged[section] = {key: value for key, value in merged[section].items() if key in stated or key not in keys}
     layout, below = top.get("layout"), base.get("layout")
-    if (
-        isinstance(layout, Mapping)
-        and isinstance(below, Mapping)
-        and layout.get("kind") not in (None, below.get("kind"))
-    ):
-        dropped = set(below).difference(layout, ("kind", "sequence_length"))  # options of the kind that is replaced
+    if isinstance(layout, Mapping) and isinstance(below, Mapping):
+        replaced = layout.get("kind") not in (None, below.get("kind"))
+        dropped = set(below).difference(layout, ("kind", "sequence_length")) if replaced else ()
         merged["layout"] = {key: value for key, value in merged["layout"].items() if key not in dropped}
     return merged
 
 
-def _located(corpus: Mapping[str, Any], folder: str) -> dict[str, Any]:
-    """Return a section with its token paths, and those of the sources of a mixture, as `_locate` finds them."""
-    found = dict(corpus)
-    for key in {"path", "label_mask_paths", "root"} & corpus.keys():
-        found[key] = _locate(corpus[key], folder)
-    if isinstance(corpus.get("mixture"), Mapping):
-        sources = corpus["mixture"].items()
-        found["mixture"] = {
-            name: _located(each, folder) if isinstance(each, Mapping) else each for name, each in sources
-        }
+def _located(stated: Any, places: Places, folder: str) -> Any:
+    """Return a value of a config with the paths at `places` in it, or in its items, as `_locate` finds them."""
+    if places is _PATH:
+        return _locate(stated, folder)
+    if isinstance(stated, list):
+        return [_located(each, places, folder) for each in stated]
+    if not isinstance(stated, Mapping):
+        return stated
+    found = dict(stated)
+    for key, value in stated.items():
+        if (below := places.get(key, places.get(_ANY))) is not None:
+            found[key] = _located(value, below, folder)
     return found
-
-
-def _with_located_paths(amendment: object, folder: str) -> object:
-    """Return an amendment whose paths (`withdraw.documents` may be some) are as `_locate` finds them."""
-    for kind, key in (("withdraw", "documents"), ("replace", "path")):
-        section = amendment.get(kind) if isinstance(amendment, Mapping) else None
-        if isinstance(section, Mapping) and key in section:
-            return {**amendment, kind: {**section, key: _locate(section[key], folder)}}  # type: ignore[dict-item]
-    return amendment
 
 
 def _locate(path: object, folder: str) -> object:

@@ -37,7 +37,6 @@ class ScheduleTable:
 
     Attributes:
       bound: Rows that a source may be away from its share, from an even start on.
-      table_rows: Rows of the table.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None = None) -> None:
@@ -45,13 +44,12 @@ class ScheduleTable:
         self.bound = 0.0 if active == 1 else 1 - 1 / (2 * (active - 1))
         weights = tuple(weight // common for weight in weights)
         self._choices, self._begin = _choices(weights, deficit, num_rows if any(deficit) else None)
-        self.table_rows = len(self._choices)
-        self._period = self.table_rows - self._begin
+        self._period = len(self._choices) - self._begin
         self._before = np.bincount(self._choices[: self._begin], minlength=number)  # rows of each before the period
         self._each = np.bincount(self._choices[self._begin :], minlength=number)  # and in it
         order = np.argsort(self._choices, kind="stable").astype(np.uint32)
         self._rows = np.split(order, np.cumsum(self._before + self._each)[:-1])  # of each source
-        self._ranks = np.empty(self.table_rows, np.uint32)  # rows of the same source before each
+        self._ranks = np.empty(len(self._choices), np.uint32)  # rows of the same source before each
         for rows in self._rows:
             self._ranks[rows] = np.arange(len(rows))
 

@@ -70,11 +70,6 @@ class BatchSizes:
         steps: Ints = first + (rows - before) // sizes
         return steps
 
-    def shared(self, hosts: int) -> BatchSizes:
-        """Return the batch sizes of each of `hosts`, or raise a `SamplerError` if a size is not a multiple of `hosts`."""
-        self.check_from(0, hosts)
-        return BatchSizes(self.sizes[0] // hosts, [(step, size // hosts) for step, size in self.schedule])
-
     def check_from(self, step: int, hosts: int) -> None:
         """Raise a `SamplerError` if, from `step` on, a batch size is not a multiple of `hosts`."""
         for first, size, end in zip(self.steps, self.sizes, [*self.steps[1:], step + 1], strict=True):
@@ -104,9 +99,8 @@ class JoinedSizes(BatchSizes):
                 before += sizes.before(end + more) - sizes.before(first + more)
         self.steps = [0, *list(changes)[1:]]
         self._changes = tuple(changes.items())[1:]
-        self.sizes = list(
-            dict.fromkeys([*changes.values(), *(size for _, each, _ in self._ranges for size in each.sizes)])
-        )
+        of_ranges = (size for _, each, _ in self._ranges for size in each.sizes)
+        self.sizes = list(dict.fromkeys([*changes.values(), *of_ranges]))
 
     @property
     def schedule(self) -> tuple[tuple[int, int], ...]:
@@ -121,11 +115,6 @@ class JoinedSizes(BatchSizes):
         _, first, sizes, more = self._range(step)
         return sizes.at(max(step, first) + more)
 
-    def steps_of_one_size(self, step: int) -> int:
-        _, _, sizes, more = self._range(step)
-        ends = (first - step for first in self._firsts if first > step)
-        return min(next(ends, sys.maxsize), sizes.steps_of_one_size(step + more))
-
     def before(self, step: int) -> int:
         before, first, sizes, more = self._range(step)
         return before + sizes.before(max(step, first) + more) - sizes.before(first + more)
@@ -136,28 +125,10 @@ class JoinedSizes(BatchSizes):
         return sizes.step_of(row - self._rows_before[at] + sizes.before(first + more)) - more
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        before, found = np.zeros_like(steps), np.zeros_like(steps)
-        at = np.maximum(np.searchsorted(self._firsts, steps, side="right") - 1, 0)
-        for each in np.unique(at).tolist():
-            here, (first, sizes, more) = np.flatnonzero(at == each), self._ranges[each]
-            begun, found[here] = sizes.begins(np.maximum(steps[here], first) + more)
-            before[here] = self._rows_before[each] + begun - sizes.before(first + more)
-        return before, found
-
-    def steps_of(self, rows: Ints) -> Ints:
-        steps, at = np.zeros_like(rows), np.searchsorted(self._rows_before, rows, side="right") - 1
-        for each in np.unique(at).tolist():
-            here, (first, sizes, more) = np.flatnonzero(at == each), self._ranges[each]
-            steps[here] = sizes.steps_of(rows[here] - self._rows_before[each] + sizes.before(first + more)) - more
-        return steps
-
-    def shared(self, hosts: int) -> BatchSizes:
-        return JoinedSizes((first, sizes.shared(hosts), more) for first, sizes, more in self._ranges)
-
-    def check_from(self, step: int, hosts: int) -> None:
-        for (first, sizes, more), end in zip(self._ranges, [*self._firsts[1:], sys.maxsize], strict=True):
-            if end > step:
-                sizes.check_from(max(step, first) + more, hosts)
+        before, sizes = (
+            np.array([(self.before(step), self.at(step)) for step in steps.tolist()], np.int64).reshape(-1, 2).T
+        )
+        return before, sizes
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:

@@ -10,20 +10,19 @@ import msgspec
 import numpy as np
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.sampling.curricula import Curriculum, batch_counts, batch_order
-from grain_sft.sampling.curriculum_sizes import CurriculumSizes
+from grain_sft.errors import SamplerError
+from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
+from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
-from grain_sft.sampling.orders.stored import stored_order
+from grain_sft.sampling.orders.exact import stored_order
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.step_map import MappedSampler
-from grain_sft.sampling.stream_sampler import StreamSampler
-from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
+from grain_sft.sampling.streams import SourceOrder
 
 
-class CurriculumSampler(StreamSampler):
+class CurriculumSampler(EpochSampler):
     """Batches of rows of one length each, in the order of a curriculum: OLMo-core's `NumpyVSLDataLoader`.
 
     All batches have the same number of tokens, so batches of shorter rows have more rows. Each epoch shuffles the rows of each
@@ -78,17 +77,12 @@ class CurriculumSampler(StreamSampler):
             raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
         super().__init__(global_batch_size, (), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
-        self.num_instances, self.seed, self.epochs, self.shuffle = (
-            source.num_instances,
-            source.seed,
-            epochs,
-            source.shuffle,
-        )
+        self.num_instances, self.seed = source.num_instances, source.seed
+        self.shuffle = source.shuffle
         sizes = self.global_batch_size * (lengths[-1] // lengths)
         self._rows_per_batch, self._first_rows = sizes, np.cumsum(rows) - rows
         self._counts = batch_counts(curriculum, rows, sizes, self.num_cycles, self.balanced)
         self.batch_sizes = self._sizes = CurriculumSizes(sizes, self._counts, self._order)
-        self._epochs = RunningEpochs(self._sizes.num_rows, self._sizes)
         orders = [stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length)) for length in lengths.tolist()]
         self._in_bucket = [
             make(count, seed=self.seed, cache_dir=cache_dir) for make, count in zip(orders, rows.tolist(), strict=True)
@@ -96,8 +90,9 @@ class CurriculumSampler(StreamSampler):
         # Rows that no step reads follow at the end of an epoch's order, bucket by bucket.
         self._unread_ends = self._sizes.num_rows + np.cumsum(rows - self._counts * sizes)
         self._unread_lasts = rows
+        epochs_read = RunningEpochs(self._sizes.num_rows, self._sizes)
         batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
-        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._rows_at, batching=batching),)
+        self._read(source, epochs_read, self._sizes.num_rows, self._rows_of, batching)
 
     def _order(self, epoch: int) -> Ints:
         """Return the batches of an epoch in order, int64 [batches]."""
@@ -111,19 +106,8 @@ class CurriculumSampler(StreamSampler):
         return tuple(length for length, _ in self.buckets)
 
     def row_length(self, step: int) -> int:
-        epoch, at = divmod(self._checked_step(step), self.steps_per_epoch)
+        epoch, at = divmod(self._checked_step(step), self._sizes.num_steps)
         return self.row_lengths[int(self._sizes.epoch(epoch).bucket[at])]
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self._sizes.num_steps
-
-    @property
-    def num_steps(self) -> int | None:
-        return None if self.epochs is None else self.epochs * self.steps_per_epoch
-
-    def steps_of_epochs(self, epochs: int | None) -> int:
-        return (self._checked_epochs(epochs) or self.epochs or 1) * self.steps_per_epoch
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
         epoch, index = starts[""]
@@ -131,22 +115,10 @@ class CurriculumSampler(StreamSampler):
             raise SamplerError(f"no row is left: the {self.epochs} epochs were read before. Take more epochs.")
         return MappedSampler(self, [(0, self._sizes.step_of(epoch * self._sizes.num_rows + index))])
 
-    def _rows(self, step: int, indices: Ints) -> Ints:
-        epoch, at = divmod(step, self.steps_per_epoch)
-        found = self._sizes.epoch(epoch)
-        bucket = int(found.bucket[at])
-        return self._rows_of_bucket(epoch, bucket, found.batch[at] * self._rows_per_batch[bucket] + indices)
-
-    def _rows_of_bucket(self, epoch: int, bucket: int, places: Ints) -> Ints:
-        """Return the rows at `places` of the shuffled rows of a bucket."""
-        shuffled = self._in_bucket[bucket](epoch, places) if self.shuffle else places
-        rows: Ints = shuffled + self._first_rows[bucket]
-        return rows
-
-    def _rows_at(self, epoch: int, indices: Ints) -> Ints:
+    def _rows_of(self, epoch: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of an epoch's order."""
         found = self._sizes.epoch(epoch)
-        at = np.minimum(found.begins.searchsorted(indices, side="right") - 1, self.steps_per_epoch - 1)
+        at = np.minimum(found.begins.searchsorted(indices, side="right") - 1, self._sizes.num_steps - 1)
         bucket = found.bucket[at]
         places = found.batch[at] * self._rows_per_batch[bucket] + indices - found.begins[at]
         unread = np.flatnonzero(indices >= self._sizes.num_rows)
@@ -155,27 +127,9 @@ class CurriculumSampler(StreamSampler):
         rows = np.empty_like(indices)
         for each in np.unique(bucket).tolist():
             here = np.flatnonzero(bucket == each)
-            rows[here] = self._rows_of_bucket(epoch, each, places[here])
+            shuffled = self._in_bucket[each](epoch, places[here]) if self.shuffle else places[here]
+            rows[here] = shuffled + self._first_rows[each]
         return rows
-
-    def _begin(self, step: int) -> tuple[int, int]:
-        return self._epochs.begin(as_integer("step", step, 0, RowIndexError))
-
-    def _span(self, epoch: int) -> EpochSpan | None:
-        return self._epochs.span(epoch, self.num_steps)
-
-    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
-        epoch, index = (column[which] for column in self._epochs.begins(steps))
-        index, rows = index + slot, np.empty_like(slot)
-        for each in np.unique(epoch).tolist():
-            here = np.flatnonzero(epoch == each)
-            rows[here] = self._rows_at(each, index[here])
-        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), epoch, index, rows)
-
-    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        step, slot = self._epochs.find(epoch, indices)
-        host = slot // (self._sizes.begins(step)[1] // self.host.count)
-        return np.where(indices < self._sizes.num_rows, step, -1), slot, host
 
     @property
     def data_key(self) -> str:

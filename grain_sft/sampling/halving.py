@@ -64,8 +64,6 @@ class HalvingTree:
       bound: Rows that a source may be away from its share, from an even start on.
     """
 
-    table_rows = 0
-
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
         self._weights, self._deficit = weights, deficit
         self._paths: dict[int, list[tuple[_Split, bool]]] = {}  # splits above a source, and whether it is left of them

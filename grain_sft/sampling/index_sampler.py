@@ -9,19 +9,18 @@ from typing import Annotated, Literal, Self, get_args
 import msgspec
 import numpy as np
 
-from grain_sft.arguments import as_integer
-from grain_sft.errors import RowIndexError, SamplerError
-from grain_sft.layout import FILL_ROW
+from grain_sft.errors import SamplerError
+from grain_sft.sampling.batch_sizes import BatchSizes
+from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import EndingEpochs, RunningEpochs
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import ORDERS, Costs, Ints
-from grain_sft.sampling.stream_sampler import StreamSampler
-from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
+from grain_sft.sampling.streams import SourceOrder
 
 LastBatch = Literal["drop", "fill", "run_on"]
 
 
-class IndexSampler(StreamSampler):
+class IndexSampler(EpochSampler):
     """Rows of every step, as a pure function of (seed, step, host).
 
     Host h of H reads slots h, h + H, h + 2H, ... of the global batch. The global batch does not depend on the hosts. An
@@ -74,8 +73,7 @@ class IndexSampler(StreamSampler):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         source = SourceOrder(num_instances, seed, order, bool(shuffle), epochs, chunk_size=chunk_size, start=start)
-        self.chunk_size, self.start = source.chunk_size, source.start
-        self.num_instances, self.seed, self.epochs = source.num_instances, source.seed, source.epochs
+        self.num_instances, self.seed, self.chunk_size = source.num_instances, source.seed, source.chunk_size
         self.order, self.shuffle, self.last_batch, self.cache_dir = order, source.shuffle, last_batch, cache_dir
         if last_batch not in get_args(LastBatch):
             raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(get_args(LastBatch))}.")
@@ -85,101 +83,28 @@ class IndexSampler(StreamSampler):
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
         self._source, self.costs = source, costs
-        # A block is the part of an epoch that one stream of rows reads: all of it or, with `host_blocks`, this host's part.
-        self._blocks = host.count if self.host_blocks else 1
-        self._block_rows = self.num_instances // self._blocks
-        self._block_start = host.index * self._block_rows if self.host_blocks else 0
-        sizes, most = self.batch_sizes.shared(self._blocks), max(self.batch_sizes.sizes)
-        if self.host_blocks and self._block_rows * self._blocks < most:
+        blocks, most = self._blocks, max(self.batch_sizes.sizes)
+        rows = self.num_instances // blocks
+        self.batch_sizes.check_from(0, blocks)
+        sizes = BatchSizes(self.global_batch_size // blocks, [(step, size // blocks) for step, size in self.schedule])
+        if self.host_blocks and rows * blocks < most:
             raise SamplerError(
                 f"global_batch_size={most} is more than the {num_instances} rows of an epoch. Take a smaller batch."
             )
-        rows, fill = self._block_rows, last_batch == "fill"
-        begin = start[0], start[1] // self._blocks
-        self._epochs = (
-            RunningEpochs(rows, sizes, begin) if self.runs_on else EndingEpochs(rows, sizes, begin, fill=fill)
-        )
         if start[1] and costs is not None:
             raise SamplerError(
                 f"start={start}: order {order!r} composes whole epochs. Begin with an epoch, or take another order."
             )
-        self._rows_at = source.rows_at(cache_dir, costs and Costs(costs, self._epochs.cuts))
+        begin = start[0], start[1] // blocks
+        made = RunningEpochs if self.runs_on else functools.partial(EndingEpochs, fill=last_batch == "fill")
+        epochs_of_block = made(rows, sizes, begin)
+        rows_at = source.rows_at(cache_dir, costs and Costs(costs, epochs_of_block.cuts))
+        self._read(source, epochs_of_block, rows, rows_at)
         if self.num_steps == 0:
             raise SamplerError(f"global_batch_size={most} is more than the {num_instances} rows in epochs={epochs}.")
-        self.streams = (EpochStream("", source, 0, self._begin, self._span, self._rows_at, self._blocks),)
-
-    @functools.cached_property
-    def steps_per_epoch(self) -> int:
-        """Number of steps in the first whole epoch, rounded down where steps straddle epochs."""
-        epoch = self.start[0] + (self.start[1] > 0)
-        return self._epochs.steps_before(epoch + 1) - self._epochs.steps_before(epoch)
-
-    @functools.cached_property
-    def num_steps(self) -> int | None:
-        """Number of steps; None means no end. Steps that straddle epochs can be more than `epochs * steps_per_epoch`."""
-        return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
         return type(self)(**self.__getstate__() | {"start": starts.get("", (0, 0))})
-
-    def steps_before(self, epoch: int) -> int:
-        """Return the number of whole steps in the epochs before `epoch`."""
-        return self._epochs.steps_before(as_integer("epoch", epoch, 0, SamplerError))
-
-    def steps_of_epochs(self, epochs: int | None) -> int:
-        return self._epochs.steps_before(self._checked_epochs(epochs) or self.epochs or 1)
-
-    def _rows(self, step: int, indices: Ints) -> Ints:
-        epoch, first = self._epochs.begin(step)
-        indices = indices + first
-        if not len(indices) or indices.max() < self._block_rows:
-            return self._rows_at(epoch, indices + self._block_start if self._block_start else indices)
-        return self._read_blocks(np.full(len(indices), epoch), indices, self._block_start)[2]
-
-    def _read_blocks(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return the epoch, the index in its order, and the row (`FILL_ROW` past its end) of each `index` into a block.
-        Indices count from the beginning of `epoch`; `start` is the block's first index in the order."""
-        if self.runs_on:
-            later, index = np.divmod(index, self._block_rows)
-            epoch = epoch + later
-        rows = np.full(len(index), FILL_ROW, np.int64)
-        at = index + start
-        for each in range(int(epoch.min()), int(epoch.max()) + 1) if len(epoch) else ():
-            real = np.flatnonzero((epoch == each) & (index < self._block_rows))
-            if len(real):
-                rows[real] = self._rows_at(each, at[real])
-        return epoch, at, rows
-
-    def _steps_of_one_size(self, step: int, size: int) -> int:
-        count = super()._steps_of_one_size(step, size)
-        left = self._block_rows - self._epochs.begin(step)[1]
-        return count if self.runs_on else min(count, left // (size // self._blocks))
-
-    def epoch(self, step: int) -> int:
-        """Return the epoch that `step` begins in, from 0."""
-        return self._begin(step)[0]
-
-    def _begin(self, step: int) -> tuple[int, int]:
-        epoch, rows = self._epochs.begin(as_integer("step", step, 0, RowIndexError))
-        return epoch, rows * self._blocks
-
-    def _span(self, epoch: int) -> EpochSpan | None:
-        span = self._epochs.span(epoch, self.num_steps)
-        return span and span._replace(rows=span.rows * self._blocks)
-
-    def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
-        epoch, index = (column[which] for column in self._epochs.begins(steps))
-        block = host if self.host_blocks else np.zeros_like(host)
-        index = index + slot - block * (self.batch_sizes.begins(steps)[1][which] // self._blocks)
-        columns = self._read_blocks(epoch, index, block * self._block_rows)
-        return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *columns)
-
-    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        block, index = indices // self._block_rows, indices % self._block_rows
-        step, slot = self._epochs.find(epoch, index)
-        slot = slot + block * (self.batch_sizes.begins(step)[1] // self._blocks)
-        step = np.where(block < self._blocks, step, -1)  # no host reads the rows after the last block
-        return step, slot, block if self.host_blocks else slot % self.host.count
 
     @property
     def data_key(self) -> str:

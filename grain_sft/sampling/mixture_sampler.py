@@ -213,8 +213,8 @@ class MixtureSampler(StreamSampler):
         numbers = indices + (epoch * stream.num_instances - stream.rows_before)
         at = np.where(numbers < 0, -1, find_drawn(self._paths[source], np.maximum(numbers, 0)))
         step = self.batch_sizes.steps_of(at)
-        slot = at - self.batch_sizes.begins(step)[0]
-        return np.where(at < 0, -1, step), slot, slot % self.host.count
+        before, sizes = self.batch_sizes.begins(step)
+        return np.where(at < 0, -1, step), at - before, self._hosts(at - before, sizes)
 
     @property
     def data_key(self) -> str:

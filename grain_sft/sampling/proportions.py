@@ -119,11 +119,6 @@ class Proportions:
         return min(((row, source) for row, _, source in sorted(ends)[:1]), default=None)
 
     @property
-    def table_rows(self) -> int:
-        """Rows of all tables, independent of the rows that were looked up."""
-        return sum(phase.chooser.table_rows for phase in self._phases)
-
-    @property
     def bound(self) -> float | None:
         """Rows that a source may be away from its share after any number of rows; None where weights change."""
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None

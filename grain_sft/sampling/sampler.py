@@ -167,19 +167,20 @@ class Sampler(abc.ABC):
 
     def __len__(self) -> int:
         """Records of this host: `sys.maxsize` where they never end."""
-        return sys.maxsize if self.num_steps is None else self._host_sizes.before(self.num_steps)
-
-    @functools.cached_property
-    def _host_sizes(self) -> BatchSizes:
-        return self.batch_sizes.shared(self.host.count)
+        if self.num_steps is None:
+            return sys.maxsize
+        self.check_from(self.first_step)
+        return self.batch_sizes.before(self.num_steps) // self.host.count
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
         """Record `index` of this host, counted over all its steps."""
         index = as_integer("record", index, 0, RowIndexError)
         if index >= len(self):
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
-        step = self._host_sizes.step_of(index)
-        row = int(self.rows_at(step, np.array([index - self._host_sizes.before(step)]))[0])
+        self.check_from(self.first_step)
+        step = self.batch_sizes.step_of(index * self.host.count)
+        place = index - self.batch_sizes.before(step) // self.host.count
+        row = int(self.rows_at(step, np.array([place]))[0])
         return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW) if row == FILL_ROW else row)
 
     def _checked_step(self, step: int) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grain_sft.errors import GrainSftError
+from grain_sft.layout import ragged
 from grain_sft.sampling.batch_sizes import check_divided
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
@@ -61,7 +62,10 @@ class StreamSampler(Sampler):
         return self._rows(step, indices) if found is None else found
 
     def _rows_at_once(self, step: int, indices: Ints) -> Ints | None:
-        """Return the rows of `step` and keep those of later steps, at 0.7 us a step instead of 5 to 8; None if that fails."""
+        """Return the rows of `step` and keep those of later steps; None if that fails.
+
+        A batch of 32 rows takes 3 us instead of 45 in a mixture, and 9 instead of 98 in order "shuffle" of 724,000,000 rows.
+        """
         size = self.batch_sizes.at(step)
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(indices)), self._steps_of_one_size(step, size))
         if count <= 1:
@@ -89,13 +93,17 @@ class StreamSampler(Sampler):
         """See `Sampler.slots`."""
         numbers = np.arange(steps.start, steps.stop)
         sizes, count = self.batch_sizes.begins(numbers)[1], self.host.count
-        which = np.arange(len(numbers)).repeat(sizes)
-        slot = np.arange(len(which)) - (np.cumsum(sizes) - sizes).repeat(sizes)
-        host = slot // (sizes[which] // count) if self.host_blocks or self.consecutive_slots else slot % count
+        which, slot = ragged(sizes)
+        host = self._hosts(slot, sizes[which])
         if hosts is not None and len(hosts) < count:
             kept = np.isin(host, np.array(hosts, np.int64))
             which, slot, host = which[kept], slot[kept], host[kept]
         return self._slots(numbers, which, slot, host)
+
+    def _hosts(self, slot: Ints, sizes: Ints) -> Ints:
+        """Return the host that reads each slot of a step of `sizes` rows, int64 [n]."""
+        count = self.host.count
+        return slot // (sizes // count) if self.host_blocks or self.consecutive_slots else slot % count
 
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None

@@ -21,7 +21,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
 from grain_sft.replay.learning_rate import supervised_ratio
-from grain_sft.sampling.orders import stored
+from grain_sft.sampling.orders import exact
 from grain_sft.storage import describe
 
 pytest.importorskip("pyarrow")
@@ -40,7 +40,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(documents_module, "_KEPT_FROM", 0)
     monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1.0)
-    monkeypatch.setattr(stored, "IN_MEMORY_ROWS", 1)
+    monkeypatch.setattr(exact, "IN_MEMORY_ROWS", 1)
     return tmp_path / "cache"
 
 

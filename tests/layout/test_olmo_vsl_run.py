@@ -93,9 +93,8 @@ def test_sizes_of_steps_add_up(pipeline, config):
             np.testing.assert_array_equal(found, expected)
         rows = np.arange(before[-1])
         expected = steps.repeat(counts)
-        np.testing.assert_array_equal(sizes.steps_of(rows), expected)
         assert [sizes.step_of(row) for row in rows[::97].tolist()] == expected[::97].tolist()
-        assert len(run.sampler) == before[-1] and sizes.shared(4).before(9) * 4 == before[9]
+        assert len(run.sampler) == before[-1]
         lengths = [run.sampler.row_length(step) for step in steps.tolist()]
         assert {count * length for count, length in zip(counts, lengths, strict=True)} == {512}
 

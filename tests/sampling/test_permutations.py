@@ -9,10 +9,10 @@ import pytest
 
 from grain_sft import IndexSampler
 from grain_sft.errors import StorageError
-from grain_sft.sampling.orders import permute, stored
+from grain_sft.sampling.orders import exact, permute
 from grain_sft.storage import artifact
 
-ROWS = stored.IN_MEMORY_ROWS
+ROWS = exact.IN_MEMORY_ROWS
 
 
 def depends(seed=3):
@@ -20,7 +20,7 @@ def depends(seed=3):
 
 
 def load(folder):
-    return stored.load_permutation(depends(), ("PCG64", 5), folder)
+    return exact.load_permutation(depends(), ("PCG64", 5), folder)
 
 
 def digest_of_an_order(folder):
