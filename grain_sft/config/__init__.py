@@ -10,7 +10,7 @@ from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
 from grain_sft.config.nouns import Opened, make_entry, make_mixture, make_rows, rows_of_batch
 from grain_sft.config.reading import INHERITS, inherit, read
-from grain_sft.config.replacements import without_replacements
+from grain_sft.config.replacements import with_stages_of_replacements
 from grain_sft.config.sections import SECTIONS, config_schema, known_keys
 from grain_sft.config.stages import configs_of_stages
 from grain_sft.config.validation import validate
@@ -99,7 +99,7 @@ def stated(config: Config) -> tuple[str, dict[str, Any]]:
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
     validate(sections, where)
-    replaced = without_replacements(sections, where)
+    replaced = with_stages_of_replacements(sections, where)
     if replaced is not sections:
         validate(replaced, where)
     return where, replaced

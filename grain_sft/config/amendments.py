@@ -63,6 +63,18 @@ AMENDMENTS: dict[str, Options] = {
 """Keys of each kind of amendment."""
 
 
+def keys_of_stage(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a replacement that begin a stage: all but the weight of a source of the outermost mixture."""
+    names = ("path", "max_epochs", "on_exhausted", *(("weight",) if "/" in section["source"] else ()))
+    return {name: section[name] for name in names if section.get(name) is not None}
+
+
+def weights_of(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights that a replacement gives to sources of the outermost mixture."""
+    given = section.get("weight") is not None and "/" not in section["source"]
+    return {section["source"]: section["weight"]} if given else {}
+
+
 def check_amendments(entries: Sequence[object], where: str) -> None:
     """Raise a ConfigError where an entry is not one amendment with its keys."""
     for number, entry in enumerate(entries):
@@ -93,10 +105,13 @@ def make_amendments(
 
 def _made(kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]) -> Sequence[Amendment | None]:
     """Return the amendment of an entry for each layout; None for one that it does not change."""
+    if kind == "replace":
+        keys = keys_of_stage(section)
+        replaced = f"{section['source']} ({', '.join(keys)})" if keys else ""
+        return [Amendment(section["from"], reweight=weights_of(section), replace=replaced)] * len(layouts)
     if kind != "withdraw":
-        return [Amendment(section["from"], skip=section.get("steps", 0), reweight=section.get("weights", {}))] * len(
-            layouts
-        )
+        changes = {"skip": section.get("steps", 0), "reweight": section.get("weights", {})}
+        return [Amendment(section["from"], **changes)] * len(layouts)
     named = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
     found = documents_named_in(layouts, named)
     if not any(map(len, found)):

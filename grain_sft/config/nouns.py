@@ -101,7 +101,7 @@ def make_rows(
         return source, CurriculumSampler(buckets, host=host, **sampler)
     if source.layout.orders_rows and "order" not in sampler:
         sampler = {"order": "sequential", "epochs": 1} | sampler
-    sampler["schedule"] = _sizes_of(sampler.get("schedule", []), layout["sequence_length"])
+    sampler["schedule"] = sizes_of(sampler.get("schedule", []), layout["sequence_length"])
     costs = source.layout.row_costs if ORDERS[sampler.get("order", "shuffle")].by_cost else None
     sampler |= {"host": host, "chunk_size": source.layout.chunk_size}
     return source, IndexSampler(len(source), costs=costs, **sampler)
@@ -143,7 +143,7 @@ def make_mixture(
     defaults = {key: value for key, value in corpus.items() if key != "mixture"}
     mixture = mixture_of({**sampler, "mixture": corpus["mixture"]}, defaults, "")
     options = {name: sampler[name] for name in ("global_batch_size", "last_batch") if name in sampler}
-    options["schedule"] = _sizes_of(sampler.get("schedule", []), layout["sequence_length"])
+    options["schedule"] = sizes_of(sampler.get("schedule", []), layout["sequence_length"])
     return MixtureSource(sources), MixtureSampler(mixture, host=host or Host.from_jax(), **options)
 
 
@@ -207,7 +207,7 @@ def _follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str)
         raise ConfigError(f"{where}: {found}; {name} makes whole batches. Leave layout.batch_rows out.")
 
 
-def _sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:
+def sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:
     """Return the batches of a schedule, in rows, by step."""
     sizes = ((entry["step"], rows_of_batch(entry, length)) for entry in entries)
     return [(step, rows) for step, rows in sizes if rows is not None]

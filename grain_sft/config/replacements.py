@@ -1,130 +1,168 @@
-"""Amendments `replace` of a config, as stages and amendments `reweight`."""
+"""Amendments `replace` of a config, as stages."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from grain_sft.config.amendments import keys_of_stage, weights_of
+from grain_sft.config.nouns import rows_of_batch, sizes_of
 from grain_sft.config.reading import overlay
+from grain_sft.config.sections import SIZES
+from grain_sft.config.stages import configs_of_stages
 from grain_sft.errors import ConfigError
-from grain_sft.sampling import StepMap
+from grain_sft.sampling import BatchSizes, StepMap
 
 Section = Mapping[str, Any]
 
-_OF_STAGE = ("path", "max_epochs", "on_exhausted")
-_SIZES = ("global_batch_size", "global_batch_tokens")
 
+def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a validated config with a stage from each step at which a source's path or repeat cap is replaced.
 
-def without_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a validated config whose amendments `replace` are stages, each of which begins where a source's path or repeat cap
-    changes, and amendments `reweight`.
+    The amendments stay in it, because receipts list them. A stage begins with all earlier amendments `reweight`, so scheduled
+    weights that came after these are stated again as one.
 
     Raises:
-      ConfigError: A replacement of nothing or of no source of the mixture, or of a config that has stages.
+      ConfigError: A replacement changes nothing, or no stage from its step on has the source.
     """
     amendments: Sequence[Mapping[str, Section]] = config.get("amendments", ())
-    sections = [entry["replace"] for entry in amendments if "replace" in entry]
+    sections = sorted((entry["replace"] for entry in amendments if "replace" in entry), key=lambda each: each["from"])
     if not sections:
         return config
-    for section in sections:
-        _check(section, config, f"{where}: replace from step {section['from']}")
     skips = StepMap([(entry["skip"]["from"], entry["skip"]["steps"]) for entry in amendments if "skip" in entry])
-    changes: dict[str, Any] = {}
-    begin, stages = 0, []
-    for section in sorted(sections, key=lambda section: section["from"]):
-        if not (changed := _of_stage(section)):
+    stages = list(_stages_of(config))
+    for section in sections:
+        _check(section, [stage for _, end, stage in stages if skips.data_step(section["from"]) < end], where)
+    sections = [section for section in sections if keys_of_stage(section)]
+    if not sections:
+        return config
+    entries: list[Mapping[str, Section]] = []
+    for entry in amendments:
+        entries.append(entry)
+        if "replace" in entry and (weights := _restated(entry["replace"], stages, amendments, skips)):
+            entries.append({"reweight": {"from": entry["replace"]["from"], "weights": weights}})
+    steps = [(skips.data_step(section["from"]), section) for section in sections]
+    made = [part for begin, end, stage in stages for part in _divided(stage, begin, end, steps)]
+    without_schedules = _later({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
+    return {**config, **without_schedules, "amendments": entries, "stages": made}
+
+
+def _divided(
+    stage: dict[str, Any], begin: int, end: int, sections: Sequence[tuple[int, Section]]
+) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a stage of the data steps `begin` to `end - 1`; `sections` of `replace` begin at their data steps."""
+    for step, section in sections:
+        if step >= end or section["source"] not in _sources(stage["corpus"]):
             continue
-        step = skips.data_step(section["from"])
         if step > begin:
-            stages.append({**_stage(config, begin, changes), "steps": step - begin})
-            begin = step
-        changes = overlay(changes, _of_source(section["source"], changed))
-    schedule = config["sampler"].get("schedule") or ()
-    rest = {**config, "amendments": [*_reweighted(amendments, schedule, skips)]}
-    if not changes:
-        return rest
-    sampler = {name: value for name, value in config["sampler"].items() if name != "schedule"}
-    return {**rest, "sampler": sampler, "stages": [*stages, _stage(config, begin, changes)]}
+            yield _lasting(stage, step - begin)
+            stage, begin = _lasting(_later(stage, step - begin), None if end == sys.maxsize else end - step), step
+        stage = overlay(stage, {"corpus": _of_source(section["source"], keys_of_stage(section))})
+    yield stage
 
 
-def _stage(config: Section, begin: int, changes: Section) -> dict[str, Any]:
-    """Return the stage that begins at the data step `begin`, with `changes` of the mixture."""
-    sampler: dict[str, Any] = {}
-    mixture: dict[str, Any] = {}
-    later = []
-    for entry in config["sampler"].get("schedule") or ():
-        if entry["step"] > begin:
-            later.append({**entry, "step": entry["step"] - begin})
-            continue
-        sampler = overlay({"sampler": sampler}, {"sampler": {name: entry[name] for name in _SIZES if entry.get(name)}})[
-            "sampler"
-        ]
-        for name, weight in (entry.get("weights") or {}).items():
-            mixture = overlay(mixture, _of_source(name, {"weight": weight}))
-    if later:
-        sampler["schedule"] = later
-    return {"corpus": {"mixture": overlay(mixture, changes)}, "sampler": sampler}
+def _stages_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield each stage with its whole corpus and sampler, after its first data step and the one after its last."""
+    stated = config.get("stages") or [{}]
+    begin = 0
+    for stage, whole in zip(stated, configs_of_stages({**config, "stages": stated}), strict=True):
+        steps = stage.get("steps") or (_num_steps(whole, stage["tokens"]) if stage.get("tokens") else None)
+        end = sys.maxsize if steps is None else begin + steps
+        yield begin, end, {**stage, "corpus": whole["corpus"], "sampler": whole["sampler"]}
+        begin = end
+
+
+def _num_steps(config: Section, tokens: int) -> int:
+    """Return the number of steps in which the stage of a config reads `tokens`, as `Stage.num_steps` does."""
+    length, sampler = config["layout"]["sequence_length"], config["sampler"]
+    sizes = BatchSizes(rows_of_batch(sampler, length) or 1, sizes_of(sampler.get("schedule", ()), length))
+    return sizes.step_of(-(-tokens // length) - 1) + 1
+
+
+def _lasting(stage: Section, steps: int | None) -> dict[str, Any]:
+    """Return a stage with another number of steps; None for no end."""
+    rest = {name: value for name, value in stage.items() if name not in ("steps", "tokens")}
+    return rest if steps is None else {**rest, "steps": steps}
+
+
+def _later(stage: Section, steps: int) -> dict[str, Any]:
+    """Return a stage without its first `steps`: its schedules count from there, and what they changed before holds."""
+    corpus, sampler = stage["corpus"], dict(stage["sampler"])
+    schedule = sampler.pop("schedule", ())
+    for entry in schedule:
+        if entry["step"] <= steps:
+            sizes = {name: entry[name] for name in SIZES if entry.get(name) is not None}
+            sampler = overlay({"sampler": sampler}, {"sampler": sizes})["sampler"]
+    if corpus.get("mixture"):
+        corpus = {**corpus, "mixture": _mixture_later(corpus["mixture"], schedule, steps)}
+    return {**stage, "corpus": corpus, "sampler": {**sampler, **_schedule_later(schedule, steps)}}
+
+
+def _mixture_later(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
+    """Return a mixture with a schedule of its weights, and the mixtures in it, as they are after `steps`."""
+    weights: dict[str, Any] = {}
+    for entry in schedule:
+        weights |= (entry.get("weights") or {}) if entry["step"] <= steps else {}
+    later = {}
+    for name, source in mixture.items():
+        inner = dict(source)
+        if inner.get("mixture"):
+            own = inner.pop("schedule", ())
+            inner |= {"mixture": _mixture_later(inner["mixture"], own, steps), **_schedule_later(own, steps)}
+        later[name] = {**inner, "weight": weights.get(name, source["weight"])}
+    return later
+
+
+def _schedule_later(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
+    """Return the key `schedule` with the entries after `steps`; nothing if no entry is left."""
+    later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
+    return {"schedule": later} if later else {}
+
+
+def _restated(
+    section: Section,
+    stages: Iterable[tuple[int, int, Section]],
+    amendments: Sequence[Mapping[str, Section]],
+    skips: StepMap,
+) -> dict[str, Any]:
+    """Return the weights that the schedule of a stage, which a replacement divides, changed after all amendments by then."""
+    first = skips.data_step(section["from"])
+    given = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
+    given += [(entry["replace"]["from"], weights_of(entry["replace"])) for entry in amendments if "replace" in entry]
+    scheduled = {
+        name: (begin + entry["step"], weight)
+        for begin, end, stage in stages
+        if begin < first < end and keys_of_stage(section) and section["source"] in _sources(stage["corpus"])
+        for entry in stage["sampler"].get("schedule", ())
+        if begin + entry["step"] <= first
+        for name, weight in (entry.get("weights") or {}).items()
+    }
+    amended = {
+        name: [skips.data_step(step) for step, weights in given if name in weights and step <= section["from"]]
+        for name in scheduled
+    }
+    return {name: weight for name, (since, weight) in scheduled.items() if amended[name] and max(amended[name]) < since}
 
 
 def _of_source(name: str, keys: Section) -> dict[str, Any]:
-    """Return the part of a mixture with `keys` of a source `NAME`, or `MIXTURE/NAME` in a mixture of mixtures."""
+    """Return a section `corpus` with `keys` of a source `NAME`, or `MIXTURE/NAME` in a mixture of mixtures."""
     first, _, rest = name.partition("/")
-    return {first: {"mixture": _of_source(rest, keys)} if rest else dict(keys)}
+    return {"mixture": {first: _of_source(rest, keys) if rest else dict(keys)}}
 
 
-def _reweighted(
-    amendments: Sequence[Mapping[str, Section]], schedule: Sequence[Section], skips: StepMap
-) -> Iterator[Mapping[str, Section]]:
-    """Yield the amendments, with the weights of replacements as `reweight`. A stage begins with all earlier ones, so scheduled
-    weights that came after them are stated again there."""
-    given = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
-    given += [(section["from"], own) for entry in amendments if (own := _weights(section := entry.get("replace", {})))]
-    for entry in amendments:
-        if "replace" not in entry:
-            yield entry
-            continue
-        first, weights = (section := entry["replace"])["from"], _weights(section)
-        scheduled = {
-            name: (each["step"], weight)
-            for each in schedule
-            if each["step"] <= skips.data_step(first)
-            for name, weight in (each.get("weights") or {}).items()
-        }
-        for name, (since, weight) in scheduled.items():
-            before = [skips.data_step(step) for step, each in given if name in each and step <= first]
-            if _of_stage(section) and before and max(before) < since:
-                weights.setdefault(name, weight)
-        if weights:
-            yield {"reweight": {"from": first, "weights": weights}}
-
-
-def _weights(section: Section) -> dict[str, Any]:
-    """Return what a replacement gives to a `reweight`."""
-    weight = section.get("weight")
-    return {} if weight is None or "weight" in _of_stage(section) else {section["source"]: weight}
-
-
-def _of_stage(section: Section) -> dict[str, Any]:
-    """Return the keys of a replacement that a stage has. An amendment `reweight` has the weights of the mixture itself."""
-    weight = ("weight",) if "/" in section["source"] else ()
-    return {name: section[name] for name in (*_OF_STAGE, *weight) if section.get(name) is not None}
-
-
-def _check(section: Section, config: Section, where: str) -> None:
-    if config.get("stages"):
-        raise ConfigError(f"{where}: the config has stages. Begin a stage at this step, with the source as it is then.")
-    if all(section.get(name) is None for name in (*_OF_STAGE, "weight")):
+def _check(section: Section, stages: Sequence[Section], where: str) -> None:
+    where = f"{where}: replace from step {section['from']}"
+    if not keys_of_stage(section) and not weights_of(section):
         raise ConfigError(f"{where}: changes nothing. Give path, weight or max_epochs.")
-    names = list(_sources(config["corpus"].get("mixture") or {}, where))
+    names = list(dict.fromkeys(name for stage in stages for name in _sources(stage["corpus"])))
     if section["source"] not in names:
-        known = f"expected one of {', '.join(names)}" if names else "the config has one corpus and no mixture"
+        known = f"expected one of {', '.join(names)}" if names else "no mixture is read from that step on"
         raise ConfigError(f"{where}: source {section['source']!r}: {known}.")
 
 
-def _sources(mixture: Section, where: str, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the sources of a mixture, and of the mixtures in it."""
-    for name, source in mixture.items():
-        if source.get("schedule"):
-            raise ConfigError(f"{where}: source {prefix}{name} has a schedule. Its steps would count from there on.")
+def _sources(corpus: Section, prefix: str = "") -> Iterator[str]:
+    """Yield the names of the sources of a section `corpus`, and of the mixtures in it."""
+    for name, source in (corpus.get("mixture") or {}).items():
         if source.get("mixture") is None:
             yield prefix + name
         else:
-            yield from _sources(source["mixture"], where, f"{prefix}{name}/")
+            yield from _sources(source, f"{prefix}{name}/")

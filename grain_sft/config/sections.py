@@ -165,6 +165,9 @@ LAYOUT: Options = {
 
 SECTIONS = ("corpus", "layout", "sampler")
 
+SIZES = ("global_batch_size", "global_batch_tokens")
+"""Keys of which a section `sampler`, or an entry of its schedule, has one."""
+
 _OPEN = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
 
 

@@ -11,8 +11,6 @@ from grain_sft.layout import LAYOUTS
 from grain_sft.options import check, check_keys, check_value, options_of
 from grain_sft.storage import RemoteOptions
 
-_SIZES = ("global_batch_size", "global_batch_tokens")
-
 
 def validate(config: Mapping[str, Any], where: str) -> None:
     """Check the keys and values of a whole config, inherited parts included; the first that is wrong is a `ConfigError`."""
@@ -31,7 +29,7 @@ def validate(config: Mapping[str, Any], where: str) -> None:
     assert isinstance(corpus, Mapping) and isinstance(layout, Mapping) and isinstance(sampler, Mapping)
     _check_corpus(corpus, layout, f"{where}: corpus", "'path'")
     mixture, length = corpus.get("mixture"), layout["sequence_length"]
-    if sum(sampler.get(key) is not None for key in _SIZES) != 1:
+    if sum(sampler.get(key) is not None for key in sections.SIZES) != 1:
         raise ConfigError(f"{where}: sampler: give one of global_batch_size (in rows) and global_batch_tokens.")
     _check_batch_tokens(sampler, length, f"{where}: sampler")
     _check_mixed(sampler, mixture is not None, f"{where}: sampler")
@@ -119,7 +117,7 @@ def _check_schedule(
     entries: list[Mapping[str, Any]], where: str, names: Iterable[str] | None, length: int | None
 ) -> None:
     """Check a schedule: weights of the sources `names`, and batches of rows of `length`; None where they can't change."""
-    left_out = (_SIZES if length is None else ()) + (("weights",) if names is None else ())
+    left_out = (sections.SIZES if length is None else ()) + (("weights",) if names is None else ())
     known = [name for name in options_of(sections.ScheduleEntry) if name not in left_out]
     if not entries:
         raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
@@ -127,7 +125,7 @@ def _check_schedule(
         at, step = f"{where}[{number}]", entry["step"]
         check_keys(entry, known, at)
         given = [key for key in known[1:] if entry.get(key) is not None]
-        if not given or set(_SIZES) <= set(given):
+        if not given or set(sections.SIZES) <= set(given):
             raise ConfigError(f"{at}: give what changes at step {step}: {', '.join(known[1:])}; of the sizes, one.")
         if number and step <= (last := entries[number - 1]["step"]):
             raise ConfigError(f"{at}.step is {step}, after step {last}; expected entries in order of their steps.")

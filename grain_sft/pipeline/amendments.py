@@ -30,6 +30,7 @@ class Amendment:
       skip: Number of steps whose batches are left out: `step` gets the batch of step `step + skip`, and so on.
       withdraw: Numbers of documents, as a trace prints them, whose tokens are padding from `step` on.
       reweight: Weights of sources of a mixture from `step` on, by name; the others stay.
+      replace: Name of the source that the stage from `step` on reads otherwise, and what differs, for records of the run.
 
     Raises:
       PipelineError: A step or a number of steps is negative, or the amendment changes nothing.
@@ -39,18 +40,20 @@ class Amendment:
     skip: int = 0
     withdraw: Sequence[int] | Ints = ()
     reweight: Mapping[str, Weight] = dataclasses.field(default_factory=dict)
+    replace: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step", as_integer("amendment: step", self.step, 0, PipelineError))
         object.__setattr__(self, "skip", as_integer("amendment: skip", self.skip, 0, PipelineError))
         object.__setattr__(self, "withdraw", _sorted(np.asarray(self.withdraw, np.int64)))
-        if not self.skip and not len(self.withdraw) and not self.reweight:
+        if not (self.skip or len(self.withdraw) or self.reweight or self.replace):
             expected = "a number of steps to skip, documents to withdraw, or weights"
             raise PipelineError(f"amendment from step {self.step}: changes nothing. Expected {expected}.")
 
     def __str__(self) -> str:
         """Text that decides the amendment, for receipts and states."""
-        changes = [f"skip {self.skip} steps"] if self.skip else []
+        changes = [f"replace {self.replace}"] if self.replace else []
+        changes += [f"skip {self.skip} steps"] if self.skip else []
         if len(self.withdraw):
             listed = hashlib.sha256(np.ascontiguousarray(self.withdraw, "<i8").tobytes()).hexdigest()[:16]
             changes.append(f"withdraw {len(self.withdraw)} documents ({listed})")

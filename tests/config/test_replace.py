@@ -135,10 +135,56 @@ def test_a_wrong_replacement_is_named(paths, section, message):
         load(config_of(paths, [{"replace": {"from": 3, **section}}]))
 
 
-def test_a_config_with_stages_or_without_a_mixture_takes_no_replacement(paths):
+def test_a_stage_is_divided_where_a_source_is_replaced(paths):
+    """Also one that counts tokens, has a schedule or an inner mixture with one. Later stages have the new files too."""
+    config, of_inner = config_of(paths), {"in": {"schedule": [{"step": 4, "weights": {"b": 3}}]}}
+    inner = {"weight": 1, "mixture": {name: {"weight": 1, "path": paths[name]} for name in "ab"}}
+    config["corpus"]["mixture"] = {"a": {"weight": 2, "path": paths["a"]}, "in": {**inner, **of_inner["in"]}}
+    schedule = [{"step": 2, "global_batch_size": 12, "weights": {"a": 3}}, {"step": 9, "global_batch_size": 6}]
+    stages = [
+        {"steps": 5},
+        {"tokens": 48 * (2 * 6 + 7 * 12 + 3 * 6) - 1, "sampler": {"schedule": schedule}},
+        {"steps": 3, "corpus": {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}},
+        {"layout": {"sequence_length": 32}},
+    ]
+    amendments = [
+        {"skip": {"from": 2, "steps": 3}},
+        {"replace": {"from": 8, "source": "in/b", "path": paths["new"], "weight": 5}},
+        {"replace": {"from": 1, "source": "a", "max_epochs": 9, "on_exhausted": "renormalize"}},
+    ]
+    found = load({**config, "stages": stages, "amendments": amendments})
+    capped = {"a": {"max_epochs": 9, "on_exhausted": "renormalize"}}
+    new = {"mixture": {"b": {"path": paths["new"], "weight": 5}}}
+    config["corpus"]["mixture"]["in"] = inner
+    by_hand = [
+        {"steps": 1, "corpus": {"mixture": of_inner}},
+        {"steps": 4, "corpus": {"mixture": {**capped, "in": {"schedule": [{"step": 3, "weights": {"b": 3}}]}}}},
+        {"steps": 6, "corpus": {"mixture": {**capped, **of_inner}}, "sampler": {"schedule": schedule}},
+        {
+            "steps": 6,
+            "corpus": {"mixture": {"a": {**capped["a"], "weight": 3}, "in": new}},
+            "sampler": {"global_batch_size": 12, "schedule": [{"step": 3, "global_batch_size": 6}]},
+        },
+        {"steps": 3, "corpus": {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}},
+        {"layout": {"sequence_length": 32}, "corpus": {"mixture": {**capped, "in": {**of_inner["in"], **new}}}},
+    ]
+    expected = load({**config, "stages": by_hand, "amendments": amendments[:1]})
+    assert [each.first_step for each in found.stages] == [each.first_step for each in expected.stages]
+    for step in range(40):
+        assert_same(found[step], expected[step])
+    assert found.later_stages == expected.later_stages
+    parts = found.receipt.parts
+    assert [parts[f"amendment {number}"] for number in (1, 2, 3)] == [
+        "from step 2: skip 3 steps",
+        "from step 8: replace in/b (path, weight)",
+        "from step 1: replace a (max_epochs, on_exhausted)",
+    ]
+
+
+def test_a_config_without_a_mixture_takes_no_replacement(paths):
     replace = [{"replace": {"from": 3, "source": "b", "weight": 2}}]
-    with pytest.raises(ConfigError, match="the config has stages"):
-        load({**config_of(paths, replace), "stages": [{}]})
     config = {**config_of(paths, replace), "corpus": {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}}
-    with pytest.raises(ConfigError, match="the config has one corpus and no mixture"):
+    with pytest.raises(ConfigError, match="source 'b': no mixture is read from that step on"):
         load(config)
+    with pytest.raises(ConfigError, match="source 'b': no mixture is read from that step on"):
+        load({**config_of(paths, replace), "stages": [{"steps": 3}, {"corpus": config["corpus"]}]})
