@@ -5,14 +5,19 @@ The layout packs several conversations into a row, and none attends to another. 
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import re
 import shutil
-from collections.abc import Iterable, Mapping
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grain_sft.corpus import Corpus, open_corpus
-from grain_sft.demo.text import MAX_CHARACTERS, Entry, docstrings
+from grain_sft.errors import GrainSftError
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, conversation_lines, prepare, train_tokenizer
 from grain_sft.storage import atomic_write, write_bytes
 
@@ -21,6 +26,21 @@ SEQUENCE_LENGTH = 256  # tokens
 GLOBAL_BATCH_SIZE = 8  # rows
 CONFIG = "config.json"
 """File name of the config in the demo's folder. `grain_sft.load` reads it."""
+
+MAX_CHARACTERS = 3_500_000
+MIN_CHARACTERS = 100_000  # the tokenizer cannot be trained on fewer
+
+_SKIPPED_FOLDERS = {
+    *("__pycache__", "dist-packages", "site-packages"),
+    *("test", "tests", "idle_test"),
+    *("ensurepip", "idlelib", "lib2to3", "pydoc_data", "turtledemo"),
+}
+_QUESTIONS: dict[type[ast.AST], str] = {
+    ast.Module: "What is the module {} for?",
+    ast.ClassDef: "What is {}?",
+    **dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef), "What does {} do?"),
+}
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and lone surrogates, which UTF-8 cannot encode
 
 
 def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) -> tuple[Corpus, Mapping[str, Any]]:
@@ -58,3 +78,66 @@ def write_chats(path: Path, entries: Iterable[Entry]) -> None:
         for question, text in entries:
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+
+
+class Entry(NamedTuple):
+    """A docstring, and the question that it answers."""
+
+    question: str
+    text: str
+
+
+def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
+    """Return the docstrings of the standard library, each text once, in an order that depends only on its files.
+
+    Args:
+      max_characters: Limit for all texts together. The first text that exceeds it is left out, with all that follow.
+
+    Raises:
+      GrainSftError: The library has too few docstrings.
+    """
+    library = Path(sysconfig.get_path("stdlib"))
+    questions: dict[str, str] = {}
+    count = 0
+    for question, text in library_docstrings(library):
+        if not text or text in questions or _NOT_TEXT.search(text):
+            continue
+        if count + len(text) > max_characters:
+            break
+        count += len(text)
+        questions[text] = question
+    if count < min(MIN_CHARACTERS, max_characters):
+        raise GrainSftError(
+            f"{library}: found {count} characters of docstrings; expected {MIN_CHARACTERS} or more, which the demo trains on. "
+            "This Python comes without its source files: use a full installation."
+        )
+    return [Entry(question, text) for text, question in questions.items()]
+
+
+def library_docstrings(library: Path) -> Iterator[Entry]:
+    """Yield the docstrings of the .py files below `library`, sorted by path, without tests, demos and installed packages.
+
+    Files are parsed, never imported. A file that cannot be read or parsed is skipped.
+    """
+    for folder, subfolders, names in os.walk(library):
+        subfolders[:] = sorted(set(subfolders) - _SKIPPED_FOLDERS)
+        for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # for example, of invalid escapes
+                    tree = ast.parse(path.read_bytes())
+            except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+                continue
+            module = ".".join(path.relative_to(library).with_suffix("").parts).removesuffix(".__init__")
+            yield from _docstrings(tree, module)
+
+
+def _docstrings(node: ast.AST, name: str) -> Iterator[Entry]:
+    """Yield the docstrings of `node`, whose full name is `name`, and of all definitions in it."""
+    if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        yield Entry(_QUESTIONS[type(node)].format(name), (ast.get_docstring(node) or "").strip())
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from _docstrings(child, f"{name}.{child.name}")
+        elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _docstrings(child, name)

@@ -1,7 +1,6 @@
 """The demo from end to end: a corpus, three runs, and whether the resumed one equals the uninterrupted one."""
 
 import contextlib
-import itertools
 import os
 import shutil
 import signal
@@ -195,16 +194,12 @@ def parse(line: str) -> Record | None:
         return None
 
 
-def difference(name: str, reference: str, steps: range, logs: Logs) -> str | None:
-    """Return a sentence on the first of `steps` that run `name` did not log, once and in order, as run `reference` did."""
-    by_step = {record.step: record for record in logs[reference]}
-    for step, mine in itertools.zip_longest(steps, logs[name]):
-        if mine is None or mine.step != step:
-            found, expected = ("no step" if each is None else f"step {each}" for each in (mine and mine.step, step))
-            return f"The {name} run logged {found} where {expected} was expected."
-        if mine != by_step.get(step):
-            runs = f"{by_step.get(step)} in the {reference} run and {mine} in the {name} run"
-            return f"Step {step} is the first that differs: {runs}."
+def difference(steps: range, run: Sequence[Record], other: Sequence[Record]) -> str | None:
+    """Return a sentence on the first of `steps` whose records are not equal in both runs; None if all are."""
+    by_step, others = ({record.step: record for record in each} for each in (run, other))
+    for step in steps:
+        if step not in by_step or by_step[step] != others.get(step):
+            return f"Step {step} is the first that differs: {by_step.get(step)} and {others.get(step)}."
     return None
 
 
@@ -233,14 +228,12 @@ def _compare(steps: int, resumed_from: int, logs: Logs) -> bool:
     for line in table((INTERRUPTED, RESUMED, UNINTERRUPTED), sorted(shown & set(range(steps))), logs):
         _say("  " + line)
     _say("")
-    compared = {INTERRUPTED: range(end), RESUMED: range(resumed_from, steps)}
-    for name, expected in {UNINTERRUPTED: range(steps), **compared}.items():  # the first has to be complete
-        found = difference(name, UNINTERRUPTED, expected, logs)
+    for name, compared in {INTERRUPTED: range(end), RESUMED: range(resumed_from, steps)}.items():
+        found = difference(compared, logs[name], logs[UNINTERRUPTED])
         if found is not None:
-            _say(f"NOT EQUAL. {found}")
+            _say(f"NOT EQUAL, {name} and {UNINTERRUPTED}. {found}")
             return False
-    for name, expected in compared.items():
-        which = f"all {len(expected)} steps from {expected[0]} to {expected[-1]}"
+        which = f"all {len(compared)} steps from {compared[0]} to {compared[-1]}"
         _say(f"EQUAL: {name} and {UNINTERRUPTED}, {which}: losses bit for bit, batches by SHA-256.")
     return True
 

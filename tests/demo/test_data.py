@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_chat import SMALL_TEXT, Chat, documents
 
-from grain_sft.demo import text
+from grain_sft.demo import corpus
 from grain_sft.demo.corpus import GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH
 from grain_sft.errors import GrainSftError
 
@@ -28,7 +28,7 @@ def test_docstrings_come_in_order_from_files_that_are_never_imported(tmp_path: P
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert [entry for entry in text.library_docstrings(tmp_path) if entry.text] == [
+    assert [entry for entry in corpus.library_docstrings(tmp_path) if entry.text] == [
         ("What is the module a for?", "Module a."),
         ("What is a.A?", "Class A."),
         ("What does a.A.f do?", "Method f."),
@@ -41,8 +41,8 @@ def test_docstrings_come_in_order_from_files_that_are_never_imported(tmp_path: P
 
 
 def test_text_is_the_same_twice_within_its_bound_and_without_repeats() -> None:
-    entries = text.docstrings(SMALL_TEXT)
-    assert entries == text.docstrings(SMALL_TEXT)
+    entries = corpus.docstrings(SMALL_TEXT)
+    assert entries == corpus.docstrings(SMALL_TEXT)
     texts = {entry.text.strip() for entry in entries} - {""}
     assert len(texts) == len(entries) and 100_000 < sum(map(len, texts)) <= SMALL_TEXT
 
@@ -52,12 +52,12 @@ def test_what_the_documents_hold_that_is_no_text_is_left_out(tmp_path: Path, mon
     for number, docstring in enumerate(docstrings):
         (tmp_path / f"m{number}.py").write_text(docstring)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    assert [entry.question for entry in text.docstrings()] == [
+    assert [entry.question for entry in corpus.docstrings()] == [
         f"What is the module {name} for?" for name in ("m3", "m5")
     ]
     (tmp_path / "m5.py").unlink()
     with pytest.raises(GrainSftError, match="found 5 characters of docstrings; expected 100000 or more"):
-        text.docstrings()
+        corpus.docstrings()
 
 
 def test_every_document_is_a_question_and_its_answer_from_position_0_which_alone_takes_loss(chat: Chat) -> None:
