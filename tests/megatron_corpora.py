@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from megatron_files import write_megatron
 
 EOD, PAD = 7, 0
 LENGTH = 16
 FEW = 400
 """Samples of a run that golden files hold."""
-
-_HEADER = b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + b"\x08"  # version, and the code of uint16
 
 PREFIXES = {
     "a": {"documents": 60, "seed": 1},
@@ -25,15 +24,7 @@ PREFIXES = {
 """Prefixes: `sentences` has several sequences a document, some of them empty."""
 
 
-def write_prefix(
-    folder: Path,
-    name: str,
-    documents: int,
-    seed: int,
-    *,
-    sequences: int = 1,
-    longest: int = 40,
-) -> Path:
+def write_prefix(folder: Path, name: str, documents: int, seed: int, *, sequences: int = 1, longest: int = 40) -> Path:
     """Write `name`.bin and `name`.idx, and return the prefix. Three of four documents end with `EOD`."""
     random = np.random.default_rng(seed)
     counts = random.integers(1, sequences + 1, documents)
@@ -46,14 +37,9 @@ def write_prefix(
     ends = sizes.cumsum(dtype=np.int64)[borders[1:] - 1]
     tokens[ends[random.random(documents) < 0.75] - 1] = EOD
     tokens[random.random(len(tokens)) < 0.01] = EOD
-    pointers = (np.append(0, sizes.cumsum(dtype=np.int64)[:-1])) * tokens.itemsize
-    folder.mkdir(parents=True, exist_ok=True)
-    counted = len(sizes).to_bytes(8, "little") + len(borders).to_bytes(8, "little")
-    arrays = sizes.astype("<i4"), pointers.astype("<i8"), borders.astype("<i8")
-    data = _HEADER + counted + b"".join(array.tobytes() for array in arrays)
-    (folder / f"{name}.idx").write_bytes(data)
-    tokens.tofile(folder / f"{name}.bin")
-    return folder / name
+    in_order = np.split(tokens, sizes.cumsum()[:-1])
+    whole = [in_order[start:stop] for start, stop in itertools.pairwise(borders.tolist())]
+    return Path(write_megatron(folder / name, whole, "uint16"))
 
 
 def write_prefixes(folder: Path) -> None:
@@ -88,12 +74,8 @@ def runs() -> dict[str, dict[str, Any]]:
         add(f"eod {mask}, {attention}, {positions}", num_samples=100, **options)
     for samples in (None, 40, 500):
         add(f"sentences, {samples} samples", blend=["sentences"], num_samples=samples)
-        add(
-            f"sequences of {LENGTH * 3}, {samples} samples",
-            blend=["b"],
-            num_samples=samples,
-            sequence_length=LENGTH * 3,
-        )
+        options = {"blend": ["b"], "num_samples": samples, "sequence_length": LENGTH * 3}
+        add(f"sequences of {LENGTH * 3}, {samples} samples", **options)
     blends = {
         "two": [0.3, "a", 0.7, "b"],
         "three": [1, "a", 1, "b", 1, "d"],

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from batches import assert_one_run, assert_same, pipeline_of, sections
+from batches import assert_one_run, assert_same, pipeline_of
 from sft_files import documents, write_episodes
 
 import grain_sft
@@ -28,8 +28,7 @@ def pipeline(source, host=Host(0, 1), **options):
 
 
 def test_the_batches_of_the_steps_come_by_every_way_and_stay_when_the_hosts_change(source):
-    workers = int(getattr(source.layout.packing, "algorithm", "") == "multipack")  # a worker packs its epochs anew
-    assert_one_run(lambda host: pipeline(source, host), range(3, 8), hosts=(1, 2, 3, 6), worker_count=workers)
+    assert_one_run(lambda host: pipeline(source, host), range(3, 8), hosts=(1, 2, 3, 6))
     whole = pipeline(source)
     assert len(list(whole.iter())) == len(list(whole.data_loader())) == len(whole)
 
@@ -45,11 +44,3 @@ def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(sour
         left = array[len(source) :]
         assert not left.any() or key == "inputs"
     assert set(joined["inputs"][len(source) :].ravel().tolist()) <= {source.layout.corpus.pad_token_id}
-
-
-def test_the_length_of_a_config_in_tokens_is_that_of_its_rows(source):
-    path = source.layout.corpus.shards[0].path.rsplit("/train/", 1)[0]
-    config = sections(path, LENGTH, corpus={"format": "episodes"}) | {"transforms": ["ngram_filter", "shift_targets"]}
-    config["sampler"] = {"order": "olmo", "seed": 3, "global_batch_tokens": BATCH * LENGTH, "epochs": 2}
-    loaded = grain_sft.load(config, host=Host(0, 1))
-    assert_same(loaded[1], pipeline(NpyDataSource(PackedLayout(source.layout.corpus, LENGTH)))[1])

@@ -1,0 +1,30 @@
+"""Two files of tokens, short stalls, and the log."""
+
+import logging
+
+import numpy as np
+import pytest
+from watched import LENGTH, ROWS, STALL, Logged
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two files of 40 rows in all, of which row 3 repeats one token."""
+    tokens = np.arange(ROWS * LENGTH, dtype=np.uint32)
+    tokens[3 * LENGTH : 4 * LENGTH] = 7
+    (tmp_path / "tokens").mkdir()
+    for number, half in enumerate(np.split(tokens, 2)):
+        half.tofile(tmp_path / "tokens" / f"{number}.npy")
+    return tmp_path / "tokens"
+
+
+@pytest.fixture(autouse=True)
+def short_stalls(monkeypatch):
+    monkeypatch.setenv("GRAIN_SFT_STALL_SECONDS", str(STALL))
+
+
+@pytest.fixture
+def log(listen):
+    handler = Logged()
+    listen(logging.getLogger("absl"), handler)
+    return handler

@@ -1,0 +1,144 @@
+"""Metrics: what is counted is what was handed out."""
+
+import gc
+import re
+import sys
+import time
+import types
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import grain
+import numpy as np
+import prometheus_client
+import pytest
+from absl import logging as absl_logging
+from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
+
+from grain_sft.errors import MissingExtraError
+from grain_sft.observers import metrics
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_counters_are_what_was_handed_out(folder, threads):
+    counts = counting("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
+    read = counting("read_bytes_total", store="local")
+    waited, begin = counting("wait_seconds_sum"), time.perf_counter()
+    steps = [batch["inputs"].size for batch in take(make(folder), threads=threads)]
+    assert len(steps) == ROWS // BATCH
+    assert counts() == {
+        "rows_total": ROWS,
+        "tokens_total": sum(steps),
+        "wait_seconds_count": len(steps),
+        "make_seconds_count": len(steps),
+        "filtered_rows_total": 1,
+    }
+    assert 0 < waited()["wait_seconds_sum"] < time.perf_counter() - begin
+    assert read() == {"read_bytes_total": ROWS * LENGTH * 4}
+    assert counted("next_step") == len(steps)
+
+
+def test_each_batch_is_counted_once_where_threads_hand_out_and_collect_at_once(folder):
+    counts = counting("wait_seconds_count", "make_seconds_count", "rows_total", "tokens_total")
+    pipeline, rounds, threads = make(folder), 20, 4
+
+    def hand_out():
+        for _ in range(rounds):
+            take(pipeline, threads=0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            handing_out = [pool.submit(hand_out) for _ in range(threads)]
+            while not all(each.done() for each in handing_out):
+                list(prometheus_client.REGISTRY.collect())
+    finally:
+        sys.setswitchinterval(interval)
+    rows = rounds * threads * ROWS
+    assert list(counts().values()) == [rows // BATCH, rows // BATCH, rows, rows * LENGTH]
+
+
+def test_a_batch_leaves_nothing_that_the_garbage_collector_walks_over(folder):
+    steps = 600
+    with closing(make(folder, epochs=None).iter(threads=0)) as iterator:
+        for _ in range(steps):
+            next(iterator)
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            for _ in range(steps):
+                next(iterator)
+            left = len(gc.get_objects()) - before
+        finally:
+            gc.enable()
+    assert left < steps / 4, f"{left} objects after {steps} batches"
+
+
+def shaped(array):
+    """Return an array of another library, whose `size` is a method."""
+    return types.SimpleNamespace(shape=array.shape, size=lambda: array.shape)
+
+
+MADE = {
+    "a pair": (lambda batch: (batch["inputs"], batch["targets"]), 0),
+    "nothing": (lambda batch: {}, 0),
+    "a number": (lambda batch: {"loss": np.float32(1.0)}, 0),
+    "another library's": (lambda batch: {"inputs": shaped(batch["inputs"])}, BATCH),
+}
+
+
+@pytest.mark.parametrize(("made", "rows"), MADE.values(), ids=MADE)
+def test_whatever_a_transform_makes_of_a_batch_is_counted_as_one(folder, made, rows):
+    class Made(grain.transforms.Map):
+        def map(self, element):
+            return made(element)
+
+    counts = counting("wait_seconds_count", "rows_total", "tokens_total")
+    take(make(folder, Made()), 1, threads=0)
+    assert counts() == {"wait_seconds_count": 1, "rows_total": rows, "tokens_total": rows * LENGTH}
+
+
+def test_a_server_of_metrics_serves_ours_and_grains(folder):
+    take(make(folder), 1, threads=0)
+    port = metrics.start_server(0)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=300) as answer:
+        text = answer.read().decode()
+    found = re.search(r"^grain_sft_rows_total ([\d.e+]+)$", text, re.MULTILINE)
+    assert found and float(found.group(1)) == counted("rows_total") >= BATCH
+    assert "grain_python_dataset_prefetch_buffer_ready_count" in text
+
+
+def test_without_prometheus_client_a_server_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingExtraError, match=r"pip install '\.\[metrics\]'"):
+        metrics.start_server(0)
+
+
+def test_values_that_are_observed_at_once_are_in_the_buckets_of_prometheus_client():
+    values = [0.0, 0.0001, 0.00011, 0.3, 1.0, 1.5, 300.0, 301.0]
+    one = metrics.BulkHistogram("x_seconds", "x")
+    other = prometheus_client.Histogram("x_seconds", "x", buckets=metrics.SECONDS, registry=None)
+    one.observe([])
+    one.observe(values)
+    for value in values:
+        other.observe(value)
+    found, expected = (next(iter(metric.collect())).samples for metric in (one, other))
+    assert found == [sample for sample in expected if not sample.name.endswith("_created")]
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["INFO is logged", "absl hides INFO"])
+def test_a_summary_is_logged_from_time_to_time(folder, log, monkeypatch, hidden):
+    if hidden:  # as it is unless a program raises the verbosity
+        monkeypatch.setattr(absl_logging, "level_info", lambda: False)
+        monkeypatch.setattr(absl_logging, "info", lambda *_: None)
+    monkeypatch.setenv("GRAIN_SFT_LOG_EVERY", "0.2")
+    pattern = r"Steps? \d+ to \d+: \d+ tokens/s, [\d.]+ steps/s; waited .* a step, .* at most; the training loop"
+    with closing(make(folder, epochs=None).iter(threads=0)) as batches:
+        end = time.monotonic() + 300
+        while not log.find(pattern) and time.monotonic() < end:
+            next(batches)
+            time.sleep(0.05)
+    assert log.find(pattern)

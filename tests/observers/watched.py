@@ -1,0 +1,58 @@
+"""Pipelines of a few rows whose batches and stalls are observed."""
+
+import itertools
+import logging
+import re
+import threading
+from contextlib import closing
+
+import prometheus_client
+
+from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.pipeline import standing_observers
+
+standing_observers()  # counters begin
+LENGTH, ROWS, BATCH = 50, 40, 4
+STALL = 0.1  # seconds
+
+
+def make(where, *transforms, epochs=1, **options):
+    source = NpyDataSource(WindowLayout(open_corpus(where, dtype="uint32", **options), LENGTH))
+    sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=3, order="sequential", epochs=epochs)
+    return Pipeline(source, sampler, [NgramFilter(max_count=5), ShiftTargets(), *transforms])
+
+
+def counted(name, **labels):
+    return prometheus_client.REGISTRY.get_sample_value(f"grain_sft_{name}", labels) or 0.0
+
+
+def counting(*names, **labels):
+    """Return a function that gives how far counters have come since now."""
+    before = {name: counted(name, **labels) for name in names}
+    return lambda: {name: counted(name, **labels) - before[name] for name in names}
+
+
+def take(pipeline, count=None, **options):
+    """Return `count` batches of a pipeline, or all."""
+    with closing(pipeline.iter(**options)) as batches:
+        return list(itertools.islice(batches, count))
+
+
+class Logged(logging.Handler):
+    """Lines of the log; `wait` returns as soon as one matches."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines, self._new = [], threading.Condition()
+
+    def emit(self, record):
+        with self._new:
+            self.lines.append(record.getMessage())
+            self._new.notify_all()
+
+    def find(self, pattern):
+        return re.findall(pattern, "\n".join(self.lines))
+
+    def wait(self, pattern, seconds=300.0):
+        with self._new:
+            return self._new.wait_for(lambda: self.find(pattern), seconds)
