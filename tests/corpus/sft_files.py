@@ -51,6 +51,14 @@ def write_olmo(folder: Path, docs, *, dtype="uint16", part_tokens=100, sources=F
     return folder
 
 
+def tokens_of(folder: Path):
+    return sorted(folder.glob("token_ids_part_*.npy"))
+
+
+def masks_of(folder: Path):
+    return sorted(folder.glob("labels_mask_part_*.npy"))
+
+
 def write_episodes(root: Path, docs, *, split="train", dtype="uint32", shards=1, flat=False, gap=0, metadata=True):
     """`gap`: tokens without an episode before each."""
     root.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from sft_files import documents, error_of, write_episodes
 
-from grain_sft import GrainSftError, open_corpus
+from grain_sft import GrainSftError, load, open_corpus
+from grain_sft.errors import WrongTypeError
 
 
 @pytest.fixture
@@ -135,6 +136,32 @@ def test_a_dtype_may_be_given_as_numpy_takes_it(write_tokens, dtype):
 def test_an_eos_token_id_that_no_token_can_be_is_an_error(write_tokens, eos):
     message = error_of(write_tokens("a.npy", range(4), "uint16"), dtype="uint16", eos_token_id=eos)
     assert f"eos_token_id={eos!r}: expected an id that uint16" in message
+
+
+def test_a_config_of_another_type_gets_a_sentence():
+    with pytest.raises(WrongTypeError, match=r"load: config is 5 \(int\); expected the path of a config, or a mapping"):
+        load(5)
+
+
+@pytest.mark.parametrize("where", [5, None, 1.5, b"a.npy", {"a": 1}, [5], ["a.npy", None], object()])
+def test_arguments_of_other_types_get_a_sentence(where):
+    with pytest.raises(WrongTypeError, match=r"where(: an item)? is .*expected a path") as error:
+        open_corpus(where)
+    assert isinstance(error.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, 5) for name in ("format", "tokenizer", "root", "label_mask_paths", "remote", "dtype")),
+        *(("path_remap", value) for value in (["a"], {"a": 5})),
+        *(("use_loss_mask", value) for value in ("no", 1)),
+        ("label_mask_paths", [5]),
+        ("eos_token_id", "2"),
+    ],
+)
+def test_options_of_other_types_get_a_sentence(write_tokens, name, value):
+    assert name in error_of(write_tokens("a.npy", [1]), **{name: value})
 
 
 def test_a_corpus_is_a_value(tree):

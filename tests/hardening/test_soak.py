@@ -59,24 +59,19 @@ def soak(pipeline: Pipeline, seconds: float, threads: int) -> dict[str, object]:
         if time.monotonic() - sampled >= max(0.2, seconds / SAMPLES):
             sampled = time.monotonic()
             samples.append(measure())
-    elapsed = time.monotonic() - begin
     batches.close()
     warm = samples[len(samples) // 4 :]  # by then all files have been open, and all buffers made
-    memory, files, threads_seen = ([column[0], max(column), column[-1]] for column in zip(*warm, strict=True))
+    memory, files, tasks = ([column[0], max(column), column[-1]] for column in zip(*warm, strict=True))
     epochs, rows = step // epoch, step * BATCH
     return {
         "layout": type(source.layout).__name__,
-        "seconds": round(elapsed, 1),
-        "steps": step,
         "epochs": epochs,
         "rows": rows,
-        "tokens_a_second": round(rows * LENGTH / elapsed),
         "wrong_rows": wrong,
         "lost_or_doubled_rows": rows - int(times.sum()) + int(np.count_nonzero(times > epochs)),
         "memory_mb": [round(each / 1e6, 1) for each in memory],
         "files": files,
-        "threads": threads_seen,
-        "samples": len(samples),
+        "threads": tasks,
     }
 
 
