@@ -108,8 +108,8 @@ class DocumentFinder:
         """The documents.
 
         Raises:
-          CorpusFileError: a file is missing, not the one that was indexed, or changed since `content` was computed.
-          CorpusError: a boundary file is damaged or does not fit, or there are neither boundary files nor `eos_token_id`.
+          CorpusFileError: A file is missing, not the one that was indexed, or changed since `content` was computed.
+          CorpusError: A boundary file is damaged or does not fit, or there are neither boundary files nor `eos_token_id`.
         """
         if self._found.content != self.content:
             raise _written_to(self._corpus)
@@ -177,8 +177,8 @@ def _read_parts(corpus: Corpus, *, by_sequence: bool = False) -> tuple[list[tupl
 def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
     """Return (shard, previous shard) for each shard whose first document began in the previous shard.
 
-    Format olmo may cut a document between two shards. It continues where one shard ends with a document, the next shard
-    begins with a document, and no EOS is between them. If a sources file states the number of documents, that decides.
+    The parts of format olmo cut through documents. Where two parts touch, their metadata decide; where these state nothing,
+    EOS tokens do, unless the file of sources states another number of documents.
     """
     touching = _touching(corpus, parts)
     boundaries = [corpus.shards[number].boundaries for number, _ in touching]

@@ -153,8 +153,10 @@ def parse(
         begin, end = bounds[borders[:-1]], bounds[borders[1:]]
     else:
         begins, ends = borders[:-1], borders[1:]
-        empty = (begins == ends) & ((begins == first) | (begins == (stop if stop == count else -1)))
-        inside = empty | (begins < stop) & (ends > first)
+        inside = (begins < stop) & (ends > first)
+        # a document without sequences is in the range that begins where it is, or in the last range
+        at_border = (begins == first) | (begins == stop) if stop == count else begins == first
+        inside |= (begins == ends) & at_border
         begin, end = (bounds[each[inside].clip(first, stop)] for each in (begins, ends))
     return begin - bounds[first], end - begin
 

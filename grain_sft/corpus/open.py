@@ -96,10 +96,10 @@ def open_corpus(
       subset: Part of `split` that is opened: "train", "valid" or "test". The default is "train".
 
     Raises:
-      CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
-      CorpusError: a malformed mix, index or token file, files of different dtypes, masks for some files only or of another
+      CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
+      CorpusError: A malformed mix, index or token file, files of different dtypes, masks for some files only or of another
         length than their tokens, another tokenizer than the corpus was made with, or a file outside of `root`.
-      WrongTypeError: an argument of another type.
+      WrongTypeError: An argument of another type.
     """
     if isinstance(where, list | tuple) and any(isinstance(each, str | os.PathLike) for each in where):
         where = [str(each) if type(each) in (int, float) else each for each in where]  # weights of a blend
@@ -244,7 +244,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
       given: Path of a tokenizer, which is compared by hash; else a name, which is compared with `corpus.tokenizer`.
 
     Raises:
-      CorpusError: it is another tokenizer, or can't be compared.
+      CorpusError: It is another tokenizer, or can't be compared.
       CorpusFileError: No tokenizer exists at the path `given`.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path

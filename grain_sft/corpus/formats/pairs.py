@@ -31,8 +31,8 @@ def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
     """Return the numbers of tokens of the prompt, the chosen and the rejected response of each pair.
 
     Raises:
-      CorpusError: a corpus of another format.
-      CorpusFileError: a file is missing, or not the one that was indexed.
+      CorpusError: A corpus of another format.
+      CorpusFileError: A file is missing, or not the one that was indexed.
     """
     if not corpus.of_pairs:
         path = corpus.shards[0].path

@@ -105,8 +105,8 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
     """Return the corpus of the token files `parts`, scanned, with the metadata of `split`.
 
     Raises:
-      CorpusFileError: a file is missing or unreadable.
-      CorpusError: files that don't fit together, or masks for some parts only.
+      CorpusFileError: A file is missing or unreadable.
+      CorpusError: Files that don't fit together, or masks for some parts only.
     """
     if options.masks is not None:
         check_masks([part.tokens for part in parts], options.masks)

@@ -142,8 +142,10 @@ async def _request_once(wanted: Range, client: Any) -> Body:
         raise RefusedBodyError(f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}")
     if stated.size is not None and len(data) != (expected := max(0, min(stop, stated.size) - start)):
         raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
-    if version is None or stated.version is None or _kind(stated.version) != _kind(version):
-        return Body(data, version is None)
+    if version is None:
+        return Body(data, True)  # any version is right
+    if _kind(stated.version) != _kind(version):
+        return Body(data, False)  # the server states another kind of version, or none
     if stated.version != version:
         raise ReplacedError(f"the server sent {stated.version}")
     return Body(data, True)
@@ -189,6 +191,7 @@ def check_encoding(stated: str | None, path: str = "") -> None:
 
 
 def _kind(version: str | None) -> str:
+    """Return the kind of a version, such as "generation" or "ETag"."""
     return (version or "").partition(" ")[0]
 
 
