@@ -4,13 +4,13 @@ import contextlib
 import functools
 import itertools
 import json
-import pickle
 import random
 
 import numpy as np
 import pytest
 from batches import assert_one_run, assert_same, load
 from sft_files import documents, write_episodes, write_olmo
+from test_amendment_properties import without
 
 import grain_sft
 from grain_sft import Host
@@ -51,26 +51,10 @@ def config_of(corpus, layout, amendments=(), transforms=("shift_targets",), **sa
     }
 
 
-def withdrawn_by_hand(pipeline, step, rows, gone):
-    """Return the source's rows with the tokens of the documents `gone` as padding, token by token."""
-    source = pipeline.source
-    element = {key: array.copy() for key, array in source.read(rows).items()}
-    starts, lengths = source.layout.corpus.documents
-    begins = np.cumsum([0, *(shard.num_tokens for shard in source.layout.corpus.shards)])
-    for row, number in enumerate(rows.tolist()):
-        column = 0
-        for span in source.layout.spans(number):
-            for token in range(span.start, span.stop):
-                at = begins[span.shard] + token
-                if any(starts[each] <= at < starts[each] + lengths[each] for each in gone):
-                    for key, array in element.items():
-                        array[row, column] = source.layout.corpus.padding_token_id if key == "tokens" else 0
-                column += 1
-    return element
+CORPORA = {"windows": "masks", "padded": "weights", "packed": "masks", "fragments": "weights", "long": "masks"}
 
 
-@pytest.mark.parametrize("corpus", ["masks", "weights"])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "corpus"), CORPORA.items())
 def test_withdrawn_documents_are_padding_from_their_step_on(corpora, layout, corpus):
     drawn = random.Random(layout + corpus)
     numbers = drawn.sample(range(100), 24)
@@ -82,7 +66,7 @@ def test_withdrawn_documents_are_padding_from_their_step_on(corpora, layout, cor
     changed = grain_sft.load({**config, "amendments": amendments})
     for step in range(9):
         gone = [] if step < 2 else first if step < 6 else numbers
-        expected = withdrawn_by_hand(plain, step, plain.sampler.rows(step), gone)
+        expected = without(plain.source, plain.sampler.rows(step), gone)
         assert_same(changed.source_at(step).read(plain.sampler.rows(step)), expected)
         for transform in plain.transforms:
             expected = transform.map(expected)
@@ -111,7 +95,7 @@ def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, monkeypatch, la
     plain, changed = grain_sft.load(config), grain_sft.load({**config, "amendments": amendments})
     for step in range(9):
         gone = [each for at, first in enumerate([5, 2]) for each in numbers[at::2] if step >= first]
-        expected = withdrawn_by_hand(plain, step, plain.sampler.rows(step), gone)
+        expected = without(plain.source, plain.sampler.rows(step), gone)
         assert_same(changed.source_at(step).read(plain.sampler.rows(step)), expected)
         assert_same(changed[step], plain.transforms[0].map(expected))
     if layout == "windows":
@@ -120,46 +104,6 @@ def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, monkeypatch, la
             of_step = lines.select(lines.step == step)
             seen = (of_step.stop - of_step.start - of_step.withdrawn).sum()
             assert seen == np.count_nonzero(changed[step]["inputs_segmentation"])
-
-
-def test_a_mixture_loses_documents_skips_steps_and_changes_weights(tmp_path):
-    one, other = documents(90, 7, longest=30), documents(70, 8, longest=30)
-    mixture = {
-        "one": {"path": str(write_olmo(tmp_path / "one", one)), "eos_token_id": 2, "dtype": "uint16", "weight": 3},
-        "other": {"path": str(write_episodes(tmp_path / "two", other)), "weight": 1},
-    }
-    config = config_of({"mixture": mixture}, "packed")
-    plain = grain_sft.load(config)
-    amendments = [
-        {"withdraw": {"from": 3, "documents": ["other:4", "other:5", 7]}},
-        {"skip": {"from": 5, "steps": 4}},
-        {"reweight": {"from": 8, "weights": {"one": 0}}},
-    ]
-    changed = grain_sft.load({**config, "amendments": amendments})
-    rest = grain_sft.load(
-        {**config, "sampler": {**config["sampler"], "schedule": [{"step": 12, "weights": {"one": 0}}]}}
-    )
-    gone = documents_named(plain.source.layout, ["other:4", "other:5", 7])
-    assert len(gone) == 3 and gone[0] == 7
-    in_a_worker = pickle.loads(pickle.dumps(changed))
-    for step in range(12):
-        data_step = step if step < 5 else step + 4
-        assert changed.sampler.rows(step).tolist() == rest.sampler.rows(data_step).tolist()
-        seen = changed[step]
-        if step < 3:
-            assert_same(seen, plain[step])
-            continue
-        element = {key: array.copy() for key, array in plain.source.read(rest.sampler.rows(data_step)).items()}
-        pieces = plain.source.layout.pieces(rest.sampler.rows(data_step))
-        for row, column, length, document in zip(*(pieces[at].tolist() for at in (0, 1, 4, 7)), strict=True):
-            if document in gone:
-                part = "one" if document == 7 else "other"
-                pad = plain.source.layout.parts[part].corpus.padding_token_id
-                for key, array in element.items():
-                    array[row, column : column + length] = pad if key == "tokens" else 0
-        assert_same(seen, plain.transforms[0].map(element))
-        assert_same(seen, in_a_worker[step])
-    assert plain.receipt.parts.items() <= changed.receipt.parts.items()
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -210,33 +210,10 @@ def test_rows_go_on_where_an_earlier_stage_of_the_same_stream_stopped(config, co
     np.testing.assert_array_equal(last, stream[len(found) + len(mixed) :][: len(last)])
 
 
-def test_amendments_cross_stages(config):
+def test_weights_are_those_of_the_stages_that_have_the_sources(config):
     plain = grain_sft.load(config, host=Host(0, 1))
-    skips = [{"skip": {"from": 3, "steps": 4}}, {"skip": {"from": 20, "steps": 5}}]
-    skipped = grain_sft.load({**config, "amendments": skips}, host=Host(0, 1))
-    data = [step + (4 if step >= 3 else 0) + (5 if step >= 20 else 0) for step in range(32)]
-    assert len(skipped) == 23
-    for step in range(23):
-        assert_same(skipped[step], plain[data[step]])
-    assert [each.first_step for each in skipped.stages] == [0, 3, 7, 16, 20]
-    gone = grain_sft.load(
-        {**config, "amendments": [{"withdraw": {"from": 8, "documents": list(range(60))}}]}, host=Host(0, 1)
-    )
-    for step in range(32):
-        batch, before = gone[step], plain[step]
-        lines = trace(gone, range(step, step + 1))
-        withdrawn = int(lines.withdrawn.sum())
-        assert (withdrawn > 0) == (
-            int(((before["inputs_segmentation"] != 0) & (batch["inputs_segmentation"] == 0)).sum()) > 0
-        )
-        assert step >= 8 or not withdrawn
-        kept = batch["inputs_segmentation"] != 0
-        np.testing.assert_array_equal(batch["inputs"][kept], before["inputs"][kept])
     reweighted = {**config, "amendments": [{"reweight": {"from": 14, "weights": {"chat": 9}}}]}
     heavier = grain_sft.load(reweighted, host=Host(0, 1))
-    for step in [*range(14), *range(20, 27)]:
-        if step < 14:
-            assert_same(heavier[step], plain[step])
     chats = [
         int((each.sampler.slots(range(14, 20)).source == 1).sum()) for each in (plain.stages[2], heavier.stages[2])
     ]
