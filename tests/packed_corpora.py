@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,6 @@ PACKED_CASES = (
     PackedCase("distinct, BOS", "distinct", 27, 512, 300, bos=True, tail=3, mask=True),
 )
 
-MASK_CASES = tuple(case for case in PACKED_CASES if case.mask and not case.has_ties)
-"""The cases whose epochs, with their masks, are compared for every way of naming the files."""
-
 PLAN_CASE = next(case for case in PACKED_CASES if case.name == "uniform, groups of 3 and 2")
 """The case whose plan files are kept as OLMo-core wrote them."""
 
@@ -153,15 +150,6 @@ def row_digest(tokens: npt.ArrayLike, mask: npt.ArrayLike, lengths: npt.ArrayLik
     (file, start, stop) of each piece."""
     parts = [np.asarray(part).astype("<i8").tobytes() for part in (tokens, mask, lengths, places)]
     return f"{zlib.crc32(b'|'.join(parts)):08x}"
-
-
-def epoch_digest(rows: Iterable[tuple[npt.ArrayLike, npt.ArrayLike]]) -> str:
-    """Return the digest of (tokens, label mask), [L] each, of every row of an epoch in order."""
-    whole = hashlib.sha256()
-    for tokens, mask in rows:
-        whole.update(np.asarray(tokens).astype("<i8").tobytes())
-        whole.update(np.asarray(mask).astype(np.uint8).tobytes())
-    return whole.hexdigest()[:32]
 
 
 def olmo_doc_lengths(segment_ids: npt.NDArray[Any], tokens: npt.NDArray[Any], bos: bool) -> list[int]:

@@ -1,9 +1,11 @@
 """Layouts of the corpora of `packed_corpora`, and their rows as the golden files have them."""
 
 import dataclasses
+import gzip
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from packed_corpora import BOS, EOS, PAD, PackedCase, olmo_doc_lengths, row_digest
 
 from grain_sft import Corpus, NpyDataSource, PackedLayout, open_corpus
@@ -13,6 +15,17 @@ def open_case(case: PackedCase, folder: Path, written: tuple[list[Path], list[Pa
     """Return the corpus of the token files and masks that `write_case` wrote to `folder`."""
     where = folder if written[1] else list(map(str, written[0]))
     return dataclasses.replace(open_corpus(where, dtype=case.dtype, eos_token_id=EOS), pad_token_id=PAD)
+
+
+def write_boundaries(case: PackedCase, tokens: list[Path]) -> None:
+    """Write `start,end,id,src,loc` of each document beside the token files, as Dolma's tokenizer does."""
+    for path in tokens:
+        ids = np.fromfile(path, case.dtype)
+        ends = np.flatnonzero(ids == EOS) + 1
+        if case.bos:
+            ends = np.array([end for end in ends if end == len(ids) or ids[end] == BOS])
+        with gzip.open(path.with_suffix(".csv.gz"), "wt") as file:
+            file.writelines(f"{start},{end},x,y,0\n" for start, end in zip([0, *ends[:-1]], ends, strict=True))
 
 
 def packing_of(case: PackedCase) -> dict[str, Any]:

@@ -138,7 +138,9 @@ def raise_at_checks(iterator, taken, stride, draw):
 
 
 @pytest.mark.parametrize(
-    ("before", "stride"), [(0, 9), pytest.param(0, 1, marks=pytest.mark.heavy), (2, 1)], ids=["first", "all", "later"]
+    ("before", "stride"),
+    [(0, 9), (2, 3), *(pytest.param(before, 1, marks=pytest.mark.heavy) for before in (0, 2))],
+    ids=["first", "later", "all of first", "all of later"],
 )
 @pytest.mark.parametrize("name", HERE)
 def test_an_exception_at_any_check_for_signals_loses_and_repeats_nothing(pipeline, name, before, stride):

@@ -3,8 +3,6 @@
 
 packed_rows.json: rows.
 olmo_plan/: the plan files that it leaves in its work directory for one corpus.
-masks_epoch.json: of each corpus with masks and no two documents of one length (so that no order of equal lengths, which
-  depends on the CPU, plays a part), how many positions of an epoch take loss, and a digest of every row's tokens and mask.
 olmo_packed_steps.json: what `NumpyFSLDataLoader` gives the ranks of a run, step by step, through two epochs: the rows in their
   order, and a digest of every row. No two documents of these corpora have one length.
 
@@ -34,8 +32,8 @@ from typing import Any
 import numpy as np
 from making import olmo_loader, options, versions, write_json
 
-from packed_corpora import BOS, EOS, MASK_CASES, PACKED_CASES, PAD, PLAN_CASE, ROW_DIGITS, VARIANTS  # isort: skip
-from packed_corpora import PackedCase, digest_of_files, epoch_digest, row_digest, write_case  # isort: skip
+from packed_corpora import BOS, EOS, PACKED_CASES, PAD, PLAN_CASE, ROW_DIGITS, VARIANTS  # isort: skip
+from packed_corpora import PackedCase, digest_of_files, row_digest, write_case  # isort: skip
 
 SHOWN = 2  # rows in full, from the first and from the last
 RUNS = (("distinct, groups", 8, 4, 34521), ("distinct, five files", 12, 3, 7), ("distinct, one longer", 6, 2, 34521))
@@ -115,18 +113,6 @@ def rows_of(case: PackedCase) -> dict[str, Any]:
         }
 
 
-def epoch_of(case: PackedCase) -> dict[str, Any]:
-    """Return the masks that OLMo-core makes of one case."""
-    with opened(case) as (dataset, corpus, _):
-        items = [dataset[number] for number in range(len(dataset))]
-        return {
-            "corpus": corpus,
-            "rows": len(items),
-            "supervised": sum(int(item["label_mask"].sum()) for item in items),
-            "epoch": epoch_digest((item["input_ids"], item["label_mask"]) for item in items),
-        }
-
-
 def steps_of(dataset: Any, batch: int, ranks: int, seed: int) -> list[list[list[int]]]:
     """Return [step][rank] -> rows, of all epochs one after the other."""
     by_rank = []
@@ -188,11 +174,6 @@ def main() -> None:
         made["variants"][key] = json.loads(done.stdout.splitlines()[-1])
     write_variants(target, made)
     write_plan(out / "olmo_plan")
-    masks = {
-        "made_by": versions("ai2-olmo-core", "numpy", "torch"),
-        "cases": {case.name: epoch_of(case) for case in MASK_CASES},
-    }
-    (out / "masks_epoch.json").write_text(json.dumps(masks, indent=1) + "\n")
     os.environ["OLMO_DATA_PREP_WORKERS"] = "1"
     about = "steps: [step][rank] -> instances; rows: eight digits an instance, row_digest of packed_corpora.py"
     steps: dict[str, Any] = {"made_by": versions("ai2-olmo-core", "numpy", "torch", "python"), "about": about}

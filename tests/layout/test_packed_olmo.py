@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from packed_corpora import PACKED_CASES, ROW_DIGITS, VARIANTS, PackedCase, digest_of_files, row_digest, write_case
-from packed_layouts import open_case, packing_of, row_digests
+from packed_layouts import open_case, packing_of, row_digests, write_boundaries
 
 from grain_sft import PackedLayout
 from grain_sft.layout.packing.numpy_sort import numpy_sort
@@ -26,16 +26,33 @@ def layout_of(case: PackedCase, folder: Path, ties: str, written: tuple[list[Pat
     return PackedLayout(corpus, case.sequence_length, ties=ties, boundaries="eos", cache_dir=cache, **packing_of(case))
 
 
-def check(case: PackedCase, folder: Path, ties: str, golden: dict) -> None:
-    """Check a case against all golden values of one variant."""
-    written = write_case(case, folder)
-    assert digest_of_files([*written[0], *written[1]]) == golden["corpus"], "numpy draws other corpora than it did"
-    digests, places = row_digests(case, layout_of(case, folder, ties, written))
+def check_rows(case: PackedCase, layout: PackedLayout, golden: dict) -> None:
+    """Check tokens, loss masks and places of all rows against the golden values of one variant."""
+    digests, places = row_digests(case, layout)
     for row, expected in golden["shown"].items():
         assert places[int(row)] == expected
     rows = [golden["rows"][at : at + ROW_DIGITS] for at in range(0, len(golden["rows"]), ROW_DIGITS)]
     assert [digest[:ROW_DIGITS] for digest in digests] == rows, case.name
     assert hashlib.sha256("".join(digests).encode()).hexdigest()[:16] == golden["all"]
+
+
+def check(case: PackedCase, folder: Path, ties: str, golden: dict) -> None:
+    """Check a case against all golden values of one variant."""
+    written = write_case(case, folder)
+    assert digest_of_files([*written[0], *written[1]]) == golden["corpus"], "numpy draws other corpora than it did"
+    check_rows(case, layout_of(case, folder, ties, written), golden)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in PACKED_CASES if case.mask and not case.has_ties], ids=lambda case: case.name
+)
+def test_documents_of_boundary_files_make_the_same_rows(tmp_path, case):
+    written = write_case(case, tmp_path)
+    write_boundaries(case, written[0])
+    corpus, options = open_case(case, tmp_path, written), packing_of(case) | {"bos_token_id": None}
+    check_rows(
+        case, PackedLayout(corpus, case.sequence_length, cache_dir=tmp_path / "cache", **options), SOME[case.name]
+    )
 
 
 def test_the_golden_values_are_of_enough_corpora_and_tell_variants_apart():
