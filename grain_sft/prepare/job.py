@@ -19,7 +19,7 @@ from grain_sft.prepare.documents import ChunkDocuments, Documents, Ids
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.render import Renderer
-from grain_sft.prepare.request import VERSION, Request, hash_of
+from grain_sft.prepare.request import VERSION, Request
 from grain_sft.prepare.splits import Splits, split
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics, Task
@@ -48,16 +48,13 @@ class Job(Renderer):
         if max_seed is not None and request.seed > max_seed:
             raise PrepareError(f"seed={request.seed}: expected at most {max_seed} for format {request.format}.")
         scanned, placed = inputs.assemble(entries, units)
-        job = cls(request, scanned, "", output, inputs.grouped(scanned, placed))
+        job = cls(request, scanned, output, inputs.grouped(scanned, placed))
         if job.template.masked and not job.format.holds_loss:
             raise PrepareError(
                 f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves some "
                 "without. Choose the template text for plain documents, or a format with masks: olmo, episodes or openchat."
             )
-        paths, hashes = [entry.path for entry in scanned], [entry.digest for entry in scanned]
-        made = dataclasses.replace(job, key=hash_of([request.as_dict(), paths, hashes, job.tokenizer.sha256]))
-        vars(made)["tokenizer"] = job.tokenizer  # which takes long to load
-        return made
+        return job
 
     @functools.cached_property
     def target(self) -> Target:

@@ -15,7 +15,7 @@ from grain_sft.prepare.records.inputs import read_records
 from grain_sft.prepare.records.messages import Conversation
 from grain_sft.prepare.records.schema import read_record
 from grain_sft.prepare.records.units import Input, Unit
-from grain_sft.prepare.request import Request, TemplateOptions
+from grain_sft.prepare.request import Request, TemplateOptions, hash_of
 from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, render, result_of
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
@@ -35,13 +35,11 @@ class Renderer:
 
     Attributes:
       request: Request.
-      inputs: Files of all datasets.
-      key: Hash of all that the documents depend on.
+      inputs: Files of all datasets, scanned.
     """
 
     request: Request
     inputs: tuple[Input, ...]
-    key: str
 
     @functools.cached_property
     def format(self) -> Format:
@@ -72,6 +70,12 @@ class Renderer:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded on first use."""
         return load_tokenizer(self.request.tokenizer)
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Hash of all that the documents depend on."""
+        paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
+        return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256])
 
     @functools.cached_property
     def min_length(self) -> int:

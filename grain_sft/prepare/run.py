@@ -104,7 +104,7 @@ def dry_run(request: Request, records: int) -> str:
       GrainSftError: An input or the tokenizer can't be read.
     """
     entries = inputs.each_input([dataset.paths for dataset in request.datasets])
-    renderer = Renderer(request, (), "")
+    renderer = Renderer(request, ())
     good, made = list[Rendered](), Contents()
     bad: list[str] = []
     for entry, line, raw in itertools.islice(inputs.all_records(entries), records):

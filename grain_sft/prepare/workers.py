@@ -1,7 +1,7 @@
 """The runner of this machine, and the worker processes that render units for it.
 
-A worker reads a job, and then the number of each group of units, one a line; it ends when its input does, as when its parent is
-killed. Workers are not of multiprocessing, which would run the caller's main module in each.
+A worker reads a job, then one line for each group of units: its number. It ends when its input ends, also when its parent is
+killed. multiprocessing would run the caller's main module in each worker.
 """
 
 import concurrent.futures
@@ -27,7 +27,7 @@ GROUPS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error in `grain_sft.errors` of another process."""
+    """A `GrainSftError` that another process raised."""
 
     kind: str
     message: str
@@ -45,7 +45,8 @@ class Failure(msgspec.Struct, frozen=True):
 class Runner:
     """Runner of a job's steps on this machine: in threads that scan, `workers` processes that render, and this one.
 
-    Each method yields the steps in order, each when it and all before it are done, and raises the first one's error.
+    Each method yields its steps in order, and a step only after all before it are done. It raises the error of the first step
+    that failed.
     """
 
     workers: int | None

@@ -1,7 +1,9 @@
 """What tests of plain documents share."""
 
+import base64
 import json
 import random
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from grain_sft import open_corpus
 from grain_sft.corpus import Corpus
 from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
 
 
@@ -18,6 +21,13 @@ def save_fim_tokenizer(folder: Path, *special_tokens: str) -> Path:
     path = folder / "spm.model"
     words = [f"the question and the answer, word {number}" for number in range(100)]
     path.write_bytes(train_tokenizer(words, 400, (*FIM, *special_tokens)))
+    return path
+
+
+def save_golden_tokenizer(folder: Path) -> Path:
+    """Save the SentencePiece model of the goldens `fim.json` and `text_olmo.json`."""
+    golden, path = json.loads((GOLDEN / "fim.json").read_text()), folder / "fim.model"
+    path.write_bytes(zlib.decompress(base64.b64decode(golden["model"])))
     return path
 
 

@@ -8,15 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grain_sft.prepare import (
-    TEMPLATES,
-    Conversation,
-    TemplateOptions,
-    Tokenizer,
-    parse_record,
-    render,
-    train_tokenizer,
-)
+from grain_sft.prepare import TEMPLATES, Conversation, TemplateOptions, Tokenizer, parse_record, render, train_tokenizer
 
 EOT = "<|end_of_turn|>"
 BLOCKS = ("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite")

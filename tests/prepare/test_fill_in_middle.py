@@ -1,18 +1,15 @@
 """Fill-in-the-middle of plain documents."""
 
-import base64
 import json
-import zlib
 from pathlib import Path
 
 import pytest
-from documents import FIM, documents_of, save_fim_tokenizer, texts_of
+from documents import FIM, GOLDEN, documents_of, save_fim_tokenizer, save_golden_tokenizer, texts_of
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare import TemplateOptions, Tokenizer, load_tokenizer
+from grain_sft.prepare import TemplateOptions, load_tokenizer
 from grain_sft.prepare.templates.fim import FillInTheMiddle
 
-GOLDEN = Path(__file__).parents[1] / "golden/fim.json"
 LAST = 2**64 - 1  # a draw that chooses nothing
 
 
@@ -21,15 +18,9 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_fim_tokenizer(tmp_path_factory.mktemp("spm"))
 
 
-def golden_tokenizer(folder: Path) -> tuple[Path, Tokenizer]:
-    path = folder / "fim.model"
-    path.write_bytes(zlib.decompress(base64.b64decode(json.loads(GOLDEN.read_text())["model"])))
-    return path, load_tokenizer(path)
-
-
 def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
-    _, tokenizer = golden_tokenizer(tmp_path)
-    golden = json.loads(GOLDEN.read_text())
+    tokenizer = load_tokenizer(save_golden_tokenizer(tmp_path))
+    golden = json.loads((GOLDEN / "fim.json").read_text())
     for case in golden["cases"].values():
         rates = golden["rates"] if case["split"] else {**golden["rates"], "fim_fragment_rate": None}
         named = {"fim_split_sample": case["split"], "fim_no_prefix": case["without"]}

@@ -28,14 +28,9 @@ TREE = [
     *("c4-train.array_record-00000-of-00002", "one.arrayrecord", "d/e.arrow", "d/e.feather"),
 ]
 LEFT = [
-    "readme.md",
-    "notes.txt",
-    "a/b.py",
-    ".git/x.json",
-    "a/_temporary/x.jsonl",
-    "x.array_record.md5",
+    "readme.md", "notes.txt", "a/b.py", ".git/x.json", "a/_temporary/x.jsonl", "x.array_record.md5",
     "a.parquet.crc",
-]
+]  # fmt: skip
 
 
 def test_records_below_a_folder_are_its_files_and_hidden_folders_and_texts_are_not(tmp_path, monkeypatch, client):

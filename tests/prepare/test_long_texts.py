@@ -58,22 +58,9 @@ CUT = {
 def text_of(seed: int, count: int) -> str:
     draw = random.Random(seed)
     words = [
-        "the",
-        "Don't",
-        "我们去\uff0c",
-        "答案。",
-        "かが",
-        "한국어",
-        "é",
-        "e\u0301",
-        "ﬁ",
-        "x\u0301",
-        "2,000",
-        "''",
-        "<think>",
-        "привет",
-        "İ",
-    ]
+        "the", "Don't", "我们去\uff0c", "答案。", "かが", "한국어", "é", "e\u0301", "ﬁ", "x\u0301", "2,000", "''",
+        "<think>", "привет", "İ",
+    ]  # fmt: skip
     between = [" ", " ", "  ", "   ", "\n", " \n ", "\n\n\n", "\t", "\u3000", "\u00a0", "", "。", "\uff0c\n", "\r\n"]
     return "".join(draw.choice(words) + draw.choice(between) for _ in range(count))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prepared import CHATML, StoppedError, digests, stop_half_way
+from prepared import CHATML
 from tokenizer_makers import byte_level_json, save_huggingface
 from tokenizers import Tokenizer
 
@@ -107,16 +107,6 @@ def test_texts_without_a_prompt_share_the_tokens_that_both_begin_with(request_of
     prepare(request_of(records, "text"), tmp_path / "out", workers=1)
     for prompt, chosen, rejected in parts_of(open_corpus(tmp_path / "out" / "train")):
         assert prompt and chosen[0] != rejected[0]
-
-
-def test_a_stopped_run_and_several_workers_give_the_same_bytes(request_of, tmp_path):
-    request = request_of([record for number in range(40) for record in shapes(number)[0]], val_frac=0.2)
-    prepare(request, tmp_path / "whole", workers=1)
-    with pytest.raises(StoppedError):
-        prepare(request, tmp_path / "stopped", workers=1, progress=stop_half_way())
-    prepare(request, tmp_path / "stopped", workers=1)
-    prepare(request, tmp_path / "many", workers=2)
-    assert digests(tmp_path / "whole") == digests(tmp_path / "stopped") == digests(tmp_path / "many")
 
 
 def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of, tmp_path, tokenizer, capsys):

@@ -14,9 +14,9 @@ from typing import Any
 import hard_chats
 import numpy as np
 import pytest
-from prepared import CHAT_FORMATS, CHATML, chat
-from template_rules import REFERENCES, SPECIAL, Run, in_one, openchat, spelled, whole_openchat
-from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface, save_tiktoken
+from prepared import CHAT_FORMATS, CHATML
+from template_rules import REFERENCES, SPECIAL, in_one, openchat, spelled, whole_openchat
+from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface
 
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import PrepareError
@@ -37,15 +37,6 @@ class Case:
     tokenizer: str
     inputs: tuple[str, ...]
 
-    def reference(self, record: dict[str, Any]) -> list[Run]:
-        """The template's runs, and the EOS that tokenizers without a chat template of their own add after its text."""
-        runs = REFERENCES[self.template](record)
-        if self.template == "hf" and self.tokenizer != "chatml":
-            runs.append(
-                ("</s>", runs[-2][1] if self.tokenizer == "bare" else 0)
-            )  # which ends a turn without control token
-        return runs
-
 
 PLAIN = ("chats", "roleplay", "toolformer")
 CASES = [
@@ -60,7 +51,6 @@ CASES = [
     Case("olmo", "hf", PLAIN),
     Case("olmo", "gemma", ("chats",)),
     Case("hf", "chatml", (*PLAIN, "long")),
-    *(Case("hf", tokenizer, ("spelled",)) for tokenizer in ("spm", "bare", "tiktoken")),
 ]
 MASKS = ("olmo", "primer")
 
@@ -73,13 +63,10 @@ def is_long(record: dict[str, Any]) -> bool:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Inputs and tokenizers."""
     made = tmp_path_factory.mktemp("roundtrip")
-    spelled = [
-        chat(f"what is {text}?", f"a {text}{text}é", text, f"👍{text}") for text in (*SPECIAL, *hard_chats.TEXTS)
-    ]
     records = {"tools": hard_chats.tool_chats(), "openchat": hard_chats.openchat_chats(), "chats": hard_chats.chats()}
     long = [record for record in records["chats"] if is_long(record)]  # takes seconds to tokenize
     records = {name: [each for each in values if not is_long(each)] for name, values in records.items()}
-    records |= {"spelled": spelled, "long": long}
+    records["long"] = long
     for path in FILES:
         if path.exists():
             lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
@@ -91,8 +78,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = [line for text in hard_chats.TEXTS for line in text.splitlines() if line]
     words += [f"the question and the answer, word {number}" for number in range(100)]
     (made / "spm.model").write_bytes(train_tokenizer(words, 900, SPECIAL))
-    (made / "bare.model").write_bytes(train_tokenizer(words, 900))
-    save_tiktoken(made, ("</s>", *SPECIAL), name="tiktoken.model", eos="</s>")
     serialized = byte_level_json(SPECIAL)
     save_huggingface(made / "hf", serialized, eos="<|endoftext|>")
     save_huggingface(made / "chatml", serialized, eos="<|im_end|>", chat_template=CHATML)
@@ -104,8 +89,6 @@ def request_of(case: Case, folder: Path, format: str, **options: Any) -> Request
     datasets = [Dataset((str(folder / f"{name}.jsonl"),)) for name in inputs_of(case, folder)]
     suffix = "" if (folder / case.tokenizer).exists() else ".model"
     tokenizer = f"{folder / case.tokenizer}{suffix}"
-    if "spelled" in case.inputs:
-        options |= {"special_text": "encode", "chat_template": CHATML}
     options = {"val_frac": 0.1, "part_bytes": 200_000, "shard_tokens": 60_000, **options}
     return Request(tuple(datasets), case.template, tokenizer, format, **options)
 
@@ -189,7 +172,9 @@ def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, forma
             record = json.loads(records[file][line - 1])
             bare = (case, file, line, document.tokens.tobytes(), document.loss.astype("f4").tobytes())
             if bare not in checked:
-                assert spelled(tokenizer, document.tokens, document.loss) == in_one(case.reference(record)), bare[:3]
+                assert spelled(tokenizer, document.tokens, document.loss) == in_one(
+                    REFERENCES[case.template](record)
+                ), bare[:3]
                 checked.add(bare)
             trainable += int(np.count_nonzero(document.loss))
             cut += request.template == "openchat" and not whole_openchat(record)[-1][1]
@@ -202,7 +187,7 @@ def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, forma
         (file, line)
         for file, lines in enumerate(records)
         for line, text in enumerate(lines, 1)
-        if text and (not request_drops(request) or any(loss for _, loss in case.reference(json.loads(text))))
+        if text and (not request_drops(request) or any(loss for _, loss in REFERENCES[case.template](json.loads(text))))
     ]
     assert sorted(seen) == expected
     dropped = sum(bool(text) for lines in records for text in lines) - len(expected)

@@ -1,6 +1,5 @@
 """Schemas: what each accepts, and what it says of what it doesn't."""
 
-import cProfile
 import json
 import shlex
 from typing import Any
@@ -395,18 +394,3 @@ def test_any_value_is_a_conversation_or_a_record_error(value, schema):
         return
     assert found.messages
     assert all(isinstance(message.content, str) for message in found.messages)
-
-
-def test_parsing_does_the_same_however_long_the_texts_are():
-    """The number of calls depends on the number of messages alone, apart from json's own work in C."""
-
-    def calls(words, messages):
-        texts = [{"role": ("user", "assistant")[at % 2], "content": "word " * words} for at in range(messages)]
-        line = json.dumps({"messages": texts}).encode()
-        profile = cProfile.Profile()
-        profile.runcall(lambda: parse_record(parse_json(line), "messages"))
-        return sum(entry.callcount for entry in profile.getstats())
-
-    assert calls(1, 4) == calls(10_000, 4)
-    each = (calls(20, 104) - calls(20, 4)) / 100
-    assert each < 20, each

@@ -1,13 +1,11 @@
 """Plain documents in OLMo-core's shards: the instances that OLMo-core reads of them."""
 
-import base64
 import csv
 import gzip
 import hashlib
 import itertools
 import json
 import random
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from documents import GOLDEN, request_of, save_golden_tokenizer, write
 
 from grain_sft import NpyDataSource, WindowLayout, open_corpus
-from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
-
-GOLDEN = Path(__file__).parents[1] / "golden"
-
-
-def model(folder: Path) -> Path:
-    path = folder / "fim.model"
-    path.write_bytes(zlib.decompress(base64.b64decode(json.loads((GOLDEN / "fim.json").read_text())["model"])))
-    return path
+from grain_sft.prepare import load_tokenizer, prepare
 
 
 def prepared(folder: Path, texts: list[str], **options: Any) -> Path:
-    path = folder / "texts.jsonl"
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
-    request = Request(
-        (Dataset((str(path),)),), "text", str(model(folder)), "olmo", empty="keep", shuffle=False, **options
-    )
+    path = write(folder / "texts.jsonl", texts)
+    request = request_of(save_golden_tokenizer(folder), path, empty="keep", shuffle=False, **options)
     prepare(request, folder / "out", workers=1)
     return folder / "out/train"
 
@@ -61,7 +49,7 @@ def test_olmo_core_opens_what_is_made(tmp_path: Path) -> None:
     draw = random.Random(1)
     texts = ["".join(draw.choices("the quick\n é漢😀", k=draw.randrange(300))) for _ in range(400)]
     folder = prepared(tmp_path, texts, part_bytes=20_000)
-    paths, eos = sorted(map(str, folder.glob("*.npy"))), load_tokenizer(model(tmp_path)).eos_token_id
+    paths, eos = sorted(map(str, folder.glob("*.npy"))), load_tokenizer(tmp_path / "fim.model").eos_token_id
     options = {"pad_token_id": 0, "eos_token_id": eos, "vocab_size": 500, "dtype": np.uint16}
     theirs = data.NumpyFSLDataset(*paths, sequence_length=128, **options)
     ours = NpyDataSource(WindowLayout(open_corpus(folder), 128))

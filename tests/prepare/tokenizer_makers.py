@@ -26,20 +26,10 @@ SENTENCES = [
 ]
 
 ODD_TEXTS = [
-    "",
-    " ",
-    "\n",
-    "  two  spaces  ",
-    "tabs\tand\nnew lines\n\n\n",
-    "emoji 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽!",
-    "مرحبا بالعالم، كيف حالك؟",
-    "שלום עולם 123 abc",
-    "漢字とかな、한국어",
-    "combining e\u0301 a\u0308\u0323 z\u0335",
-    "zero\u200bwidth\u200djoiner\ufeff",
-    "\U0010ffff\ufffd\u2028",
-    "</s> no, < s > | eot |",
-]
+    "", " ", "\n", "  two  spaces  ", "tabs\tand\nnew lines\n\n\n", "emoji 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽!",
+    "مرحبا بالعالم، كيف حالك؟", "שלום עולם 123 abc", "漢字とかな、한국어", "combining e\u0301 a\u0308\u0323 z\u0335",
+    "zero\u200bwidth\u200djoiner\ufeff", "\U0010ffff\ufffd\u2028", "</s> no, < s > | eot |",
+]  # fmt: skip
 
 
 def corpus() -> list[str]:
