@@ -42,11 +42,7 @@ Result = tuple[int, Unit | None, Failure | None]
 
 
 def prepare(
-    request: Request,
-    output: str | os.PathLike[str],
-    *,
-    pipeline_args: Sequence[str] = (),
-    overwrite: bool = False,
+    request: Request, output: str | os.PathLike[str], *, pipeline_args: Sequence[str] = (), overwrite: bool = False
 ) -> dict[str, Any]:
     """Write the corpus that `request` describes to `output` with Beam pipelines. See `run.prepare`.
 

@@ -135,7 +135,7 @@ def _manifest(where: str) -> dict[str, Any]:
 
 
 class _Splits(Documents):
-    """Documents of all splits of a corpus, numbered consecutively; its parts are the splits, and all `ids` are of one."""
+    """Documents of all splits of a corpus, numbered consecutively. Its parts are the splits; one call reads one split."""
 
     def __init__(self, corpora: Mapping[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:
         self.corpora = list(corpora.values())
@@ -207,7 +207,7 @@ def _tokenizer(where: str, given: str | None, documents: _Splits) -> tuple[dict[
         given = folder
     if given is not None:
         loaded = load_tokenizer(given)
-        return json.loads(json.dumps(loaded.description())), loaded.files()
+        return loaded.description(), loaded.files()
     corpus = documents.corpora[0]
     highest = (int(block.tokens.max(initial=0)) for ids in documents.ids.values() for block in documents.blocks(ids))
     described = {

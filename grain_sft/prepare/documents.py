@@ -98,7 +98,7 @@ class Documents(abc.ABC):
 
 
 class ChunkDocuments(Documents):
-    """Documents in the chunks of a preparation, in 8 bytes per document; its parts are the chunks.
+    """Documents of a preparation, whose parts are its chunks. It holds 8 bytes per document.
 
     Args:
       chunks: Folder of the chunks.
@@ -106,12 +106,7 @@ class ChunkDocuments(Documents):
       lengths: Lengths of all documents; None reads them in the chunks.
     """
 
-    def __init__(
-        self,
-        chunks: Chunks,
-        headers: Sequence[Header],
-        lengths: npt.NDArray[Any] | None = None,
-    ) -> None:
+    def __init__(self, chunks: Chunks, headers: Sequence[Header], lengths: npt.NDArray[Any] | None = None) -> None:
         firsts = np.cumsum([0, *(header.records for header in headers)])
         lengths = chunks.column(headers, "length") if lengths is None else lengths
         starts = np.empty(len(lengths), np.uint32)

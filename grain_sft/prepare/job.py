@@ -81,8 +81,8 @@ class Job(Renderer):
             {"path": entry.path, "size": entry.size, "records": entry.records, "digest": entry.digest}
             for entry in self.inputs
         ]
-        tokenizer = json.loads(json.dumps(self.tokenizer.description()))
-        return {"key": self.key, "request": self.request.as_dict(), "inputs": described, "tokenizer": tokenizer}
+        request, tokenizer = self.request.as_dict(), self.tokenizer.description()
+        return {"key": self.key, "request": request, "inputs": described, "tokenizer": tokenizer}
 
     def make_chunk(self, group: int) -> None:
         """Render a group of units to its chunk, unless the chunk exists."""

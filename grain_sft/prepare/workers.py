@@ -68,7 +68,7 @@ class Runner:
                 yield group
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
-        """Write parts of the corpus."""
+        """Write the parts of the corpus."""
         return write_tasks(plan, tasks)
 
 

@@ -2,7 +2,7 @@
 
 An ArrayRecord is a file of Riegeli: chunks, each with a header, the last but one with the offsets of the others, and at the
 end a postscript with its offset. A block header interrupts the chunks at every multiple of 64 KiB. The library reads chunks
-and checks their hashes; here their headers are read, to know where the file can be cut, so that of a file in a bucket only the
+and checks their hashes. This module reads their headers to find where the file can be cut: of a file in a bucket, only the
 chunks of a unit are copied. Format: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
 """
 

@@ -31,11 +31,7 @@ GROUP_BYTES = 1 << 18  # of smaller units that are rendered together
 SCAN_THREADS = 8
 PAUSE = 0.2  # seconds between two reports of progress
 
-ROW_FILES: Mapping[str, ModuleType] = {
-    "parquet": parquet_file,
-    "arrow": arrow_file,
-    "array_record": array_record_file,
-}
+ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
 """Kinds of files that give rows instead of JSON: modules of `matches`, `describe` and `rows`."""
 
 
@@ -116,7 +112,7 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return the inputs with their records and digests, and their `units`, which were scanned, with their first records."""
+    """Return the inputs with numbers of records and digests, and the scanned `units` with numbers of their first records."""
     placed: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
         before = placed[unit.input]

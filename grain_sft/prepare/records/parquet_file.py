@@ -25,7 +25,7 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
-    """Return the number of rows of each part, and for the hash an equal share of the file's `size` bytes; and its version."""
+    """Return the parts and the version of a file. The bytes of a part are an equal share of `size`, for its hash alone."""
     version, metadata = _version(path), _open(path).metadata
     rows: list[int] = []
     for number in range(metadata.num_row_groups):
@@ -36,9 +36,8 @@ def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> t
     return tuple(Part(*share, count) for share, count in zip(shares, rows, strict=True)), version
 
 
-_reading = (
-    threading.local()
-)  # rows: name, number of the next row and the rows from there on of the file that is being read
+_reading = threading.local()
+"""Its `rows`: name of the file that this thread reads, number of the next row, and an iterator from there on."""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:

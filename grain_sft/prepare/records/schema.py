@@ -42,8 +42,8 @@ class Schema:
     Attributes:
       parse: Function from a record to its conversation.
       keys: Keys of a record.
-      turn_keys: Keys of its messages, of those in `schema_mapping.TURN_KEYS`.
-      signs: Keys that all of its records have and no other schema's; empty where other keys decide.
+      turn_keys: Keys of its messages that `--schema` can map.
+      signs: Keys that identify its records: all have them, and those of no other schema do. Empty where other keys decide.
     """
 
     parse: Callable[[Record], Conversation]

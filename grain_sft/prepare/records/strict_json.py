@@ -1,4 +1,4 @@
-"""JSON as records may have it: a value that two parsers could read differently is an error. And words for such errors."""
+"""Strict JSON: a record that two parsers could read differently is an error. Also the words for values in such errors."""
 
 import collections
 import difflib

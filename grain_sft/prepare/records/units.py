@@ -5,7 +5,12 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Consecutive records: decompressed bytes `start` to `stop`, their number and SHA-256; 0 and "" where not known yet."""
+    """Whole records in the bytes `start` to `stop` of a file, decompressed.
+
+    Attributes:
+      records: Number of the records; 0 until they are counted.
+      digest: SHA-256 of the bytes; "" until it is computed.
+    """
 
     start: int
     stop: int

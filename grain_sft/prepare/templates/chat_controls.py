@@ -28,7 +28,7 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 
 
 class Expected(NamedTuple):
-    """Expected control tokens of a chat. They are not `placed` in it if the template changes the chat's texts."""
+    """Control tokens that the template writes. If it changes the chat's texts, they are not `placed`: only ids are exact."""
 
     controls: list[Control]
     placed: bool

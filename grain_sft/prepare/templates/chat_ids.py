@@ -85,7 +85,7 @@ class WholeChats(Encoder):
 
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
         """Encode the chat with the renamed tokenizer, whose spellings only the template's own control tokens have."""
-        parts, stops, shifts = [], [0], [0]  # shifts: how much later the renamed chat has the text from each stop on
+        parts, stops, shifts = [], [0], [0]  # shifts: characters that moved the text after each stop
         for number, first, last in controls:
             name = renamed(self._spellings[number])
             parts += [text[stops[-1] : first], name]

@@ -11,14 +11,7 @@ from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
 from grain_sft.prepare.request import TEXT_OPTIONS, TemplateOptions
 from grain_sft.prepare.templates.fim import FillInTheMiddle
-from grain_sft.prepare.templates.template import (
-    Piece,
-    PiecesTemplate,
-    Rendered,
-    Result,
-    SpecialText,
-    result_of,
-)
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, Rendered, Result, SpecialText, result_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
 

@@ -26,22 +26,13 @@ _JSON = rb"(?:\xef\xbb\xbf)?\s*\{"
 _OTHERS = (
     (rb"\s*\Z", "an empty file. Download it again."),
     (rb"version https://git-lfs", "a pointer of Git LFS. Run `git lfs pull` where it came from."),
-    (rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ", "a compressed file. Decompress it."),
-    (rb"PK\x03\x04", "a ZIP archive. Unpack it, or give a tokenizer's file."),
+    (rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ|PK\x03\x04", "a compressed file. Decompress it, or unpack the archive."),
     (rb"(?i:\s*<(?:!DOCTYPE|html))", "an HTML page. Download the file itself."),
     (rb"#version", "the merges of a BPE tokenizer. Give its directory, or its tokenizer.json."),
-    (rb"\x93NUMPY", "a NumPy array. Give a tokenizer's file."),
-    (rb"\s*\[", "a list in JSON. Give the tokenizer.json or the directory that has it."),
-    (_JSON + rb'.*"(?:tokenizer_class|chat_template)"', "a tokenizer_config.json. Give the directory that it is in."),
     (
-        _JSON + rb'.*"(?:model_type|architectures)"',
-        "the config.json of a model. Give the tokenizer.json, or the directory.",
+        rb"\s*\[|" + _JSON,
+        "JSON without 'model' and 'added_tokens'. Give the tokenizer.json, or the directory that it is in.",
     ),
-    (
-        _JSON + rb'\s*"(?:[^"\\]|\\.)*"\s*:\s*[0-9]+\s*[,}]',
-        "a vocabulary (vocab.json). Give the directory that it is in, or a tokenizer.json.",
-    ),
-    (_JSON, "JSON without the keys of a tokenizer.json ('model', 'added_tokens'). Give the tokenizer.json."),
     (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
 """Files that users give by mistake: a pattern of their first bytes, and the end of the error message."""
