@@ -144,14 +144,8 @@ class LossReader:
         length: Int64[np.ndarray, " pieces"],
         count: int,
     ) -> Shaped[np.ndarray, " count"]:
-        """Return bool or float32 [count]: the loss of each piece from index `place` on, and no loss elsewhere.
-
-        Args:
-          shard: int64 [pieces], numbers of shards.
-          start: int64 [pieces], token offsets in these shards.
-          place: int64 [pieces], indices of the first values in the result.
-          length: int64 [pieces], numbers of tokens.
-          count: Length of the result.
+        """Return bool or float32 [count]: from index `place` on, the loss of the `length` tokens of each `shard` from the token
+        offset `start` on; no loss elsewhere.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.

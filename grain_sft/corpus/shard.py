@@ -156,13 +156,10 @@ def check_signed(
     dtype: Dtype,
     pieces: Callable[[], tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]],
 ) -> None:
-    """Refuse tokens that are negative as signed integers.
+    """Refuse negative tokens of shards of signed integers of the width of `dtype`. They are read as unsigned ones or as int32.
 
-    Args:
-      tokens: Tokens of files of signed integers of the width of `dtype`, read as unsigned ones, or as int32.
-      shards: Shards of the corpus.
-      pieces: Function that returns the shard, the first token in it, and the place in `tokens`, flattened, of each piece of
-        `tokens`, each int64 [pieces], in the order of these places. It is called only for the message.
+    `pieces` is called for the message only. It returns the shard, the first token in it, and the place in `tokens`, flattened,
+    of each piece of `tokens`, each int64 [pieces], in the order of these places.
     """
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:

@@ -11,7 +11,7 @@ import sft_files
 from failing_proxy import WRONG_BODIES, before_emulator
 
 import grain_sft
-from grain_sft.storage import artifact, files, open_remote
+from grain_sft.storage import files, open_remote
 
 pytest.importorskip("gcp_storage_emulator.server")
 
@@ -219,21 +219,6 @@ def test_an_open_remote_file_is_of_one_version(proxy, put_version):
         file.seek(4096)
         with pytest.raises(grain_sft.GrainSftError, match=r"t/1.npy: .* is gone: it was replaced"):
             file.read()
-
-
-def test_a_plan_in_a_bucket_is_copied_whole_or_made_again(proxy, monkeypatch, tmp_path):
-    for name, value in (("GRAIN_SFT_CACHE_DIR", f"{URL}plans"), ("XDG_CACHE_HOME", str(tmp_path / "first"))):
-        monkeypatch.setenv(name, value)
-    arrays = {"rows": np.arange(100_000)}
-    artifact.load_or_make("things", {"of": "this"}, lambda: arrays)
-    monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
-    for wrong in sorted({*WRONG_BODIES} - {"cut", "moved", "twice"}):
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / wrong))
-        proxy.body, made_again, peak = wrong, [], Peak()
-        make = lambda made_again=made_again: made_again.append(1) or arrays  # noqa: E731
-        found = artifact.load_or_make("things", {"of": "this"}, make)
-        np.testing.assert_array_equal(found["rows"], arrays["rows"])
-        assert made_again and peak() < 300
 
 
 def test_endless_answers_about_objects_end_too(proxy, monkeypatch):

@@ -38,7 +38,7 @@ from grain_sft.sampling import Host
 from grain_sft.storage import artifact
 from grain_sft.verify import verify
 
-MUTANTS = int(os.environ.get("GRAIN_SFT_MUTANTS", "240"))
+MUTANTS = int(os.environ.get("GRAIN_SFT_MUTANTS", "120"))
 MEMORY = 300 << 20  # bytes that reading a mutant may take, in addition to those that the process has
 SECONDS = 60  # that reading a mutant may take
 ODD_TEXTS = ("", "\0", "../..", "uint64", ">u4", "O", "x" * 5000)

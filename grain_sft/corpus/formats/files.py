@@ -201,13 +201,10 @@ def _expand(path: str) -> list[str]:
 
 
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
-    """Return whether the first document of `part` began in `before`; None: EOS tokens decide.
+    """Return whether the first document of `part` began in `before`, the previous file or ""; None: EOS tokens decide.
 
     It can only have begun in the file that precedes `part` in `split`. If `split` does not list `part` (its folder can't be
     listed, or its name has no number), it can only have begun in a file of the same folder.
-
-    Args:
-      before: Previous file of the list; "" for the first.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues

@@ -164,10 +164,8 @@ def _locate(index: str, stated: str, options: ReadOptions) -> str:
 def _choose_loss(
     path: str, stated: bool | None, corpus: Corpus, options: ReadOptions, listing: DirectoryListing
 ) -> Corpus:
-    """Return the corpus with the loss files that `options` ask for: named ones, those of the index, or none.
-
-    `stated` is the index's own `use_loss_mask`, which version 0.1.0 did not write, nor masks of listed files.
-    """
+    """Return the corpus with the loss files that `options` ask for: named ones, those of the index, or none. `stated` is the
+    index's `use_loss_mask`; version 0.1.0 did not write it, nor masks of listed files."""
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = stated if options.use_loss_mask is None else options.use_loss_mask
     if options.masks is None and uses_loss is False:
