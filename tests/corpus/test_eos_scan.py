@@ -92,15 +92,3 @@ def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, rem
     for kept in (tmp_path / "cache" / "documents").glob("*.arrays"):
         kept.write_bytes(kept.read_bytes()[:-100])
     assert found() == found() and len(scans) == 5
-
-
-def test_a_large_corpus_is_scanned_once(tmp_path, write_tokens, monkeypatch, remembered):
-    tokens = np.random.default_rng(0).integers(0, 500, (documents_module._KEPT_FROM >> 2) + 1)
-    corpus = open_corpus(write_tokens("0.npy", tokens), dtype="uint32", eos_token_id=EOS)
-    first = corpus.documents
-    assert len(list((tmp_path / "cache" / "documents").glob("*.arrays"))) == 1
-    monkeypatch.setattr(eos_scan, "_chunks", None)
-    again = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=EOS).documents
-    np.testing.assert_array_equal(again.start, first.start)
-    np.testing.assert_array_equal(again.length, first.length)
-    assert again.highest_token == first.highest_token == tokens.max()
