@@ -50,7 +50,8 @@ class ShardReader:
       shards: Files.
       itemsize: Bytes of a value, such as a token.
       max_open_files: Most open files; None means 1024, or a quarter of the process's limit (`ulimit -n`) if that is less.
-      scattered: Whether reads are far apart, and each once: the system reads nothing ahead, and nothing is mapped.
+      scattered: Whether reads are far apart, and each once: the system reads nothing ahead, and nothing is mapped. A trace of a
+        corpus that is not in the page cache takes a third of the time.
       remote: Options of remote files; None means those of the environment.
       whole_rows: Whether a value is a stored row, with the arrays that follow its tokens.
 
