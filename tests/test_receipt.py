@@ -11,8 +11,7 @@ from sft_files import documents, write_olmo
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
 from grain_sft.cli.main import main
-from grain_sft.config import known_keys
-from grain_sft.config.sections import TOP, layout_options
+from grain_sft.config.sections import CORPUS, SAMPLER, TOP, all_layout_options, layout_options
 from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
 
 DOCS = documents(60)
@@ -104,7 +103,7 @@ OF_MEGATRON = {"split", "subset"}  # tested in corpus/test_megatron.py
 
 def test_every_key_of_a_config_is_tried():
     changed = {key for change in CHANGES.values() for part in change.values() if isinstance(part, dict) for key in part}
-    known = {key for keys in known_keys().values() for key in keys} | (set(TOP) - {"inherits"})
+    known = {*CORPUS, *all_layout_options(), *SAMPLER, *TOP} - {"inherits"}
     elsewhere = ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON | OF_MEGATRON_ROWS | OF_CURRICULA | AMENDMENTS
     elsewhere |= MAX_TARGET
     assert known == changed | {"transforms"} | CHANGES_NOTHING | elsewhere

@@ -11,7 +11,7 @@ from grain_sft.config.amendments import make_amendments
 from grain_sft.config.nouns import Opened, make_entry, make_mixture, make_rows, rows_of_batch
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.replacements import with_stages_of_replacements
-from grain_sft.config.sections import SECTIONS, config_schema, known_keys
+from grain_sft.config.sections import SECTIONS, config_schema
 from grain_sft.config.stages import configs_of_stages
 from grain_sft.config.validation import validate
 from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shortened
@@ -22,7 +22,7 @@ from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.storage import files
 from grain_sft.transforms import TRANSFORMS
 
-__all__ = ["config_schema", "is_config", "known_keys", "load", "stated"]
+__all__ = ["config_schema", "is_config", "load", "stated"]
 
 FORMER_KEYS = {"when_dry": "on_exhausted"}
 

@@ -181,15 +181,9 @@ def all_layout_options() -> Options:
     return {**LAYOUT, **{name: option for kind in LAYOUTS for name, option in layout_options(kind).items()}}
 
 
-def known_keys() -> dict[str, Options]:
-    """Return the keys of each section."""
-    return {"corpus": CORPUS, "layout": all_layout_options(), "sampler": SAMPLER}
-
-
 def config_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config. No key is required, because a config may inherit it."""
-    parts: dict[str, Options] = {"corpus": CORPUS, "sampler": SAMPLER, "source": SOURCE, "config": TOP}
-    parts["stage"] = STAGE
+    parts = {"corpus": CORPUS, "sampler": SAMPLER, "source": SOURCE, "config": TOP, "stage": STAGE}
     parts |= {f"layout {kind}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
     structs = [struct_of(name.title().replace(" ", ""), options) for name, options in parts.items()]
     _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")

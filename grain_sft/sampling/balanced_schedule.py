@@ -19,16 +19,16 @@ Choices = npt.NDArray[np.unsignedinteger]
 
 
 class ScheduleTable:
-    """Choices among sources of constant weights, from row 0 on: a table of those before they repeat, and of one period.
+    """Sources of the rows of constant weights, from row 0 on: a table of the rows before the sources repeat, and of one period.
 
-    The rule is Tijdeman's, of the chairman assignment problem (R. Tijdeman, "The chairman assignment problem", Discrete
-    Mathematics 32, 1980): among n sources, after every row, no source is further from its share than 1 - 1 / (2 (n - 1)),
-    and no rule has a smaller bound that holds for all weights. A source's next row is due
-    once its share is 1 / (2 (n - 1)) ahead of its rows, and late once that lead exceeds the bound. Of all rows that are due,
-    the one that becomes late first is taken. Taking the source that is furthest behind is not enough from three sources on.
+    The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. Among n sources, after
+    every row, no source is further from its share than 1 - 1 / (2 (n - 1)) rows. No rule has a smaller bound for all weights.
+    A source's next row is due once its share is 1 / (2 (n - 1)) ahead of its rows, and late once that lead exceeds the bound.
+    Of all rows that are due, the rule takes the one that becomes late first. With three sources or more, taking the source that
+    is furthest behind would not keep the bound.
 
-    Shares are fractions of one denominator D, so that without a deficit at the start the choices repeat after D rows. A row
-    takes 9 bytes; a million rows take about a second to make.
+    Shares are fractions of one denominator D. Without a deficit at the start, the sources repeat after D rows. A row takes 9
+    bytes, and a million rows take about a second to make.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0. Their sum divides the period.
@@ -80,7 +80,7 @@ class ScheduleTable:
 
 @functools.lru_cache(maxsize=16)
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Choices, int]:
-    """Return the sources in turn, uint8 or uint16, until they repeat or there are `num_rows`; and where the period begins.
+    """Return the sources of the rows, uint8 or uint16, until they repeat or `num_rows` are chosen; and where the period begins.
 
     The rule does not depend on `num_rows`, so that rows before a change of weights do not depend on the change.
     """
@@ -100,8 +100,9 @@ def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: 
 
 
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
-    """Return one less the bound of even starts or, where a deficit at the start puts that out of reach, 0: the bound is a
-    whole row then and, if that is out of reach too, the source that would exceed it first comes first."""
+    """Return 1 minus the bound: that of `ScheduleTable` or, where a deficit at the start makes it impossible, a whole row.
+
+    Where a whole row is impossible too, the source that would exceed it first comes first."""
     tight, rows = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1)), 0
     for sources, kept in _periods(weights, deficit, tight, _TRIED) if any(deficit) else ():
         rows += len(sources)
@@ -115,8 +116,8 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 def _periods(
     weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, num_rows: int | None
 ) -> Iterator[tuple[Ints, bool]]:
-    """Yield the sources of the next `sum(weights)` rows in turn, or of as many as are left of `num_rows`; and whether each
-    row of these is taken after it is due and before it is late."""
+    """Yield the sources of the next period of rows, `sum(weights)` or what is left of `num_rows`; and whether the rule took
+    each row after it was due and before it was late."""
     push, pop, number, period = heapq.heappush, heapq.heappop, len(weights), sum(weights)
     due: list[int] = []  # keys of rows that are due and not taken
     passed = np.zeros(number, np.int64)  # rows of each source that are or were due
@@ -141,10 +142,10 @@ def _periods(
 def _waiting(
     weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, passed: Ints, end: int
 ) -> tuple[list[int], list[int]]:
-    """Return when each row is due, counted from 1, and its key, which is when it is late and its source; in this order.
+    """Return when each row is due, counted from 1, and its key, which encodes when it is late and its source; both sorted.
 
-    The rows are those from `passed` on that are due by `end`, and of each source as many more as may be taken before they are
-    due: what sources of weight 0 lack, and one.
+    The rows of each source begin at `passed`. They are the rows that are due by `end`, and enough later ones: a row is taken
+    before it is due where sources of weight 0 lack rows.
     """
     number, period, spare = len(weights), sum(weights), int(sum(map(abs, deficit))) + 3
     firsts, keys = [], []

@@ -14,7 +14,10 @@ from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, Sourc
 
 
 class EpochSampler(StreamSampler):
-    """A sampler with one stream. A block is the part of an epoch that one host reads in `host_blocks`; else all of it."""
+    """A sampler with one stream of rows.
+
+    A block is the part of an epoch that is one sequence of rows: the whole epoch or, with `host_blocks`, the part of one host.
+    """
 
     def _read(
         self, source: SourceOrder, epochs: RunningEpochs, block_rows: int, rows_at: RowsAt, batching: str = ""
@@ -52,8 +55,8 @@ class EpochSampler(StreamSampler):
         return self._read_blocks(np.full(len(indices), epoch), indices, start)[2]
 
     def _read_blocks(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return the epoch, the index in its order, and the row (`FILL_ROW` past its end) of each `index` into a block.
-        Indices count from the beginning of `epoch`; `start` is the block's first index in the order."""
+        """Return the epoch, the index in its order, and the row (`FILL_ROW` past its end) of each `index`, which counts
+        rows of a block from the beginning of `epoch`; `start` is the block's first index in the order."""
         if self.runs_on:
             later, index = np.divmod(index, self._block_rows)
             epoch = epoch + later

@@ -47,14 +47,14 @@ _Tree: TypeAlias = "int | tuple[_Split, _Tree, _Tree]"  # int: a source
 
 
 class HalvingTree:
-    """Choices among sources of constant weights, from row 0 on.
+    """Sources of the rows of constant weights, from row 0 on.
 
-    Rows go down a tree of two-way splits; of the first t rows that reach a node, its left branch gets t times its share,
-    rounded. So a few divisions find a row, at any number of rows, without a table. It costs precision: a branch is up to
-    half a row from its part of what its node got, and inherits its part of the node's distance. `bound` is the sum: at most
-    1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number. By brute force, 4,600 sets of weights for
-    2 to 24 sources came to 1.26 rows at most (tests/sampling/test_proportions.py). `ScheduleTable` stays below one row, so
-    it is taken where it fits. Quantised weights would need no tree, but docs/mixtures.md promises exact shares.
+    Rows go down a tree of two-way splits. Of the first t rows that reach a node, its left branch gets t times its share,
+    rounded. So a few divisions find the source of any row, without a table. Rounding costs precision: a branch is up to half
+    a row from its part of the node's rows, and inherits its part of the node's distance. `bound` is the sum: at most 1 row for
+    up to 4 sources, 1.2 for up to 10, and less than 2 for any number. 4,600 sets of weights for 2 to 24 sources came to 1.26
+    rows at most (tests/sampling/test_proportions.py). `ScheduleTable` stays below one row, so it is used where it fits.
+    Quantised weights would need no tree, but docs/mixtures.md promises exact shares.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
@@ -72,8 +72,9 @@ class HalvingTree:
         self._root = self._tree(active, [], Fraction(0), 0.0)
 
     def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], off: Fraction, about: float) -> _Tree:
-        """Return the tree of sources, heaviest first, that together are `off` (as a float, `about`) rows from their share:
-        divided where the worst of them is best or, for many sources, where the halves are most even."""
+        """Return the tree of `sources`, heaviest first, which together are `off` (as a float, `about`) rows from their share.
+
+        The cut is the one with the least distance of the worst source or, for many sources, with the most even halves."""
         if len(sources) == 1:
             self._paths[sources[0]] = path
             self.bound = max(self.bound, float(off))

@@ -27,12 +27,11 @@ class Mixture:
 
     Args:
       sources: Weight and rows of each source, by name. Rows are numbered through all sources in this order.
-      on_exhausted: When the `epochs` of a source are done: "repeat": no source has `epochs`, all begin again; "stop": the
-        mixture ends where it asks for a row that the source does not have; "renormalize": the other sources divide the
-        share of one that gave its last row, until none is left; "fail": as "stop", but the step that asks is a SamplerError.
-        A source may state its own.
-      schedule: Pairs of a step and weights by name, which hold from that step on. Rows before it do not depend on them, and
-        what each source is behind or ahead of its share there is made up for.
+      on_exhausted: What happens when the `epochs` of a source are done. "repeat": no source has `epochs`. "stop": the mixture
+        ends before the first row that the source lacks. "renormalize": the other sources divide its share, until none is left.
+        "fail": as "stop", but the step with that row is a SamplerError. A source may state its own.
+      schedule: Pairs of a step and weights by name, which hold from that step on. Rows before the step do not depend on them.
+        Rows after it make up for what each source was behind or ahead of its share.
 
     Raises:
       SamplerError: Weights or a schedule that don't fit the sources.

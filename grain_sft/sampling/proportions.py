@@ -37,20 +37,21 @@ class Proportions:
     its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, `bound` is the distance: at
     most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
 
-    Weights may change at some rows. Rows before a change do not depend on it. After it, each source keeps its deficit, so that
-    its rows follow its cumulative share: within one row with up to three sources. With more, no rule that does not foresee
-    the change can promise that: after 3 rows of 6 sources of equal weight, let only the 3 that have none continue, and one of
-    them comes to 7/6 rows. A source whose weight becomes 0 keeps its deficit, and the others share the difference.
+    Weights may change at some rows. Rows before a change do not depend on it. After it, each source keeps its deficit, its
+    share so far minus its rows, so that its rows follow its cumulative share. With up to three sources each stays within one
+    row of it. With more, no rule can promise that without foreseeing the change: of 6 sources of equal weight, 3 have no row
+    after row 3; if only these 3 have a weight from there on, one of them comes to 7/6 rows. A source whose weight becomes 0
+    keeps its deficit, and the others share the difference.
 
     Args:
       changes: Pairs of a row and the shares from it on, which sum to 1; the first is for row 0.
       limits: Rows of each source; None for any number.
-      on_exhausted: For each source with a limit, "stop": the rows end where it is asked for one more than it has; "fail": the
-        same, as `failure`; "renormalize": after its last row the others divide its share, until none is left.
+      on_exhausted: What happens when a source has no row left, for each source. "stop": the rows end before the first row that
+        it lacks. "fail": the same, and `failure` is set. "renormalize": after its last row the others divide its share.
 
     Attributes:
-      length: Number of rows; None where they never end, or end in a failure.
-      failure: The first row that there is not, and the source that lacks it, by "fail"; None where there is none.
+      length: Number of rows; None if they never end, or end in a failure.
+      failure: First row that a source with "fail" lacks, and that source; None if no source fails.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Proportions:
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
 
     def _weights(self, row: int, counts: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the weights from `row` on, as integers; None where no source is left."""
+        """Return the weights from `row` on, as integers; None if no source is left."""
         shares = [shares for at, shares in self._changes if at <= row][-1]
         if self._on_exhausted:
             columns = zip(shares, counts, self._limits, self._on_exhausted, strict=True)
@@ -107,8 +108,10 @@ class Proportions:
         return tuple(weight // least for weight in weights) if least else None
 
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
-        """Return the first row that a source lacks, or the one after its last ("renormalize"), and that source; None where all
-        have rows. Of one row, the one that lets the others go on."""
+        """Return the row at which a source is exhausted first, and that source; None if none is.
+
+        It is the first row that the source lacks or, with "renormalize", the row after its last. If two sources are exhausted
+        at one row, the one with "renormalize" goes first, because the rows go on after it."""
         ends = []
         for source, how in enumerate(self._on_exhausted):
             limit, count, last = self._limits[source], phase.counts[source], how == "renormalize"

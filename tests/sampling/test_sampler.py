@@ -48,7 +48,7 @@ def order(name, rows, seed, epoch):
 
 
 @pytest.mark.parametrize("order", STRIPED)
-@pytest.mark.parametrize("hosts", [1, 2, 3, 4, 8, 24])
+@pytest.mark.parametrize("hosts", [2, 3, 24])
 def test_hosts_together_read_the_global_batch_in_stripes(order, hosts):
     whole, parts = sampler(101, 24, order), samplers(hosts, 101, 24, order)
     for step in (0, 1, 3, 4, 11, 1_000_000_007):
@@ -56,15 +56,13 @@ def test_hosts_together_read_the_global_batch_in_stripes(order, hosts):
 
 
 @pytest.mark.parametrize("order", PERMUTED)
-@pytest.mark.parametrize("hosts", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("epoch", [0, 1, 5])
-def test_every_row_is_read_once_an_epoch_by_all_hosts_together(order, hosts, epoch):
-    rows, batch = 240, 24
-    read = []
-    for mine in samplers(hosts, rows, batch, order):
-        assert mine.steps_per_epoch == rows // batch
-        read += [mine.rows(epoch * mine.steps_per_epoch + step) for step in range(mine.steps_per_epoch)]
-    assert sorted(np.concatenate(read).tolist()) == list(range(rows))
+@pytest.mark.parametrize("hosts", [1, 3, 8])
+def test_every_row_is_read_once_an_epoch_by_all_hosts_together(order, hosts):
+    parts = samplers(hosts, 240, 24, order)
+    for epoch in (0, 1, 5):
+        steps = range(epoch * 10, epoch * 10 + 10)
+        assert sorted(np.concatenate([mine.rows(step) for mine in parts for step in steps])) == list(range(240))
+    assert parts[0].steps_per_epoch == 10
 
 
 def test_an_evaluation_set_may_be_smaller_than_a_batch():
@@ -96,11 +94,11 @@ def test_records_one_by_one_are_the_rows_of_the_steps_however_an_epoch_ends(orde
 
 
 def test_random_draws_among_all_rows_with_replacement_by_seed_step_and_place_alone():
-    drawn = np.concatenate([sampler(100, 50, "random").rows(step) for step in range(400)])
-    counts = np.bincount(drawn, minlength=100)
+    steps = [sampler(100, 50, "random").rows(step) for step in range(400)]
+    counts = np.bincount(np.concatenate(steps), minlength=100)
     assert len(counts) == 100 and counts.sum() == 20_000
     assert ((counts - 200) ** 2 / 200).sum() < 99 + 5 * np.sqrt(2 * 99)  # chi-squared of 99 degrees of freedom
-    assert any(len(set(sampler(100, 50, "random").rows(step).tolist())) < 50 for step in range(3))
+    assert any(len(set(rows.tolist())) < 50 for rows in steps[:3])
     mine = sampler(504, 8, "random", seed=1337)
     assert mine.rows(0).tolist() == PINNED[0] and mine.rows(10**9).tolist() == PINNED[1]
     assert sampler(504, 8, "random", seed=1338).rows(0).tolist() != PINNED[0]
@@ -197,14 +195,6 @@ def test_order_episode_is_the_episode_indexed_loaders(case):
     epochs = sampler(case["episodes"], case["episodes"], "episode", seed=case["epoch_seed"])
     for epoch, first in enumerate(case["first_episode_ids"]):
         assert epochs.rows(epoch)[:10].tolist() == first
-
-
-@pytest.mark.parametrize(("rows", "seed", "epoch"), [(504, 1337, 3), (70_000, 0, 0), (2_200_000, 7, 1)])
-def test_permutations_of_narrow_rows_are_numpys_own(rows, seed, epoch):
-    expected = np.random.RandomState(seed + epoch).permutation(rows)
-    np.testing.assert_array_equal(order("episode", rows, seed, epoch), expected)
-    expected = np.random.default_rng(seed + epoch).permutation(rows)
-    np.testing.assert_array_equal(order("openchat", rows, seed, epoch), expected)
 
 
 @pytest.mark.parametrize("case", OPENCHAT["cases"])

@@ -27,14 +27,6 @@ def test_verdicts_on_batches_and_on_rows_are_those_of_olmo_core(length):
         assert (filter.map(element(row))["loss_mask"] == passes).all()
 
 
-def test_the_golden_rows_are_many_and_near_the_threshold():
-    clean = np.concatenate([GOLDEN[f"clean_{length}"] for length in LENGTHS])
-    maxtext = np.concatenate([GOLDEN[f"maxtext_clean_{length}"] for length in LENGTHS])
-    assert len(clean) >= 2000
-    assert 0.2 < clean.mean() < 0.8
-    assert (clean != maxtext).sum() > 50  # rows that MaxText's port gets wrong are among them
-
-
 OTHERS = {
     "p5_c3": (5, 1, 3),
     "p7_c10": (7, 1, 10),
@@ -69,21 +61,14 @@ def test_a_row_fails_exactly_if_it_holds_a_long_enough_run(row, one, other, coun
 
 def test_only_rows_that_fail_lose_their_loss_and_nothing_else_changes():
     tokens = np.arange(3 * 600, dtype=np.uint32).reshape(3, 600)
-    tokens[1, 100:200] = 7
     before = element(tokens)
-    after = NgramFilter().map(before)
-    assert after["loss_mask"].all(axis=1).tolist() == [True, False, True]
-    assert not after["loss_mask"][1].any()
-    assert after["tokens"] is tokens and after["other"] is tokens
-    assert before["loss_mask"].all()
-
-
-def test_clean_rows_pass_as_they_are_and_masked_tokens_stay_masked():
-    before = element(np.arange(1200, dtype=np.uint32).reshape(2, 600))
     before["loss_mask"][0, :10] = False
-    assert NgramFilter().map(before) is before and before["loss_mask"].sum() == 1190
-    before["tokens"][1, 100:200] = 7
-    assert NgramFilter().map(before)["loss_mask"].sum() == 590
+    assert NgramFilter().map(before) is before
+    tokens[1, 100:200] = 7
+    after = NgramFilter().map(before)
+    assert after["loss_mask"].sum(axis=1).tolist() == [590, 0, 600]
+    assert after["tokens"] is tokens and after["other"] is tokens
+    assert before["loss_mask"].sum() == 1790
 
 
 def test_rows_too_short_for_any_period_and_empty_batches_pass():
