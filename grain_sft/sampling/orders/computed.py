@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted
+from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted, whole_order
 from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Ints, Order, RowsAt
 
 _FEW_ROWS = 1 << 16
@@ -50,7 +50,7 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
 
     @functools.lru_cache(maxsize=EPOCHS_KEPT)
     def whole(key: int) -> Ints:
-        return permuted(np.arange(num_rows), num_rows, key, _GRAIN_ROUNDS)
+        return whole_order(num_rows, key, _GRAIN_ROUNDS)
 
     def rows_at(epoch: int, indices: Ints) -> Ints:
         key = _grain_seed(seed, epoch)
