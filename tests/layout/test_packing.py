@@ -68,7 +68,7 @@ def check_columns_equal(found: PackedRows, expected: PackedRows) -> None:
 def test_decreasing_fit_is_that_of_one_document_after_the_other(many, lengths, most, scale):
     """First fit, or best fit with `many`. Also where spaces lie far apart, or at 64 tokens each."""
     best, scaled, capacity = many is not None, [length * scale for length in lengths], CAPACITY * scale
-    with mock.patch.multiple(BEST_FIT, _MANY=many, _SPACES=10**9):
+    with mock.patch.multiple(BEST_FIT, _MANY=many):
         name = "best_fit_decreasing" if best else "first_fit_decreasing"
         found = documents_of(pack(name, scaled, capacity, max_segments=most))
     assert found == plain_fit(scaled, most, capacity, best=best)
@@ -79,7 +79,7 @@ def test_decreasing_fit_is_that_of_one_document_after_the_other(many, lengths, m
 @given(lengths=LENGTHS, spaces=st.lists(st.integers(0, CAPACITY), max_size=20))
 def test_best_fit_goes_on_with_open_rows(many, lengths, spaces):
     expected = plain_fit(lengths, None, best=True, spaces=spaces)
-    with mock.patch.multiple(BEST_FIT, _MANY=many, _SPACES=10**9):
+    with mock.patch.multiple(BEST_FIT, _MANY=many):
         bins = BEST_FIT.assign(np.sort(lengths)[::-1], CAPACITY, spaces=np.array(spaces, np.int64))
     order = sorted(range(len(lengths)), key=lambda each: -lengths[each])
     assert [[order[at] for at in np.flatnonzero(bins == row)] for row in range(len(expected))] == expected

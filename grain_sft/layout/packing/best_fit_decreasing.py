@@ -4,7 +4,7 @@ Documents, longest first, each go to the row with the smallest space that suffic
 that reached that space first; else to a new row.
 """
 
-import itertools
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,8 +12,6 @@ import numpy as np
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 
 _MANY = 10  # documents of a length, on average, from which on they are faster placed together
-_LONGEST = 1 << 22  # tokens of a row, for which lists of as many spaces are made
-_SPACES = 64  # of a list, for each document, at most
 
 
 def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
@@ -30,55 +28,42 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
       max_segments: Most documents of a row; None for any number.
       spaces: int64 [rows], space in each row that is already open; new rows follow these. None for none.
     """
-    if spaces is None:
-        spaces = np.zeros(0, np.int64)
-        capacity = min(
-            capacity, int(lengths.sum())
-        )  # if that is less, all fits into one row, and spaces differ as before
     few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
-    if max_segments is not None or (few and capacity <= min(_LONGEST, _SPACES * len(lengths))):
-        return _row_by_row(lengths, capacity, max_segments or len(lengths), spaces)
-    return _together(lengths, capacity, spaces)
+    open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
+    if few or max_segments is not None:
+        return _row_by_row(lengths, capacity, max_segments or len(lengths), open_spaces)
+    return _together(lengths, capacity, open_spaces)
 
 
-def _row_by_row(lengths: Ints, capacity: int, most: int, spaces: Ints) -> Ints:
+def _row_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
     """Assign documents of one length that go to one row in one step of a plain loop.
 
-    Rows of equal space form a list that is linked through the rows. Words of 64 bits record which spaces some row has, and
-    one number which words have a bit.
+    Words of 64 bits record which spaces some row has, and one number which words have a bit.
     """
-    first, last = [-1] * (capacity + 1), [-1] * (capacity + 1)  # rows, of each space
-    after = [-1] * len(spaces)  # of each row, the next of the same space
-    documents = [0] * len(spaces)  # of each row
-    words, used = [0] * ((capacity >> 6) + 1), 0
-    for space, group in _by_space(spaces):
-        first[space], last[space] = group[0], group[-1]
-        for row, following in itertools.pairwise(group):
-            after[row] = following
-        words[space >> 6] |= 1 << (space & 63)
-        used |= 1 << (space >> 6)
+    queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
+    documents = [0] * len(open_spaces)  # of each row
+    words: dict[int, int] = {}
+    for space in queues:
+        words[space >> 6] = words.get(space >> 6, 0) | 1 << (space & 63)
+    used = sum(1 << at for at in words)
     rows, counts = [], []
     for length, count in equal_lengths(lengths):
         while count:
             space, at = 0, length >> 6
-            word = words[at] >> (length & 63)
-            if word:
+            if word := words.get(at, 0) >> (length & 63):
                 space = length + (word & -word).bit_length() - 1
             elif above := used >> (at + 1):
                 at += (above & -above).bit_length()
                 word = words[at]
                 space = (at << 6) + (word & -word).bit_length() - 1
             if space:
-                row = first[space]
-                first[space] = after[row]
-                if after[row] < 0:
-                    at = space >> 6
+                row = queues[space].popleft()
+                if not queues[space]:
+                    del queues[space]
                     words[at] ^= 1 << (space & 63)
-                    if not words[at]:
-                        used ^= 1 << at
+                    used ^= 0 if words[at] else 1 << at
             else:
                 space, row = capacity, len(documents)
-                after.append(-1)
                 documents.append(0)
             # While another fits, no row has less space.
             taken = 1 if count == 1 else min(count, space // length, most - documents[row])
@@ -87,35 +72,32 @@ def _row_by_row(lengths: Ints, capacity: int, most: int, spaces: Ints) -> Ints:
             count -= taken
             documents[row] += taken
             space -= taken * length
-            if space and documents[row] < most:
-                after[row] = -1
-                if first[space] < 0:
-                    first[space] = row
-                    at = space >> 6
-                    words[at] |= 1 << (space & 63)
-                    used |= 1 << at
-                else:
-                    after[last[space]] = row
-                last[space] = row
+            if not space or documents[row] == most:
+                continue
+            if space in queues:
+                queues[space].append(row)
+            else:
+                queues[space] = deque([row])
+                at = space >> 6
+                words[at] = words.get(at, 0) | 1 << (space & 63)
+                used |= 1 << at
     return np.repeat(np.array(rows, np.int64), counts)
 
 
-def _by_space(spaces: Ints) -> Iterator[tuple[int, list[int]]]:
+def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each space that some rows have, and these rows in their order."""
     order = np.argsort(spaces, kind="stable")
     firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # without rows of no space
-    for begin, end in itertools.pairwise([*firsts.tolist(), len(order)]):
-        yield int(spaces[order[begin]]), order[begin:end].tolist()
+    for group in np.split(order, firsts)[1:]:
+        yield int(spaces[group[0]]), group
 
 
 def _together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
     """Assign documents of one length that go to rows of one space in one step."""
     bins: Ints = np.empty(len(lengths), np.int64)
-    # rows by their space, in the order in which they reached it
-    queues: dict[int, list[Ints]] = {space: [np.array(group)] for space, group in _by_space(open_spaces)}
-    spaces, opened, first = 0, len(open_spaces), 0  # bit s of `spaces`: some row has space s
-    for space in queues:
-        spaces |= 1 << space
+    queues = {space: [group] for space, group in _by_space(open_spaces)}
+    spaces = sum(1 << space for space in queues)  # bit s: some row has space s
+    opened, first = len(open_spaces), 0
     for length, number in equal_lengths(lengths):
         end = first + number
         while first < end:
