@@ -79,13 +79,13 @@ class DocumentFinder:
     """
 
     def __init__(self, corpus: Corpus, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
-        self._corpus, self._bos = corpus, bos_token_id
+        self.corpus, self._bos = corpus, bos_token_id
         self._by_files = corpus.has_boundary_files and boundaries == "auto" and bos_token_id is None
 
     @functools.cached_property
     def content(self) -> str:
         """`Documents.content`, from the hashes of files where this machine has cached them."""
-        corpus = self._corpus
+        corpus = self.corpus
         if "_found" in vars(self):
             return self._found.content
         if self._by_files:
@@ -98,10 +98,10 @@ class DocumentFinder:
     @functools.cached_property
     def tokens(self) -> str | None:
         """`Documents.tokens`: the hash of every token; None for a corpus with boundary files."""
-        if self._corpus.has_boundary_files:
+        if self.corpus.has_boundary_files:
             return None
         hashes = None if "_found" in vars(self) else self._recalled_tokens()
-        return self._found.tokens if hashes is None else content.hash_of_tokens(self._corpus, hashes)
+        return self._found.tokens if hashes is None else content.hash_of_tokens(self.corpus, hashes)
 
     @functools.cached_property
     def documents(self) -> Documents:
@@ -112,15 +112,15 @@ class DocumentFinder:
           CorpusError: A boundary file is damaged or does not fit, or there are neither boundary files nor `eos_token_id`.
         """
         if self._found.content != self.content:
-            raise _written_to(self._corpus)
+            raise _written_to(self.corpus)
         return self._found
 
     @functools.cached_property
     def _found(self) -> Documents:
-        return _by_files(self._corpus) if self._by_files else by_eos(self._corpus, self._bos)
+        return _by_files(self.corpus) if self._by_files else by_eos(self.corpus, self._bos)
 
     def _recalled_tokens(self) -> list[str] | None:
-        return content.recall(self._corpus.shards, of=content.hashed_of(self._corpus))
+        return content.recall(self.corpus.shards, of=content.hashed_of(self.corpus))
 
 
 def _written_to(corpus: Corpus) -> CorpusFileError:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.columns import ColumnsLayout
-from grain_sft.layout.costs import ROWS_A_DEVICE, attention_spread, over_devices
 from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of, split_documents
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.megatron import Blend, Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
@@ -25,8 +24,11 @@ from grain_sft.layout.pairs import PairsLayout
 from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows, ragged
 from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
+    ROWS_A_DEVICE,
     algorithm_title,
+    attention_spread,
     compare_algorithms,
+    over_devices,
     packing_report,
     padding_share,
     plan_files,

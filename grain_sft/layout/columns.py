@@ -69,9 +69,7 @@ class ColumnsLayout(Layout):
     def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
         """Return `Layout.row_segments` of these columns."""
         starts, lengths, ends, first = self._segments_of(row)
-        last = bisect.bisect_left(
-            ends, self._stop, first
-        )  # the segment that reaches the end of the columns, if one does
+        last = bisect.bisect_left(ends, self._stop, first)  # its segment reaches the end of the columns, if one does
         starts, lengths = starts[first : last + 1], lengths[first : last + 1]
         if starts:
             if last < len(ends):

@@ -52,11 +52,8 @@ class OlmoVslLayout(Layout):
     ) -> None:
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
         self.min_sequence_length = as_integer("min_sequence_length", min_sequence_length, 1, LayoutError)
-        for name, length in (
-            ("sequence_length", self.sequence_length),
-            ("min_sequence_length", self.min_sequence_length),
-        ):
-            if length & (length - 1):
+        for name in ("sequence_length", "min_sequence_length"):
+            if (length := getattr(self, name)) & (length - 1):
                 raise LayoutError(f"{name}={length}: expected a power of two, such as {1 << length.bit_length()}.")
         if self.min_sequence_length >= self.sequence_length:
             raise LayoutError(
@@ -91,11 +88,7 @@ class OlmoVslLayout(Layout):
         return len(self._start)
 
     def width(self, rows: Ints) -> int:
-        return (
-            self.row_lengths[int(self._ends.searchsorted(rows.max(), side="right"))]
-            if len(rows)
-            else self.sequence_length
-        )
+        return self.row_lengths[int(self._bucket(rows.max()))] if len(rows) else self.sequence_length
 
     def pieces(self, rows: Ints) -> Pieces:
         first, document, bucket = np.zeros(len(rows), np.int64), self._document[rows], self._bucket(rows)

@@ -58,8 +58,6 @@ class PackedLayout(Layout):
     Attributes:
       packing: Options that the plans are made with.
       plans: Plan of each epoch.
-      documents_content: Hash of all bytes that decide where the documents are, as in `Documents.content`.
-      tokens_content: Hash of every token; None for a corpus with boundary files.
 
     Raises:
       LayoutError: The arguments don't fit together, no row can be packed, or this CPU cannot replay `ties`.
@@ -149,14 +147,13 @@ class PackedLayout(Layout):
 
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
         corpus, options = self.corpus, self.packing
-        finder = finder_of(corpus, options)
+        self._finder = finder_of(corpus, options)
         self.sequence_length, self._olmo = options.sequence_length, olmo
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)
         each_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
-        self.plans = [load_plan(corpus, each, finder, self._folder, make) for each in each_epoch]
+        self.plans = [load_plan(self._finder, each, self._folder, make) for each in each_epoch]
         self.highest_token = self.plans[0].highest_token
-        self.documents_content, self.tokens_content = finder.content, finder.tokens
         self._offsets = ShardOffsets(corpus)
         self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])  # first row of each epoch; total
         self._count = int(self._begins[-1])
@@ -197,11 +194,10 @@ class PackedLayout(Layout):
         begins = (np.append(0, plan.ends[:-1]) for plan in self.plans)
         return np.concatenate([*map(function.reduceat, squares, begins)])
 
-    @functools.cached_property
+    @property
     def documents(self) -> Documents:
         """Documents that are packed: the corpus's own, unless `boundaries` or `bos_token_id` selects others."""
-        follows = self.packing.follows_corpus
-        return self.corpus.documents if follows else finder_of(self.corpus, self.packing).documents
+        return self._finder.documents
 
     @property
     def num_documents(self) -> int:
@@ -212,7 +208,7 @@ class PackedLayout(Layout):
         """Input and line of each of `documents`, as in `Corpus.sources`. If `documents` are not the corpus's own, each has the
         source of the corpus's last document that starts at or before its first token."""
         sources = sources_of(self.corpus)
-        if sources is None or self.packing.follows_corpus:
+        if sources is None or self._finder is self.corpus.find_documents():
             return sources
         found, own = self.documents.start, self.corpus.documents.start
         assert self.corpus.sources is not None
@@ -271,7 +267,7 @@ class PackedLayout(Layout):
         return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
 
     def _tokens_hash(self) -> str | None:
-        return self.tokens_content
+        return self._finder.tokens
 
     def _rows_receipt(self) -> str:
         columns = ([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)

@@ -62,33 +62,31 @@ class Plan:
 
 
 def load_plan(
-    corpus: Corpus,
-    options: PackingOptions,
     finder: DocumentFinder,
+    options: PackingOptions,
     folder: str | Path | None = None,
     make: Callable[[], Columns] | None = None,
 ) -> Plan:
-    """Return the plan of some options: from the cache, or made (by `make`; None for `make_plan`) and kept there.
+    """Return the plan of the finder's documents: from the cache, or made (by `make`; None for `make_plan`) and kept there.
 
     Raises:
       LayoutError, CorpusError, CorpusFileError: nothing can be packed, or the documents cannot be found.
     """
-    make = make or functools.partial(make_plan, corpus, options, finder)
-    check = functools.partial(check_columns, corpus.num_tokens, options.sequence_length)
-    arrays = artifact.load_or_make("plans", depends_of(corpus, options, finder), make, folder, check=check)
+    make = make or functools.partial(make_plan, finder, options)
+    check = functools.partial(check_columns, finder.corpus.num_tokens, options.sequence_length)
+    arrays = artifact.load_or_make("plans", depends_of(finder, options), make, folder, check=check)
     arrays = {name: array.view(np.ndarray) for name, array in arrays.items()}  # np.memmap is slow to index
     counts = dict(zip(COUNTS, arrays["counts"].tolist(), strict=True))
     highest = int(arrays["highest_token"][0]) if len(arrays["highest_token"]) else None
     return Plan(arrays["start"], arrays["length"], arrays["document"], arrays["ends"], counts, highest)
 
 
-def depends_of(corpus: Corpus, options: PackingOptions, finder: DocumentFinder | None = None) -> dict[str, Any]:
+def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
     """Return the dependencies of a plan, ready for JSON. Seed and CPU are included only if the algorithm uses them."""
     stated = options.stated()
     if not ALGORITHMS[options.algorithm].packs_per_epoch:
         stated["seed"] = stated["epoch"] = 0
-    content = (finder or finder_of(corpus, options)).content
-    return {"plan": VERSION, "documents": content, "recipe": stated, "numpy": sort_made_by(options)}
+    return {"plan": VERSION, "documents": finder.content, "recipe": stated, "numpy": sort_made_by(options)}
 
 
 def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
@@ -102,11 +100,11 @@ def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
 
-def make_plan(corpus: Corpus, options: PackingOptions, finder: DocumentFinder | None = None) -> Columns:
-    """Return the columns of a plan, and its counts."""
-    documents = (finder or finder_of(corpus, options)).documents
+def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
+    """Return the columns of a plan of the finder's documents, and its counts."""
+    documents = finder.documents
     document, start, length = _fit(documents, options)
-    shard_ends = np.cumsum([shard.num_tokens for shard in corpus.shards])
+    shard_ends = np.cumsum([shard.num_tokens for shard in finder.corpus.shards])
     group = np.searchsorted(shard_ends, start, side="right") // options.source_group_size
     borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(start)]
     packed, algorithm = [], ALGORITHMS[options.algorithm]

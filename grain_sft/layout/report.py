@@ -1,4 +1,6 @@
-"""Figures of a packing."""
+"""Figures of a packing, and of the cost of attention of its rows: the devices of a step wait for the one with the highest."""
+
+from __future__ import annotations
 
 import dataclasses
 import tempfile
@@ -6,17 +8,24 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.costs import attention_spread
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.plan import depends_of, finder_of
 from grain_sft.storage import artifact
+
+if TYPE_CHECKING:
+    from jaxtyping import Float64, Int64
+
+ROWS_A_DEVICE = (1, 2, 4)
+
+_DEVICES = 64
+_STEPS = 1000  # of random rows
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
@@ -39,6 +48,39 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
         "segments_a_row": {name: getattr(np, name)(segments).item() for name in ("mean", "median", "max")},
         "attention": attention_spread(layout.row_costs(), layout.longest_costs),
     }
+
+
+def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
+    """Return the highest cost of a device divided by the mean of all devices, for each step. Devices have consecutive rows."""
+    devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
+    spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
+    return spread
+
+
+def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
+    """Return means of `over_devices` for each of `ROWS_A_DEVICE`, in steps of up to 64 devices.
+
+    Args:
+      costs: Cost of each row.
+      longest: Cost of the longest segment of each row.
+
+    Returns:
+      Dicts of `rows_a_device`, `devices`, and three means: `shuffled`, of steps of random rows; `floor`, of these if only the
+      longest segment of a step kept devices from equal costs; and `balanced`, of rows that are sorted by cost.
+    """
+    random, found = np.random.default_rng(0), []
+    devices = min(_DEVICES, max(1, len(costs) // ROWS_A_DEVICE[-1]))
+    for each in [rows for rows in ROWS_A_DEVICE if rows * devices <= len(costs)]:
+        whole = len(costs) // (each * devices) * each * devices
+        rows = random.permutation(len(costs))[:whole]
+        by_cost = random.permuted(rows[np.argsort(costs[rows], kind="stable")].reshape(-1, each * devices), axis=1)
+        steps = rows.reshape(by_cost.shape)[:_STEPS]
+        floor = longest[steps].max(axis=1) / np.maximum(costs[steps].mean(axis=1) * each, 1e-9)
+        spreads = {"shuffled": over_devices(costs[steps], each), "floor": np.maximum(floor, 1)}
+        spreads["balanced"] = over_devices(costs[by_cost], each)
+        means = {name: float(spread.mean()) for name, spread in spreads.items()}
+        found.append({"rows_a_device": each, "devices": devices, **means})
+    return found
 
 
 def padding_share(num_tokens: float, num_positions: float) -> float:
@@ -82,7 +124,7 @@ def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[d
     """Return the fingerprint and path of the plan of each epoch in the cache `folder`; None for the usual cache."""
     finder, found = finder_of(layout.corpus, layout.packing), []
     for epoch in range(layout.epochs):
-        depends = depends_of(layout.corpus, dataclasses.replace(layout.packing, epoch=epoch), finder)
+        depends = depends_of(finder, dataclasses.replace(layout.packing, epoch=epoch))
         path = str(artifact.place("plans", depends, folder))
         found.append({"fingerprint": artifact.fingerprint(depends), "path": path})
     return found

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from grain_sft import IndexSampler
-from grain_sft.layout import ALGORITHMS, PackingOptions
-from grain_sft.layout.costs import over_devices
+from grain_sft.layout import ALGORITHMS, PackingOptions, over_devices
 
 DOCUMENTS, DEVICES = 2_270_000, 256
 LENGTHS = {"chats": (180, 4096), "reasoning": (5400, 32_768), "uniform": (None, 8192)}  # median of documents, and row

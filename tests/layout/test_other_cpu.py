@@ -13,7 +13,7 @@ from test_packed_olmo import GOLDEN, check, layout_of, playable, run_variant
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import numpy_sort
 from grain_sft.layout.packing.numpy_sort import argsort_of
-from grain_sft.layout.plan import depends_of, make_plan
+from grain_sft.layout.plan import depends_of, finder_of, make_plan
 
 GROUPS = next(case for case in PACKED_CASES if case.name == "uniform, groups of 3 and 2")
 MANY = next(case for case in PACKED_CASES if case.name == "log-normal, many")
@@ -105,13 +105,15 @@ def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_p
     expected |= {"stable": None, "numpy": {"version": np.__version__, "sort": numpy_sort.numpy_sort()}}
     for ties, sort in expected.items():
         layout = layout_of(GROUPS, tmp_path, ties, written)
-        assert depends_of(layout.corpus, layout.packing)["numpy"] == sort
+        assert depends_of(finder_of(layout.corpus, layout.packing), layout.packing)["numpy"] == sort
         assert (f"numpy='{np.__version__} " in repr(layout)) == (ties != "stable")
-        assert (make_plan(layout.corpus, layout.packing)["start"] == layout.plans[0].start).all()
+        assert (
+            make_plan(finder_of(layout.corpus, layout.packing), layout.packing)["start"] == layout.plans[0].start
+        ).all()
     assert len(list((tmp_path / "cache").rglob("*.arrays"))) == len(expected)
     layout = layout_of(GROUPS, tmp_path, "numpy", written)
     monkeypatch.setattr(numpy_sort, "numpy_sort", lambda: "another")
-    assert depends_of(layout.corpus, layout.packing)["numpy"]["sort"] == "another"
+    assert depends_of(finder_of(layout.corpus, layout.packing), layout.packing)["numpy"]["sort"] == "another"
 
 
 @needs_avx2

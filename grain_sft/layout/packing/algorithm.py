@@ -85,11 +85,6 @@ class PackingOptions:
         """Return the options that decide the plan, as a dict."""
         return {name: value for name, value in vars(self).items() if name != "argsort"}
 
-    @property
-    def follows_corpus(self) -> bool:
-        """Whether the packed documents are those of the corpus, not delimited by EOS or BOS tokens."""
-        return self.boundaries == "auto" and self.bos_token_id is None
-
 
 @dataclasses.dataclass(frozen=True)
 class PackingAlgorithm:
@@ -103,7 +98,6 @@ class PackingAlgorithm:
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
       order: Name of the sampler's order that the rows are already in; None if they are in no such order.
-      slow: Whether packing a million documents takes minutes.
     """
 
     pack: Callable[[Ints, PackingOptions], PackedRows]
@@ -112,7 +106,6 @@ class PackingAlgorithm:
     splits_documents: bool = False
     bounds_segments: bool = True
     order: str | None = None
-    slow: bool = False
 
     @classmethod
     def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:

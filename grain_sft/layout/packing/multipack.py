@@ -52,5 +52,5 @@ def _place(decreasing: Ints, capacity: int, rows: int) -> Ints:
 
 
 MULTIPACK = PackingAlgorithm(
-    multipack, packs_per_epoch=True, whole_batches=True, bounds_segments=False, order="openchat", slow=True
+    multipack, packs_per_epoch=True, whole_batches=True, bounds_segments=False, order="openchat"
 )
