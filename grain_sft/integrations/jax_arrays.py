@@ -57,8 +57,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
       ahead: Number of batches whose transfer begins before they are asked for. 0 makes each batch when it is asked for.
       threads: Number of threads that read and transfer ahead.
       allow_other_data: Whether `set_state` accepts the state of a run on other data.
-      prepare: Function of a step and what this process read of its batch, arrays [n, L], that returns what goes to the
-        devices. Called in threads, for each block of columns that is read.
+      prepare: Function of a step, a block of its batch that this process read, and the block's arrays [n, L], that returns what
+        goes to the devices. Called in threads.
       load_balanced_shards: Number of shards of MaxText's load-balanced order, in which the columns of the global arrays are
         then; 1 leaves them in their natural order. See `ContextOrder`.
 
@@ -79,7 +79,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         ahead: int = AHEAD,
         threads: int = THREADS,
         allow_other_data: bool = False,
-        prepare: Callable[[int, Element], Element] | None = None,
+        prepare: Callable[[int, Block, Element], Element] | None = None,
         load_balanced_shards: int = 1,
     ) -> None:
         if pipeline.sampler.host.count != 1:
@@ -167,7 +167,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
                     f"{[len(block.rows), max(widths)]} here: take out the transform that "
                     f"cuts columns off ({self.pipeline.transforms!r})."
                 )
-        return batch if self._prepare is None else self._prepare(step, batch)
+        return batch if self._prepare is None else self._prepare(step, block, batch)
 
     def _check_loss(self, step: int, read: Sequence[Element]) -> None:
         """Check that targets of a first step take loss: those of whole rows, if none of the columns that were read does."""

@@ -110,9 +110,8 @@ class Placement(abc.ABC):
     def put(self, arrays: Sequence[npt.NDArray[Any]]) -> jax.Array:
         """Return the global array of the arrays of `blocks`. Called in any thread."""
         part = functools.partial(self.part, arrays)
-        named = (
-            {} if self.sharding.addressable_devices else {"dtype": arrays[0].dtype}
-        )  # earlier versions of JAX lack it
+        # earlier versions of JAX lack the argument
+        named = {} if self.sharding.addressable_devices else {"dtype": arrays[0].dtype}
         return jax.make_array_from_callback(self.shape, self.sharding, part, **named)
 
     def finish(self, array: jax.Array) -> jax.Array:
@@ -143,9 +142,8 @@ class DirectPlacement(Placement):
         parts = []
         for columns in self._order.sources(*index[1].indices(self.shape[1])[:2], self.shape[1]):
             number, begin = self._block_of(columns)
-            first = int(
-                self.blocks[number].rows.searchsorted(start)
-            )  # a device's rows are consecutive in the block, too
+            # a device's rows are consecutive in the block, too
+            first = int(self.blocks[number].rows.searchsorted(start))
             parts.append(arrays[number][first : first + stop - start, columns[0] - begin : columns[1] - begin])
         return _filled(parts, stop - start)
 

@@ -74,9 +74,8 @@ def token_losses(model: Any, batch: GlobalBatch) -> Float[jax.Array, "rows lengt
     """
     segments = batch["inputs_segmentation"]
     causal = jnp.tril(jnp.ones((segments.shape[1],) * 2, jnp.bool_))
-    mask = causal & (
-        segments[:, :, None] == segments[:, None, :]
-    )  # padding attends to padding, so that no row of the mask is empty
+    # padding attends to padding, so that no row of the mask is empty
+    mask = causal & (segments[:, :, None] == segments[:, None, :])
     logits, _ = model(batch["inputs"], batch["inputs_position"], None, mask)
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))
     losses = -jnp.take_along_axis(logs, batch["targets"][..., None], -1)[..., 0]

@@ -188,7 +188,7 @@ def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
 def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead, begun):
     prepared = queue.SimpleQueue()
     batches = GlobalBatches(
-        pipeline, sharding(), ahead=ahead, threads=1, prepare=lambda step, batch: prepared.put(step) or batch
+        pipeline, sharding(), ahead=ahead, threads=1, prepare=lambda step, _, batch: prepared.put(step) or batch
     )
     next(batches)
     next(batches)

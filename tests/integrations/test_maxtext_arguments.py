@@ -257,7 +257,7 @@ def test_batches_end_with_maxtexts_steps_and_name_the_error_that_ended_them_befo
         batches = MaxTextBatches(pipeline, sharding, count)
         assert len(list(batches)) == expected and batches.failure is None
         batches.close()
-    failing = MaxTextBatches(pipeline, sharding, None, check=prepare(1, "here"))
+    failing = MaxTextBatches(pipeline, sharding, None, prepare=prepare(1, "here"))
     with pytest.raises(GrainSftError) as raised:
         next(failing)
     assert failing.failure is raised.value

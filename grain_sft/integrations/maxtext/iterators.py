@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
@@ -11,13 +11,12 @@ from absl import logging
 from grain_sft.config import load, stated
 from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.integrations.checkpoint import RECORD, RunRecord
-from grain_sft.integrations.jax_arrays import Block, GlobalBatch, GlobalBatches, process_rows
+from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
 from grain_sft.integrations.maxtext import checks
 from grain_sft.integrations.maxtext.options import PREFIX, Options
 from grain_sft.integrations.maxtext.trainers import Trainer
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import ORDERS, Host
-from grain_sft.source import Element
 
 TRAINING_CONFIG = "the config of the data to train on"
 
@@ -25,8 +24,7 @@ TRAINING_CONFIG = "the config of the data to train on"
 class MaxTextBatches(GlobalBatches):
     """Global batches for MaxText, which treats any error as the end of the data.
 
-    They end after `num_batches`, because some of MaxText's loops never end by themselves. `check` returns the arrays of a
-    block of a step that go to the devices.
+    They end after `num_batches`, because some of MaxText's loops never end by themselves.
 
     Attributes:
       failure: Error that ended the batches.
@@ -34,22 +32,9 @@ class MaxTextBatches(GlobalBatches):
 
     failure: Exception | None = None
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        sharding: Any,
-        num_batches: int | None,
-        *,
-        check: Callable[[int, Block, Element], Element] | None = None,
-        **options: Any,
-    ) -> None:
-        self._check = check
+    def __init__(self, pipeline: Pipeline, sharding: Any, num_batches: int | None, **options: Any) -> None:
         super().__init__(pipeline, sharding, **options)
         self._end = pipeline.end_step if num_batches is None else min(num_batches, pipeline.end_step)
-
-    def _prepared(self, step: int, block: Block, batch: Element) -> Element:
-        batch = super()._prepared(step, block, batch)
-        return batch if self._check is None else self._check(step, block, batch)
 
     def _offer(self) -> int:
         try:
@@ -92,11 +77,10 @@ def make_train_iterator(
       GrainSftError: The config is missing, contradicts MaxText's, or differs from the data of the checkpoint.
     """
     options = options or Options.from_environment()
-    pipeline, where = load_checked(config, options, training=True)
-    batches = _batches(config, mesh, process_indices, pipeline, where, options, training=True)
+    batches = _batches(config, mesh, process_indices, options, training=True)
     step = first_step(config, options.of_trainer)
     continue_at(step, config, batches, options, process_indices)
-    logging.info("grain_sft: %s, receipt %s, from step %d on.", where, pipeline.receipt, step)
+    logging.info("grain_sft: %s, receipt %s, from step %d on.", options.config, batches.pipeline.receipt, step)
     return batches
 
 
@@ -111,9 +95,7 @@ def make_eval_iterator(
     Raises:
       GrainSftError: The config is missing, contradicts MaxText's, or never ends.
     """
-    options = options or Options.from_environment()
-    pipeline, where = load_checked(config, options, training=False)
-    return _batches(config, mesh, process_indices, pipeline, where, options, training=False)
+    return _batches(config, mesh, process_indices, options or Options.from_environment(), training=False)
 
 
 def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipeline, str]:
@@ -153,20 +135,14 @@ def load_evaluation(where: str) -> Pipeline:
 
 
 def _batches(
-    config: Any,
-    mesh: Any,
-    process_indices: Sequence[int],
-    pipeline: Pipeline,
-    where: str,
-    options: Options,
-    *,
-    training: bool,
+    config: Any, mesh: Any, process_indices: Sequence[int], options: Options, *, training: bool
 ) -> MaxTextBatches:
-    """Return global arrays with the sharding of MaxText's train step."""
+    """Return global arrays of training or of evaluation, with the sharding of MaxText's train step."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
     from maxtext.utils.sharding import get_input_data_sharding
 
+    pipeline, where = load_checked(config, options, training=training)
     trainer = options.of_trainer
     kind: type[MaxTextBatches]
     if training:
@@ -188,8 +164,8 @@ def _batches(
                     f"row {others[0]} of the global batch lies on process {process}, but of MaxText only processes "
                     f"{list(process_indices)} load data. Take another expansion_factor_real_data or per_device_batch_size."
                 )
-    check = checks.prepare(config.vocab_size, where, trainer.widths(config))
-    return kind(pipeline, sharding, num_batches, num_rows=rows, check=check)
+    prepare = checks.prepare(config.vocab_size, where, trainer.widths(config))
+    return kind(pipeline, sharding, num_batches, num_rows=rows, prepare=prepare)
 
 
 def first_step(config: Any, trainer: Trainer) -> int:

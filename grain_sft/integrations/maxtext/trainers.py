@@ -93,9 +93,11 @@ class Tunix(Trainer):
 
     Attributes:
       begin: Name of the module's function that loads weights, given MaxText's config.
+      accumulates: Whether its train step needs the accumulator of later versions of Tunix if a step takes several batches.
     """
 
     begin: str = "train"
+    accumulates: bool = False
 
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
         begin = getattr(module, self.begin)
@@ -126,22 +128,15 @@ class Tunix(Trainer):
         train_model = module.train_model
 
         def train(config: Any, trainer: Any, mesh: Any) -> Any:
-            self.check_accumulation(config, trainer)
+            if self.accumulates and getattr(trainer, "grad_accumulator", None) is None:
+                self._refuse_accumulation(config)
             continue_at(trainer.train_steps)
             return train_model(config, trainer, mesh)
 
         module.train_model = train
 
-    def check_accumulation(self, config: Any, trainer: Any) -> None:
-        """Refuse accumulation where Tunix's `trainer` fails in it."""
-
-
-class FineTuning(Tunix):
-    """MaxText's fine-tuning trainer, built on Tunix. Its own train step needs the accumulator of later versions of Tunix."""
-
-    def check_accumulation(self, config: Any, trainer: Any) -> None:
-        batches = self.batches_per_step(config)
-        if batches > 1 and getattr(trainer, "grad_accumulator", None) is None:
+    def _refuse_accumulation(self, config: Any) -> None:
+        if (batches := self.batches_per_step(config)) > 1:
             raise ConfigError(
                 f"MaxText's gradient_accumulation_steps is {batches}, but its train_sft fails above 1 with this version of "
                 "google-tunix, whose trainer has no grad_accumulator. Set gradient_accumulation_steps=1, or install a later "
@@ -167,7 +162,7 @@ class Distillation(Tunix):
 
 TRAINERS: dict[str, Trainer] = {
     "pre_train": PreTraining("maxtext.trainers.pre_train.train"),
-    "sft": FineTuning("maxtext.trainers.post_train.sft.train_sft"),
+    "sft": Tunix("maxtext.trainers.post_train.sft.train_sft", accumulates=True),
     "dpo": Tunix("maxtext.trainers.post_train.dpo.train_dpo", of_pairs=True),
     "distill": Distillation("maxtext.trainers.post_train.distillation.train_distill", begin="train_distill"),
 }
