@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,34 +15,9 @@ from grain_sft.simulate.reads import Gather, Ints, Ranges, Reads
 from grain_sft.storage import DIGEST_BYTES, remote_files
 
 if TYPE_CHECKING:
-    from jaxtyping import Float64, Int64
-
     from grain_sft.sampling import Sampler
 
 _ROWS_AT_ONCE = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """Demand of consecutive steps and the hosts of a `Walk`, in arrays [steps, hosts].
-
-    Attributes:
-      first: First step.
-      rows: int64 [n], numbers of all rows that these hosts read, except `FILL_ROW`.
-      requests: Requests, including those of checks.
-      checks: Requests that check a file before its first read on a host.
-      received: Bytes of the answers.
-      local: Bytes of local files.
-      seconds: Time to read the batch.
-    """
-
-    first: int
-    rows: Int64[np.ndarray, " rows"]
-    requests: Int64[np.ndarray, "steps hosts"]
-    checks: Int64[np.ndarray, "steps hosts"]
-    received: Int64[np.ndarray, "steps hosts"]
-    local: Int64[np.ndarray, "steps hosts"]
-    seconds: Float64[np.ndarray, "steps hosts"]
 
 
 class _Ask(NamedTuple):
@@ -55,11 +29,24 @@ class _Ask(NamedTuple):
     checks: bool
 
 
-class _Table:
-    """Sums of a block to which gathers are added."""
+class Block:
+    """Demand of consecutive steps and the hosts of a `Walk`, in arrays [steps, hosts]. Gathers are added to it.
 
-    def __init__(self, steps: int, hosts: int, conditions: Conditions) -> None:
-        self._shape, self._conditions = (steps, hosts), conditions
+    Args:
+      steps, hosts: Numbers of steps and hosts.
+      rows: int64 [n], numbers of all rows that these hosts read, except `FILL_ROW`.
+      conditions: Speeds of hosts and network.
+
+    Attributes:
+      requests: Requests, including those of checks.
+      checks: Requests that check a file before its first read on a host.
+      received: Bytes of the answers.
+      local: Bytes of local files.
+      seconds: Time to read the batch, float64; the others are int64.
+    """
+
+    def __init__(self, steps: int, hosts: int, rows: Ints, conditions: Conditions) -> None:
+        self.rows, self._shape, self._conditions = rows, (steps, hosts), conditions
         self.requests, self.checks, self.received, self.local = (np.zeros(self._shape, np.int64) for _ in range(4))
         self.seconds = np.zeros(self._shape)
 
@@ -129,30 +116,30 @@ class Walk:
         real = slots.row != FILL_ROW
         rows, host, step = slots.row[real], slots.host[real], slots.step[real] - steps.start
         host = host if whole else self._hosts.searchsorted(host)
-        table, asks = _Table(len(steps), len(self._hosts), self._conditions), list[_Ask]()
+        block, asks = Block(len(steps), len(self._hosts), rows, self._conditions), list[_Ask]()
         for number, found in self._reads.ranges(rows):
             cell = step[found.row] * len(self._hosts) + host[found.row]
             order = np.argsort(cell, kind="stable") if np.any(np.diff(cell) < 0) else None
             if order is not None:
                 cell, found = cell[order], Ranges(*(column[order] for column in found))
-            asks += self._asks(table, number, cell, found, starting)
-        for ask, (requests, received, rounds) in zip(asks, self._answers(table, asks), strict=True):
-            table.ask(requests, received, ask.gather.options.requests, rounds)
-            table.checks += requests if ask.checks else 0
-        return Block(steps.start, rows, table.requests, table.checks, table.received, table.local, table.seconds)
+            asks += self._asks(block, number, cell, found, starting)
+        for ask, (requests, received, rounds) in zip(asks, self._answers(block, asks), strict=True):
+            block.ask(requests, received, ask.gather.options.requests, rounds)
+            block.checks += requests if ask.checks else 0
+        return block
 
-    def _asks(self, table: _Table, number: int, cell: Ints, found: Ranges, starting: int) -> list[_Ask]:
-        """Return the requests of a gather's ranges, whose cells ascend. Ranges of local files are added to `table`."""
+    def _asks(self, block: Block, number: int, cell: Ints, found: Ranges, starting: int) -> list[_Ask]:
+        """Return the requests of a gather's ranges, whose cells ascend. Ranges of local files are added to `block`."""
         gather, remote = self._reads.gathers[number], self._reads.gathers[number].remote[found.file]
         if not remote.all():
-            table.read(table.sums(cell[~remote], found.size[~remote]))
+            block.read(block.sums(cell[~remote], found.size[~remote]))
             cell, found = cell[remote], Ranges(*(column[remote] for column in found))
         if not len(cell):
             return []
         at, file = self._first_reads(number, cell, found.file, starting)
-        infos = table.sums(at[gather.unversioned[file]])
-        table.ask(infos, 0 * infos, gather.options.requests)
-        table.checks += infos
+        infos = block.sums(at[gather.unversioned[file]])
+        block.ask(infos, 0 * infos, gather.options.requests)
+        block.checks += infos
         sizes = np.array([stamp.size - stamp.data_offset for stamp in gather.files], np.int64)
         end, head = np.minimum(DIGEST_BYTES, sizes[file]), gather.offsets[file]
         ends = np.stack([head, head + sizes[file] - end], axis=1).reshape(-1)
@@ -176,22 +163,22 @@ class Walk:
         at = at[np.lexsort((file[at], cell[at]))]
         return cell[at], file[at]
 
-    def _answers(self, table: _Table, asks: Sequence[_Ask]) -> Iterator[tuple[Ints, Ints, Ints | int]]:
+    def _answers(self, block: Block, asks: Sequence[_Ask]) -> Iterator[tuple[Ints, Ints, Ints | int]]:
         """Yield the requests, the bytes and the least number of round trips of each of `asks`, [steps, hosts]."""
         if not self.caches:
             for ask in asks:
                 requests = -(-ask.ranges.size // remote_files.PART_BYTES)
-                yield table.sums(ask.cell, requests), table.sums(ask.cell, ask.ranges.size), 0
+                yield block.sums(ask.cell, requests), block.sums(ask.cell, ask.ranges.size), 0
             return
         pieces: dict[tuple[int, int], list[Piece]] = {}
         for number, ask in enumerate(asks):
             files = [(stamp.path, stamp.size) for stamp in ask.gather.files]
             for cell, file, *range_ in zip(ask.cell.tolist(), *(each.tolist() for each in ask.ranges[1:]), strict=True):
                 pieces.setdefault((cell, number), []).append((*files[file], *range_))
-        counts = np.zeros((len(asks), 2, table.seconds.size), np.int64)
+        counts = np.zeros((len(asks), 2, block.seconds.size), np.int64)
         for (cell, number), wanted in sorted(pieces.items(), key=lambda item: item[0]):
             counts[number, :, cell] = self.caches[cell % len(self._hosts)].read(wanted)
-        for requests, received in counts.reshape(len(asks), 2, *table.seconds.shape):
+        for requests, received in counts.reshape(len(asks), 2, *block.seconds.shape):
             yield requests, received, -(-received // BATCH_BYTES)
 
 

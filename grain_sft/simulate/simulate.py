@@ -11,9 +11,9 @@ import numpy.typing as npt
 from grain_sft.errors import SamplerError
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host
-from grain_sft.simulate.answers import answers
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.demand import Block, Walk
+from grain_sft.simulate.lines import answers
 from grain_sft.simulate.processes import Measured
 from grain_sft.simulate.reads import Reads
 from grain_sft.simulate.waits import Waits
@@ -37,7 +37,7 @@ class _Totals:
     """Sums over the blocks of a walk. `scale` is the number of hosts divided by the number of walked hosts."""
 
     def __init__(self, layout_rows: int, hosts: int, scale: float, conditions: Conditions) -> None:
-        self._scale, self._conditions, self._waits = scale, conditions, Waits(conditions, hosts)
+        self._scale, self._conditions, self.waits = scale, conditions, Waits(conditions, hosts)
         self.counts = np.zeros(layout_rows, np.uint16) if layout_rows <= MOST_COUNTED else None
         self.rows = 0
         self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
@@ -68,17 +68,7 @@ class _Totals:
         for seconds, *asked in zip(
             block.seconds, self.per_step["requests"][begin:], self.per_step["received"][begin:], strict=True
         ):
-            self.per_step["waited"].append(self._waits.add(seconds, self._conditions.bucket_seconds(*asked)))
-
-    @property
-    def first_wait(self) -> float:
-        """Seconds until all hosts have the first batch."""
-        return self._waits.first
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of all steps."""
-        return self._waits.now
+            self.per_step["waited"].append(self.waits.add(seconds, self._conditions.bucket_seconds(*asked)))
 
 
 def simulate(
@@ -141,7 +131,7 @@ def simulate(
         "steady": _steady(totals, steps, conditions),
         "first_batches": _first_batches(totals, real, hosts, conditions),
         "files": _files(reads, walk, conditions),
-        "waits": _waits(totals.per_step["waited"], totals.seconds),
+        "waits": _waits(totals.per_step["waited"], totals.waits.now),
         "cache": _cache(walk),
         "start": None if real is None else _start(totals, real, hosts),
         "restart": _restart(pipeline, reads, walk, conditions, restart_hosts or hosts, steps, real),
@@ -187,7 +177,7 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range, scale: float) -> 
 def _steady(totals: _Totals, steps: range, conditions: Conditions) -> dict[str, Any]:
     """Return means over the second half of the steps, and the mean and highest rates if no step waits."""
     half, seconds = len(steps) // 2, conditions.step_ms / 1e3
-    found: dict[str, Any] = {"seconds_a_step": totals.seconds / len(steps)}
+    found: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
         found[name] = float(values[half:].mean())
@@ -239,7 +229,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int, condition
 def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, float]:
     """Return the needs of all hosts until the first batch, and the memory of the host with the largest batch."""
     return {
-        "seconds": _opened(real, hosts) + totals.first_wait,
+        "seconds": _opened(real, hosts) + totals.waits.first,
         "opening_requests": real.fit.opening["requests"],
         "opening_received": real.fit.opening["received"],
         "requests_of_all": real.fit.opening["requests"] * hosts + totals.per_step["requests"][0],
