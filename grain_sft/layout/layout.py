@@ -104,7 +104,7 @@ class Layout(Protocol):
 
     @property
     def stream_key(self) -> str:
-        """Text that layouts of one corpus share whose rows are the same tokens in the same order."""
+        """Text that is equal for two layouts of one corpus if their rows are the same tokens in the same order."""
         return repr(self)
 
     @property

@@ -29,7 +29,6 @@ class PaddedLayout(Layout):
 
     kind = "padded"
     follows_documents = one_segment = True
-    highest_token: int | None = None
 
     def __init__(self, corpus: Corpus, sequence_length: int, *, keep: str = "last", min_tokens: int = 2) -> None:
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, Documents, Shard, split_range
 from grain_sft.errors import LayoutError
-from grain_sft.layout.megatron.blending import blend, normalized
+from grain_sft.layout.megatron.blending import Blend, blend, normalized
 from grain_sft.layout.megatron.cache import read_blend, read_stream, stamps_of
 from grain_sft.layout.megatron.stream import Cut, Stream, make_stream
 from grain_sft.storage import artifact
@@ -108,7 +108,7 @@ class Recipe:
         borders = [0, len(units)] if traits.joins and not corpus.weights else _borders(corpus, units)
         if self.split is not None or len(borders) <= len(corpus.shards) or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
-        weights, needs, size = self._needs(corpus.weights, len(borders) - 1)
+        weights, needs, wanted = self._needs(corpus.weights, len(borders) - 1)
         used = [number for number, weight in enumerate(weights) if weight]
         ranges = [self._range(borders[number], borders[number + 1]) for number in used]
         streams = [
@@ -124,11 +124,12 @@ class Recipe:
                 made[f"shuffle {number}"] = stream.shuffle
         if len(used) > 1 or (corpus.weights and traits.blends_one):
             counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
-            shares = normalized([weights[number] for number in used] if corpus.weights else counts)
-            whole = math.floor((counts / shares).min()) if corpus.weights else sum(counts)
-            size = whole if size is None else size if corpus.weights else min(size, whole)
-            read = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
-            found = blend(shares, size) if read is None else read
+            if corpus.weights:
+                shares = normalized([weights[number] for number in used])
+                size = math.floor((counts / shares).min()) if wanted is None else wanted
+            else:
+                shares, size = normalized(counts), min(wanted or sum(counts), sum(counts))
+            found = self._blend(shares, size)
             made |= {"chosen": found.chosen, "taken": found.taken}
             for at, taken, count in zip(used, found.counts.tolist(), counts, strict=True):
                 if taken > count:
@@ -137,6 +138,11 @@ class Recipe:
                         f"a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
                     )
         return made
+
+    def _blend(self, shares: npt.NDArray[np.float64], size: int) -> Blend:
+        """Return the blend of `size` samples by `shares`: that in `index_dir`, if there is one."""
+        read = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
+        return blend(shares, size) if read is None else read
 
     def _range(self, first: int, stop: int) -> tuple[int, int]:
         """Return the part of documents `first` to `stop` that the split keeps, as its first and its end."""
@@ -165,12 +171,8 @@ class Recipe:
                 )
 
     def _needs(self, given: Sequence[float], datasets: int) -> tuple[Sequence[float], Sequence[int | None], int | None]:
-        """Return three needs of the data sets.
-
-        Returns:
-          Weight of each data set, 1 where no weights are `given`; number of samples of each, None for one epoch; number of
-          samples of their blend, None for all.
-        """
+        """Return the weight of each data set, 1 where no weights are `given`; the number of samples of each, None for one
+        epoch; and the number of samples of their blend, None for all."""
         samples, traits = self.num_samples, VARIANTS[self.variant]
         if not given:
             return [1.0] * datasets, [samples if datasets == 1 else None] * datasets, samples
