@@ -163,7 +163,7 @@ def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpora, tmp_path):
     for pipeline, step in ((plain, 0), (changed, 5), (more, 7)):
         record.begin(pipeline, step)
     for pipeline, step in ((plain, 8), (changed, 8)):
-        with pytest.raises(PipelineError, match="differs: here there is none; there from step"):
+        with pytest.raises(PipelineError, match="differs: here nothing; there from step"):
             record.begin(pipeline, step)
 
 
@@ -269,7 +269,7 @@ def test_diff_prints_where_two_configs_part(corpora, tmp_path, capsys):
         path.write_text(json.dumps({**config, "amendments": amendments}))
     assert main(["diff", *map(str, paths)]) == 1
     printed = capsys.readouterr().out
-    assert "amendment 1 differs: here there is none; there from step 70: skip 3 steps." in printed
+    assert "amendment 1 differs: here nothing; there from step 70: skip 3 steps." in printed
     assert "step 70: the first that differs" in printed
     assert main(["diff", str(paths[0]), str(paths[0])]) == 0
     assert "the batches are equal" in capsys.readouterr().out

@@ -219,7 +219,7 @@ def test_weights_are_those_of_the_stages_that_have_the_sources(config):
     ]
     assert chats[0] < 15 < chats[1]
     assert heavier.receipt.differences(plain.receipt.parts) == [
-        "amendment 1 differs: here from step 14: reweight chat=9; there there is none."
+        "amendment 1 differs: here from step 14: reweight chat=9; there nothing."
     ]
     entries = [
         {"reweight": {"from": 14, "weights": weights}} for weights in ({"chat": 9}, {"web": 1}, {"chat": 9, "web": 1})

@@ -10,6 +10,7 @@ from grain_sft.layout import LAYOUTS
 from grain_sft.options import check, options_of
 
 _LONGEST = "max_target_sequence_length"
+_SECTIONS = ("corpus", "layout", "sampler", "transforms")
 
 
 def check_stages(config: Mapping[str, Any], where: str) -> None:
@@ -34,20 +35,25 @@ def check_stages(config: Mapping[str, Any], where: str) -> None:
 def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the config of each stage. Layouts that can share one order get the longest sequence length of all stages."""
     base = {name: section for name, section in config.items() if name != "stages"}
-    sections = ("corpus", "layout", "sampler", "transforms")
     stages: Sequence[Mapping[str, Any]] = config["stages"]
     made = []
     for stage in stages:
-        own, below = {name: stage[name] for name in sections if name in stage}, base
+        own, below = {name: stage[name] for name in _SECTIONS if name in stage}, base
         if _replaces(own.get("corpus"), base.get("corpus")):
             below = {name: section for name, section in base.items() if name != "corpus"}
-        made.append(overlay(below, own))
-    sharing = [(each, layout) for each in made for layout in _sharing(each)]
-    lengths = {each["layout"]["sequence_length"] for each, _ in sharing}
+        changed = overlay(below, own)
+        made.append(changed | {name: _copied(changed[name]) for name in ("corpus", "layout") if name in changed})
+    sharing = [(each["layout"]["sequence_length"], layout) for each in made for layout in _sharing(each)]
+    lengths = {length for length, _ in sharing}
     if len(lengths) > 1 and all(isinstance(length, int) for length in lengths):
         for _, layout in sharing:
             layout.setdefault(_LONGEST, max(lengths))
     return made
+
+
+def _copied(section: Any) -> Any:
+    is_mapping = isinstance(section, Mapping)
+    return {name: _copied(value) for name, value in section.items()} if is_mapping else section
 
 
 def _replaces(own: object, below: object) -> bool:
@@ -57,32 +63,19 @@ def _replaces(own: object, below: object) -> bool:
     return "path" in own or ("mixture" in own and "mixture" not in below)
 
 
-def _sharing(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield each section `layout` of a config and of its mixture's sources whose kind has the option `_LONGEST`.
-
-    The sections are copies that replace the originals, so the caller may change them."""
+def _sharing(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each section `layout` of a config and of its mixture's sources whose kind has the option `_LONGEST`."""
     layout, corpus = config.get("layout"), config.get("corpus")
-    if not isinstance(layout, Mapping) or "sequence_length" not in layout:
-        return
-    config["layout"] = own = dict(layout)
-    if _shares(own):
-        yield own
-    if isinstance(corpus, Mapping) and isinstance(corpus.get("mixture"), Mapping):
-        config["corpus"] = {**corpus, "mixture": dict(corpus["mixture"])}
-        yield from _sharing_sources(config["corpus"]["mixture"])
+    if isinstance(layout, dict) and "sequence_length" in layout:
+        yield from filter(_shares, (layout, *_layouts_of_sources(corpus)))
 
 
-def _sharing_sources(mixture: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for name, source in mixture.items():
-        if not isinstance(source, Mapping):
-            continue
-        mixture[name] = source = dict(source)
-        if isinstance(source.get("layout"), Mapping) and _shares(source["layout"]):
-            source["layout"] = own = dict(source["layout"])
-            yield own
-        if isinstance(source.get("mixture"), Mapping):
-            source["mixture"] = inner = dict(source["mixture"])
-            yield from _sharing_sources(inner)
+def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
+    mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
+    for source in mixture.values() if isinstance(mixture, Mapping) else ():
+        if isinstance(source, Mapping) and isinstance(source.get("layout"), dict):
+            yield source["layout"]
+        yield from _layouts_of_sources(source)
 
 
 def _shares(layout: Mapping[str, Any]) -> bool:

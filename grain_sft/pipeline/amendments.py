@@ -80,7 +80,7 @@ def check_same_changes(noun: str, there: Sequence[str], here: Sequence[str], ste
     """Raise a PipelineError if the amendments, or the later stages, of a run so far ("there") and now differ before `step`."""
     for number, texts in enumerate(itertools.zip_longest(there, here), 1):
         if texts[0] != texts[1] and begins_before(step, texts):
-            found, expected = (text or "there is none" for text in texts)
+            found, expected = (text or "nothing" for text in texts)
             raise PipelineError(
                 f"the run continues at step {step}, and {noun} {number} differs before it. In the state: {found}. In the "
                 f"config: {expected}. Change a run from its next step on, and keep its earlier {noun}s as they are."

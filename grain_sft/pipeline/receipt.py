@@ -53,8 +53,8 @@ class Receipt:
         """
         names = [name for name in {**self.parts, **other} if self.parts.get(name) != other.get(name)]
         names = [name for name in names if begins_before(before, (self.parts.get(name), other.get(name)))]
-        none = "there is none"
-        return [f"{name} differs: here {self.parts.get(name, none)}; there {other.get(name, none)}." for name in names]
+        pairs = ((name, self.parts.get(name, "nothing"), other.get(name, "nothing")) for name in names)
+        return [f"{name} differs: here {here}; there {there}." for name, here, there in pairs]
 
     def __str__(self) -> str:
         return self.code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -97,9 +97,6 @@ class StagedSampler(Sampler):
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> StagedSampler:
         raise SamplerError("continued: the stages of a run have streams of their own. Continue the sampler of a stage.")
-
-    def reweighted(self, step: int, weights: Mapping[str, Any]) -> StagedSampler:
-        raise SamplerError("reweighted: the stages of a run have weights of their own. Amend the pipeline.")
 
     @property
     def data_key(self) -> str:

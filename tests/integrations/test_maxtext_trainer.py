@@ -167,7 +167,7 @@ def test_a_run_that_is_amended_has_the_losses_of_one_that_was_amended_from_the_s
     parts += [launch(tmp_path, "run", steps=steps, **changed) for steps in (4, 7)]
     assert losses(*parts) == expected
     output = launch(tmp_path, "run", steps=8, fails=True, **given)
-    assert "amendment 1 differs: here there is none; there from step 3: skip 2 steps" in output
+    assert "amendment 1 differs: here nothing; there from step 3: skip 2 steps" in output
     assert "Traceback" not in output and "completed step" not in output
 
 
