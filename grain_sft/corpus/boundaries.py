@@ -69,8 +69,7 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """
     if not data:
         raise CorpusError(f"{path}: is empty; expected gzipped lines 'start,end'. It was cut short.")
-    start, length = bytearray(), bytearray()  # which grow in place
-    stream = gzip.GzipFile(fileobj=io.BytesIO(data))
+    parsed, stream = bytearray(), gzip.GzipFile(fileobj=io.BytesIO(data))
     line, before, rest, block = 1, 0, b"", b" "
     while block:
         try:
@@ -89,11 +88,12 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
             _check_order(path, line, numbers, before, num_tokens)
             before = int(numbers[-1, 1])
             line += len(numbers)
-            start += numbers[:, 0].tobytes()
-            length += (numbers[:, 1] - numbers[:, 0]).tobytes()
-    if not start and num_tokens:
+            parsed += numbers.tobytes()
+    if not parsed and num_tokens:
         raise CorpusError(f"{path}: lists no document, but the part has {num_tokens} tokens.")
-    return np.frombuffer(start, np.int64), np.frombuffer(length, np.int64)
+    start, end = np.frombuffer(parsed, np.int64).reshape(-1, 2).T
+    end -= start
+    return start, end
 
 
 def _parse_lines(path: str, line: int, lines: bytes) -> Ints:

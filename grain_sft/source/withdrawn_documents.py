@@ -27,10 +27,12 @@ class WithdrawnDocuments:
     """
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
-        order = np.lexsort((steps, documents))  # the first step of a document that is withdrawn twice counts
+        order = np.lexsort((steps, documents))
+        documents, steps = documents[order], steps[order]
+        once = np.append(True, documents[1:] > documents[:-1])  # the first step of a document that is withdrawn twice counts
         self.layout = layout
-        self._numbers, first = np.unique(documents[order], return_index=True)
-        self._steps: Ints = steps[order][first]
+        self._numbers: Ints = documents[once]
+        self._steps: Ints = steps[once]
         if layout.follows_documents:
             # Rules out all other documents without a search, or nearly all where there are more than `_MOST_EXACT`.
             places = max(min(layout.num_documents, _MOST_EXACT), 16 * len(self._numbers))
@@ -123,6 +125,8 @@ class WithdrawnDocuments:
 def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
     """Return ascending spans that do not overlap, and the first step at which a span that holds each is withdrawn. Documents of
     some formats are in any order, share tokens, or have none."""
+    if (starts < stops).all() and (stops[:-1] <= starts[1:]).all():  # 10 MB less for 100,000 documents
+        return starts, stops, steps
     borders = np.sort(np.concatenate([starts, stops]))
     low, high = borders.searchsorted(starts), borders.searchsorted(stops)
     of, number = ragged(high - low)
