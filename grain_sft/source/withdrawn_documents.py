@@ -29,7 +29,7 @@ class WithdrawnDocuments:
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
         order = np.lexsort((steps, documents))
         documents, steps = documents[order], steps[order]
-        once = np.append(True, documents[1:] > documents[:-1])  # the first step of a document that is withdrawn twice counts
+        once = np.append(True, documents[1:] > documents[:-1])  # the first step of each document counts
         self.layout = layout
         self._numbers: Ints = documents[once]
         self._steps: Ints = steps[once]
