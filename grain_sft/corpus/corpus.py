@@ -231,8 +231,8 @@ class Corpus:
         at, in_result = first - bounds[shard], first - start
         tokens: npt.NDArray[Any] = np.empty(stop - start, self.dtype)
         if len(tokens):
-            offsets, sizes = (in_result * tokens.itemsize).tolist(), (length * tokens.itemsize).tolist()
-            token_reader.gather(shard.tolist(), at.tolist(), offsets, sizes, tokens.data.cast("B"))
+            width = tokens.itemsize
+            token_reader.gather(shard, at, in_result * width, length * width, tokens.data.cast("B"))
         if self.signed:
             check_signed(tokens, self.shards, self.dtype, lambda: (shard, at, in_result))
         return tokens, None if loss_reader is None else loss_reader.gather(shard, at, in_result, length, len(tokens))

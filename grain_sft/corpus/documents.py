@@ -226,11 +226,10 @@ def _touching(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int,
 
 def _without_eos(corpus: Corpus, touching: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the pairs of `touching` whose previous shard does not end with an EOS."""
-    before, last = [before for _, before in touching], np.empty(len(touching), corpus.dtype)
-    ends = [corpus.shards[number].num_tokens - 1 for number in before]
-    reader = ShardReader(corpus.shards, last.itemsize, 1, remote=corpus.remote)
-    places, sizes = list(range(0, last.nbytes, last.itemsize)), [last.itemsize] * len(last)
-    reader.gather(before, ends, places, sizes, last.data.cast("B"))
+    before = np.array([number for _, number in touching], np.int64)
+    ends = np.array([corpus.shards[number].num_tokens - 1 for _, number in touching], np.int64)
+    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
+    last = reader.values(before, ends).view(corpus.dtype).reshape(-1)
     return [pair for pair, token in zip(touching, last.tolist(), strict=True) if token != corpus.eos_token_id]
 
 

@@ -15,8 +15,8 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 DIGEST_BYTES = 4096  # hashed at each end of a file's data
 
-MOST_HEADER_BYTES = 1 << 12
-"""Most bytes before the data of an array file; numpy's own headers of one-dimensional arrays take 128."""
+MOST_HEADER_BYTES = 10_000
+"""Most bytes before the data of an array file, as for `numpy.load`; numpy's own headers of tokens take 128."""
 
 
 @dataclasses.dataclass(frozen=True)
