@@ -36,9 +36,8 @@ def select(ids: Ids, amount: str) -> Ids:
 def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """open-instruct: documents are filtered before `datasets.Dataset.shuffle(seed)`, which is numpy's
     `default_rng(seed).permutation`. A validation split, which open-instruct lacks, is the first of that order."""
-    ids = ids[kept]
-    order = np.random.default_rng(request.seed).permutation(len(ids))
-    return _divide(ids, order, request, request.shuffle is not False)
+    order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
+    return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
 def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
@@ -46,14 +45,14 @@ def by_random_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -
     are dropped for their length after that."""
     order = array.array("q", range(len(ids)))
     random.Random(request.seed).shuffle(order)
-    return _divide(ids, np.frombuffer(order, np.int64), request, request.shuffle is not False, kept)
+    return _divide(ids, kept, np.frombuffer(order, np.int64), request, request.shuffle is not False)
 
 
 def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> Splits:
     """The episode tools: the first share of numpy's `RandomState(seed).permutation` is for validation; both splits keep
     the order of the input."""
     order = np.random.RandomState(request.seed).permutation(len(ids))
-    return _divide(ids, order, request, request.shuffle is True, kept)
+    return _divide(ids, kept, order, request, request.shuffle is True)
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
@@ -67,14 +66,9 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
     return rule(ids, lengths[ids] > 0, request)
 
 
-def _divide(
-    ids: Ids, order: Ids, request: Request, shuffled: bool, kept: npt.NDArray[np.bool_] | None = None
-) -> Splits:
+def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
     """Return the first share of an order as "val", if it is not empty, and the rest as "train", without dropped documents."""
-    for_validation = int(len(ids) * request.val_frac)
-    parts = {"train": order[for_validation:]}
-    if for_validation:
-        parts["val"] = order[:for_validation]
-    splits = {name: ids[part if shuffled else np.sort(part)] for name, part in parts.items()}
-    dropped = ids[:0] if kept is None else np.unique(ids[~kept])
-    return {name: part[~np.isin(part, dropped)] for name, part in splits.items()} if len(dropped) else splits
+    count = int(len(ids) * request.val_frac)
+    parts = {"train": order[count:], "val": order[:count]} if count else {"train": order}
+    parts = {name: part if shuffled else np.sort(part) for name, part in parts.items()}
+    return {name: ids[part[kept[part]]] for name, part in parts.items()}

@@ -50,18 +50,18 @@ def list_inputs(
       CorpusFileError: A path names no file, or a file is damaged.
       PrepareError: A file is of a kind that can't be read.
     """
-    names, sizes = _named(datasets)
+    named = _named(datasets)
+    read, total = [0] * len(named), sum(size for _, _, size in named)  # bytes of each file, and of all
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        read = [0] * len(names)  # bytes of each file
         futures = [
-            pool.submit(_describe, *name, size, functools.partial(read.__setitem__, index))
-            for index, (name, size) in enumerate(zip(names, sizes, strict=True))
+            pool.submit(_describe, *each, functools.partial(read.__setitem__, index))
+            for index, each in enumerate(named)
         ]
         try:
             for future in futures:
                 while not concurrent.futures.wait([future], PAUSE).done:
                     if progress is not None:
-                        progress("Opening the inputs", sum(read), sum(sizes))
+                        progress("Opening the inputs", sum(read), total)
                 future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -70,15 +70,15 @@ def list_inputs(
 
 def each_input(datasets: Sequence[Sequence[str]]) -> Iterator[Input]:
     """Yield what `list_inputs` returns, and read each file when its turn comes."""
-    for name, size in zip(*_named(datasets), strict=True):
-        yield _describe(*name, size, lambda position: None)
+    for named in _named(datasets):
+        yield _describe(*named, lambda position: None)
 
 
-def _named(datasets: Sequence[Sequence[str]]) -> tuple[list[tuple[int, str]], list[int]]:
-    """Return dataset and path of each file, and their sizes."""
+def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
+    """Return dataset, path and size of each file."""
     names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in walk.expand(path)]
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        return names, list(pool.map(lambda named: _size(named[1]), names))
+        return list(pool.map(lambda name: (*name, _size(name[1])), names))
 
 
 def plan_units(inputs: Sequence[Input]) -> list[Unit]:

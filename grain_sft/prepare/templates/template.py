@@ -3,7 +3,7 @@
 import abc
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import msgspec
@@ -156,14 +156,11 @@ class PiecesTemplate(Template):
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """Encode the pieces of all conversations in one call. A bad conversation gives its error instead of a document."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
-        all_pieces: Iterator[Piece] = itertools.chain.from_iterable(each for each in checked if isinstance(each, list))
-        encoded = iter(self.encode([value for value, _ in all_pieces if isinstance(value, str)]))
-        found = [each for each in checked if not isinstance(each, RecordError)]
-        documents = iter(
-            self.documents(
-                found, [[next(encoded) if isinstance(value, str) else value for value, _ in each] for each in found]
-            )
-        )
+        good = [each for each in checked if not isinstance(each, RecordError)]
+        texts = [value for pieces in good for value, _ in pieces if isinstance(value, str)]
+        encoded = iter(self.encode(texts))
+        ids = [[next(encoded) if isinstance(value, str) else value for value, _ in pieces] for pieces in good]
+        documents = iter(self.documents(good, ids))
         return [each if isinstance(each, RecordError) else next(documents) for each in checked]
 
     def documents(self, pieces: list[list[Piece]], ids: list[list[Any]]) -> list[Result]:
