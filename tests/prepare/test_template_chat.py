@@ -126,16 +126,16 @@ HARD_TEXTS += [("Say: The answer.", "The answer.", "The answer.", "The answer.")
 HARD_TEXTS += [tuple(f"{space}the {word}{space}" for word in ("one", "two") * 2) for space in (" ", "\n\n", "\u3000")]
 
 
-@pytest.mark.parametrize("texts", HARD_TEXTS, ids=ascii)
-def test_hard_contents(style, loaded, texts):
+def test_hard_contents(style, loaded):
     """Empty ones, odd characters, quotes, and spaces, which a template trims off some roles' contents and not others'."""
     tokenizer = loaded(style)
-    messages = [{"role": "system", "content": texts[2]}] * style.system + turns(*texts)
-    if "</s>" in style.special:
-        messages = [{**message, "content": message["content"].replace("</s>", "")} for message in messages]
-    result = rendered(tokenizer, messages)
-    assert result.tokens.tolist() == expected_ids(tokenizer, messages)
-    assert squeezed(learned_text(tokenizer, result)) == squeezed(style.learned(messages))
+    for texts in HARD_TEXTS:
+        messages = [{"role": "system", "content": texts[2]}] * style.system + turns(*texts)
+        if "</s>" in style.special:
+            messages = [{**message, "content": message["content"].replace("</s>", "")} for message in messages]
+        result = rendered(tokenizer, messages)
+        assert result.tokens.tolist() == expected_ids(tokenizer, messages), texts
+        assert squeezed(learned_text(tokenizer, result)) == squeezed(style.learned(messages)), texts
 
 
 def test_a_turn_of_weight_0_takes_no_loss(style, loaded):
