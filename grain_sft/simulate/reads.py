@@ -65,55 +65,48 @@ class Gather:
 
 
 class _Part:
-    """Reads of the rows of one source, whose gathers have the numbers `first`, `first + 1`, …"""
+    """Reads of the rows of one source. Its gathers have the numbers `first`, `first + 1`, … A value is a token or its loss
+    value, or a whole stored row."""
 
     def __init__(self, layout: Layout, first: int, *, shifted: bool, all_remote: bool) -> None:
         corpus, self._layout, self._first = layout.corpus, layout, first
-        self.gathers = [Gather.of(corpus.shards, corpus.remote, all_remote)]
-        losses = corpus.loss_files
+        self.gathers: list[Gather] = []
+        self._widths: list[int] = []  # of each gather: bytes of a value
+        self._reads: list[npt.NDArray[np.bool_]] = []  # of each gather: whether it reads each shard's values
+
+        def add(stamps: Sequence[FileStamp], width: int, reads: Sequence[bool] = (True,) * len(corpus.shards)) -> None:
+            self.gathers.append(Gather.of(stamps, corpus.remote, all_remote))
+            self._widths.append(width)
+            self._reads.append(np.array(reads))
+
         if layout.row_format is not None:
             length = layout.sequence_length
-            self._sizes = [layout.row_format.dtype(corpus.dtype).itemsize]
-            rows = [shard.num_tokens // length for shard in corpus.shards]
-            self._begins: Ints = np.cumsum([0, *rows])[:-1]
+            self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
+            add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
             if corpus.has_loss and (corpus.has_weights or not shifted):
-                self.gathers.append(Gather.of([each for each in losses if each], corpus.remote, all_remote))
-                self._sizes.append(length * (4 if corpus.has_weights else 1))
+                add([each for each in corpus.loss_files if each], length * (4 if corpus.has_weights else 1))
             return
-        self._itemsize = corpus.dtype.itemsize
-        kinds = sorted({loss.kind for loss in losses if loss is not None})
-        self._kind_of = np.array([-1 if loss is None else kinds.index(loss.kind) for loss in losses])
-        self._widths = []
-        for kind in kinds:
-            of_kind = [loss for loss in losses if loss is not None and loss.kind == kind]
-            self._widths.append(of_kind[0].values.dtype.itemsize)
-            filled = [loss if loss is not None and loss.kind == kind else of_kind[0] for loss in losses]
-            self.gathers.append(Gather.of(filled, corpus.remote, all_remote))
+        add(corpus.shards, corpus.dtype.itemsize)
+        for kind in sorted({loss.kind for loss in corpus.loss_files if loss is not None}):
+            of_kind = [loss if loss is not None and loss.kind == kind else None for loss in corpus.loss_files]
+            some = next(filter(None, of_kind))
+            add([loss or some for loss in of_kind], some.values.dtype.itemsize, [loss is not None for loss in of_kind])
 
     def ranges(self, rows: Ints) -> Iterator[tuple[int, Ranges]]:
         """Yield the number of each gather and its ranges."""
-        if self._layout.row_format is not None:
-            shard = self._begins.searchsorted(rows, side="right") - 1
-            number, row = rows - self._begins[shard], np.arange(len(rows))
-            for at, (gather, size) in enumerate(zip(self.gathers, self._sizes, strict=True)):
-                sizes = np.full(len(rows), size, np.int64)
-                yield self._first + at, Ranges(row, shard, gather.offsets[shard] + number * size, sizes)
-            return
-        found = self._layout.pieces(rows)
-        columns = Ranges(found.row, found.shard, found.start, found.length)
-        yield self._first, self._of_pieces(0, columns, self._itemsize)
-        kind_of = self._kind_of[found.shard]
-        for kind, width in enumerate(self._widths):
-            own = kind_of == kind
-            of_kind = Ranges(*(column[own] for column in columns))
-            yield self._first + 1 + kind, self._of_pieces(1 + kind, of_kind, width)
+        values = self._values(rows)
+        for number, (gather, width, reads) in enumerate(zip(self.gathers, self._widths, self._reads, strict=True)):
+            real = reads[values.file] & (values.size > 0)
+            row, file, start, length = values if real.all() else (column[real] for column in values)
+            yield self._first + number, Ranges(row, file, gather.offsets[file] + start * width, length * width)
 
-    def _of_pieces(self, gather: int, values: Ranges, width: int) -> Ranges:
-        """Return the byte ranges of ranges of values of `width` bytes each."""
-        row, file, start, length = values
-        found = Ranges(row, file, self.gathers[gather].offsets[file] + start * width, length * width)
-        real = found.size > 0
-        return found if real.all() else Ranges(*(column[real] for column in found))
+    def _values(self, rows: Ints) -> Ranges:
+        """Return ranges of values: `offset` and `size` count values of the shard, not bytes of a file."""
+        if self._layout.row_format is None:
+            found = self._layout.pieces(rows)
+            return Ranges(found.row, found.shard, found.start, found.length)
+        shard = self._begins.searchsorted(rows, side="right") - 1
+        return Ranges(np.arange(len(rows)), shard, rows - self._begins[shard], np.ones(len(rows), np.int64))
 
 
 class Reads:
