@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +15,9 @@ PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected
 
 
 @dataclasses.dataclass(frozen=True)
-class Trainer(abc.ABC):
-    """A trainer of MaxText.
+class Trainer:
+    """A trainer of MaxText. This class is that of pre-training, MaxText's own loop, which writes checkpoint N after step N. One
+    batch holds all micro-batches of a step.
 
     Attributes:
       module: Name of the module with its `main`.
@@ -35,48 +35,28 @@ class Trainer(abc.ABC):
         prompt: int = config.dpo.max_prompt_length
         return {key: prompt if key.startswith("prompt") else length - prompt for key in PAIR_KEYS}
 
-    @abc.abstractmethod
     def batches_per_step(self, config: Any) -> int:
         """Return the number of batches that a step takes under MaxText's `config`."""
-
-    @abc.abstractmethod
-    def rows(self, config: Any, rows_of_step: int) -> int:
-        """Return the number of rows in a global batch, if a step takes `rows_of_step` rows by MaxText's `config`."""
-
-    @abc.abstractmethod
-    def step_after(self, checkpoint: int) -> int:
-        """Return the step at which a run continues from the checkpoint with this number."""
-
-    @abc.abstractmethod
-    def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
-        """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes,
-        unless it makes the data before that."""
-
-    @abc.abstractmethod
-    def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
-        """Patch the trainer's `module` to call `continue_at` with the step of the weights that it restores.
-
-        These are usually the weights of the latest checkpoint, but options of MaxText can name others.
-        """
-
-
-class PreTraining(Trainer):
-    """MaxText's own training loop. It writes checkpoint N after step N, and one batch holds all micro-batches of a step."""
-
-    def batches_per_step(self, config: Any) -> int:
         return 1
 
     def rows(self, config: Any, rows_of_step: int) -> int:
-        return rows_of_step
+        """Return the number of rows in a global batch, if a step takes `rows_of_step` rows by MaxText's `config`."""
+        return rows_of_step // self.batches_per_step(config)
 
     def step_after(self, checkpoint: int) -> int:
+        """Return the step at which a run continues from the checkpoint with this number."""
         return checkpoint + 1
 
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
-        pass  # it makes the data first
+        """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes.
+        Pre-training makes the data before that, so nothing is patched."""
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
-        """Continue at the step that MaxText's loop begins with, which it computes in `get_first_step`."""
+        """Patch the trainer's `module` to call `continue_at` with the step of the weights that it restores.
+
+        These are usually the weights of the latest checkpoint, but options of MaxText can name others. Pre-training computes
+        the step that it begins with in `get_first_step`.
+        """
         get_first_step = module.get_first_step
 
         def first_step(*arguments: Any) -> int:
@@ -116,9 +96,6 @@ class Tunix(Trainer):
                 "take whole batches for its micro-batches. Set use_tunix_gradient_accumulation=true."
             )
         return batches
-
-    def rows(self, config: Any, rows_of_step: int) -> int:
-        return rows_of_step // self.batches_per_step(config)
 
     def step_after(self, checkpoint: int) -> int:
         return checkpoint
@@ -161,7 +138,7 @@ class Distillation(Tunix):
 
 
 TRAINERS: dict[str, Trainer] = {
-    "pre_train": PreTraining("maxtext.trainers.pre_train.train"),
+    "pre_train": Trainer("maxtext.trainers.pre_train.train"),
     "sft": Tunix("maxtext.trainers.post_train.sft.train_sft", accumulates=True),
     "dpo": Tunix("maxtext.trainers.post_train.dpo.train_dpo", of_pairs=True),
     "distill": Distillation("maxtext.trainers.post_train.distillation.train_distill", begin="train_distill"),
