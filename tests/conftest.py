@@ -4,7 +4,6 @@ import contextlib
 import http
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -72,22 +71,6 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
 
 
-WriteTokens = Callable[..., Path]
-
-
-@pytest.fixture
-def alarm() -> Iterator[Callable[[int], int]]:
-    """`alarm(seconds)`: a TimeoutError after that time, unless the test has ended."""
-
-    def hangs(number: int, frame: object) -> None:
-        raise TimeoutError("hangs")
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    yield signal.alarm
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-
-
 @pytest.fixture
 def listen() -> Iterator[Callable[[logging.Logger, logging.Handler], None]]:
     """`listen(logger, handler)`: until the test ends, `handler` gets what `logger` says, from INFO on."""
@@ -103,7 +86,7 @@ def listen() -> Iterator[Callable[[logging.Logger, logging.Handler], None]]:
 
 
 @pytest.fixture
-def write_tokens(tmp_path: Path) -> WriteTokens:
+def write_tokens(tmp_path: Path) -> Callable[..., Path]:
     """`write_tokens(name, tokens, dtype="uint32")`: a headerless file below `tmp_path`, its folders made as needed."""
 
     def write(name: str, tokens: npt.ArrayLike, dtype: npt.DTypeLike = "uint32") -> Path:

@@ -41,10 +41,9 @@ class Raised(BaseException):
 
 
 @pytest.fixture(autouse=True)
-def no_hang(alarm, monkeypatch):
-    """No test of these may hang. Exceptions that arrive in a finalizer are not pytest's, whose hook they could interrupt."""
+def quiet_finalizers(monkeypatch):
+    """Exceptions that arrive in a finalizer are not pytest's, whose hook they could interrupt."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    alarm(400)
 
 
 @pytest.fixture

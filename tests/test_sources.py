@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +13,6 @@ from batches import assert_same
 
 import grain_sft
 from grain_sft.layout import FILL_ROW, FillKey
-from grain_sft.storage import shard_reader as reader
 
 LENGTH = 16
 
@@ -185,20 +183,6 @@ def test_a_file_that_is_cut_short_while_in_use_is_an_error(make, size):
     np.testing.assert_array_equal(source.read([6, 7])["tokens"], rows[[6, 7]])
 
 
-def test_a_file_that_is_gone_or_changed_before_it_is_read_is_an_error(make, tmp_path):
-    corpus, rows = make([100, 64, 64, 64])
-    source = source_of(corpus)
-    os.truncate(corpus.shards[0].path, 396)
-    os.unlink(corpus.shards[1].path)
-    (tmp_path / "data" / "2.npy").write_bytes(bytes(256))
-    changes = ((0, "shrank since it was indexed: 396 bytes, expected 400"), (6, "No such file"), (10, "replaced"))
-    for shard, (row, expected) in enumerate(changes):
-        with pytest.raises(grain_sft.GrainSftError, match=expected) as error:
-            source[row]
-        assert corpus.shards[shard].path in str(error.value)
-    np.testing.assert_array_equal(source[15]["tokens"], rows[15])
-
-
 def test_a_file_that_was_replaced_by_its_equal_is_read(make):
     corpus, rows = make([100])
     path = corpus.shards[0].path
@@ -212,21 +196,3 @@ def test_equal_sources_say_the_same_of_themselves_wherever_their_files_are(make)
     assert one.fingerprint in repr(source_of(one)) and str(LENGTH) in repr(source_of(one))
     assert repr(source_of(one)) != repr(source_of(make([64, 100])[0]))
     assert repr(source_of(one)) != repr(grain_sft.NpyDataSource(grain_sft.WindowLayout(one, LENGTH + 1)))
-
-
-def test_what_is_not_in_memory_is_read_and_not_copied_from_a_map(make, monkeypatch):
-    monkeypatch.setattr(reader, "_READ_INSTEAD", 5)
-    corpus, rows = make([LENGTH * 5000])
-    source, some = source_of(corpus), np.arange(0, 5000, 500)
-    with open(corpus.shards[0].path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    waits = resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
-    for _ in range(3):
-        np.testing.assert_array_equal(source.read(some)["tokens"], rows[some])
-    if resource.getrusage(resource.RUSAGE_THREAD).ru_majflt == waits:
-        pytest.skip("this file system keeps its files in memory")
-    assert source._reader._left_to_read == 3
-    for _ in range(8):
-        np.testing.assert_array_equal(source.read(some)["tokens"], rows[some])
-    assert source._reader._left_to_read == 0  # a copy was tried again, and did not wait

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from making import HERE, olmo_loader, options, versions, write_json
+from making import HERE, olmo_loader, olmo_windows, options, versions, write_json
 from numpy.typing import NDArray
 
 Rows = NDArray[np.uint16]
@@ -47,13 +47,6 @@ def import_maxtext(wheel: Path) -> tuple[Any, Any, str]:
         d.version for d in importlib.metadata.distributions(path=[str(wheel)]) if d.metadata["Name"] == "maxtext"
     )
     return data, grain_data, found
-
-
-def olmo_dataset(paths: list[Path], length: int, dtype: Any, instance_filter: Any = None) -> Any:
-    from olmo_core.data import NumpyFSLDataset
-
-    named = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": 2**31, "instance_filter_config": instance_filter}
-    return NumpyFSLDataset(*map(str, paths), sequence_length=length, dtype=dtype, **named)
 
 
 class OrderCase(NamedTuple):
@@ -103,7 +96,7 @@ def olmo_batches(case: OrderCase) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temp:
         folder = Path(temp)
         paths, instances = write_order_files(case, folder)
-        dataset = olmo_dataset(paths, case.length, np.uint32)
+        dataset = olmo_windows(paths, case.length, np.uint32)
         dataset.prepare()
         assert len(dataset) == instances
         by_rank: list[list[list[int]]] = []
@@ -133,7 +126,7 @@ def olmo_order() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as temp:
         path = Path(temp) / "tokens.npy"
         np.zeros(100_003, dtype="<u4").tofile(path)
-        loader = olmo_loader(olmo_dataset([path], 1, np.uint32), Path(temp), batch=1, seed=34521)
+        loader = olmo_loader(olmo_windows([path], 1, np.uint32), Path(temp), batch=1, seed=34521)
         for epoch in (1, 2):
             loader.reshuffle(epoch=epoch)
             order = np.array(loader.get_global_indices())
@@ -206,7 +199,7 @@ def olmo_verdicts(rows: Rows, max_period: int, max_count: int, min_period: int =
         path = Path(temp) / "rows.npy"
         rows.astype("<u2").tofile(path)
         instance_filter = InstanceFilterConfig(**limits, repetition_max_count=max_count)
-        dataset = olmo_dataset([path], rows.shape[1], np.uint16, instance_filter)
+        dataset = olmo_windows([path], rows.shape[1], np.uint16, instance_filter_config=instance_filter)
         items = [dataset[i] for i in range(len(dataset))]
     assert (np.stack([item["input_ids"].numpy() for item in items]) == rows).all()
     return np.array([item["instance_mask"] for item in items], dtype=np.bool_)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from making import olmo_loader, options, versions, write_json
+from making import olmo_loader, olmo_windows, options, versions, write_json
 
 CHUNKS = [
     ((100, 37, 250), 8, 32, 4, 34521),
@@ -29,20 +29,16 @@ RUNS = [  # files, length, rows, seed, shortest length, steps of its warm-up, ch
 ]
 
 
-def write_tokens(folder: Path, sizes: tuple[int, ...]) -> list[str]:
+def write_tokens(folder: Path, sizes: tuple[int, ...]) -> list[Path]:
     """Write files of numbered tokens and return their paths."""
-    ends = np.cumsum(sizes)
     paths = [folder / f"{number}.npy" for number in range(len(sizes))]
-    for path, end, size in zip(paths, ends.tolist(), sizes, strict=True):
+    for path, end, size in zip(paths, np.cumsum(sizes).tolist(), sizes, strict=True):
         np.arange(end - size, end, dtype=np.uint32).tofile(path)
-    return list(map(str, paths))
+    return paths
 
 
-def dataset_of(paths: list[str], length: int, longest: int | None = None) -> Any:
-    from olmo_core.data import NumpyFSLDataset
-
-    named = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": 2**31, "dtype": np.uint32}
-    found = NumpyFSLDataset(*paths, sequence_length=length, max_target_sequence_length=longest, **named)
+def dataset_of(paths: list[Path], length: int, longest: int | None = None) -> Any:
+    found = olmo_windows(paths, length, np.uint32, max_target_sequence_length=longest)
     found.prepare()
     return found
 

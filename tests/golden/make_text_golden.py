@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
-from making import HERE, options, versions, write_json
-from olmo_core.data import NumpyFSLDataset
+from making import HERE, olmo_windows, options, versions, write_json
 
 LENGTH = 64
 
@@ -37,15 +36,9 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "tokens.npy")
         np.array([token for ids in processor.encode(texts()) for token in (*ids, eos)], np.uint16).tofile(path)
-        common = {"pad_token_id": processor.pad_id(), "eos_token_id": eos, "vocab_size": processor.vocab_size()}
-        windows = NumpyFSLDataset(
-            path,
-            sequence_length=LENGTH,
-            dtype=np.uint16,
-            generate_doc_lengths=True,
-            max_target_sequence_length=LENGTH,
-            **common,
-        )
+        ids = {"pad_token_id": processor.pad_id(), "eos_token_id": eos, "vocab_size": processor.vocab_size()}
+        chunks = {"generate_doc_lengths": True, "max_target_sequence_length": LENGTH}
+        windows = olmo_windows([path], LENGTH, np.uint16, **ids, **chunks)
         found = {
             "windows": [digest(windows[n]["input_ids"].numpy()) for n in range(len(windows))],
             "document_lengths": [windows[n]["doc_lens"].tolist() for n in range(len(windows))],

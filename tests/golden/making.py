@@ -61,6 +61,14 @@ def write_json(path: Path, value: Mapping[str, Any], compact: Iterable[str] = ()
     print(path.name, path.stat().st_size, "bytes")
 
 
+def olmo_windows(paths: Iterable[object], length: int, dtype: Any, **named: Any) -> Any:
+    """Return OLMo-core's dataset of the windows of token files."""
+    from olmo_core.data import NumpyFSLDataset
+
+    ids = {"pad_token_id": 0, "eos_token_id": 0, "vocab_size": 2**31}
+    return NumpyFSLDataset(*map(str, paths), sequence_length=length, dtype=dtype, **(ids | named))
+
+
 def olmo_loader(dataset: Any, work_dir: Path, *, batch: int, seed: int, ranks: int = 1, rank: int = 0) -> Any:
     """Return OLMo-core's loader of one rank; `batch` is the global batch size in instances."""
     from olmo_core.data import DataCollator, NumpyFSLDataLoader

@@ -36,12 +36,6 @@ def pipeline(folder):
     return Pipeline(source, IndexSampler(len(source), global_batch_size=BATCH, seed=3), [ShiftTargets()])
 
 
-@pytest.fixture(autouse=True)
-def no_hang(alarm):
-    """No test of these may hang."""
-    alarm(400 + 20 * KILLS)
-
-
 def workers_of(before):
     return sorted(set(multiprocessing.active_children()) - before, key=lambda worker: worker.pid)
 

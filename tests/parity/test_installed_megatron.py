@@ -1,8 +1,5 @@
 """Megatron's rows against megatron-core itself, where it is installed with torch: `pytest -m parity`."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from megatron_corpora import EOD, write_prefix
@@ -16,7 +13,6 @@ pytestmark = [pytest.mark.parity, pytest.mark.usefixtures("own_cache")]
 @pytest.mark.parametrize("seed", range(40))
 def test_random_runs_are_megatron_cores(tmp_path, seed):
     pytest.importorskip("megatron.core.datasets.gpt_dataset")
-    sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
     from make_megatron_gpt_golden import dataset_of
 
     random = np.random.default_rng(seed)

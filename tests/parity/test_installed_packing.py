@@ -1,8 +1,6 @@
 """Packing against the installed OLMo-core: `pytest -m parity`. Golden values are tested without, in tests/layout."""
 
 import gzip
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +29,6 @@ def assert_equal_rows(layout, dataset, bos):
 @pytest.mark.parametrize("case", PACKED_CASES, ids=lambda case: case.name)
 def test_rows_are_olmo_cores_and_so_are_those_of_the_plan_that_it_wrote(tmp_path, case):
     pytest.importorskip("olmo_core.data")
-    sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
     from make_packed_golden import olmo_dataset
 
     tokens, masks = write_case(case, tmp_path)

@@ -1,9 +1,6 @@
 """Rows of several lengths against the installed OLMo-core: `pytest -m parity`. Golden values are tested without, in
 tests/layout/test_olmo_vsl.py."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 from vsl_corpora import EPOCHS, IGNORED, RUNS, config_of, write_corpus
@@ -17,7 +14,6 @@ pytestmark = pytest.mark.parity
 def test_every_batch_of_every_rank_is_that_of_olmo_cores_loader(tmp_path, number):
     """Other seeds than those of the golden values, and a random number of ranks."""
     pytest.importorskip("olmo_core.data")
-    sys.path.insert(0, str(Path(__file__).parents[1] / "golden"))
     from make_vsl_golden import batches, olmo_vsl_loader
 
     drawn = np.random.default_rng(number)

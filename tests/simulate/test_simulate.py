@@ -167,18 +167,16 @@ def test_a_bucket_that_answers_less_than_is_asked_sets_the_time_of_a_step(chats)
 
 
 @pytest.mark.parametrize(("steps", "prefetch"), [(1, 8), (15, 8), (3, 1), (20, 3)])
-def test_a_process_measures_the_steps_that_it_makes(chats, steps, prefetch, alarm):
+def test_a_process_measures_the_steps_that_it_makes(chats, steps, prefetch):
     config = {"corpus": chats, "layout": PACKED, "sampler": {"seed": 1, "global_batch_size": 4}}
-    alarm(300)
     found = measure(config, Host(0, 2), range(steps), threads=2, prefetch=prefetch, began=0.0)
     first, end = found["made"]
     assert first == 0 and steps < end <= steps + prefetch + 2 and len(found["batch_s"]) == end
 
 
-def test_a_process_measures_the_stage_of_its_first_step(chats, alarm):
+def test_a_process_measures_the_stage_of_its_first_step(chats):
     stages = [{"steps": 4}, {"steps": 3}, {"layout": {"sequence_length": 512}}]
     config = {"corpus": chats, "layout": PACKED, "sampler": {"seed": 1, "global_batch_size": 4}, "stages": stages}
-    alarm(300)
     found = measure(config, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)
     assert found["made"] == [4, 7]
 
