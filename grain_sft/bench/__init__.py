@@ -81,7 +81,7 @@ class Table(NamedTuple):
 
 
 Benchmark = Callable[[Path, Scale], Iterable[Table]]
-"""Function that measures made-up corpora, whose files it writes to an existing folder."""
+"""Function that writes made-up corpora to an existing folder, and measures them."""
 
 BENCHMARKS: Registry[Benchmark] = Registry(
     "benchmark",

@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting of fewest threads and processes whose batches a trainer does not wait for.
+    """Return the setting of fewest threads and processes that keeps up with a trainer.
 
     It has at least one thread, so that the trainer does not wait for a slow read. Worker processes are chosen only where
     threads keep up with no measured step. Where nothing keeps up, the fastest setting is chosen.

@@ -138,7 +138,7 @@ def cores() -> int:
 
 
 class _Run:
-    """A pipeline without an end, whose batches the measurements take, one after the other."""
+    """A pipeline without an end. Each measurement takes its next batches."""
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan, self._begin = plan, time.perf_counter()

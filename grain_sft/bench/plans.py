@@ -18,8 +18,9 @@ from grain_sft.errors import PipelineError
 
 Ints = npt.NDArray[np.int64]
 
-DOCUMENTS, TOKENS = 2_268_468, 22_700_000_000  # of OLMo-3 7B Think SFT: its paper's table 17, and 45.4 B in 2 epochs
+DOCUMENTS = 2_268_468  # of OLMo-3 7B Think SFT, by its paper's table 17; 22.7 B tokens
 MEDIAN = 5_400  # tokens of a document that is packed
+TRACED = 6_877  # tokens of the median document that is traced: cut to rows, the mean is the run's 10,007
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # 1 GiB of uint32
 STEPS = (1000, 7000)
@@ -99,7 +100,10 @@ def traces(folder: Path, scale: Scale) -> Iterator[Table]:
     span = f"{first}:{max(last, first + 1)}"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
-        config, output = make_corpus(here, trace_lengths(scale.documents)), ("--output", str(here / "lines.csv"))
+        config, output = (
+            make_corpus(here, made_up_lengths(scale.documents, TRACED, LENGTH)),
+            ("--output", str(here / "lines.csv")),
+        )
         steps = ("trace", config, "--steps", span)
         commands: dict[str, tuple[str, ...]] = {
             f"cold: plan, order, trace --steps {span}": (*steps, *output),
@@ -146,14 +150,4 @@ def made_up_lengths(documents: int, median: float = MEDIAN, longest: int | None 
     """Return log-normal lengths; without a limit, a few in a hundred are longer than a row."""
     normal = np.random.default_rng(0).standard_normal(documents)
     lengths: Ints = np.exp(np.log(median) + normal).astype(np.int64).clip(1, longest)
-    return lengths
-
-
-def trace_lengths(documents: int) -> Ints:
-    """Return log-normal lengths, 1 to a row, whose mean is that of the run's documents."""
-    low, high = 1.0, float(LENGTH)
-    for _ in range(40):
-        median = (low + high) / 2
-        lengths = made_up_lengths(documents, median, LENGTH)
-        low, high = (median, high) if lengths.mean() < TOKENS / DOCUMENTS else (low, median)
     return lengths

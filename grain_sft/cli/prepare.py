@@ -75,7 +75,7 @@ def add_run_options(parser: Parser) -> None:
     """Add the options of how a corpus is made, which change nothing in it."""
     add = parser.add_argument
     add("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
-    add("--overwrite", action="store_true", help="begin anew where the output is of another request")
+    add("--overwrite", action="store_true", help="replace an output of another request")
     add("--runner", metavar="NAME", help=_RUNNER)
 
 
@@ -203,7 +203,7 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     add("--tokenizer", help="tokenizer of a corpus that holds none")
     parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
-    add("--overwrite", action="store_true", help="begin anew where the output is of another corpus")
+    add("--overwrite", action="store_true", help="replace an output of another corpus")
 
 
 def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> int:

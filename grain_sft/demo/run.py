@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True):
     steps: int  # of the whole training
     checkpoint_every: int  # steps from one checkpoint to the next
     seed: int  # of the parameters
-    resume: str | None = None  # folder of the checkpoints whose newest the run continues from; None begins at step 0
+    resume: str | None = None  # folder of checkpoints; the run continues from the newest. None begins at step 0
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -101,7 +101,9 @@ def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
                 f"{root}: holds {others[0]!r}, but no earlier demo. Give an empty folder, or one that does not exist yet, "
                 "with --dir."
             )
-        files.write_bytes(str(marker), b"A folder of `grain-sft demo`, which writes it anew when it runs again.\n")
+        files.write_bytes(
+            str(marker), b"A folder of `grain-sft demo`, which replaces its content when it runs again.\n"
+        )
     in_use = f"{root}: another demo is running in this folder. Wait for it, or give another folder with --dir."
     with exclusive(os.open(marker, os.O_RDONLY | os.O_CLOEXEC), in_use):
         yield root

@@ -28,9 +28,10 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
         return vocab_size
     manifest, path = None, corpus.shards[0].path
     with report.errors("statistics", where):
-        manifest = load_manifest(corpus, where)
+        if (stated := _sidecar(corpus, where, PREPARE)) is not None:
+            manifest = Json.load(stated)
         if vocab_size is None:
-            vocab_size = vocabulary_size(report, corpus, where, manifest)
+            vocab_size = _vocabulary_size(report, corpus, where, manifest)
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
         if number is not None and vocab_size is not None and number >= vocab_size:
             report.wrong("vocabulary", path, f"{name} is {number}, but the vocabulary has {vocab_size} ids.")
@@ -200,13 +201,7 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
             report.wrong("statistics", manifest.path, sentence)
 
 
-def load_manifest(corpus: Corpus, where: str) -> Json | None:
-    """Return the prepare.json of a corpus; None without one."""
-    path = _beside(corpus, where, PREPARE)
-    return None if path is None else Json.load(path)
-
-
-def vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json | None) -> int | None:
+def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json | None) -> int | None:
     """Return the number of ids; None, with a note, where neither prepare.json nor a tokenizer states it."""
     stated = None if manifest is None else manifest.object("tokenizer").count("vocab_size")
     size = _check_tokenizer(report, corpus, where) if report.full or stated is None else None
@@ -220,7 +215,7 @@ def vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json |
     return found
 
 
-def _beside(corpus: Corpus, where: str, name: str) -> str | None:
+def _sidecar(corpus: Corpus, where: str, name: str) -> str | None:
     """Return the file or folder `name` of a corpus: in the opened folder, next to it, or around the corpus's first file."""
     opened = [files.join(folder, name) for folder in (where, files.parent(where))] if where else []
     return next(filter(files.exists, opened), None) or files.sidecar(corpus.shards[0].path, name)
@@ -228,7 +223,7 @@ def _beside(corpus: Corpus, where: str, name: str) -> str | None:
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
     """Check the tokenizer next to a corpus against the corpus's hash of it, and return its size where it can be loaded."""
-    path = _beside(corpus, where, "tokenizer")
+    path = _sidecar(corpus, where, "tokenizer")
     if path is None:
         return None
     with report.errors("vocabulary", path):

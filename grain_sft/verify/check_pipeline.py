@@ -27,7 +27,7 @@ _FIRST_STEPS = 8  # one of them must take loss
 _BLOCK_ROWS = 1 << 12  # rows checked at a time
 _PAIRS_CHECKED = 1000  # in a fast check
 _BLOCK_TOKENS = 1 << 22  # read at once
-_MOST_ROWS = 1 << 28  # longest epoch whose rows are counted, with one byte of memory per row
+_MOST_ROWS = 1 << 28  # of an epoch that is counted row by row, with one byte of memory per row
 
 
 def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
@@ -161,7 +161,7 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
 
 def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: bool = False) -> str:
     """Return a sentence about the first error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch.
-    With `positions_apart`, positions may begin anew elsewhere than segments."""
+    With `positions_apart`, positions need not begin at 0 with each segment."""
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if any(name not in batch for name in names):
         return ""

@@ -33,7 +33,7 @@ def part(name: str) -> str:
 
 
 def make_page(title: str, body: str, *, styles: str, data: Any, script: str = "") -> str:
-    """Return a page of HTML whose Content-Security-Policy lets it load nothing, and run `script` alone, by its hash.
+    """Return a page of HTML. Its Content-Security-Policy lets it load nothing, and run only `script`, by its hash.
 
     The texts of `body` are escaped, `title` is plain text. The script finds `data`, as JSON, in the element `data`.
     """

@@ -187,7 +187,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
     config; and `sampled`, a sentence if only some documents were packed, else None. On failure, return only `error`."""
     layout = pipeline.source.layout
     if "" not in layout.parts:
-        why = "Not compared for a mixture, whose sources are packed by themselves: see `grain-sft pack` of each."
+        why = "Not compared for a mixture, because each source is packed separately: see `grain-sft pack` of each."
         return {"error": why}
     if layout.of_pairs:
         return {"error": "Preference pairs are not packed: a row holds one."}

@@ -80,7 +80,7 @@ def _packing(found: Report) -> str:
         lines.append((algorithm_title(each), each["rows"], *shares, *cut, *counts, *measured))
     used = "" if found["used"] is None else f" This config packs by {found['used']}."
     note = "Truncated and dropped in tokens, split in documents, segments a row; attention: the highest cost over the mean of "
-    note += f"devices with one random row each. One epoch of each, packed anew here.{used}"
+    note += f"devices with one random row each. One epoch of each, packed for this report.{used}"
     return _note(found["sampled"]) + _note(note) + _table("packing-table", head, lines, used=found["used"])
 
 

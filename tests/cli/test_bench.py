@@ -25,7 +25,7 @@ def bench(tmp_path, capsys):
 
 
 @pytest.mark.heavy
-def test_every_loader_is_beside_its_limit(bench):
+def test_every_loader_is_compared_with_its_limit(bench):
     small = "--files 2 --tokens 200000 --seconds 0.01 --repeats 1 --sequence-length 1024"
     only = "--only windows --only startup --only orders"
     figures, printed = bench(only, small, "--order-rows 300000 --startup-files 8")
@@ -38,7 +38,7 @@ def test_every_loader_is_beside_its_limit(bench):
 
 
 @pytest.mark.heavy
-def test_preparing_is_beside_the_tokenizers_alone(bench):
+def test_preparing_is_compared_with_the_tokenizers_alone(bench):
     figures, printed = bench("--only prepare --conversations 200 --texts 40 --repeats 1")
     rows = {name: row for name, row in figures["prepare"].items() if "of_bare" in row}
     assert len(rows) == 4 and all(row["of_bare"] > 0 and row["peak_mb"] < 1000 for row in rows.values())
@@ -48,7 +48,7 @@ def test_preparing_is_beside_the_tokenizers_alone(bench):
     assert "tokenizer alone" in printed
 
 
-def test_packed_rows_are_beside_grains(bench, monkeypatch):
+def test_packed_rows_are_compared_with_grains(bench, monkeypatch):
     small = [profile._replace(documents=profile.documents // 20) for profile in loaders.PROFILES]
     monkeypatch.setattr(loaders, "PROFILES", tuple(small))
     figures, printed = bench("--only packed --seconds 0.01 --repeats 1")
@@ -70,7 +70,7 @@ def test_plans_of_one_corpus_are_measured_each_way(bench, tmp_path):
     assert not list((tmp_path / "here").iterdir())  # nothing is left behind
 
 
-def test_withdrawn_documents_are_beside_none(bench):
+def test_runs_with_and_without_withdrawn_documents_are_compared(bench):
     figures, printed = bench("--only withdrawn --plan-documents 5000 --seconds 0.01 --repeats 1")
     assert len(figures["withdrawn"]) == 5 and all(row["of_speed"] > 0 for row in figures["withdrawn"].values())
     assert "4.4% of the documents withdrawn" in printed
@@ -82,13 +82,6 @@ def test_a_small_run_is_traced(tmp_path):
     assert len(list(table.lines())) == 8 and len(table.rows) == 7
     assert all(run["seconds"] > 0.05 and run["gigabytes"] > 0.02 for run in table.rows.values())
     assert not [path for path in tmp_path.iterdir() if path.name != "cache"]
-
-
-def test_lengths_of_a_trace_have_the_mean_of_the_runs():
-    lengths = plans.trace_lengths(20_000)
-    assert lengths.min() >= 1 and lengths.max() == plans.LENGTH
-    assert lengths.mean() == pytest.approx(plans.TOKENS / plans.DOCUMENTS, rel=1e-3)
-    assert np.array_equal(lengths, plans.trace_lengths(20_000))
 
 
 def test_724_million_rows_are_shuffled_in_the_memory_of_an_import(tmp_path):

@@ -40,14 +40,6 @@ def test_a_later_token_changes_no_earlier_score(chat: Chat) -> None:
     assert (before[:, -1] != after[:, -1]).any(axis=1).all()
 
 
-def test_scores_depend_on_distances_that_come_from_positions(chat: Chat) -> None:
-    batch = dict(chat.pipeline[0])
-    moved = {**batch, "inputs_position": batch["inputs_position"] + 100}
-    stretched = {**batch, "inputs_position": batch["inputs_position"] * 3}
-    np.testing.assert_allclose(scores(batch), scores(moved), atol=1e-3)
-    assert np.abs(scores(batch) - scores(stretched)).max() > 1e-2
-
-
 def test_loss_is_the_mean_over_targets_that_take_it(chat: Chat) -> None:
     params, batch = model.init_params(SMALL, 0), dict(chat.pipeline[0])
     takes_loss = batch["targets_segmentation"] != 0

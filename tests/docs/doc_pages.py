@@ -72,7 +72,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def runs_after(page: str) -> str | None:
-    """The page in whose folder, as its own blocks left it, those of this page run."""
+    """Return the page that this page's blocks continue: they run in a copy of its folder."""
     found = re.search(r"<!-- runs after: (\S+\.md) -->", read(page))
     return found and found[1]
 

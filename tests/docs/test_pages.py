@@ -21,7 +21,7 @@ ROOT = pages.DOCS.parent
 PACKAGE = Path(grain_sft.__file__).parent
 REFERENCE = pages.read("reference.md")
 INTERNAL = {"demo", "observers", "storage"}
-"""Rooms whose doors are for other rooms; users get what is theirs of them elsewhere."""
+"""Rooms that only other rooms import."""
 PUBLIC = {
     found.name
     for found in pkgutil.iter_modules(grain_sft.__path__)

@@ -1,4 +1,4 @@
-"""A corpus of chats whose text tries to break out of whatever shows it, a config over it, and one browser for a module."""
+"""A corpus of chats with text that could break a page or a terminal, a config over it, and one browser for a module."""
 
 import json
 

@@ -58,7 +58,7 @@ def tables_of(page):
     return {name: [cells(line) for line in re.findall("<tr.*?>(.*?)</tr>", rows)] for name, rows in found}
 
 
-def test_page_json_and_pictures_stand_beside_each_other(written, report):
+def test_page_json_and_pictures_are_in_one_folder(written, report):
     out, _ = written
     names = sorted(path.name for path in out.parent.iterdir())
     assert names == sorted(["report.html", "report.json", *(f"report.{name}.png" for name in PICTURES)])
