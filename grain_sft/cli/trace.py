@@ -3,7 +3,7 @@
 import argparse
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from grain_sft import provenance
@@ -45,22 +45,20 @@ def _trace(options: argparse.Namespace) -> int:
     check_output(options.output)
     pipeline = open_config(options)
     kind = options.format or provenance.SUFFIXES.get(os.path.splitext(options.output or "")[1], "table")
-    parts: Iterator[Any]
+    tables: Iterable[dict[str, Any]]
     if options.checkpoints is not None:
         columns = provenance.checkpoint_table(pipeline, options.checkpoints, epochs=options.epochs)
         about = f"every {options.checkpoints} steps"
-        parts = iter([{"checkpoint": [f"step{step}" for step in columns["step"]]} | columns])
+        tables = [{"checkpoint": [f"step{step}" for step in columns["step"]]} | columns]
     else:
         with elapsed("Searching"):
             about, traces = _asked(pipeline, options)
-        parts = (_columns(part, kind) for part in traces)
-        if options.summary:
-            parts = (_summary(all_parts, kind) for all_parts in [traces])
+        tables = _summary(traces, kind) if options.summary else (_columns(part, kind) for part in traces)
     quiet = options.output or options.summary  # else the lines themselves show how far it is
     shown = elapsed("Tracing") if quiet else contextlib.nullcontext()
     with shown, provenance.open_writer(kind, options.output, pipeline.receipt, about) as writer:
-        for part in parts:
-            writer(part)
+        for table in tables:
+            writer(table)
     return 0
 
 
@@ -129,8 +127,9 @@ def _columns(part: Trace, kind: str) -> dict[str, Any]:
     return named
 
 
-def _summary(parts: Iterator[Trace], kind: str) -> dict[str, Any]:
+def _summary(parts: Iterator[Trace], kind: str) -> Iterator[dict[str, Any]]:
+    """Yield one table, of the tokens and documents of all parts by source."""
     found = provenance.summarize(parts)
     if kind == "table" and len(found["source"]) != 1:
         found = {name: [*column, "all" if name == "source" else sum(column)] for name, column in found.items()}
-    return found
+    yield found

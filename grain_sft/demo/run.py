@@ -34,9 +34,7 @@ class Options(msgspec.Struct, frozen=True):
 
     config: str  # path of the pipeline's config
     folder: str  # of the run's log and checkpoints
-    vocab_size: int
-    steps: int  # of the whole training
-    checkpoint_every: int  # steps from one checkpoint to the next
+    steps: int  # of the whole training; a checkpoint is written after each third
     seed: int  # of the parameters
     resume: str | None = None  # folder of checkpoints; the run continues from the newest. None begins at step 0
 
@@ -65,8 +63,8 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
         if (root / "runs").exists():
             shutil.rmtree(root / "runs")
         _describe(root, *prepare_corpus(root, seed))
-        options = Options(str(root / CONFIG), folders[INTERRUPTED], VOCAB_SIZE, steps, steps // 3, seed)
-        _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {options.checkpoint_every} steps")
+        options = Options(str(root / CONFIG), folders[INTERRUPTED], steps, seed)
+        _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {steps // 3} steps")
         logs = {INTERRUPTED: _run(INTERRUPTED, options, kill_after=killed_after(steps))}
         start = newest_step(folders[INTERRUPTED])
         _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={start})")

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 import grain_sft
 from grain_sft.demo import model
+from grain_sft.demo.corpus import VOCAB_SIZE
 from grain_sft.demo.model import ModelConfig, Params, init_params
 from grain_sft.demo.run import Options, Record, newest_step
 from grain_sft.errors import GrainSftError
@@ -68,7 +69,7 @@ def load(folder: Path, step: int) -> State:
 
 def train(options: Options) -> None:
     """Train to the last step, from the newest checkpoint in `options.resume` or from step 0."""
-    config, start = ModelConfig(options.vocab_size), 0
+    config, start = ModelConfig(VOCAB_SIZE), 0
     state = init_state(config, options.seed)
     if options.resume is not None:
         start = newest_step(options.resume)
@@ -82,7 +83,7 @@ def train(options: Options) -> None:
             if not math.isfinite(record.loss):
                 raise GrainSftError(f"the loss at step {step} is {record.loss}: the training diverged.")
             print(msgspec.json.encode(record).decode(), flush=True)
-            if (step + 1) % options.checkpoint_every == 0:
+            if (step + 1) % (options.steps // 3) == 0:
                 save(Path(options.folder), step + 1, state)
     finally:
         batches.close()

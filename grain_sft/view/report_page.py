@@ -85,13 +85,9 @@ def _packing(found: Report) -> str:
 
 
 def _attention(found: Sequence[Report]) -> str:
-    note = (
-        "Of the sampled steps: the highest cost of a device over the mean of the devices. A row costs the sum of the "
-    )
-    note += "squares of its segments' lengths; for a dense kernel, which skips nothing, every row costs the same."
-    lines = [
-        (each["rows_a_device"], *(round(each[key], 3) for key in ("mean", "worst")), each["step"]) for each in found
-    ]
+    note = "The highest cost of a device over the mean of the devices, in the sampled steps. A row costs the sum of squares of its "
+    note += "segments' lengths. For a dense kernel, which skips nothing, every row costs the same."
+    lines = [(each["rows_a_device"], f"{each['mean']:.3f}", f"{each['worst']:.3f}", each["step"]) for each in found]
     return _note(note) + _table("attention-table", ("rows a device", "mean", "worst", "in step"), lines)
 
 
@@ -101,7 +97,7 @@ def _left_out(report: Report) -> str:
         counts = ("-" if each[key] is None else f"{each[key]:,}" for key in ("documents", "tokens"))
         lines.append((each["what"], *counts, f"{(each['tokens'] or 0) / report['corpus']['tokens']:.4%}"))
     if not lines:
-        return _note("Nothing is: every token of the corpus is in a row.")
+        return _note("Nothing is left out: every token of the corpus is in a row.")
     return _table("left-out-table", ("what", "documents", "tokens", "of the corpus"), lines)
 
 
@@ -115,8 +111,8 @@ def _sources(report: Report) -> str:
     if sampled["steps"] == sampled["of"] and sampled["ends"]:
         note = f"All {sampled['of']:,} steps."
     else:
-        endless = "" if sampled["ends"] else ", which see as many rows as there are (the run never ends)"
-        note = f"Of {sampled['steps']:,} steps at equal distances, out of {sampled['of']:,} steps{endless}."
+        endless = "" if sampled["ends"] else ", which read as many rows as the layout has (the run never ends)"
+        note = f"{sampled['steps']:,} steps at equal distances, of {sampled['of']:,} steps{endless}."
     return _note(note) + _table("sources-table", head, lines)
 
 
@@ -127,7 +123,7 @@ def _mixture(found: Report) -> str:
         total = max(1, sum(counts))
         lines.append((step, *(f"{count / total:.3%}" for count in counts)))
     names = [visible_line(name) for name in tokens]
-    return _note("Of each sampled step's tokens.") + _table("mixture-table", ("step", *names), lines)
+    return _note("Shares of the tokens of each sampled step.") + _table("mixture-table", ("step", *names), lines)
 
 
 def _filter(found: Report) -> str:
@@ -136,7 +132,7 @@ def _filter(found: Report) -> str:
     lines = [(name, found[key]) for key, name in names.items()]
     body = _note(f"{found['filter']}, {owner}; in the sampled steps.") + _table("filter-table", ("", "rows"), lines)
     if not found["examples"]:
-        return body + _note("No row of these is rejected for its text.")
+        return body + _note("None of these rows is rejected for its text.")
     head = ("step", "row of the layout", "from token", "period", "times", "the repeated text")
     keys = ("step", "instance", "at", "period", "times", "text")
     examples = [tuple(each[key] for key in keys) for each in found["examples"]]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from grain_sft.cli.main import main
-from grain_sft.demo.corpus import CONFIG, VOCAB_SIZE
+from grain_sft.demo.corpus import CONFIG
 from grain_sft.demo.run import Options, Record, claim, difference, killed_after, newest_step, parse, started, table
 from grain_sft.demo.train import batch_sha256
 from grain_sft.errors import StorageError
@@ -137,7 +137,7 @@ def test_a_run_that_can_not_write_its_checkpoint_fails_with_its_sentence(tmp_pat
 
 @pytest.mark.pages
 def test_no_process_outlives_an_interrupt(finished: tuple[Path, str], tmp_path: Path) -> None:
-    options = Options(str(finished[0] / CONFIG), str(tmp_path), VOCAB_SIZE, 1000, 1000, 0)
+    options = Options(str(finished[0] / CONFIG), str(tmp_path), 1000, 0)
     with pytest.raises(KeyboardInterrupt), started(options) as process:
         assert any(parse(line) for line in process.stdout or ())
         raise KeyboardInterrupt
