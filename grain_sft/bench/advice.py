@@ -9,8 +9,8 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-FELT = 0.02  # of a step: shorter median waits do not matter to a trainer
-LEAST_MS = 0.5  # nor do these: on a shared machine, a sleeping thread takes as long to run again
+TOLERATED_SHARE = 0.02  # of a step, as the median wait for a batch
+TOLERATED_MS = 0.5  # as such a wait: on a shared machine, a sleeping thread takes as long to run again
 AS_FAST = 0.9  # of the fastest: settings of this speed or more count as equally fast
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, where none is given
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
@@ -98,7 +98,8 @@ def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> li
 def _keeps_up(row: Row, step_ms: float) -> bool:
     """Return whether steps do not wait for a setting, now and later: for a while, batches made ahead hide that one takes
     longer than a step."""
-    return _wait_ms(row, step_ms) <= max(LEAST_MS, FELT * step_ms) and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
+    tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
+    return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 
 def _wait_ms(row: Row, step_ms: float) -> float:

@@ -229,7 +229,7 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     report.figures |= {"rows": len(ends), "pieces": len(start)}
     counts, segments = np.diff(ends, prepend=0), recipe.get("max_segments")
-    first = functools.partial(_first, report, where)
+    first = functools.partial(_report_first, report, where)
     if isinstance(segments, int):
         first("row", counts > segments, lambda row: f"holds {counts[row]} documents; max_segments is {segments}.")
     order = np.lexsort((start, document))
@@ -252,7 +252,7 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     absent, stop = (document < 0) | (document >= len(documents)), start + length
     count = f"there are {len(documents)} documents"
-    if _first(report, where, "piece", absent, lambda at: f"is of document {document[at]}, but {count}."):
+    if _report_first(report, where, "piece", absent, lambda at: f"is of document {document[at]}, but {count}."):
         return
     begin, end = documents.start[document], documents.start[document] + documents.length[document]
 
@@ -260,7 +260,7 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
         own = f"document {document[at]} is tokens {begin[at]} to {end[at]}"
         return f"is tokens {start[at]} to {stop[at]}, but {own}."
 
-    if _first(report, where, "piece", (start < begin) | (stop > end), outside):
+    if _report_first(report, where, "piece", (start < begin) | (stop > end), outside):
         return
     expected = plan_columns(documents, document, start, length, ends)["counts"]
     for name, stated, counted in zip(COUNTS, arrays["counts"].tolist(), expected.tolist(), strict=True):
@@ -269,7 +269,7 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
             report.wrong("plan", where, f"states {stated} {name.replace('_', ' ')}, but its rows leave {counted}.")
 
 
-def _first(
+def _report_first(
     report: Report, where: str, noun: str, wrong: Bools, sentence: Callable[[int], str], numbers: Ints | None = None
 ) -> bool:
     """Report the first True in `wrong` and the number of others. `numbers` replaces its index. Return whether one is True."""

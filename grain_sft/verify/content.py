@@ -133,7 +133,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
         step = max(1, BLOCK_TOKENS // length)
         for begin in range(0, len(layout), step):
             rows = np.arange(begin, min(begin + step, len(layout)))
-            for name, (stored, expected) in _compared(layout, source, rows).items():
+            for name, (stored, expected) in _planes(layout, source, rows).items():
                 wrong = np.flatnonzero((stored != expected).any(axis=1))
                 if len(wrong):
                     row = begin + int(wrong[0])
@@ -144,7 +144,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
         report.figures["rows"] = len(layout)
 
 
-def _compared(layout: MaterializedLayout, source: NpyDataSource, rows: Ints) -> dict[str, tuple[Array, Array]]:
+def _planes(layout: MaterializedLayout, source: NpyDataSource, rows: Ints) -> dict[str, tuple[Array, Array]]:
     """Return arrays [rows, L] as they are stored, and as the boundary files and the loss make them, by name."""
     element, read = source.read(rows), source.read_rows(rows)
     pieces, length = layout.pieces(rows), layout.sequence_length

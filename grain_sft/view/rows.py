@@ -108,7 +108,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         columns = _columns({name: array[row] for name, array in batch.items()})
         pieces = _pieces(of_row)
         if divided:
-            pieces = _divided(pieces, columns["segments"])
+            pieces = _cut_at_segments(pieces, columns["segments"])
         notes = _notes(batch, row, columns["segments"], pieces)
         notes += [f"padding: {place_of(each)}" for each in pieces if each.withdrawn == each.stop - each.start]
         if failing[row]:
@@ -180,7 +180,7 @@ def _pieces(lines: Trace) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def _divided(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
+def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
     """Return the pieces of a row, cut where a segment of the batch ends."""
     borders, column, found = np.flatnonzero(np.diff(segments)) + 1, 0, []
     for piece in pieces:
