@@ -81,8 +81,8 @@ class JoinedSizes(BatchSizes):
     """Batch sizes of consecutive ranges of steps.
 
     Args:
-      ranges: First step of each range, the batch sizes in it, and the number that a step has more in these than here. No rows
-        are before the first range.
+      ranges: Triples (first step, sizes, shift) of each range. Its step k is step k + shift of `sizes`. Steps before the first
+        range have no rows.
     """
 
     def __init__(self, ranges: Iterable[tuple[int, BatchSizes, int]]) -> None:
@@ -91,12 +91,12 @@ class JoinedSizes(BatchSizes):
         changes: dict[int, int] = {}
         before = 0
         self._rows_before: list[int] = []  # before each range
-        for (first, sizes, more), end in zip(self._ranges, [*self._firsts[1:], sys.maxsize], strict=True):
+        for (first, sizes, shift), end in zip(self._ranges, [*self._firsts[1:], sys.maxsize], strict=True):
             self._rows_before.append(before)
-            changes[first] = sizes.at(first + more)
-            changes |= {step - more: size for step, size in sizes.schedule if first < step - more < end}
+            changes[first] = sizes.at(first + shift)
+            changes |= {step - shift: size for step, size in sizes.schedule if first < step - shift < end}
             if end < sys.maxsize:
-                before += sizes.before(end + more) - sizes.before(first + more)
+                before += sizes.before(end + shift) - sizes.before(first + shift)
         self.steps = [0, *list(changes)[1:]]
         self._changes = tuple(changes.items())[1:]
         of_ranges = (size for _, each, _ in self._ranges for size in each.sizes)
@@ -112,23 +112,21 @@ class JoinedSizes(BatchSizes):
         return self._rows_before[at], *self._ranges[at]
 
     def at(self, step: int) -> int:
-        _, first, sizes, more = self._range(step)
-        return sizes.at(max(step, first) + more)
+        _, first, sizes, shift = self._range(step)
+        return sizes.at(max(step, first) + shift)
 
     def before(self, step: int) -> int:
-        before, first, sizes, more = self._range(step)
-        return before + sizes.before(max(step, first) + more) - sizes.before(first + more)
+        before, first, sizes, shift = self._range(step)
+        return before + sizes.before(max(step, first) + shift) - sizes.before(first + shift)
 
     def step_of(self, row: int) -> int:
         at = bisect_right(self._rows_before, row) - 1
-        first, sizes, more = self._ranges[at]
-        return sizes.step_of(row - self._rows_before[at] + sizes.before(first + more)) - more
+        first, sizes, shift = self._ranges[at]
+        return sizes.step_of(row - self._rows_before[at] + sizes.before(first + shift)) - shift
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        before, sizes = (
-            np.array([(self.before(step), self.at(step)) for step in steps.tolist()], np.int64).reshape(-1, 2).T
-        )
-        return before, sizes
+        found = np.array([(self.before(step), self.at(step)) for step in steps.tolist()], np.int64).reshape(-1, 2)
+        return found[:, 0], found[:, 1]
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:

@@ -104,7 +104,7 @@ class _Epoch(NamedTuple):
 
 
 class CurriculumSizes(BatchSizes):
-    """Rows of each step, where every epoch has the same batches in an order of its own.
+    """Batch sizes of a run whose epochs all have the same batches, each in its own order.
 
     Args:
       sizes: Rows of a batch of each bucket, int64 [buckets].

@@ -167,17 +167,18 @@ class Sampler(abc.ABC):
 
     def __len__(self) -> int:
         """Records of this host: `sys.maxsize` where they never end."""
-        if self.num_steps is None:
-            return sys.maxsize
+        return sys.maxsize if self.num_steps is None else self._num_records
+
+    @functools.cached_property
+    def _num_records(self) -> int:
         self.check_from(self.first_step)
-        return self.batch_sizes.before(self.num_steps) // self.host.count
+        return sys.maxsize if self.num_steps is None else self.batch_sizes.before(self.num_steps) // self.host.count
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
         """Record `index` of this host, counted over all its steps."""
         index = as_integer("record", index, 0, RowIndexError)
-        if index >= len(self):
+        if index >= self._num_records:
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
-        self.check_from(self.first_step)
         step = self.batch_sizes.step_of(index * self.host.count)
         place = index - self.batch_sizes.before(step) // self.host.count
         row = int(self.rows_at(step, np.array([place]))[0])
