@@ -127,8 +127,9 @@ def assert_is_traced(found: Any, pipelines: Sequence[Pipeline], steps: range) ->
             for line in here.tolist():
                 tokens = files[found.shard[line]][found.start[line] : found.stop[line]]
                 end = column + len(tokens)
-                assert (batch["inputs"][column:end] == tokens).all()
-                if len(tokens):
+                shown = batch["inputs"][column:end]  # without columns that a transform drops
+                assert (shown == tokens[: len(shown)]).all()
+                if len(shown):
                     assert (batch["inputs_segmentation"][column:end] == found.segment[line]).all()
                 targets = batch["targets_segmentation"][max(0, column - 1) : max(0, end - 1)]
                 assert found.trainable[line] == np.count_nonzero(targets)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import assert_one_run
 from megatron_corpora import (
     EOD,
     FEW,
@@ -148,13 +149,8 @@ BLEND = "blend of four, 400 samples"
 
 
 def test_hosts_divide_the_batches_and_a_run_goes_on_at_any_step(folder):
-    whole, halves = loaded(folder, BLEND), [loaded(folder, BLEND, Host(index, 2)) for index in range(2)]
-    assert whole.receipt.code == halves[0].receipt.code == halves[1].receipt.code
-    iterator = whole.iter(start_step=17)
-    for step in range(17, 20):
-        batch, parts = next(iterator), [half[step] for half in halves]
-        for key, array in batch.items():
-            np.testing.assert_array_equal(array, np.stack([part[key] for part in parts], axis=1).reshape(array.shape))
+    assert_one_run(lambda host: loaded(folder, BLEND, host), range(17, 20), [1, 2])
+    assert loaded(folder, BLEND).receipt.code == loaded(folder, BLEND, Host(1, 2)).receipt.code
 
 
 def test_spans_name_the_documents_of_the_corpus(folder):

@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
+from batches import assert_is_traced, assert_one_run, load
 from megatron_corpora import EOD, PAD, write_prefixes
 from sft_files import documents, write_olmo
 
-import grain_sft
 from grain_sft import GrainSftError, Host
 from grain_sft.cli.main import main
 from grain_sft.provenance import find_document, trace
@@ -47,25 +47,13 @@ def config(tmp_path, write_tokens):
 
 
 def test_it_goes_on_at_any_step_on_other_hosts_and_names_documents(config, tmp_path, capsys):
-    whole, halves = grain_sft.load(config, host=Host(0, 1)), [grain_sft.load(config, host=Host(at, 2)) for at in (0, 1)]
-    iterator = whole.iter(start_step=30)
-    for step in (30, 31):
-        batch, parts = next(iterator), [half[step] for half in halves]
-        assert batch["inputs"].shape == (10, 32)
-        for key, array in batch.items():
-            np.testing.assert_array_equal(array, np.stack([part[key] for part in parts], axis=1).reshape(array.shape))
+    assert_one_run(lambda host: load(config, host), range(30, 32), [1, 2])
+    whole, halves = load(config), [load(config, Host(index, 2)) for index in range(2)]
+    assert whole[30]["inputs"].shape == (10, 32)
     lines = trace(whole, range(30, 31), host=Host(0, 1))
-    corpora = {name: part.corpus for name, part in whole.source.layout.parts.items()}
-    seen = {name: 0 for name in corpora}
-    for name, corpus in corpora.items():
-        paths = {shard.path for shard in corpus.shards}
-        for at in np.flatnonzero([lines.paths[shard] in paths for shard in lines.shard.tolist()]).tolist():
-            seen[name] += 1
-            row, start, stop = int(lines.row[at]), int(lines.start[at]), int(lines.stop[at])
-            if lines.row.searchsorted(row) == at:
-                tokens = np.fromfile(lines.paths[lines.shard[at]], "<u2")[start : min(stop, start + 32)]
-                assert whole[30]["inputs"][row, : len(tokens)].tolist() == tokens.tolist()
-    assert all(seen.values())
+    assert_is_traced(trace(halves[0], range(30, 31)), halves, range(30, 31))
+    for part in whole.source.layout.parts.values():
+        assert {shard.path for shard in part.corpus.shards} & {lines.paths[shard] for shard in lines.shard.tolist()}
     at = [lines.paths[shard].endswith("b.bin") for shard in lines.shard].index(True)
     found = find_document(whole, int(lines.document[at]), epochs=2)
     assert (30, int(lines.row[at])) in set(zip(found.step.tolist(), found.row.tolist(), strict=True))
@@ -78,11 +66,10 @@ def test_it_goes_on_at_any_step_on_other_hosts_and_names_documents(config, tmp_p
 def test_its_transforms_are_stated(config):
     del config["transforms"]
     with pytest.raises(GrainSftError, match="lacks the key 'transforms', and the layouts of its sources"):
-        grain_sft.load(config, host=Host(0, 1))
+        load(config)
 
 
 def test_worker_processes_open_the_indices_anew(config):
-    layout = grain_sft.load(config, host=Host(0, 1)).source.layout.parts["blend"]
+    layout = load(config).source.layout.parts["blend"]
     copy = pickle.loads(pickle.dumps(layout))
     assert len(pickle.dumps(layout)) < 20_000 and repr(copy) == repr(layout)
-    np.testing.assert_array_equal(np.stack(copy.pieces(np.arange(90))[:5]), np.stack(layout.pieces(np.arange(90))[:5]))
