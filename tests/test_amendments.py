@@ -17,7 +17,7 @@ from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import RunRecord
-from grain_sft.layout import documents_named
+from grain_sft.layout import documents_named_in
 from grain_sft.pipeline import Amendment
 from grain_sft.provenance import check_audit, difference, trace
 
@@ -170,9 +170,9 @@ def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpora, tmp_path):
 def test_documents_are_named_by_record_input_and_file(corpora, tmp_path):
     layout = grain_sft.load(config_of(corpora["masks"], "padded")).source.layout
     (tmp_path / "gone.txt").write_text("4\n\n9\n")
-    assert documents_named(layout, [3, "17", str(tmp_path / "gone.txt")]).tolist() == [3, 4, 9, 17]
+    assert documents_named_in([layout], [3, "17", str(tmp_path / "gone.txt")])[0].tolist() == [3, 4, 9, 17]
     with pytest.raises(grain_sft.GrainSftError, match="'nobody' is not a document number, a source"):
-        documents_named(layout, ["nobody"])
+        documents_named_in([layout], ["nobody"])
 
 
 @pytest.mark.parametrize(

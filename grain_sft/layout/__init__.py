@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.columns import ColumnsLayout
-from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, sources_of, split_documents
+from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, split_documents
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.megatron import Blend, Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.layout.named import (
     corpus_documents_named,
-    documents_named,
     documents_named_in,
     documents_of_record,
     numbers_in,
@@ -59,7 +58,7 @@ __all__ = [
     "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
     "attention_spread", "blend", "check_columns", "checked_record", "checked_rows", "compare_algorithms",
-    "corpus_documents_named", "digest", "documents_named", "documents_named_in", "documents_of_record", "ends_of",
+    "corpus_documents_named", "digest", "documents_named_in", "documents_of_record", "ends_of",
     "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns", "plan_files",
-    "plan_places", "ragged", "run_documents_named", "sample_index", "sources_of", "split_documents",
+    "plan_places", "ragged", "run_documents_named", "sample_index", "split_documents",
 ]  # fmt: skip

@@ -18,28 +18,19 @@ Named = Iterable[int | str]
 _HIGHEST = np.iinfo(np.int64).max
 
 
-def documents_named(layout: Layout, named: Named) -> Ints:
-    """Return the numbers that documents have in a trace, int64 [n], ascending.
+def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
+    """Return the numbers of documents in the layout of each stage of a run: int64 [n] each, ascending.
 
     Args:
-      layout: Layout of the run.
-      named: Each a document's number; `NAME:NUMBER`, a document of a mixture's source; `INPUT:LINE`, the record of an input
-        that the corpus was prepared from (see `documents_of_record`); the name of a source or an input, for all its documents;
-        or the path of a file of these, one a line.
+      layouts: Layout of each stage.
+      named: Each a document's number in the run (`RunDocuments`), as a trace prints it; `NAME:NUMBER`, a document of a
+        mixture's source; `INPUT:LINE`, the record of an input that the corpus was prepared from (see `documents_of_record`);
+        the name of a source or an input, for all its documents; or the path of a file of these, one a line. A name that one
+        stage knows holds for all that have its documents.
 
     Raises:
-      RowIndexError: a name that is none of these, or a record that no document of the run was made of.
-      CorpusError, CorpusFileError: documents or files cannot be read, or a name fits several inputs.
-    """
-    return documents_named_in([layout], named)[0]
-
-
-def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
-    """Return the numbers of documents in the layout of each stage of a run, as `documents_named` does for one. Numbers alone
-    are those of the run (`RunDocuments`). A name that one stage knows holds for all that have its documents.
-
-    Raises:
-      RowIndexError, CorpusError, CorpusFileError: as `documents_named`, for what no stage has.
+      RowIndexError: A name that is none of these, or a record that no document of the run was made of.
+      CorpusError, CorpusFileError: Documents or files cannot be read, or a name fits several inputs.
     """
     run = RunDocuments(layouts)
     numbers = run_documents_named(run, named)
@@ -48,11 +39,7 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 
 
 def run_documents_named(run: RunDocuments, named: Named) -> Ints:
-    """Return the numbers of documents of a run, int64 [n], ascending, as `documents_named` for one layout.
-
-    Raises:
-      RowIndexError, CorpusError, CorpusFileError: as `documents_named`, for what no stage has.
-    """
+    """Return the numbers of documents of a run, int64 [n], ascending. `named` and errors are those of `documents_named_in`."""
     numbers, found = _resolved(named, lambda name: [_in_layout(each, name) for each in run.layouts], len(run.layouts))
     documents = [run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True)]
     known = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
@@ -67,10 +54,10 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
 
     Args:
       corpora: Corpora whose documents are named.
-      named: As in `documents_named`, without sources of a mixture.
+      named: As in `documents_named_in`, without sources of a mixture.
 
     Raises:
-      RowIndexError, CorpusError, CorpusFileError: as in `documents_named`, or a number that is not of a document.
+      RowIndexError, CorpusError, CorpusFileError: as in `documents_named_in`, or a number that is not of a document.
     """
     firsts = np.cumsum([0, *(len(corpus.documents) for corpus in corpora)]).tolist()
 

@@ -9,7 +9,7 @@ from prepared import CHAT_FORMATS, digests, record
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.layout import documents_named
+from grain_sft.layout import documents_named_in
 from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
 
@@ -108,6 +108,6 @@ def test_amendments_name_records_as_the_command_does(folder):
         (f"{folder}/b/chats.jsonl:3", (sources == (1, 3)).all(axis=1)),
     ):
         if kept.any():
-            assert documents_named(layout, [name]).tolist() == np.flatnonzero(kept).tolist()
+            assert documents_named_in([layout], [name])[0].tolist() == np.flatnonzero(kept).tolist()
     with pytest.raises(grain_sft.GrainSftError, match="several inputs fit"):
-        documents_named(layout, ["chats.jsonl:7"])
+        documents_named_in([layout], ["chats.jsonl:7"])
