@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from prepared import CHATML
+from tokenizer_makers import byte_level_json, save_huggingface
 
 from grain_sft.prepare import TEMPLATES, Conversation, TemplateOptions, Tokenizer, parse_record, render, train_tokenizer
 
@@ -144,6 +146,16 @@ def save_trained(folder: Path) -> Path:
     path = folder / "spm.model"
     path.write_bytes(train_tokenizer([f"the question and the answer, word {n}" for n in range(100)], 450, SPECIAL))
     return path
+
+
+def save_tokenizers(folder: Path) -> dict[str, str]:
+    """A tokenizer for each template: for chat templates one of Hugging Face, with a template of its own for hf."""
+    spm, serialized = save_trained(folder), byte_level_json(SPECIAL)
+    of_chats = {
+        "olmo": save_huggingface(folder / "olmo", serialized, eos="<|endoftext|>"),
+        "hf": save_huggingface(folder / "hf", serialized, eos="<|endoftext|>", chat_template=CHATML),
+    }
+    return {template: str(of_chats.get(template, spm)) for template in TEMPLATES}
 
 
 def render_one(tokenizer: Tokenizer, name: str, record: Any, **options: Any) -> Any:

@@ -12,9 +12,7 @@ from typing import Any
 import hard_chats
 import pytest
 from mutators import change_json, changed_bytes
-from prepared import CHATML
-from template_rules import REFERENCES, SPECIAL, in_one, save_trained, spelled
-from tokenizer_makers import byte_level_json, save_huggingface
+from template_rules import REFERENCES, in_one, save_tokenizers, spelled
 
 from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
@@ -50,13 +48,7 @@ FORMATS = {"primer": "primer", "openchat": "openchat", "olmo": "olmo"}
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A tokenizer for each template."""
-    folder = tmp_path_factory.mktemp("tokenizers")
-    spm, serialized = save_trained(folder), byte_level_json(SPECIAL)
-    paths = {
-        "olmo": save_huggingface(folder / "olmo", serialized, eos="<|endoftext|>"),
-        "hf": save_huggingface(folder / "hf", serialized, eos="<|endoftext|>", chat_template=CHATML),
-    }
-    return {template: str(paths.get(template, spm)) for template in PLAIN}
+    return save_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
 def request_of(path: Path | str, tokenizers: dict[str, str], template: str = "primer", **options: Any) -> Request:

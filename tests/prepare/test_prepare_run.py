@@ -17,9 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared import CHAT_FORMATS, CHATML, StoppedError, chat, digests, record, stamps, stop_half_way, write_chats
-from template_rules import SPECIAL
-from tokenizer_makers import byte_level_json, save_huggingface
+from prepared import CHAT_FORMATS, StoppedError, chat, digests, record, stamps, stop_half_way, write_chats
+from template_rules import SPECIAL, save_tokenizers
 
 from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
@@ -43,14 +42,9 @@ CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]
 
 
 @pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """By template."""
-    folder = tmp_path_factory.mktemp("tokenizers")
-    words = [f"the question and the answer, word {number}, then be kind" for number in range(100)]
-    spm = folder / "spm.model"
-    spm.write_bytes(train_tokenizer(words, 450, SPECIAL))
-    hf = save_huggingface(folder / "hf", byte_level_json(SPECIAL), eos="<|endoftext|>", chat_template=CHATML)
-    return {name: hf if name in ("hf", "olmo") else spm for name in TEMPLATES}
+    return save_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
 @dataclasses.dataclass
@@ -58,7 +52,7 @@ class Place:
     """A folder with inputs in `in`, and what is done in it."""
 
     folder: Path
-    tokenizers: dict[str, Path]
+    tokenizers: dict[str, str]
     capsys: pytest.CaptureFixture[str]
 
     def __post_init__(self) -> None:
@@ -70,7 +64,7 @@ class Place:
         self, template: str = "primer", format: str = "primer", inputs: list[Path] | None = None, **options: Any
     ) -> Request:
         datasets = tuple(Dataset((str(path),)) for path in inputs or self.chats)
-        return Request(datasets, template, str(self.tokenizers[template]), format, **options)
+        return Request(datasets, template, self.tokenizers[template], format, **options)
 
     def prepare(self, request: Request, name: str = "out", workers: int = 1, **options: Any) -> dict[str, Any]:
         return prepare(request, self.folder / name, workers=workers, **options)
@@ -102,7 +96,7 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, tokenizers: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> Place:
+def place(tmp_path: Path, tokenizers: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Place:
     return Place(tmp_path, tokenizers, capsys)
 
 
@@ -412,7 +406,7 @@ def test_amounts_of_a_mixture(place: Place) -> None:
     sizes = {"a": 41, "b": 30, "c": 40, "d": 9, "e": 20}
     a, b, c, d, e = (str(write_chats(place.folder / f"{name}.jsonl", count)) for name, count in sizes.items())
     command = ["prepare", a, "0.5", b, "3.0", c, "100", d, e, "5", "--template", "primer", "--format", "olmo"]
-    printed = place.succeeds([*command, "--tokenizer", str(place.tokenizers["primer"]), "-o", str(place.out)])
+    printed = place.succeeds([*command, "--tokenizer", place.tokenizers["primer"], "-o", str(place.out)])
     assert f"{20 + 90 + 100 + 9 + 5} examples" in printed
 
     def choice(count: int, size: int) -> list[int]:
@@ -427,7 +421,7 @@ def test_amounts_of_a_mixture(place: Place) -> None:
 
 @pytest.mark.parametrize("words", [["5", "a.jsonl"], ["a.jsonl", "1", "2"], ["0.5"]])
 def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None:
-    command = ["prepare", *words, "--template", "primer", "--tokenizer", str(place.tokenizers["primer"])]
+    command = ["prepare", *words, "--template", "primer", "--tokenizer", place.tokenizers["primer"]]
     assert "an amount follows an input, once" in place.fails([*command, "-o", str(place.out)])
 
 
