@@ -1,6 +1,6 @@
 """Exceptions at any moment inside `next`: the step that was not delivered comes next, each step comes once, nothing hangs.
 
-    pytest -n0 -m heavy -s tests/test_exceptions_inside_next.py
+    pytest -n0 -m heavy -s tests/pipeline/test_exceptions_inside_next.py
 
 raises `GRAIN_SFT_EXCEPTIONS` (5,000) in all. Values are taken by `list.extend`, so that a batch that `next` returned is kept
 although the signal handler raises directly after it.

@@ -10,7 +10,7 @@ from sft_files import write_olmo, write_openchat, write_primer
 import grain_sft
 from grain_sft import Host
 
-CONFIGS = Path(__file__).parents[1] / "configs"
+CONFIGS = Path(__file__).parents[2] / "configs"
 OLMO = {"order": "olmo", "seed": 34521, "epochs": 2}
 EPISODES = {"order": "episode", "seed": 1337}
 CASES = {  # corpus, shape of a host's batches, options of the sampler
