@@ -1,7 +1,10 @@
 """A mixture of three sources that differ in what they can: format, dtype, layout, loss, order and padding."""
 
 import numpy as np
+from batches import load
 from sft_files import documents, write_episodes, write_olmo
+
+from grain_sft import Host
 
 LENGTH = 16
 
@@ -29,3 +32,7 @@ def mixture_config(folder, **sampler):
         "sampler": {"order": "shuffle", "seed": 3, "global_batch_size": 12, **sampler},
         "transforms": ["shift_targets"],
     }
+
+
+def mixed(folder, host=Host(0, 1), **sampler):
+    return load(mixture_config(folder, **sampler), host)

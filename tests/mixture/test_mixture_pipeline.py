@@ -2,35 +2,21 @@
 
 import dataclasses
 import functools
-import json
 import pickle
 
 import grain
 import numpy as np
 import pytest
-from batches import assert_is_traced, assert_one_run, assert_same, load, put, rows_of_hosts
-from mixed_corpora import LENGTH, mixture_config, write_sources
+from batches import assert_one_run, assert_same, load, put, rows_of_hosts
+from mixed_corpora import LENGTH, mixed, mixture_config
 
 import grain_sft
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, WindowLayout
-from grain_sft.cli.main import main
 from grain_sft.errors import CorpusError, GrainSftError, PipelineError, RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
-from grain_sft.provenance.audit_check import check_audit
+from grain_sft.provenance import trace
 from grain_sft.sampling import Mixture, MixtureSampler, SourceOrder
 from grain_sft.source import MixtureSource
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    place = tmp_path_factory.mktemp("mixture")
-    write_sources(place)
-    return place
-
-
-def mixed(folder, host=Host(0, 1), **sampler):
-    return load(mixture_config(folder, **sampler), host)
 
 
 def test_each_sources_rows_come_in_its_own_order(folder):
@@ -115,41 +101,9 @@ def test_weights_and_batches_that_change_at_a_step_change_nothing_before_it(fold
         four.iter(start_step=3)
 
 
-def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
-    schedule = [{"step": 4, "weights": {"chat": 0.4}}, {"step": 6, "global_batch_size": 18}]
-    pipeline = mixed(folder, schedule=schedule)
-    found = trace(pipeline, range(10))
-    assert_is_traced(found, [pipeline], range(10))
-    layout = pipeline.source.layout
-    names = [found.source_names[number].split("/")[0] for number in found.source.tolist()]
-    assert names == [layout.names[part] for part in layout.parts_of(found.instance)]
-    seen = set(names)
-    assert seen == {"chat", "talks", "web"}
-    assert {name.split("/")[0] for name in summarize(found)["source"]} == seen
-    assert sum(summarize(found)["tokens"]) == int((found.stop - found.start).sum())
-    assert (found.document[[found.source_names[number] == "web" for number in found.source]] == -1).all()
-
-
-def test_where_a_document_of_a_mixture_was_seen(folder):
-    pipeline = mixed(folder, schedule=[{"step": 4, "weights": {"talks": 0.5}}])
-    steps = range(14)
-    whole = trace(pipeline, steps)
-    documents = np.unique(whole.document[whole.document >= 0])
-    assert documents.max() > 60  # of the second source too
-    for document in documents[::7].tolist():
-        found = find_document(pipeline, document, epochs=9)
-        found = found.select(found.step < len(steps))
-        expected = whole.select(whole.document == document)
-        assert len(expected)
-        for name, column in expected.columns().items():
-            np.testing.assert_array_equal(found.columns()[name], column, err_msg=name)
-    with pytest.raises(GrainSftError):
-        find_document(pipeline, 10_000)
-
-
 @pytest.mark.parametrize("on_exhausted", ["stop", "renormalize"])
 @pytest.mark.parametrize("last_batch", ["drop", "fill"])
-def test_sources_that_run_dry(folder, on_exhausted, last_batch):
+def test_sources_that_are_exhausted(folder, on_exhausted, last_batch):
     config = mixture_config(folder, on_exhausted=on_exhausted, last_batch=last_batch)
     for source in config["corpus"]["mixture"].values():
         source.setdefault("sampler", {})["epochs"] = 1
@@ -215,7 +169,7 @@ def test_a_mixture_of_mixtures_divides_its_rows_by_its_own_weights(folder):
     assert_same(pickle.loads(pickle.dumps(pipeline))[11], pipeline[11])
 
 
-def test_receipts_and_keys_say_all_that_decides_a_mixture(folder):
+def test_receipts_contain_all_that_decides_a_mixture(folder):
     config = mixture_config(folder)
     codes = [mixed(folder).receipt.code]
     chat = {"weight": 0.6, "sampler.order": "shuffle", "sampler.seed": 6, "layout.kind": "padded", "pad_token_id": 9}
@@ -229,35 +183,6 @@ def test_receipts_and_keys_say_all_that_decides_a_mixture(folder):
     for source, weight in zip(config["corpus"]["mixture"].values(), (7, 2, 1), strict=True):
         source["weight"] = weight
     assert load(config).receipt.code == codes[0]
-
-
-def test_the_audit_log_of_a_mixture_says_the_epochs_of_its_sources(folder, tmp_path):
-    config = mixture_config(folder, schedule=[{"step": 3, "global_batch_size": 24}])
-    pipeline = load({**config, "audit": str(tmp_path / "audit")})
-    for start, stop in ((0, 9), (6, 14)):
-        batches = pipeline.iter(start_step=start, threads=0)
-        for _ in range(start, stop):
-            next(batches)
-    text = (tmp_path / "audit.log").read_text()
-    assert text.count("action=epoch_start | source=chat") >= 2 and "action=epoch_complete | source=talks" in text
-    for ending in (".log", ".jsonl"):
-        checked = check_audit(tmp_path / f"audit{ending}", load(config))
-        assert checked.accepted, checked.findings
-        assert checked.resumes == 1
-    other = mixture_config(folder, schedule=[{"step": 4, "global_batch_size": 24}])
-    assert not check_audit(tmp_path / "audit.log", load(other)).accepted
-
-
-def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
-    pipeline = mixed(folder)
-    table = checkpoint_table(pipeline, 5)
-    rows = np.concatenate([pipeline.sampler.rows(step) for step in range(table["step"][-1])])
-    part = pipeline.source.layout.parts_of(rows)
-    for place, step in enumerate(table["step"]):
-        for number, name in enumerate(("chat", "talks", "web")):
-            size = len(pipeline.source.layout.parts[name])
-            count = int((part[: step * 12] == number).sum())
-            assert divmod(count, size) == (table[f"epoch of {name}"][place], table[f"rows into epoch of {name}"][place])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +213,7 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
         ("sampler.schedule", [{"step": 5, "global_batch_tokens": 4}], "less than one row of layout.sequence_length=16"),
     ],
 )
-def test_what_is_wrong_with_a_mixture_is_said(folder, place, value, message):
+def test_a_mistake_in_a_mixture_is_named(folder, place, value, message):
     with pytest.raises(GrainSftError, match=message):
         load(put(mixture_config(folder), place, value))
 
@@ -312,7 +237,7 @@ def test_samplers_sources_and_keys_that_do_not_belong_together(folder):
         source.read([80])
 
 
-def test_a_step_too_far_for_a_mixture_is_a_sentence(folder):
+def test_a_step_too_far_for_a_mixture_is_refused(folder):
     config = mixture_config(folder)
     for source in config["corpus"]["mixture"].values():
         source["sampler"] = {"order": "sequential"}  # others end before
@@ -324,30 +249,6 @@ def test_a_step_too_far_for_a_mixture_is_a_sentence(folder):
             pipeline[step]
     with pytest.raises(RowIndexError, match=r"A mixture counts its rows up to 2\^62"):
         next(pipeline.iter(start_step=1 << 62))
-
-
-def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(mixture_config(folder)))
-
-    def run(command, *arguments):
-        assert main([command, str(path), *arguments]) == 0
-        return capsys.readouterr().out
-
-    def traced(*arguments):
-        return [json.loads(line) for line in run("trace", *arguments, "--format", "jsonl").splitlines()][1:]
-
-    lines = traced("--steps", "0:5")
-    documents = len(load(path).source.layout.parts["chat"].corpus.documents)
-    seen = next(line["document"] for line in lines if line["source"] == "talks")
-    found = traced("--document", f"talks:{seen - documents}")
-    assert found and all(line["document"] == seen and line["source"] == "talks" for line in found)
-    found = traced("--record", "1:2")
-    assert found and all(line["source"].startswith("chat") and line["record"] == 2 for line in found)
-    assert "epoch of chat" in run("trace", "--checkpoints", "10")
-    assert "layout of talks" in run("receipt")
-    assert main(["trace", str(path), "--document", "talk:3"]) != 0
-    assert "no such source; expected one of chat, talks, web" in capsys.readouterr().err
 
 
 def test_sources_of_two_tokenizers_are_not_one_mixture(folder):

@@ -1,0 +1,97 @@
+"""Traces, audit logs and tables of checkpoints of mixtures name the rows and epochs of each source."""
+
+import json
+
+import numpy as np
+import pytest
+from batches import assert_is_traced, load
+from mixed_corpora import mixed, mixture_config
+
+from grain_sft.cli.main import main
+from grain_sft.errors import GrainSftError
+from grain_sft.provenance import check_audit, checkpoint_table, find_document, summarize, trace
+
+
+def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
+    schedule = [{"step": 4, "weights": {"chat": 0.4}}, {"step": 6, "global_batch_size": 18}]
+    pipeline = mixed(folder, schedule=schedule)
+    found = trace(pipeline, range(10))
+    assert_is_traced(found, [pipeline], range(10))
+    layout = pipeline.source.layout
+    names = [found.source_names[number].split("/")[0] for number in found.source.tolist()]
+    assert names == [layout.names[part] for part in layout.parts_of(found.instance)]
+    seen = set(names)
+    assert seen == {"chat", "talks", "web"}
+    assert {name.split("/")[0] for name in summarize(found)["source"]} == seen
+    assert sum(summarize(found)["tokens"]) == int((found.stop - found.start).sum())
+    assert (found.document[[found.source_names[number] == "web" for number in found.source]] == -1).all()
+
+
+def test_where_a_document_of_a_mixture_was_seen(folder):
+    pipeline = mixed(folder, schedule=[{"step": 4, "weights": {"talks": 0.5}}])
+    steps = range(14)
+    whole = trace(pipeline, steps)
+    documents = np.unique(whole.document[whole.document >= 0])
+    assert documents.max() > 60  # of the second source too
+    for document in documents[::7].tolist():
+        found = find_document(pipeline, document, epochs=9)
+        found = found.select(found.step < len(steps))
+        expected = whole.select(whole.document == document)
+        assert len(expected)
+        for name, column in expected.columns().items():
+            np.testing.assert_array_equal(found.columns()[name], column, err_msg=name)
+    with pytest.raises(GrainSftError):
+        find_document(pipeline, 10_000)
+
+
+def test_the_audit_log_of_a_mixture_has_the_epochs_of_its_sources(folder, tmp_path):
+    config = mixture_config(folder, schedule=[{"step": 3, "global_batch_size": 24}])
+    pipeline = load({**config, "audit": str(tmp_path / "audit")})
+    for start, stop in ((0, 9), (6, 14)):
+        batches = pipeline.iter(start_step=start, threads=0)
+        for _ in range(start, stop):
+            next(batches)
+    text = (tmp_path / "audit.log").read_text()
+    assert text.count("action=epoch_start | source=chat") >= 2 and "action=epoch_complete | source=talks" in text
+    for ending in (".log", ".jsonl"):
+        checked = check_audit(tmp_path / f"audit{ending}", load(config))
+        assert checked.accepted, checked.findings
+        assert checked.resumes == 1
+    other = mixture_config(folder, schedule=[{"step": 4, "global_batch_size": 24}])
+    assert not check_audit(tmp_path / "audit.log", load(other)).accepted
+
+
+def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
+    pipeline = mixed(folder)
+    table = checkpoint_table(pipeline, 5)
+    rows = np.concatenate([pipeline.sampler.rows(step) for step in range(table["step"][-1])])
+    part = pipeline.source.layout.parts_of(rows)
+    for place, step in enumerate(table["step"]):
+        for number, name in enumerate(("chat", "talks", "web")):
+            size = len(pipeline.source.layout.parts[name])
+            count = int((part[: step * 12] == number).sum())
+            assert divmod(count, size) == (table[f"epoch of {name}"][place], table[f"rows into epoch of {name}"][place])
+
+
+def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(mixture_config(folder)))
+
+    def run(command, *arguments):
+        assert main([command, str(path), *arguments]) == 0
+        return capsys.readouterr().out
+
+    def traced(*arguments):
+        return [json.loads(line) for line in run("trace", *arguments, "--format", "jsonl").splitlines()][1:]
+
+    lines = traced("--steps", "0:5")
+    documents = len(load(path).source.layout.parts["chat"].corpus.documents)
+    seen = next(line["document"] for line in lines if line["source"] == "talks")
+    found = traced("--document", f"talks:{seen - documents}")
+    assert found and all(line["document"] == seen and line["source"] == "talks" for line in found)
+    found = traced("--record", "1:2")
+    assert found and all(line["source"].startswith("chat") and line["record"] == 2 for line in found)
+    assert "epoch of chat" in run("trace", "--checkpoints", "10")
+    assert "layout of talks" in run("receipt")
+    assert main(["trace", str(path), "--document", "talk:3"]) != 0
+    assert "no such source; expected one of chat, talks, web" in capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""Orders of other systems are theirs, bit for bit: values that these systems computed."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grain_sft import Host, IndexSampler
+from grain_sft.errors import SamplerError
+from grain_sft.sampling import ORDERS
+from grain_sft.sampling.orders import permute
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+EPISODES, OLMO, MAXTEXT, OPENCHAT = (
+    json.loads((GOLDEN / f"{name}.json").read_text())
+    for name in ("episode_batches", "olmo_order", "maxtext_order", "openchat_order")
+)
+
+
+def sampler(rows, batch, order, host=Host(0, 1), **options):
+    return IndexSampler(rows, global_batch_size=batch, order=order, host=host, **options)
+
+
+def samplers(hosts, *arguments, **options):
+    return [sampler(*arguments, Host(index, hosts), **options) for index in range(hosts)]
+
+
+def order(name, rows, seed, epoch):
+    return ORDERS[name].make(rows, seed=seed, cache_dir=None)(epoch, np.arange(rows))
+
+
+@pytest.mark.parametrize("case", OLMO["cases"])
+def test_order_olmo_is_the_order_of_olmo_core(case):
+    if not case["batches"]:
+        with pytest.raises(SamplerError, match=r"no full step|expected an integer"):
+            sampler(case["N"], case["global_batch_size"], "olmo", seed=case["seed"])
+        return
+    for rank in range(case["ranks"]):
+        mine = sampler(case["N"], case["global_batch_size"], "olmo", Host(rank, case["ranks"]), seed=case["seed"])
+        assert mine.steps_per_epoch == len(case["batches"])
+        first = (case["epoch"] - 1) * mine.steps_per_epoch
+        for number, batch in enumerate(case["batches"]):
+            assert mine.rows(first + number).tolist() == batch[rank]
+
+
+@pytest.mark.parametrize("case", MAXTEXT["cases"])
+def test_order_maxtext_is_the_order_of_maxtext(case):
+    hosts, total, shards = case["shard_count"], case["total_instances"], case["shards"]
+    if not all(shards):
+        with pytest.raises(SamplerError):
+            sampler(total, hosts, "maxtext", Host(0, hosts), seed=case["seed"])
+        return
+    for mine, shard in zip(samplers(hosts, total, hosts, "maxtext", seed=case["seed"]), shards, strict=True):
+        first = case["epoch"] * len(shard)
+        assert [int(mine.rows(first + i)[0]) for i in range(len(shard))] == shard
+
+
+def test_order_maxtext_runs_on_across_epochs_as_maxtext_does():
+    records, hosts = MAXTEXT["records"], MAXTEXT["records"]["shard_count"]
+    for index, keys in enumerate(records["record_keys"]):
+        mine = sampler(records["total_instances"], hosts * 4, "maxtext", Host(index, hosts), seed=records["seed"])
+        assert [mine[i].record_key for i in range(len(keys))] == keys
+        straddling = np.concatenate([mine.rows(step) for step in range(len(keys) // 4)])
+        assert straddling.tolist() == keys[: len(straddling)]
+
+
+def test_large_permutations_are_those_of_olmo_core_and_maxtext():
+    assert [permute.row_dtype(rows) for rows in (1 << 32, (1 << 32) + 1)] == [np.uint32, np.uint64]
+    for large in OLMO["large"]:
+        rows = order("olmo", large["N"], large["seed"], large["epoch"] - 1)
+        assert hashlib.sha256(rows.astype("<u4").tobytes()).hexdigest() == large["sha256"]
+    large = MAXTEXT["large"]
+    rows = order("maxtext", large["total_instances"], large["seed"], large["epoch"])
+    assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest() == large["sha256"]
+
+
+@pytest.mark.parametrize("case", EPISODES["cases"], ids=lambda case: f"{case['episodes']} episodes")
+def test_order_episode_is_the_episode_indexed_loaders(case):
+    mine = sampler(case["episodes"], case["batch_size"], "episode", seed=case["epoch_seed"], last_batch="run_on")
+    assert [mine.rows(step).tolist() for step in range(len(case["batches"]))] == case["batches"]
+    epochs = sampler(case["episodes"], case["episodes"], "episode", seed=case["epoch_seed"])
+    for epoch, first in enumerate(case["first_episode_ids"]):
+        assert epochs.rows(epoch)[:10].tolist() == first
+
+
+@pytest.mark.parametrize("case", OPENCHAT["cases"])
+def test_order_openchat_is_the_order_of_openchats_sampler(case):
+    mine = sampler(case["documents"], case["documents"], "openchat", seed=case["seed"])
+    for epoch, expected in enumerate(case["epochs"]):
+        rows = mine.rows(epoch)
+        assert rows[:10].tolist() == expected["first"]
+        assert hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest() == expected["sha256"]
