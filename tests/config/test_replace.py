@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.integrations import checkpoint
 from grain_sft.provenance import check_audit, difference, trace
 
-NAMES = ("a", "b", "new")
+NAMES = ("a", "b", "c", "d", "e", "new")
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,56 @@ def test_a_source_has_other_files_from_a_step_on(paths, skipped):
     late = streams_of(changed, range(15 - skipped, 40))
     assert len(late["a"]) / len(late["b"]) == pytest.approx(5, rel=0.05)
     assert_one_run(lambda host: load(config_of(paths, [*skip, replace], schedule=schedule), host), range(6, 13), [1, 2])
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 80))])
+def test_random_replacements_read_each_file_in_its_order_and_change_nothing_else(paths, seed):
+    """Each source reads its files of the step from the first row that was not read, in stages and inner mixtures too."""
+    drawn = random.Random(seed)
+    inner = {"weight": 2, "mixture": {"b": {"weight": 1, "path": paths["b"]}, "c": {"weight": 2, "path": paths["c"]}}}
+    config, names = config_of(paths), {"a": "a", "b": "b"}
+    if drawn.random() < 0.5:
+        inner["schedule"] = [{"step": drawn.randint(1, 9), "weights": {"b": 4}}] if drawn.random() < 0.5 else []
+        inner = {key: value for key, value in inner.items() if value != []}
+        config["corpus"]["mixture"] = {"a": config["corpus"]["mixture"]["a"], "in": inner}
+        names = {"a": "a", "in/b": "b", "in/c": "c"}
+    schedule = [{"step": 3, "global_batch_size": 12}, {"step": 8, "weights": {"a": 5}}]
+    if drawn.random() < 0.5:
+        config["stages"] = [
+            {"steps": drawn.randint(1, 9), "sampler": {"schedule": schedule[:1]}},
+            {"tokens": 48 * 60},
+            {},
+        ]
+    elif drawn.random() < 0.5:
+        config["sampler"]["schedule"] = schedule
+    unused, replaced = ["new", "d", "e"], []
+    for _ in range(drawn.randint(1, 3)):
+        source = drawn.choice(list(names))
+        keys = {"path": paths[unused.pop()]} if drawn.random() < 0.8 else {"weight": drawn.randint(1, 5)}
+        replaced.append({"from": drawn.randrange(16), "source": source, **keys})
+    plain, changed = (load({**config, "amendments": [{"replace": each} for each in some]}) for some in ([], replaced))
+    for step in range(min(each["from"] for each in replaced)):
+        assert_same(plain[step], changed[step])
+    orders = {path: load(config_of({**paths, "a": path})).sampler.streams[0] for path in paths.values()}
+    have, read = {name: paths[own] for name, own in names.items()}, dict.fromkeys(paths.values(), 0)
+    for step in range(24):
+        have |= {each["source"]: each["path"] for each in replaced if each["from"] == step and "path" in each}
+        assert len(changed.sampler.rows(step)) == len(plain.sampler.rows(step))
+        for name, rows in streams_of(changed, [step]).items():
+            order = orders[have[name]]
+            places = read[have[name]] + np.arange(len(rows))
+            expected = [
+                int(order.rows_at(epoch, np.array([at]))[0])
+                for epoch, at in zip(*np.divmod(places, order.source.num_instances), strict=True)
+            ]
+            assert [row for _, row in rows] == expected and all(path.startswith(have[name]) for path, _ in rows)
+            read[have[name]] += len(rows)
+    skip = {"skip": {"from": (first := drawn.randrange(12)), "steps": 3}}
+    earlier = [{"replace": {**each, "from": each["from"] - 3 * (each["from"] >= first + 3)}} for each in replaced]
+    if not any(first <= each["from"] < first + 3 for each in replaced):
+        skipped = load({**config, "amendments": [skip, *earlier]})
+        for step in range(18):
+            assert_same(skipped[step], changed[step + 3 * (step >= first)])
 
 
 def test_a_scheduled_weight_after_a_reweight_stays(paths):
