@@ -148,7 +148,7 @@ def test_stages_are_one_run(config):
         assert_same(pipeline.at(step)[step], pipeline[step])
 
 
-@pytest.mark.parametrize("stop", [1, 4, 5, 6, 10, 11, 12, 19, 20, 27, 31])
+@pytest.mark.parametrize("stop", [1, 5, 10, 20, 31])
 @pytest.mark.parametrize("worker_count", [0, pytest.param(2, marks=pytest.mark.heavy)])
 def test_an_iterator_goes_on_in_its_stage(config, stop, worker_count):
     pipeline = grain_sft.load(config, host=Host(0, 1))
@@ -265,18 +265,6 @@ def test_a_corpus_that_a_mixture_names_twice_has_documents_of_two_names(corpora)
         lines = lines.select(lines.withdrawn > 0)
         withdrawn.append({lines.source_names[source] for source in lines.source.tolist()})
     assert withdrawn == [{"b"}, {"b"}, {"d"}, set()]
-
-
-def test_a_document_is_found_where_a_stage_numbers_it_differently(config):
-    pipeline = load(config)
-    found, third = find_document(pipeline, [3], epochs=1), pipeline.stages[2].source.layout
-    numbers = {"first": 3, "third": third.first_document("web") + 3}
-    for stage, number in ((pipeline.stages[0], numbers["first"]), (pipeline.stages[2], numbers["third"])):
-        mine = found.select((found.step >= stage.first_step) & (found.step < stage.end_step))
-        rows = set(stage.source.layout.rows_of_documents(np.array([number])).tolist())
-        assert set(mine.instance.tolist()) <= rows
-    packed = pipeline.stages[3]
-    assert not ((found.step >= packed.first_step) & (found.step < packed.end_step)).any()
 
 
 def test_a_trace_names_what_each_stage_saw(config, capsys, tmp_path):

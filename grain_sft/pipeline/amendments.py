@@ -70,10 +70,10 @@ def _sorted(numbers: Ints) -> Ints:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether one of `texts` is not an amendment's, or is that of an amendment from a step before `step`; None for no
-    step."""
-    steps = [_FROM.match(text) for text in texts if text is not None]
-    return step is None or any(found is None or int(found[1]) < step for found in steps)
+    """Return whether a part of receipts that has these `texts` (None where it is absent) may decide steps before `step`: it is
+    not a change from a later step on. `step` None means all steps."""
+    changes = [_FROM.match(text) for text in texts if text is not None]
+    return step is None or any(change is None or int(change[1]) < step for change in changes)
 
 
 def check_same_changes(noun: str, there: Sequence[str], here: Sequence[str], step: int) -> None:

@@ -156,7 +156,7 @@ class _Run:
             self._note("was being written when its process ended.")
             return
         if "unreadable" in fields:
-            self._lose(f"can't be read: {fields['unreadable']}. It was changed or added.")
+            self._lose_step(f"can't be read: {fields['unreadable']}. It was changed or added.")
             return
         shift, action = _number(fields.get("entry")) - self._number, fields["action"]
         if shift in self._shifts:
@@ -164,15 +164,15 @@ class _Run:
         elif "chain" not in fields:  # an older log counts whole lines only
             expected = f"expected {self._number + min(self._shifts)}"
             reason = "A line before it is missing, or it was changed, added or moved."
-            self._found(f"entry={fields.get('entry')}; {expected}. {reason}")
+            self._report(f"entry={fields.get('entry')}; {expected}. {reason}")
             self._shifts = self._shifts | {shift}
         self.checked.entries += 1
         kinds = {LOAD: self._load, RESUME: self._resume, START: self._event, COMPLETE: self._event}
         if action not in kinds:
-            self._lose(f"action={action}; expected one of {', '.join(kinds)}.")
+            self._lose_step(f"action={action}; expected one of {', '.join(kinds)}.")
             return
         if action != LOAD and not self._loaded:
-            self._found(f"action={action} before any {LOAD}; expected {LOAD} first.")
+            self._report(f"action={action} before any {LOAD}; expected {LOAD} first.")
             self._loaded = True
         kinds[action](fields)
 
@@ -181,7 +181,7 @@ class _Run:
         for kind, text in changes_of(pipeline):
             if (kind, text) not in self._changes and begins_before(self._delivered + 1, [text]):
                 change = shown(kind, text)
-                self._found(f"steps up to {self._delivered} were handed out without {kind} of the config: {change}.")
+                self._report(f"steps up to {self._delivered} were handed out without {kind} of the config: {change}.")
 
     def _load(self, fields: Mapping[str, str]) -> None:
         self.checked.loads += 1
@@ -193,43 +193,45 @@ class _Run:
         sizes, hosts = self._pipeline.sampler.batch_sizes.sizes, _number(fields.get("hosts"))
         if hosts < 1 or any(rows % hosts for rows in sizes):
             rows = " or ".join(map(str, sizes))
-            self._found(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
+            self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
         self._compare(fields, self._events.load(hosts), {"hosts"})
         self._loaded, self._running = True, self._reach < 0
         if self._running:  # a log that begins at step 0 has no resume
-            self._go(0)
+            self._continue_at(0)
 
     def _resume(self, fields: Mapping[str, str]) -> None:
         self.checked.resumes += 1
         step, end = _number(fields.get("step")), self._pipeline.end_step
         if not 0 <= step < end:
-            self._lose(f"step={fields.get('step')}; expected 0 to {end - 1}.")
+            self._lose_step(f"step={fields.get('step')}; expected 0 to {end - 1}.")
             return
         if step and self.checked.entries == self.checked.loads + 1:
             self._note(f"the log begins at step {step}, so earlier steps are not checked.")
         elif step > self._reach and not self._lost:
             missing = f"no line states that steps {self._reach} to {step - 1} were handed out"
-            self._found(f"step={step}, but {missing}; expected at most {self._reach}.")
+            self._report(f"step={step}, but {missing}; expected at most {self._reach}.")
         for kind, text in self._added:
             if begins_before(step, [text]):
                 added = shown(kind, text)
-                self._found(f"the run continues at step {step} with {kind} that it did not have before: {added}.")
+                self._report(f"the run continues at step {step} with {kind} that it did not have before: {added}.")
         self._added, self._running = [], True
         if self._compare(fields, self._events.resume(step)):
             self._lost = False
-            self._go(step)
+            self._continue_at(step)
         else:
-            self._lose()
+            self._lose_step()
 
     def _event(self, fields: Mapping[str, str]) -> None:
         if not self._running:
-            self._found(f"action={fields['action']} after {LOAD} in a log that continues; expected {RESUME} before it.")
+            self._report(
+                f"action={fields['action']} after {LOAD} in a log that continues; expected {RESUME} before it."
+            )
             self._running = True
         event, named = self._next, self._named(fields)
         if named is None or named != event:
             if not self._lost:
                 expected = f"{event.action} of epoch {event.epoch} at step {event.step}" if event else "no more events"
-                self._found(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
+                self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
             self._lost = named is None or not self._lost
             if named is None:
                 return
@@ -254,14 +256,14 @@ class _Run:
                 return Event(step, fields["action"], epoch, number)
         return None
 
-    def _lose(self, message: str = "") -> None:
+    def _lose_step(self, message: str = "") -> None:
         """Continue after a changed line, which may have been an entry of any kind."""
         if message:
-            self._found(message)
+            self._report(message)
         self._loaded = self._running = self._lost = True
         self._since = None
 
-    def _go(self, step: int) -> None:
+    def _continue_at(self, step: int) -> None:
         self._since, self._delivered, self._upcoming = step, step - 1, self._events.following(step)
         self._advance()
 
@@ -275,16 +277,16 @@ class _Run:
         for name in [name for name in expected if name not in _NOT_COMPUTED.union(unknown)]:
             stated, computed = fields.get(name), as_text(expected[name])
             if stated is None:
-                self._found(f"has no {name}; expected {name}={computed}.")
+                self._report(f"has no {name}; expected {name}={computed}.")
             elif stated != computed:
                 parts = receipt_parts(stated) if name == "receipt_parts" else {}
                 why = " " + " ".join(self._pipeline.receipt.differences(parts)) if parts else ""
-                self._found(f"{name}={stated}; expected {computed}.{why}")
+                self._report(f"{name}={stated}; expected {computed}.{why}")
         for name in fields.keys() - expected.keys() - _NOT_COMPUTED:
-            self._found(f"{name}={fields[name]}; expected no such field.")
+            self._report(f"{name}={fields[name]}; expected no such field.")
         return len(self.checked.findings) == before
 
-    def _found(self, message: str) -> None:
+    def _report(self, message: str) -> None:
         self.checked.findings.append(Finding(self._number, message))
 
     def _note(self, message: str) -> None:

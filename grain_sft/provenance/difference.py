@@ -158,8 +158,8 @@ def _documents(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] 
 
 
 def _seen(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return the documents of which `steps` see a token, by number in `run`: each by its source and its record or, without
-    records, by its number."""
+    """Return the documents with a token in `steps` that is not withdrawn, by number in `run`: (source, record), or ("", number)
+    for a document without a record."""
     found: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:
         own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))

@@ -56,10 +56,10 @@ class Events:
         """Return an iterator of the events from `step` on, in order. It never ends if the epochs never end."""
         if step >= self._pipeline.end_step:
             return iter(())
-        streams = (self._of(number, step) for number in range(len(self.streams)))
+        streams = (self._of_stream(number, step) for number in range(len(self.streams)))
         return heapq.merge(*streams, key=lambda event: event.step)
 
-    def _of(self, number: int, step: int) -> Iterator[Event]:
+    def _of_stream(self, number: int, step: int) -> Iterator[Event]:
         _, stage, stream = self.streams[number]
         if step >= stage.end_step:
             return

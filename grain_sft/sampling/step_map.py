@@ -40,7 +40,7 @@ class StepMap:
 
     def __init__(self, skips: Iterable[tuple[int, int]], origin: int = 0) -> None:
         self._steps, self._skipped = [origin], [-origin]
-        """Steps of the trainer at which the difference changes, and the difference from there on: data step minus step."""
+        """Trainer's steps before which data steps are skipped; and from each on, the data step minus the trainer's step."""
         for first, count in sorted(skips):
             step = as_integer("skip: from", first, 0, SamplerError)
             if step > self._steps[-1]:

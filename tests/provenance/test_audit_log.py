@@ -85,7 +85,7 @@ EXPECTED = [
 ]
 
 
-def test_a_run_says_when_it_loads_and_resumes_and_when_epochs_start_and_end(make, tmp_path):
+def test_a_log_has_loads_resumes_and_the_bounds_of_epochs(make, tmp_path):
     killed_and_resumed(make)
     assert actions(tmp_path / "audit.jsonl") == EXPECTED
     found = entries(tmp_path / "audit.jsonl")
@@ -309,7 +309,7 @@ def test_batches_taken_by_step_are_not_in_the_log_and_change_nothing_in_it(make,
     assert repr(copy) == repr(make(audit=None)) and copy.receipt.code == make(audit=None).receipt.code
 
 
-def test_an_iterator_that_goes_elsewhere_says_so(make, tmp_path):
+def test_a_log_has_where_an_iterator_was_set_to_another_step(make, tmp_path):
     iterator = make().iter(threads=0)
     state = iterator.get_state()
     for _ in range(3):

@@ -169,7 +169,7 @@ def test_a_document_is_found_wherever_a_trace_of_all_steps_has_it(layouts, name,
         assert mine.step.tolist() == expected.step[expected.host == last.index].tolist()
 
 
-def test_a_sampler_without_end_is_searched_for_so_many_epochs(layouts):
+def test_a_sampler_without_end_is_searched_for_a_number_of_epochs(layouts):
     pipeline = pipeline_of(layouts["padded"], epochs=None)
     row = layouts["padded"].spans(0)[0].document
     assert find_document(pipeline, row).epoch.tolist() in ([0], [])

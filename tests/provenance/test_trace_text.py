@@ -60,7 +60,7 @@ TEXTS = {
     **{"violet zeppelin": [3, 11], "a violet zeppelin at dusk": [11], "zeppelin": [3, 11, 25], "z": None},
     **{"violet balloon": [], "zeppelin at dawn so": [3], "\u00fcber": []},
 }
-"""Answers that hold each text; None where that is not said."""
+"""Answers that hold each text; None where other answers may hold it."""
 
 
 @pytest.mark.parametrize(("text", "expected"), TEXTS.items())
