@@ -24,7 +24,7 @@ import numpy.typing as npt
 import grain_sft
 from grain_sft.demo import model
 from grain_sft.demo.corpus import VOCAB_SIZE
-from grain_sft.demo.model import ModelConfig, Params, init_params
+from grain_sft.demo.model import Params, init_params
 from grain_sft.demo.run import Options, Record, newest_step
 from grain_sft.errors import GrainSftError
 from grain_sft.storage import write_bytes
@@ -42,9 +42,8 @@ class State(NamedTuple):
     square: Params
 
 
-def init_state(config: ModelConfig, seed: int) -> State:
+def init_state(params: Params) -> State:
     """Return the state before step 0."""
-    params = init_params(config, seed)
     return State(params, jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params))
 
 
@@ -69,8 +68,7 @@ def load(folder: Path, step: int) -> State:
 
 def train(options: Options) -> None:
     """Train to the last step, from the newest checkpoint in `options.resume` or from step 0."""
-    config, start = ModelConfig(VOCAB_SIZE), 0
-    state = init_state(config, options.seed)
+    start, state = 0, init_state(init_params(VOCAB_SIZE, options.seed))
     if options.resume is not None:
         start = newest_step(options.resume)
         state = load(Path(options.resume), start)
@@ -78,7 +76,7 @@ def train(options: Options) -> None:
     try:
         for step in range(start, options.steps):
             batch = next(batches)
-            state, loss = _update(state, step, batch, config)
+            state, loss = _update(state, step, batch)
             record = Record(step, float(loss), batch_sha256(batch))
             if not math.isfinite(record.loss):
                 raise GrainSftError(f"the loss at step {step} is {record.loss}: the training diverged.")
@@ -99,9 +97,9 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def update(state: State, step: int, batch: model.Batch, config: ModelConfig) -> tuple[State, jax.Array]:
+def update(state: State, step: int, batch: model.Batch) -> tuple[State, jax.Array]:
     """Return the state after one step of Adam, and the loss before it. The learning rate rises for `WARMUP` steps."""
-    loss, gradients = jax.value_and_grad(model.loss)(state.params, config, batch)
+    loss, gradients = jax.value_and_grad(model.loss)(state.params, batch)
     done = jnp.asarray(step, jnp.float32) + 1
     rate = LEARNING_RATE * jnp.minimum(1.0, done / WARMUP)
     mean = jax.tree.map(lambda old, new: BETA1 * old + (1 - BETA1) * new, state.mean, gradients)
@@ -114,7 +112,7 @@ def update(state: State, step: int, batch: model.Batch, config: ModelConfig) -> 
     return State(jax.tree.map(moved, state.params, mean, square), mean, square), loss
 
 
-_update = jax.jit(update, static_argnames="config")
+_update = jax.jit(update)
 
 
 def main(options: str) -> int:

@@ -127,7 +127,7 @@ def test_the_resumed_run_took_up_the_checkpoint_of_the_killed_one(finished: tupl
 
 @pytest.mark.pages
 def test_a_run_that_can_not_write_its_checkpoint_fails_with_its_sentence(tmp_path: Path) -> None:
-    status, _, errors = demo(tmp_path / "demo", 7 << 20)  # the corpus has smaller files, and checkpoints are larger
+    status, _, errors = demo(tmp_path / "demo", 4 << 20)  # the corpus has smaller files, and checkpoints are larger
     assert status == 1
     (sentence,) = errors.splitlines()
     assert sentence.startswith("grain-sft demo: the interrupted run ended with exit status 1: ")
