@@ -3,9 +3,38 @@
 import functools
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf import message
 
-_LISTS = {"bytes_list": "TYPE_BYTES", "float_list": "TYPE_FLOAT", "int64_list": "TYPE_INT64"}
+from grain_sft.prepare.protobuf import message_class
+
+_FILE = """
+name: "example.proto" package: "example" syntax: "proto3"
+message_type { name: "Bytes" field { name: "value" number: 1 type: TYPE_BYTES label: LABEL_REPEATED } }
+message_type { name: "Floats" field { name: "value" number: 1 type: TYPE_FLOAT label: LABEL_REPEATED } }
+message_type { name: "Integers" field { name: "value" number: 1 type: TYPE_INT64 label: LABEL_REPEATED } }
+message_type {
+  name: "Feature"
+  oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".example.Bytes" label: LABEL_OPTIONAL oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".example.Floats" label: LABEL_OPTIONAL oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".example.Integers" label: LABEL_OPTIONAL oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  field { name: "feature" number: 1 type: TYPE_MESSAGE type_name: ".example.Features.FeatureEntry" label: LABEL_REPEATED }
+  nested_type {
+    name: "FeatureEntry"
+    options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING label: LABEL_OPTIONAL }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".example.Feature" label: LABEL_OPTIONAL }
+  }
+}
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".example.Features" label: LABEL_OPTIONAL }
+}
+"""
+_example_class = functools.cache(lambda: message_class(_FILE, "example.Example"))
 
 
 def fields_of(record: bytes) -> dict[str, Any] | None:
@@ -36,34 +65,3 @@ def _text(value: bytes) -> str | bytes:
         return value.decode()
     except UnicodeDecodeError:
         return value
-
-
-@functools.cache
-def _example_class() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="example", syntax="proto3")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, type) in enumerate(_LISTS.items(), 1):
-        of_values = file.message_type.add(name=name)
-        of_values.field.add(name="value", number=1, type=getattr(kinds, type), label=kinds.LABEL_REPEATED)
-        feature.field.add(name=name, number=number, type_name=f".example.{name}", oneof_index=0, **_ONE)
-    features, example = file.message_type.add(name="Features"), file.message_type.add(name="Example")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
-    entry.field.add(name="value", number=2, type_name=".example.Feature", **_ONE)
-    entry_type = ".example.Features.FeatureEntry"
-    features.field.add(
-        name="feature", number=1, type=kinds.TYPE_MESSAGE, label=kinds.LABEL_REPEATED, type_name=entry_type
-    )
-    example.field.add(name="features", number=1, type_name=".example.Features", **_ONE)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("example.Example"))
-
-
-_ONE: Any = {
-    "type": descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE,
-    "label": descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL,
-}

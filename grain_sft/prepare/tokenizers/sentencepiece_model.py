@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import sentencepiece
-from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+from google.protobuf import message
 
 from grain_sft.errors import CorpusError
+from grain_sft.prepare.protobuf import message_class
 from grain_sft.prepare.tokenizers.tokenizer import MARKER, Offsets, OneFileTokenizer, character_spans
 
 FILE = "tokenizer.model"
@@ -22,6 +23,21 @@ _SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4
 _MARKER = re.compile(rf"{MARKER.pattern}|<(?:start|end)_of_\w+>", re.DOTALL)
 """Texts of user-defined pieces that are control tokens, such as `<|eot|>` and Gemma's `<start_of_turn>`."""
+
+
+_FILE = """
+name: "pieces.proto" package: "pieces" syntax: "proto2"
+message_type {
+  name: "Piece"
+  field { name: "text" number: 1 type: TYPE_BYTES label: LABEL_OPTIONAL }
+  field { name: "type" number: 3 type: TYPE_INT32 label: LABEL_OPTIONAL }
+}
+message_type {
+  name: "Model" field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: ".pieces.Piece" label: LABEL_REPEATED }
+}
+"""
+"""The pieces of a model; a parsed model keeps all other fields. Format: google/sentencepiece, src/sentencepiece_model.proto."""
+_model_class = functools.cache(lambda: message_class(_FILE, "pieces.Model"))
 
 
 class SentencePieceTokenizer(OneFileTokenizer):
@@ -117,23 +133,3 @@ def _with_control_pieces(model: bytes) -> tuple[bytes, dict[str, int]]:
         if kind == _CONTROL:
             special[piece.text.decode()] = number
     return (parsed.SerializeToString() if changed else model), special
-
-
-@functools.cache
-def _model_class() -> Any:
-    """Return a protobuf class that parses the pieces of a model and preserves all other fields.
-
-    Format: google/sentencepiece, src/sentencepiece_model.proto. The class in the sentencepiece package does not load
-    with a protobuf older than the one that generated it.
-    """
-    file = descriptor_pb2.FileDescriptorProto(name="pieces.proto", package="pieces", syntax="proto2")
-    kinds = descriptor_pb2.FieldDescriptorProto
-    piece, model = file.message_type.add(name="Piece"), file.message_type.add(name="Model")
-    piece.field.add(name="text", number=1, type=kinds.TYPE_BYTES, label=kinds.LABEL_OPTIONAL)
-    piece.field.add(name="type", number=3, type=kinds.TYPE_INT32, label=kinds.LABEL_OPTIONAL)
-    model.field.add(
-        name="pieces", number=1, type=kinds.TYPE_MESSAGE, label=kinds.LABEL_REPEATED, type_name=".pieces.Piece"
-    )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("pieces.Model"))

@@ -1,0 +1,12 @@
+"""Classes of protobuf messages without generated code, which would need one version of protobuf."""
+
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+
+
+def message_class(file: str, name: str) -> Any:
+    """Return the class of the message `name` in a file, given as the text of its `FileDescriptorProto`."""
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(text_format.Parse(file, descriptor_pb2.FileDescriptorProto()))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
