@@ -124,10 +124,10 @@ def test_a_garbled_manifest_is_an_error_that_names_it(written):
     for key, values in {
         "version": [1],
         "format": ["x"],
-        "sequence_length": [32, "64"],
+        "sequence_length": [32, "64", 2**31 - 1, 10**12],
         "rows_of_shards": [[], [0], ["x"]],
         "segments_dtype": ["int8", None],
-        "most_segments": [3, -1],
+        "most_segments": [3, -1, 1 << 40],
         "loss": ["labels"],
         "made_of": [None],
         "fingerprint": ["sha256:0"],

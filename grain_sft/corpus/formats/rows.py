@@ -94,7 +94,13 @@ def scan_rows(
         raise CorpusError(f"{data.path}: states dtype {dtype}, but dtype={options.dtype} was given. Leave it out.")
     length, loss = stated.sequence_length, stated.loss
     rows = RowFormat(length, stated.positions_dtype, stated.segments_dtype, stated.most_segments, stated.made_of)
-    row_bytes = rows.dtype(dtype).itemsize
+    try:
+        row_bytes = rows.dtype(dtype).itemsize
+    except ValueError as error:  # numpy's limit
+        raise CorpusError(
+            f"{data.path}: states rows of {length} tokens and up to {stated.most_segments} segments, which are too large "
+            f"({error}). It was edited or damaged."
+        ) from error
 
     def scan_one(number: int, count: int) -> Shard:
         paths = {kind: files.join(folder, file) for kind, file in row_files(number, loss).items()}
