@@ -1,5 +1,6 @@
 """Batches and the loss for Tunix. Tests of Tunix's trainer take a minute: python -m pytest -n0 -m maxtext tests/integrations"""
 
+import functools
 import importlib.util
 import json
 import random
@@ -106,9 +107,9 @@ def attention(seed):
 
 def losses_of_documents(pipeline, model):
     """Sum of the losses of each document, by its tokens."""
-    found = {}
+    found, losses_of = {}, jax.jit(functools.partial(token_losses, model))
     for batch in pipeline.iter():
-        losses = np.asarray(token_losses(model, batch))
+        losses = np.asarray(losses_of(batch))
         for row, segments in enumerate(batch["inputs_segmentation"]):
             for segment in range(1, segments.max(initial=0) + 1):
                 here = segments == segment
@@ -129,10 +130,11 @@ def test_the_loss_is_the_mean_over_targets_that_take_loss(batches):
     model, batch = attention(2), next(batches)
     count = int((batch["targets_segmentation"] != 0).sum())
     assert 0 < count < int((batch["inputs_segmentation"] != 0).sum())
-    expected = float(token_losses(model, batch).sum()) / count
-    assert float(packed_loss(model, **batch)) == pytest.approx(expected, rel=1e-6)
+    expected = float(jax.jit(functools.partial(token_losses, model))(batch).sum()) / count
+    loss_of = jax.jit(functools.partial(packed_loss, model))
+    assert float(loss_of(**batch)) == pytest.approx(expected, rel=1e-6)
     without = {**batch, "targets_segmentation": jnp.zeros_like(batch["targets_segmentation"])}
-    assert float(packed_loss(model, **without)) == 0
+    assert float(loss_of(**without)) == 0
 
 
 PROGRAM = (
