@@ -2,10 +2,10 @@
 
 import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
+from prepared import write_chats
 
 from grain_sft.cli.main import main
 from grain_sft.prepare import render_chat_sft, train_tokenizer
@@ -34,21 +34,10 @@ def test_only_assistant_turns_and_their_eot_are_labeled():
     assert labels == [-100] * masked + [*assistant, 4] + [-100] * (len(then) + 3) + [4]
 
 
-def write_primer(path: Path, examples: int) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        for number in range(examples):
-            answer = f"answer number {number}, " + "word " * (number % 7)
-            turns = ("user", f"question number {number}"), ("assistant", answer)
-            messages = [{"role": role, "content": content} for role, content in turns]
-            file.write(json.dumps({"messages": messages}) + "\n")
-    return path
-
-
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "spm.model"
-    lines = [f"question answer number word {number}, " for number in range(200)]
+    lines = [f"the question, the answer, word and then be kind, thanks {number}.{number}" for number in range(200)]
     path.write_bytes(train_tokenizer(lines, 400, CHAT_TOKENS))
     return path
 
@@ -63,7 +52,7 @@ def lines_of(folder, split):
 
 
 def test_the_split_is_the_same_each_time_and_that_of_python_s_random(tmp_path, tokenizer):
-    primer = write_primer(tmp_path / "primer.jsonl", 57)
+    primer = write_chats(tmp_path / "primer.jsonl", 57)
     shuffled = list(range(1, 58))
     random.Random(7).shuffle(shuffled)
     for name in ("a", "b"):
@@ -75,7 +64,7 @@ def test_the_split_is_the_same_each_time_and_that_of_python_s_random(tmp_path, t
 def test_the_cache_has_its_files_and_its_meta(tmp_path, tokenizer, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GRAIN_SFT_TOKENIZER", str(tokenizer))
-    write_primer(tmp_path / "data/primer.jsonl", 40)
+    write_chats(tmp_path / "data/primer.jsonl", 40)
     line = "build-sft-primer --primer-jsonl data/primer.jsonl --out-dir data/cache/sft --seed 42 --val-frac 0.1 --t-max 1024"
     assert main(line.split()) == 0
     folder = tmp_path / "data/cache/sft/primer"
