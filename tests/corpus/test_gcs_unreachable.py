@@ -60,7 +60,7 @@ def check_errors(tmp_path, expected):
         begin = time.monotonic()
         with pytest.raises(grain_sft.GrainSftError, match=rf"gs://some-bucket/.*{expected}"):
             function(argument)
-        assert time.monotonic() - begin < 15
+        assert time.monotonic() - begin < 60  # the default is minutes
 
 
 @pytest.mark.parametrize("silent", [False, True])
