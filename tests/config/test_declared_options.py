@@ -91,7 +91,7 @@ def test_options_have_the_defaults_and_the_help_texts_of_the_declaration():
         ({"name": "x", "basket": 3}, "a.yaml: shop.basket is 3; expected a section with size."),
     ],
 )
-def test_a_wrong_section_is_a_sentence(section, message):
+def test_a_mistake_in_a_section_is_named(section, message):
     with pytest.raises(ConfigError) as error:
         check(section, OPTIONS, "a.yaml: shop")
     assert str(error.value).startswith(message)

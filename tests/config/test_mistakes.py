@@ -56,7 +56,7 @@ def test_a_mistake_is_named_with_the_config(config, tmp_path, place, value, expe
         ("layout.keep", "last", "keep is an option of kind padded; kind packed takes sequence_length, algorithm,"),
     ],
 )
-def test_a_mistake_in_a_layout_of_documents_has_its_sentence(chats, place, value, expected):
+def test_a_mistake_in_a_layout_of_documents_is_named(chats, place, value, expected):
     assert expected in error_of(put(chats, place, value))
 
 

@@ -54,7 +54,7 @@ def test_rows_batches_of_padding_and_full_batches(source):
     assert trim.map(element) is element
 
 
-def test_mistakes_have_their_sentences():
+def test_mistakes_are_named():
     with pytest.raises(TransformError, match="multiple=0: expected an integer, 1 or more"):
         TrimToMultiple(0)
     with pytest.raises(TransformError, match="needs the key 'inputs_segmentation'"):
