@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError
 from grain_sft.layout import FILL_ROW, Pieces, checked_rows, split_documents
-from grain_sft.source.arrays import Arrays, Element, ReadRows
+from grain_sft.source.arrays import Arrays, Element, Int32s, ReadRows
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, RowSource
 from grain_sft.source.overwriting import Copies, overwrite, runs_of
@@ -145,13 +145,19 @@ class _PaddedSpans(RowSource):
         if real is not None:
             pieces = pieces._replace(row=real[pieces.row])
         _, start, stop = self._documents.spans(pieces, self._step, length)
-        if len(start):
-            for key, array in element.items():
-                if not array.flags.writeable:
-                    element[key] = self._arrays.empty(array.shape, array.dtype)
-                    element[key][...] = array
-                runs = runs_of(array.dtype, self._pad if key == "tokens" else 0)
-                overwrite(start, stop - start, (element[key], runs))
+        if not len(start):
+            return element
+        copies, written = self._copies_of({key: element[key] for key in ("segment_ids", "positions")})
+        written += map(slice, start.tolist(), stop.tolist())
+        element |= copies
+        for key, array in element.items():
+            if not array.flags.writeable:
+                element[key] = self._arrays.empty(array.shape, array.dtype)
+                element[key][...] = array
+        runs = ((array, runs_of(array.dtype, self._pad if key == "tokens" else 0)) for key, array in element.items())
+        overwrite(start, stop - start, *runs)
+        for copied in copies.values():
+            copied.flags.writeable = False
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
@@ -165,11 +171,9 @@ class _PaddedSpans(RowSource):
         if not spans:
             return read
         arrays = {name: getattr(read, name) for name in ("positions", "segment_ids", "target_segment_ids")}
-        written: list[slice] = []
-        if shared := {name: array for name, array in arrays.items() if not array.flags.writeable}:
-            copies, written = self._copies.of(tuple(shared.values()))
-            arrays |= zip(shared, copies, strict=True)
-            read = read._replace(**arrays)
+        copies, written = self._copies_of(arrays)
+        arrays |= copies
+        read = read._replace(**copies)
         inputs, targets, positions, segments, taken = (
             array.reshape(-1).data for array in (read.inputs, read.targets, *arrays.values())
         )
@@ -182,6 +186,15 @@ class _PaddedSpans(RowSource):
             taken[target] = _ZEROS[end - first]
             inputs[where] = self._pads[count]
             targets[first : end - 1] = self._pads[end - 1 - first]
-        for name in shared:  # the memory is used again, and only these spans are restored
-            arrays[name].flags.writeable = False
+        for copied in copies.values():
+            copied.flags.writeable = False
         return read
+
+    def _copies_of(self, arrays: dict[str, Int32s]) -> tuple[dict[str, Any], list[slice]]:
+        """Return writable copies of those arrays that batches share, and the list of the slices that are written to. Their
+        memory is used again, and only these slices are restored: the caller makes them read-only."""
+        shared = {name: array for name, array in arrays.items() if not array.flags.writeable}
+        if not shared:
+            return {}, []
+        copies, written = self._copies.of(tuple(shared.values()))
+        return dict(zip(shared, copies, strict=True)), written
