@@ -1,12 +1,17 @@
 """What tests of whole preparations share: chats, digests of folders, and runs that are stopped half-way."""
 
+import dataclasses
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from grain_sft.prepare import FORMATS
+import pytest
+
+from grain_sft.cli.main import main
+from grain_sft.prepare import FORMATS, Dataset, Request, prepare
 
 CHAT_FORMATS = [name for name in FORMATS if FORMATS[name].holds_loss and not FORMATS[name].of_pairs]
 """Formats of corpora of conversations."""
@@ -70,3 +75,51 @@ def stop_half_way() -> Callable[[str, int, int], None]:
             raise StoppedError
 
     return progress
+
+
+@dataclasses.dataclass
+class Place:
+    """A folder with inputs in `in`, and what is done in it."""
+
+    folder: Path
+    tokenizers: dict[str, str]
+    capsys: pytest.CaptureFixture[str]
+
+    def __post_init__(self) -> None:
+        """Write eight small inputs, so eight units."""
+        self.chats = [write_chats(self.folder / f"in/{number}.jsonl", 60 + number) for number in range(8)]
+        self.out = self.folder / "out"
+
+    def request(
+        self, template: str = "primer", format: str = "primer", inputs: list[Path] | None = None, **options: Any
+    ) -> Request:
+        datasets = tuple(Dataset((str(path),)) for path in inputs or self.chats)
+        return Request(datasets, template, self.tokenizers[template], format, **options)
+
+    def prepare(self, request: Request, name: str = "out", workers: int = 1, **options: Any) -> dict[str, Any]:
+        return prepare(request, self.folder / name, workers=workers, **options)
+
+    def assert_whole(self, request: Request, name: str = "out") -> None:
+        """Assert that a corpus is that of a run which nothing interrupted, and that nothing else was left."""
+        self.prepare(request, "fresh")
+        assert digests(self.folder / name) == digests(self.folder / "fresh")
+        shutil.rmtree(self.folder / "fresh")
+        assert not [path for path in self.folder.iterdir() if path.name.endswith("work")]
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+    def command(self, request: Request, *more: str, name: str = "out") -> list[str]:
+        inputs = [path for dataset in request.datasets for path in dataset.paths]
+        command = ["prepare", *inputs, "--template", request.template, "--tokenizer", request.tokenizer]
+        return [*command, "--format", request.format, "-o", str(self.folder / name), "--workers", "1", *more]
+
+    def succeeds(self, command: list[str]) -> str:
+        assert main(command) == 0
+        return self.capsys.readouterr().out
+
+    def fails(self, command: list[str], lines: int = 1) -> str:
+        assert main(command) == 1
+        error = self.capsys.readouterr().err
+        assert error.count("\n") == lines
+        return error

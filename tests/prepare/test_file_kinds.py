@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from prepared import StoppedError, digests
-from record_files import COLUMNS, KINDS, Record, lines
+from record_files import COLUMNS, KINDS, Record, lines, read_all
 from template_rules import in_one, primer, save_trained, spelled
 
 from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare import Dataset, Request, conversation_lines, dry_run, load_tokenizer, prepare
-from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records import inputs, parquet_file
 
 Turns = list[tuple[str, str]]
 
@@ -143,6 +143,25 @@ def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm
     with pytest.raises(CorpusFileError, match=r"changed while it was read|ends in the middle of its zstd data"):
         prepare(request_of(spm, path), tmp_path / "out", workers=workers, progress=progress)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("part_bytes", [500, 1 << 26], ids=["parts of row groups", "whole row groups"])
+def test_a_row_group_is_read_in_parts_by_one_pass(tmp_path, monkeypatch, part_bytes):
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    monkeypatch.setattr(parquet_file, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(parquet_file, "_BATCH", 7)
+    path, expected = tmp_path / "a.parquet", [{"text": [{"a": f"a text {number}"}]} for number in range(250)]
+    rows = [{**row, "absent": None} for row in expected]
+    expected[3]["text"][0]["weight"] = 0.5  # which is None in the other rows
+    parquet.write_table(arrow.Table.from_pylist(rows), path, row_group_size=100)
+    assert read_all(path, random.Random(1)) == list(enumerate(expected, 1))
+    opened, open_file = [], parquet_file._open
+    monkeypatch.setattr(parquet_file, "_open", lambda path: opened.append(path) or open_file(path))
+    assert read_all(path) == list(enumerate(expected, 1))
+    assert len(opened) == 2  # to describe it, and to read it
+    assert (len(inputs.plan_units(inputs.list_inputs([[str(path)]]))) > 3) == (part_bytes == 500)
 
 
 def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 import hard_chats
 import pytest
 from mutators import change_json, changed_bytes
-from template_rules import REFERENCES, in_one, save_tokenizers, spelled
+from template_rules import REFERENCES, in_one, spelled
 
 from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
@@ -39,16 +39,10 @@ LINES: dict[str, tuple[bytes, str]] = {
     "a very long role": (chat(role=b'"' + b"user" * 100_000 + b'"'), "messages[0].role: 'user"),
     "a very long bad key": (b'{"messages": [{"%s": 1}]}' % (b"k" * 1_000_000), "messages[0]"),
 }
-"""Line 4, and a part of its error. test_schema.py has more of what is wrong with a line."""
+"""Line 4, and a part of its error. test_strict_json.py and test_schema.py have more of what is wrong with a line."""
 
 PLAIN = ("primer", "openchat", "episode", "episode_tool", "olmo", "hf")
 FORMATS = {"primer": "primer", "openchat": "openchat", "olmo": "olmo"}
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A tokenizer for each template."""
-    return save_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
 def request_of(path: Path | str, tokenizers: dict[str, str], template: str = "primer", **options: Any) -> Request:

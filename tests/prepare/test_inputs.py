@@ -18,7 +18,7 @@ import zstandard
 from record_files import read_all, units_of
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError
-from grain_sft.prepare.records import inputs, parquet_file, unpacked
+from grain_sft.prepare.records import inputs, unpacked
 from grain_sft.prepare.records.schema import parse_record
 from grain_sft.prepare.records.strict_json import parse_json
 
@@ -92,25 +92,6 @@ def test_every_element_of_an_array_is_one_record(tmp_path, monkeypatch, block, c
         found = read_all(path, draw)
         assert [json.loads(raw) for _, raw in found] == expected
         assert [number for number, _ in found] == list(range(1, len(expected) + 1))
-
-
-@pytest.mark.parametrize("part_bytes", [500, 1 << 26], ids=["parts of row groups", "whole row groups"])
-def test_a_row_group_is_read_in_parts_by_one_pass(tmp_path, monkeypatch, part_bytes):
-    arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    monkeypatch.setattr(parquet_file, "PART_BYTES", part_bytes)
-    monkeypatch.setattr(parquet_file, "_BATCH", 7)
-    path, expected = tmp_path / "a.parquet", [{"text": [{"a": f"a text {number}"}]} for number in range(250)]
-    rows = [{**row, "absent": None} for row in expected]
-    expected[3]["text"][0]["weight"] = 0.5  # which is None in the other rows
-    parquet.write_table(arrow.Table.from_pylist(rows), path, row_group_size=100)
-    assert read_all(path, random.Random(1)) == list(enumerate(expected, 1))
-    opened, open_file = [], parquet_file._open
-    monkeypatch.setattr(parquet_file, "_open", lambda path: opened.append(path) or open_file(path))
-    assert read_all(path) == list(enumerate(expected, 1))
-    assert len(opened) == 2  # to describe it, and to read it
-    assert (len(inputs.plan_units(inputs.list_inputs([[str(path)]]))) > 3) == (part_bytes == 500)
 
 
 def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Schemas: what each accepts, and what it says of what it doesn't."""
 
 import json
-import shlex
 from typing import Any
 
 import pytest
@@ -9,9 +8,8 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grain_sft.cli.main import main
-from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare import SCHEMAS, Conversation, Message, check_schema, parse_json, parse_record
+from grain_sft.errors import RecordError
+from grain_sft.prepare import SCHEMAS, Conversation, Message, parse_record
 from grain_sft.prepare.records.messages import DOCUMENT
 
 TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
@@ -242,134 +240,6 @@ def test_a_null_beside_the_turns_of_another_schema_is_absent():
     for shape in ("messages", "sharegpt"):
         record = {"messages": None, "conversations": None} | SHAPES[shape]
         assert parse_record(record) == Conversation(TALK)
-
-
-UNKNOWN: list[tuple[dict[str, Any], Conversation]] = [
-    ({"question": "u", "answer": "a"}, Conversation(TALK[1:])),
-    ({"Question": "u", "id": 3, "Answer": "a"}, Conversation(TALK[1:])),
-    ({"system_prompt": "s", "question": "u", "response": "a"}, Conversation(TALK[1:], system="s")),  # OpenOrca
-    ({"prompt": "u", "response": "a"}, Conversation(TALK[1:])),
-    (
-        {"instruction": "u", "context": "x", "response": "a", "category": "qa"},  # Dolly
-        Conversation((Message("user", "u\nx"), Message("assistant", "a"))),
-    ),
-    ({"dialog": TURNS}, Conversation(TALK)),
-    ({"conversation": SHAREGPT, "id": "x"}, Conversation(TALK)),
-    ({"turns": [{"speaker": "human", "text": "u"}, {"speaker": "gpt", "text": "a"}]}, Conversation(TALK[1:])),
-    ({"content": "u", "url": "x"}, Conversation((Message(DOCUMENT, "u"),))),
-    ({"raw_content": "u"}, Conversation((Message(DOCUMENT, "u"),))),
-]
-"""Records of no known schema whose keys say what they are, and what the option that the error names makes of them."""
-
-
-@pytest.mark.parametrize(
-    ("record", "expected"), UNKNOWN, ids=lambda value: ",".join(value) if isinstance(value, dict) else ""
-)
-def test_an_unknown_record_names_its_keys_and_an_option_that_reads_it(record, expected):
-    with pytest.raises(RecordError) as error:
-        parse_record(record)
-    text = str(error.value)
-    assert ", ".join(map(repr, record)) in text and "expected 'messages', 'conversations' (ShareGPT)" in text
-    words = shlex.split(text.rpartition(" add ")[2])
-    assert words[0] == "--schema"
-    assert parse_record(record, words[1]) == expected
-
-
-def test_an_unknown_record_without_a_known_word_names_the_option():
-    for record in ({}, {"a": "x", "b": "y"}, {"a b": [{"role": "user", "content": "x"}]}, {"list": [{"role": "bot"}]}):
-        with pytest.raises(RecordError, match="--schema prompt_completion:prompt=KEY,completion=KEY"):
-            parse_record(record)
-
-
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ("vicuna", "'vicuna': expected 'auto', 'messages'"),
-        ("sharegpt:conversations", "'conversations' is not a pair"),
-        ("sharegpt:", "'' is not a pair"),
-        ("sharegpt:=x", "'=x' is not a pair"),
-        ("sharegpt:messages=x", "has no key 'messages'. Expected one of 'conversations'"),
-        ("auto:messages=x", "a named schema only"),
-    ],
-)
-def test_wrong_schemas_say_what_is_wrong(schema, said, capsys):
-    with pytest.raises(PrepareError) as error:
-        check_schema(schema)
-    assert said in str(error.value)
-    with pytest.raises(SystemExit):
-        main(["train-tokenizer", "x.jsonl", "-o", "x.model", "--schema", schema])
-    assert said in capsys.readouterr().err
-
-
-def test_a_mapped_key_that_is_absent_lists_the_keys_of_the_record():
-    said = r"prompt: is missing.*--schema prompt_completion:prompt=q.*keys are 'question'"
-    with pytest.raises(RecordError, match=said):
-        parse_record({"question": "x", "completion": "y"}, "prompt_completion:prompt=q")
-
-
-def test_every_schema_can_be_mapped():
-    for name in SCHEMAS:
-        assert check_schema(f"{name}:{'text' if name == 'text' else 'system'}=x")[1]
-
-
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
-        (b'{"a": "\xff"}', ["byte 7", "0xff", "UTF-8"]),
-        (b'{"a": "\xed\xa0\x80"}', ["byte 7", "UTF-8"]),  # half a surrogate pair, as three bytes
-        (b'{"a": 1', ["column 8", "end of the line"]),
-        (b'{"a": 1} x', ["column 10", "extra data"]),
-        (b'{"a" 1}', ["column 6", "'1}'"]),
-        (b"", ["column 1"]),
-        (b"{'a': 1}", ["column 2"]),
-        (b'{"a": "\x01"}', ["column 8"]),
-        (rb'{"a": "\x41"}', ["column 8"]),
-        (b'{"a": "\xc0\xaf"}', ["byte 7", "UTF-8"]),
-        (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
-        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' occurs twice"]),
-        (b'{"a": NaN}', ["NaN"]),
-        (b'{"a": -Infinity}', ["-Infinity"]),
-        (b'{"a": 1e999}', ["1e999"]),
-        (b'{"a": ' + b"1" * 5000 + b"}", ["number"]),
-        (b'{"a": [{"b": "x\\u0000"}]}', ["a[0].b: character 1 is NUL"]),
-        (b'{"a": "\\ud800"}', ["a: character 0 is \\ud800"]),
-        (b'{"\\udc00": 1}', ["a key of the record: character 0 is \\udc00"]),
-        (b"[" * 100_000, ["nested too deep"]),
-        (b'{"a":' * 5000 + b"1" + b"}" * 5000, ["nested too deep"]),
-        (b"[" * 65 + b"]" * 65, ["nested too deep"]),
-    ],
-)
-def test_json_that_can_be_read_two_ways_or_none_is_an_error(line, parts):
-    with pytest.raises(RecordError) as error:
-        parse_json(line)
-    message = str(error.value)
-    assert all(part in message for part in parts), message
-    assert len(message) < 400 and message.isprintable()
-
-
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
-        (b'{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
-        (b'{"a": "\\\\u0000"}', {"a": "\\u0000"}),
-        (b"[" * 64 + b"]" * 64, json.loads("[" * 64 + "]" * 64)),
-        (json.dumps({"a": "{[" * 1000}).encode(), {"a": "{[" * 1000}),
-        (b' {"a": 0}\r\n', {"a": 0}),
-    ],
-)
-def test_json_that_is_fine_is_read(line, value):
-    assert parse_json(line) == value
-
-
-@settings(max_examples=examples(300), deadline=None)
-@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0\\und8e \ufeff\u00e9', max_size=60).map(str.encode))
-def test_any_bytes_are_a_value_or_a_record_error(line):
-    try:
-        value = parse_json(line)
-    except RecordError:
-        return
-    assert json.loads(line.decode("utf-8-sig")) == value
 
 
 KEYS = (

@@ -1,0 +1,172 @@
+"""What the options of prepare do: cut and dropped documents, amounts, dry runs, and the commands of older tools."""
+
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prepared import CHAT_FORMATS, Place, stamps, write_chats
+
+from grain_sft.corpus import open_corpus
+from grain_sft.prepare import (
+    CHAT_TOKENS,
+    TEMPLATES,
+    TemplateOptions,
+    load_tokenizer,
+    parse_record,
+    render,
+)
+
+CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "format"), [(None, "episodes"), (None, "olmo"), ("first", "olmo"), ("last", "episodes")]
+)
+@pytest.mark.parametrize("template", CHAT_TEMPLATES)
+def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, format: str, place: Place) -> None:
+    rules, most = TEMPLATES[template], 70 if template in ("olmo", "hf") else 24
+    request = place.request(template, format, place.chats[:2])
+    printed = place.succeeds(place.command(request, "--max-length", str(most), *(["--keep", keep] if keep else [])))
+    lines = {
+        (file, number): line
+        for file, path in enumerate(place.chats[:2])
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+    }
+    records = [parse_record(json.loads(line)) for line in lines.values()]
+    rendered = render(rules, records, load_tokenizer(request.tokenizer), TemplateOptions())
+    expected: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+    names = ("documents", "tokens", "trainable_tokens", "truncated", "cut_tokens", "cut_trainable_tokens")
+    kept_of: list[tuple[int, ...]] = []
+    for number, document in zip(lines, rendered, strict=True):
+        tokens, loss = document.tokens.tolist(), document.loss.tolist()
+        total, trainable = len(tokens), sum(map(bool, loss))
+        part = slice(-most, None) if (keep or rules.truncation) == "last" else slice(most)
+        tokens, loss = tokens[part], loss[part]
+        while rules.trim_trailing and loss and not loss[-1]:
+            tokens, loss = tokens[:-1], loss[:-1]
+        if any(loss) or not (format == "olmo" or rules.trim_trailing):
+            kept = sum(map(bool, loss))
+            kept_of.append((1, len(tokens), kept, len(tokens) < total, total - len(tokens), trainable - kept))
+            expected[number] = (tokens, loss)
+    counts, dropped = dict(zip(names, map(sum, zip(*kept_of, strict=True)), strict=True)), len(lines) - len(expected)
+    documents = open_corpus(place.out).iter_documents()
+    assert {each.source: (each.tokens.tolist(), each.loss.tolist()) for each in documents} == expected
+    manifest = json.loads((place.out / "prepare.json").read_text())
+    assert {name: manifest["splits"]["train"][name] for name in counts} == counts
+    assert counts["truncated"] > 20 and sum(manifest["dropped"].values()) == dropped
+    printed_as = ("{} examples", "{} tokens", "", "{} cut", "{} tokens", "{} trainable lost")
+    for text, count in zip(printed_as, counts.values(), strict=True):
+        assert text.format(f"{count:,}") in " ".join(printed.split())
+    assert ("\ndropped " in printed) == bool(dropped)
+    assert not dropped or f"dropped  {dropped:,}: no trainable token" in printed
+
+
+def test_all_dropped_is_a_sentence_and_no_folder(place: Place) -> None:
+    request = place.request("episode", "olmo", place.chats[:1])
+    error = place.fails(place.command(request, "--max-length", "2", "--keep", "first"))
+    assert "no document is left for the split 'train': 60 valid records, 60 dropped (no trainable token)" in error
+    bad = place.folder / "bad.jsonl"
+    bad.write_text("{broken\n[]\n")
+    error = place.fails(place.command(place.request(inputs=[bad]), "--on-error", "skip"))
+    assert f"0 valid records, 2 rejected. The first: {bad}:1: not valid JSON" in error
+    assert place.names() == ["bad.jsonl", "in"]
+
+
+@pytest.mark.parametrize("format", CHAT_FORMATS)
+def test_one_record_and_no_validation(format: str, place: Place) -> None:
+    path = write_chats(place.folder / "a.jsonl", 1)
+    for val_frac in (0.0, 0.9):
+        out = place.folder / f"out{val_frac}"
+        manifest = place.prepare(place.request(format=format, inputs=[path], val_frac=val_frac), out.name)
+        assert list(manifest["splits"]) == ["train"] and manifest["splits"]["train"]["documents"] == 1
+        assert not [each.name for each in out.rglob("*") if each.name.startswith(("val", "openchat.eval"))]
+        assert open_corpus(out).sources.tolist() == [[0, 1]]
+
+
+def test_amounts_of_a_mixture(place: Place) -> None:
+    sizes = {"a": 41, "b": 30, "c": 40, "d": 9, "e": 20}
+    a, b, c, d, e = (str(write_chats(place.folder / f"{name}.jsonl", count)) for name, count in sizes.items())
+    command = ["prepare", a, "0.5", b, "3.0", c, "100", d, e, "5", "--template", "primer", "--format", "olmo"]
+    printed = place.succeeds([*command, "--tokenizer", place.tokenizers["primer"], "-o", str(place.out)])
+    assert f"{20 + 90 + 100 + 9 + 5} examples" in printed
+
+    def choice(count: int, size: int) -> list[int]:
+        return (np.random.RandomState(42).choice(count, size=size, replace=False) + 1).tolist()
+
+    of_b, of_c, of_d = (list(range(1, count + 1)) for count in (30, 40, 9))
+    lines = [choice(41, 20), of_b * 3, [*of_c, *of_c, *choice(40, 20)], of_d, choice(20, 5)]
+    mixed = np.array([(number, line) for number, part in enumerate(lines) for line in part])
+    expected = mixed[np.random.default_rng(42).permutation(len(mixed))]
+    assert np.array_equal(open_corpus(place.out).sources, expected)
+
+
+@pytest.mark.parametrize("words", [["5", "a.jsonl"], ["a.jsonl", "1", "2"], ["0.5"]])
+def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None:
+    command = ["prepare", *words, "--template", "primer", "--tokenizer", place.tokenizers["primer"]]
+    assert "an amount follows an input, once" in place.fails([*command, "-o", str(place.out)])
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "expected"),
+    [
+        ("primer", ["--seq-level-weight"], "seq_level_weight is an option of template openchat, not of primer"),
+        ("primer", ["--condition", "GPT4"], "condition is an option of template openchat"),
+        ("primer", ["--system-prompt", "Be kind."], "system_prompt is an option of template openchat, episode"),
+        ("primer", ["--format", "episodes", "--seed", str(1 << 32)], "expected at most 4294967295"),
+        ("primer", ["--tokenizer", "none.model"], "none.model: no such file"),
+        ("primer", ["--tokenizer", os.fsdecode(b"\xff.model")], "not UTF-8"),
+        ("openchat", ["--condition", os.fsdecode(b"\xff")], "not UTF-8"),
+        ("hf", ["--chat-template", "none.jinja"], "none.jinja: no such file"),
+    ],
+)
+def test_options_that_do_not_fit_are_a_sentence(template: str, options: list[str], expected: str, place: Place) -> None:
+    for more in ([], ["--dry-run"]):
+        if not more or "--seed" not in options:
+            assert expected in place.fails(place.command(place.request(template), *options, *more))
+    assert place.names() == ["in"]
+
+
+@pytest.mark.parametrize("template", CHAT_TEMPLATES)
+def test_a_dry_run_shows_text_and_writes_nothing(template: str, place: Place) -> None:
+    write_chats(place.chats[0], 3, bad=(2,))
+    before = stamps(place.folder)
+    printed = place.succeeds(place.command(place.request(template), "--max-length", "20", "--dry-run", "5"))
+    assert "4 of the first 5 records can be prepared; nothing was written." in printed
+    assert f"rejected   1\n  {place.chats[0]}:2: not valid JSON" in printed
+    assert "| the answer 0.0 " in printed and "the question 0.0 " in printed
+    assert "longer than 20 tokens" in printed
+    assert not re.search(r"^[|.] ?$", printed, re.MULTILINE)  # a newline alone is shown as ⏎
+    assert stamps(place.folder) == before
+
+
+@pytest.mark.parametrize("name", ["prepare-chat-sft", "prepare-tool-sft"])
+def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place.folder)
+    monkeypatch.delenv("GRAIN_SFT_TOKENIZER", raising=False)
+    write_chats(Path("data/conversations.jsonl"), 100)
+    line = f"{name} --input data/conversations.jsonl --output_dir data/chat_sft --val_split 0.1".split()
+    printed = place.succeeds(line)
+    assert "90 examples" in printed and "10 examples" in printed and "data/chat_sft/train" in printed
+    validation = np.sort(np.random.RandomState(42).permutation(100)[:10]) + 1
+    assert open_corpus("data/chat_sft/val").sources[:, 1].tolist() == validation.tolist()
+    before = stamps(place.folder)
+    assert "nothing to do" in place.succeeds(line)  # the tokenizer that it trained is found again
+    assert stamps(place.folder) == before
+
+
+def test_a_trained_tokenizer_is_the_same_again_and_gives_back_every_text(place: Place) -> None:
+    model, again = place.folder / "a.model", place.folder / "b.model"
+    for path in (model, again):
+        command = ["train-tokenizer", *map(str, place.chats), "-o", str(path), "--vocab-size", "330"]
+        assert "pieces  330" in place.succeeds(command)
+    assert model.read_bytes() == again.read_bytes()
+    tokenizer = load_tokenizer(model)
+    assert tokenizer.vocab_size == 330 and set(tokenizer.special_tokens) >= set(CHAT_TOKENS)
+    for text in ("", " a  b ", "\n\n", "👩‍👩‍👧‍👦 עברית", "<|eot|>"):
+        assert tokenizer.decode(tokenizer.encode([text])[0]) == text
+    request = dataclasses.replace(place.request(inputs=place.chats[:1]), tokenizer=str(model))
+    assert place.prepare(request)["splits"]["train"]["documents"] == 60

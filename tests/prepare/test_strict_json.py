@@ -1,0 +1,71 @@
+"""Lines of JSON: a value, or what is wrong with them and where."""
+
+import json
+
+import pytest
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grain_sft.errors import RecordError
+from grain_sft.prepare import parse_json
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        (b'{"a": "\xff"}', ["byte 7", "0xff", "UTF-8"]),
+        (b'{"a": "\xed\xa0\x80"}', ["byte 7", "UTF-8"]),  # half a surrogate pair, as three bytes
+        (b'{"a": 1', ["column 8", "end of the line"]),
+        (b'{"a": 1} x', ["column 10", "extra data"]),
+        (b'{"a" 1}', ["column 6", "'1}'"]),
+        (b"", ["column 1"]),
+        (b"{'a': 1}", ["column 2"]),
+        (b'{"a": "\x01"}', ["column 8"]),
+        (rb'{"a": "\x41"}', ["column 8"]),
+        (b'{"a": "\xc0\xaf"}', ["byte 7", "UTF-8"]),
+        (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
+        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' occurs twice"]),
+        (b'{"a": NaN}', ["NaN"]),
+        (b'{"a": -Infinity}', ["-Infinity"]),
+        (b'{"a": 1e999}', ["1e999"]),
+        (b'{"a": ' + b"1" * 5000 + b"}", ["number"]),
+        (b'{"a": [{"b": "x\\u0000"}]}', ["a[0].b: character 1 is NUL"]),
+        (b'{"a": "\\ud800"}', ["a: character 0 is \\ud800"]),
+        (b'{"\\udc00": 1}', ["a key of the record: character 0 is \\udc00"]),
+        (b"[" * 100_000, ["nested too deep"]),
+        (b'{"a":' * 5000 + b"1" + b"}" * 5000, ["nested too deep"]),
+        (b"[" * 65 + b"]" * 65, ["nested too deep"]),
+    ],
+)
+def test_json_that_can_be_read_two_ways_or_none_is_an_error(line, parts):
+    with pytest.raises(RecordError) as error:
+        parse_json(line)
+    message = str(error.value)
+    assert all(part in message for part in parts), message
+    assert len(message) < 400 and message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
+        (b'{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
+        (b'{"a": "\\\\u0000"}', {"a": "\\u0000"}),
+        (b"[" * 64 + b"]" * 64, json.loads("[" * 64 + "]" * 64)),
+        (json.dumps({"a": "{[" * 1000}).encode(), {"a": "{[" * 1000}),
+        (b' {"a": 0}\r\n', {"a": 0}),
+    ],
+)
+def test_json_that_is_fine_is_read(line, value):
+    assert parse_json(line) == value
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0\\und8e \ufeff\u00e9', max_size=60).map(str.encode))
+def test_any_bytes_are_a_value_or_a_record_error(line):
+    try:
+        value = parse_json(line)
+    except RecordError:
+        return
+    assert json.loads(line.decode("utf-8-sig")) == value
