@@ -12,7 +12,7 @@ from sft_files import write_primer
 
 import grain_sft
 from grain_sft import Host
-from grain_sft.bench.plans import make_corpus, trace_lengths
+from grain_sft.bench.plans import LENGTH, TRACED, made_up_lengths, make_corpus
 from grain_sft.simulate import Conditions, simulate
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -41,7 +41,7 @@ def sparse_mix(folder, rows, files, length=8192):
 def configs(folder, rows, documents, hosts):
     """Configs that inherit shipped ones, with the batches of `hosts` hosts and files in `folder`."""
     mix = sparse_mix(folder, rows, 100)
-    make_corpus(folder, trace_lengths(documents))
+    make_corpus(folder, made_up_lengths(documents, TRACED, LENGTH))
     primers = {}
     for name in ("primer", "oasst1", "dolly15k"):
         rng = np.random.default_rng(len(name))
