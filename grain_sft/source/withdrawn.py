@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -144,11 +145,12 @@ class _PaddedSpans(RowSource):
         pieces = self.layout.pieces(rows if real is None else rows[real])
         if real is not None:
             pieces = pieces._replace(row=real[pieces.row])
-        _, start, stop = self._documents.spans(pieces, self._step, length)
-        if not len(start):
+        spans = self._documents.listed_spans(pieces, self._step, length)
+        if not spans:
             return element
+        start, stop = np.array(spans, np.int64).T
         copies, written = self._copies_of({key: element[key] for key in ("segment_ids", "positions")})
-        written += map(slice, start.tolist(), stop.tolist())
+        written += itertools.starmap(slice, spans)
         element |= copies
         for key, array in element.items():
             if not array.flags.writeable:
