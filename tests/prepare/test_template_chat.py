@@ -6,6 +6,7 @@ import json
 import random
 
 import numpy as np
+import prepared
 import pytest
 from chat_styles import BY_NAME, STYLES
 from prepared import CHATML
@@ -26,7 +27,6 @@ def style(request):
 
 @pytest.fixture(scope="session")
 def loaded(tmp_path_factory):
-    """style -> its tokenizer, loaded once."""
     return functools.cache(lambda style: style.load(tmp_path_factory.mktemp("styles")))
 
 
@@ -35,8 +35,7 @@ def rendered(tokenizer, messages, name="olmo", **options):
 
 
 def turns(*texts):
-    """Turns of the user and the assistant."""
-    return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    return prepared.chat(*texts)["messages"]
 
 
 def learned_text(tokenizer, result):
@@ -185,6 +184,8 @@ FUNCTION_CHAT = [
 ]
 FUNCTION_TEXT = """<function_calls>weather(city="Köln")</function_calls><|im_end|>\
 done<function_calls>stop()</function_calls><|endoftext|>"""
+SYSTEM_CHAT = [{"role": "system", "content": "s"}, *turns("u", "a", "v", "b")]
+REASONED_CHAT = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "x", "reasoning_content": "why"}]
 THOUGHTS = turns(
     "one", "<think>\nfirst thought\n</think>\n\nfirst", "two", "<think>\nsecond thought\n</think>\n\nsecond"
 )
@@ -204,20 +205,12 @@ THOUGHTS = turns(
             TOOL_CHAT,
             '<|python_tag|>weather.call({"city": "Köln", "days": 3})<|eom_id|>It rains.<|eot_id|>',
         ),
-        (
-            "built_in_olmo",
-            [{"role": "system", "content": "s"}, *turns("u", "a", "v", "b")],
-            "a<|im_end|>b<|endoftext|>",
-        ),
+        ("built_in_olmo", SYSTEM_CHAT, "a<|im_end|>b<|endoftext|>"),
         ("olmo", FUNCTION_CHAT, FUNCTION_TEXT),
         ("built_in_olmo", FUNCTION_CHAT, FUNCTION_TEXT),
         ("qwen", THOUGHTS, "first<|im_end|><think>\nsecond thought\n</think>\n\nsecond<|im_end|>"),
         ("deepseek", THOUGHTS, "\n\nfirst<|end|>\n\nsecond<|end|>"),
-        (
-            "qwen",
-            [{"role": "user", "content": "one"}, {"role": "assistant", "content": "x", "reasoning_content": "why"}],
-            "<think>\nwhy\n</think>\n\nx<|im_end|>",
-        ),
+        ("qwen", REASONED_CHAT, "<think>\nwhy\n</think>\n\nx<|im_end|>"),
     ],
 )
 def test_tool_calls_and_thoughts_take_loss_as_the_template_writes_them(loaded, name, messages, learned):
