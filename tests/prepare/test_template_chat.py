@@ -9,7 +9,6 @@ import numpy as np
 import prepared
 import pytest
 from chat_styles import BY_NAME, STYLES
-from prepared import CHATML
 from template_rules import render_one
 from tokenizer_makers import ODD_TEXTS, byte_level_json, save_huggingface, save_sentencepiece
 
@@ -262,7 +261,7 @@ thinking: {{ m.reasoning_content | default('none') }}{% endif %}
 
 def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
-    template = "{{ tools | tojson if tools else 'none' }}" + CHATML
+    template = "{{ tools | tojson if tools else 'none' }}" + prepared.CHATML
     tools = [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}]
     record = {"messages": turns("a", "b"), "tools": tools, "system": "be kind"}
     result = render_one(tokenizer, "hf", record, chat_template=template)
