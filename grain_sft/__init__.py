@@ -47,7 +47,8 @@ __all__ += ["PaddedLayout", "Pipeline", "ShiftTargets", "Span", "WindowLayout", 
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first access: Grain and JAX take seconds to import, and few commands need them."""
+    """Import a public name, or a submodule, on first access: Grain and JAX take seconds to import, and few commands need
+    them."""
     import importlib
     import importlib.util
 

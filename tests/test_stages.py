@@ -323,8 +323,8 @@ def test_commands_take_stages(config, tmp_path, capsys):
 
 
 ERRORS = [
-    ({"stages": [{"layout": {}}, {"steps": 1}]}, ConfigError, "stages[0]: expected one of steps and tokens"),
-    ({"stages": [{"steps": 1, "tokens": 1}]}, ConfigError, "stages[0]: expected one of steps and tokens"),
+    ({"stages": [{"layout": {}}, {"steps": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
+    ({"stages": [{"steps": 1, "tokens": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
     ({"stages": [{"step": 1}]}, ConfigError, "stages[0]: unknown key 'step'. The nearest known: 'steps'"),
     ({"stages": [{"steps": 1, "layout": {"kind": "window"}}]}, ConfigError, "stages[0]: layout.kind"),
     (

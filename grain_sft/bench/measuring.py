@@ -1,4 +1,4 @@
-"""What benchmarks share: the limit that speeds are compared with, clocks, and processes of their own."""
+"""What benchmarks share: the limit that speeds are compared with, clocks, and subprocesses."""
 
 import itertools
 import json
@@ -24,23 +24,22 @@ SEED = 34521
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
 """Columns of the figures of `rate`."""
 
-_BYTES = 1 << 27  # of rows that are copied
-_ROWS = 4096
+_BYTES, _ROWS = 1 << 27, 4096  # at most, of the rows that are copied
 
 _PREAMBLE = """
 import json, os, sys, time
 def memory():
     with open("/proc/self/status") as file:
         fields = dict(line.split(":", 1) for line in file)
-    return {key: int(fields[name].split()[0]) / 1e3 for key, name in (("mb", "VmRSS"), ("peak_mb", "VmHWM"))}
+    return {key: int(fields[name].split()[0]) * 1024 / 1e6 for key, name in (("mb", "VmRSS"), ("peak_mb", "VmHWM"))}
 """
 
 
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies contiguous rows from memory into as many arrays as the batch has.
 
-    The copies have the shapes and dtypes of the batch's arrays; an array under two keys counts once. Their memory is used
-    again: the system hands out fresh memory so slowly that it would be the limit instead.
+    The copies have the shapes and dtypes of the batch's arrays; an array under two keys counts once. Their memory is reused,
+    because allocating it would dominate the time.
     """
     arrays = list({id(array): array for array in batch.values()}.values())
     count, longest = len(arrays[0]), max(array[0].nbytes for array in arrays)
@@ -71,8 +70,8 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
 
 
 def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, warm: int) -> dict[str, float]:
-    """Return each loader's median seconds a batch over `turns` of `seconds`, after `warm` batches. Other work of the machine
-    slows all loaders of a turn."""
+    """Return each loader's median seconds a batch over `turns` of `seconds`, after `warm` batches. Loaders take turns, so that
+    other work of the machine slows all of them."""
     times: dict[str, list[float]] = {name: [] for name in loaders}
     for next_batch in loaders.values():
         for _ in range(warm):
@@ -92,16 +91,16 @@ def seconds_waited(next_batch: Next, step_seconds: float) -> float:
 
 
 def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float]:
-    """Return the figures of a speed: tokens and milliseconds a batch, and the share of the limit's speed."""
+    """Return the figures of a loader whose batch of `tokens` takes `seconds`: Mtok/s, ms per batch, share of the limit."""
     speed = {"mtok_per_s": tokens / seconds / 1e6, "ms_per_batch": seconds * 1e3}
     return {**speed, "of_limit": limit_seconds / seconds}
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a process of its own, with artifacts in the folder `cache`; raise a PipelineError if it fails.
+    """Run a Python program in a subprocess, with artifacts in the folder `cache`; raise a PipelineError if it fails.
 
-    The program has `json`, `os`, `sys`, `time` and `memory()`, megabytes now and at most, and prints JSON last. Return that
-    object, and `process_s`, the seconds from the start of the process to its end.
+    The program can use `json`, `os`, `sys`, `time` and `memory()`, the current and the peak MB, and prints JSON last. Return
+    that object, and `process_s`, the seconds from the start of the process to its end.
     """
     environment = os.environ | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
     command = [sys.executable, "-c", _PREAMBLE + program, *arguments]

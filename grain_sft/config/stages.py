@@ -9,21 +9,19 @@ from grain_sft.errors import ConfigError
 from grain_sft.layout import LAYOUTS
 from grain_sft.options import check, options_of
 
-_LONGEST = "max_target_sequence_length"
+_MAX_LENGTH = "max_target_sequence_length"
 _SECTIONS = ("corpus", "layout", "sampler", "transforms")
 
 
 def check_stages(config: Mapping[str, Any], where: str) -> None:
-    """Raise a ConfigError for malformed entries of `stages`. Their sections are checked with `configs_of_stages`."""
+    """Raise a ConfigError for malformed entries of `stages`. Sections are checked later, in the `configs_of_stages`."""
     for number, entry in enumerate(config["stages"]):
         at = f"{where}: stages[{number}]"
         check(entry, STAGE, at)
         given = [name for name in ("steps", "tokens") if entry.get(name) is not None]
         last = number == len(config["stages"]) - 1
         if len(given) > 1 or not (given or last):
-            raise ConfigError(
-                f"{at}: expected one of steps and tokens. Give one; only the last stage may leave out both."
-            )
+            raise ConfigError(f"{at}: expected `steps` or `tokens`, and not both. Only the last stage may omit both.")
     sampler = config.get("sampler")
     if isinstance(sampler, Mapping) and "schedule" in sampler:
         why = "its steps could count from the start of the run or of a stage"
@@ -33,41 +31,45 @@ def check_stages(config: Mapping[str, Any], where: str) -> None:
 
 
 def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the config of each stage. Layouts that can share one order get the longest sequence length of all stages."""
+    """Return the config of each stage. If their lengths differ, layouts with the option `max_target_sequence_length` get the
+    longest of theirs as its default, so that they share one order."""
     base = {name: section for name, section in config.items() if name != "stages"}
     stages: Sequence[Mapping[str, Any]] = config["stages"]
     made = []
     for stage in stages:
-        own, below = {name: stage[name] for name in _SECTIONS if name in stage}, base
+        own, inherited = {name: stage[name] for name in _SECTIONS if name in stage}, base
         if _replaces(own.get("corpus"), base.get("corpus")):
-            below = {name: section for name, section in base.items() if name != "corpus"}
-        changed = overlay(below, own)
+            inherited = {name: section for name, section in base.items() if name != "corpus"}
+        changed = overlay(inherited, own)
         made.append(changed | {name: _copied(changed[name]) for name in ("corpus", "layout") if name in changed})
-    sharing = [(each["layout"]["sequence_length"], layout) for each in made for layout in _sharing(each)]
+    sharing = [
+        (each["layout"]["sequence_length"], layout) for each in made for layout in _layouts_with_max_length(each)
+    ]
     lengths = {length for length, _ in sharing}
     if len(lengths) > 1 and all(isinstance(length, int) for length in lengths):
         for _, layout in sharing:
-            layout.setdefault(_LONGEST, max(lengths))
+            layout.setdefault(_MAX_LENGTH, max(lengths))
     return made
 
 
 def _copied(section: Any) -> Any:
+    """Return a copy of a section that shares no mapping with the base section, because stages change their own."""
     is_mapping = isinstance(section, Mapping)
     return {name: _copied(value) for name, value in section.items()} if is_mapping else section
 
 
-def _replaces(own: object, below: object) -> bool:
-    """Return whether a stage's section `corpus` names other files than the section `below` it."""
-    if not isinstance(own, Mapping) or not isinstance(below, Mapping):
+def _replaces(own: object, inherited: object) -> bool:
+    """Return whether a stage's section `corpus` names other files than the base section."""
+    if not isinstance(own, Mapping) or not isinstance(inherited, Mapping):
         return False
-    return "path" in own or ("mixture" in own and "mixture" not in below)
+    return "path" in own or ("mixture" in own and "mixture" not in inherited)
 
 
-def _sharing(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield each section `layout` of a config and of its mixture's sources whose kind has the option `_LONGEST`."""
+def _layouts_with_max_length(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield each section `layout` of a config and of its mixture's sources whose kind has the option `_MAX_LENGTH`."""
     layout, corpus = config.get("layout"), config.get("corpus")
     if isinstance(layout, dict) and "sequence_length" in layout:
-        yield from filter(_shares, (layout, *_layouts_of_sources(corpus)))
+        yield from filter(_has_max_length, (layout, *_layouts_of_sources(corpus)))
 
 
 def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
@@ -78,6 +80,6 @@ def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
         yield from _layouts_of_sources(source)
 
 
-def _shares(layout: Mapping[str, Any]) -> bool:
+def _has_max_length(layout: Mapping[str, Any]) -> bool:
     kind = layout.get("kind")
-    return isinstance(kind, str) and kind in LAYOUTS and _LONGEST in options_of(LAYOUTS[kind])
+    return isinstance(kind, str) and (kind in LAYOUTS or ":" in kind) and _MAX_LENGTH in options_of(LAYOUTS[kind])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MixtureCorpus(Corpus):
-    """The corpora of a mixture as one: their shards, one corpus after the other, in the widest of their dtypes.
+    """Corpora of a mixture as one corpus: all shards, one corpus after the other. `dtype` is the widest of theirs.
 
     Files keep their own dtypes, so tokens are read through `parts`.
 
@@ -35,35 +34,35 @@ class MixtureCorpus(Corpus):
     @classmethod
     def of(cls, parts: tuple[Corpus, ...]) -> MixtureCorpus:
         """Return the mixture of some corpora, or raise CorpusError if two were made with different tokenizers."""
-        made_with = {part.tokenizer_sha256: part for part in reversed(parts) if part.tokenizer_sha256 is not None}
-        if len(made_with) > 1:
-            second, first = list(made_with.values())[-2:]
-            raise CorpusError(
-                f"{second.shards[0].path}: the corpus was made with the tokenizer {second.tokenizer!r} (sha256 "
-                f"{second.tokenizer_sha256}), but {first.shards[0].path} with {first.tokenizer!r} (sha256 "
-                f"{first.tokenizer_sha256}). The sources of a mixture have one tokenizer. Prepare one of them again."
-            )
+        known = [part for part in parts if part.tokenizer_sha256 is not None]
+        for first, other in zip(known[:1] * len(known), known, strict=True):
+            if other.tokenizer_sha256 != first.tokenizer_sha256:
+                raise CorpusError(
+                    f"{other.shards[0].path}: the corpus was made with the tokenizer {other.tokenizer!r} (sha256 "
+                    f"{other.tokenizer_sha256}), but {first.shards[0].path} with {first.tokenizer!r} (sha256 "
+                    f"{first.tokenizer_sha256}). Expected one tokenizer for all sources. Prepare one of them again."
+                )
         dtype: np.dtype[Any] = np.result_type(*(part.dtype for part in parts))
         return cls(tuple(shard for part in parts for shard in part.shards), dtype, parts=parts)
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Start, counted through all shards, and length of the documents of all corpora; see `Corpus.documents`."""
+        """Documents of all corpora. Their starts are token offsets in the mixture; see `Corpus.documents`."""
         return self._concatenated([part.documents for part in self.parts])
 
     @functools.cached_property
     def sequences(self) -> Documents:
-        """Start, counted through all shards, and length of the sequences of all corpora; see `Corpus.sequences`."""
+        """Sequences of all corpora. Their starts are token offsets in the mixture; see `Corpus.sequences`."""
         return self._concatenated([part.sequences for part in self.parts])
 
-    def _concatenated(self, found: list[Documents]) -> Documents:
-        befores = itertools.accumulate((part.num_tokens for part in self.parts), initial=0)
-        starts = [each.start + before for each, before in zip(found, befores, strict=False)]
-        return Documents(np.concatenate(starts), np.concatenate([each.length for each in found]))
+    def _concatenated(self, documents: list[Documents]) -> Documents:
+        first_tokens = np.cumsum([0, *(part.num_tokens for part in self.parts[:-1])])
+        starts = [own.start + first_token for own, first_token in zip(documents, first_tokens, strict=True)]
+        return Documents(np.concatenate(starts), np.concatenate([own.length for own in documents]))
 
     @property
     def num_documents(self) -> int | None:
-        """Number of documents of all corpora; None where that of one is unknown."""
+        """Number of documents of all corpora; None if that of any corpus is unknown."""
         counts = [count for part in self.parts if (count := part.num_documents) is not None]
         return sum(counts) if len(counts) == len(self.parts) else None
 

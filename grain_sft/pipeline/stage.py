@@ -14,7 +14,7 @@ from grain_sft.pipeline.amendments import Amendment
 from grain_sft.sampling import EpochStream, MappedSampler, Sampler, StepMap
 from grain_sft.source import MixtureSource, NpyDataSource
 
-Position = tuple[int, int, str]
+Progress = tuple[int, int, str]
 """Epoch of a stream, number of its tokens that were read, and `EpochStream.batching` of the stage that read them."""
 
 
@@ -26,8 +26,8 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. The last stage may have neither `steps` nor `tokens`; it then ends with its sampler.
       tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run, in the document numbers of this stage: None instead of one whose documents the stage
-        does not have. None for those of the run.
+      amendments: Amendments of the run, in the document numbers of this stage. An entry is None if the stage does not have
+        its documents. By default, those of the run.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, or one is below 1.
@@ -48,7 +48,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return `run`, the first amendments of the run, as this stage has them."""
+        """Return this stage's versions of `run`, the first amendments of the run."""
         return list(run if self.amendments is None else filter(None, self.amendments[: len(run)]))
 
     @property
@@ -64,19 +64,20 @@ class Stage:
 
 
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
-    """Return the sampler of each stage, in steps of the run and with the weights of `amendments`, and the `gaps`."""
-    read: dict[Any, Position] = {}
-    made: list[MappedSampler] = []
+    """Return the sampler of each stage, in steps of the run and with the weights of `amendments`, and the number of tokens
+    that each stage leaves out to begin at a whole row."""
+    progress: dict[Any, Progress] = {}
+    samplers: list[MappedSampler] = []
     gaps = []
-    first, changes, taken = 0, _reweights(amendments), set[Amendment]()
+    first, changes, applied = 0, _reweights(amendments), set[Amendment]()
     for number, stage in enumerate(stages, 1):
-        starts, gap = _starts(stage, number, read)
+        starts, gap = _starts(stage, number, progress)
         gaps.append(gap)
         inner, steps = stage.sampler.continued(starts) if starts else stage.sampler, stage.num_steps
         if inner.num_steps is not None and steps is not None and inner.num_steps < steps:
             raise PipelineError(
-                f"stage {number} has {steps} steps, but its epochs have {inner.num_steps} more. Give it fewer steps, or more "
-                "epochs."
+                f"stage {number} has {steps} steps, but its epochs have only {inner.num_steps} left. Give it fewer steps, or "
+                "more epochs."
             )
         end = None if steps is None else first + steps
         sampler = MappedSampler(inner, origin=first, end=end)
@@ -84,35 +85,35 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
         for step, change in changes:
             if change.reweight.keys() <= sources and (end is None or step < end):
                 sampler = sampler.reweighted(step, change.reweight)
-                taken.add(change)
-        made.append(sampler)
+                applied.add(change)
+        samplers.append(sampler)
         if sampler.num_steps is None:
             if number < len(stages):
                 raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens or epochs.")
             break
         first = sampler.num_steps
-        read |= {key: _position(sampler, stream, length) for key, length, stream in _streams(stage, sampler)}
+        progress |= {key: _progress(sampler, stream, length) for key, length, stream in _streams(stage, sampler)}
     for _, change in changes:
-        if change not in taken:
+        if change not in applied:
             named = f"reweight {', '.join(change.reweight)} from step {change.step}"
             raise SamplerError(
                 f"{named}: no stage from that step on is a mixture of these sources. Fix the names or the step."
             )
-    return made, tuple(gaps)
+    return samplers, tuple(gaps)
 
 
 def _reweights(amendments: Sequence[Amendment]) -> list[tuple[int, Amendment]]:
-    """Return the amendments with weights, each with its data step, by step."""
+    """Return the amendments with weights, each with its data step, sorted by step."""
     skips = StepMap([(each.step, each.skip) for each in amendments if each.skip])
     found = ((skips.data_step(each.step), each) for each in amendments if each.reweight)
     return sorted(found, key=lambda pair: pair[0])
 
 
-def _starts(stage: Stage, number: int, read: Mapping[Any, Position]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return where streams of a stage begin, each an epoch and an index, and the tokens that lie between."""
+def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tuple[dict[str, tuple[int, int]], int]:
+    """Return where streams of a stage begin, each an epoch and an index, and the number of tokens left out before."""
     starts, gap = {}, 0
     for key, length, stream in _streams(stage, stage.sampler):
-        epoch, tokens, batching = read.get(key, (0, 0, ""))
+        epoch, tokens, batching = progress.get(key, (0, 0, ""))
         if tokens and batching != stream.batching:
             raise PipelineError(
                 f"stage {number}: an earlier stage ended inside an epoch of the same rows, in batches of {batching}; this "
@@ -126,12 +127,12 @@ def _starts(stage: Stage, number: int, read: Mapping[Any, Position]) -> tuple[di
     return starts, gap
 
 
-def _position(sampler: MappedSampler, stream: EpochStream, length: int) -> Position:
-    """Return the position of a stream of rows of `length` tokens after the last step of a stage."""
+def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progress:
+    """Return the progress of a stream of rows of `length` tokens after the last step of a stage."""
     end = sampler.end_step
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)
-    else:  # the rest of the epoch may be too small for a batch of this stage, and large enough for the next stage's
+    else:  # an epoch may end with too few rows for a batch of this stage, and enough for one of the next stage
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
     return epoch, index * length, stream.batching

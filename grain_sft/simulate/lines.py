@@ -12,7 +12,7 @@ FIGURES = {
     "start_up_s": "start-up",
     "peak_mb": "memory",
 }
-"""Names of the figures that real processes measure."""
+"""Printed name of each figure that real processes measure."""
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -29,8 +29,8 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     run, first, steady, waits = (figures[key] for key in ("run", "first_step", "steady", "waits"))
     start, stop = figures["steps"]
     hosts, rows = figures["hosts"], run["rows_per_host"]
-    each = f"{rows:,} row{'s' * (rows != 1)} of each host in a step"
-    yield "run", f"steps {start:,} to {stop - 1:,} on {hosts:,} hosts, {each}"
+    share = f"{rows:,} row{'s' * (rows != 1)} of each host in a step"
+    yield "run", f"steps {start:,} to {stop - 1:,} on {hosts:,} host{'s' * (hosts != 1)}, {share}"
     yield "rows", _coverage(figures["coverage"], run["rows"])
     yield "first step of a host", _host(first)
     mean = {name: figures["per_host"][name] for name in ("requests", "received", "local")}
@@ -41,21 +41,21 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     sums = f"{steady['requests']:,.0f} requests, {size_text(steady['received'])}"
     yield "a step of all hosts", f"{sums}; the slowest host takes {steady['slowest_batch_s']:.3f} s"
     peak = f"{steady['requests_peak_per_second']:,.0f} requests/s, {size_text(steady['received_peak_per_second'])}/s"
-    yield "highest of a step", f"{peak}, of all hosts together, if no step waits"
+    yield "peak step", f"{peak}, of all hosts together, if no step waits"
     begin = figures["first_batches"]
     first_batches = f"{begin['requests']:,.0f} requests of all hosts until each has {begin['batches']} batches"
-    yield "begin of the run", f"{first_batches}: {begin['bucket_s']:.1f} s at the bucket's speed"
+    yield "start of the run", f"{first_batches}: {begin['bucket_s']:.1f} s at the bucket's speed"
     if figures["cache"] is not None:
         cache = figures["cache"]
         share = cache["hits"]["mean"] / max(1.0, cache["hits"]["mean"] + cache["misses"]["mean"])
         size = size_text(cache["bytes"]["mean"])
         yield "shard cache", f"{share:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
     if figures["start"] is not None:
-        begin = figures["start"]
-        opening = f"{begin['opening_requests']:,} requests of a host to open the corpus"
-        opening = "without the requests that open local files" if figures["as_bucket"] else opening
-        yield "start-up", f"{begin['seconds']:.1f} s until the first batch, {opening}"
-        yield "memory", f"{begin['memory_mb']:,.0f} MB of a process at most"
+        start_up = figures["start"]
+        opening = f"{start_up['opening_requests']:,} requests of a host to open the corpus"
+        opening = "requests that open local files not counted" if figures["as_bucket"] else opening
+        yield "start-up", f"{start_up['seconds']:.1f} s until the first batch, {opening}"
+        yield "memory", f"at most {start_up['memory_mb']:,.0f} MB in a process"
     later = f"{waits['later_s']:,.2f} s in all later steps; a step takes {steady['seconds_a_step']:,.3f} s"
     yield "waits", f"{waits['first_s']:.2f} s for the first step, {later}"
     if (restart := figures["restart"]) is not None:
@@ -75,12 +75,12 @@ def _coverage(found: Mapping[str, Any], rows: int) -> str:
 
 
 def spread_text(name: str, value: float) -> str:
-    """Return a value of a figure of a host in words."""
+    """Return `value` as text: with a unit for figures of bytes."""
     return size_text(value) if name in ("received", "local") else f"{value:,.3f}".removesuffix(".000")
 
 
 def _host(found: Mapping[str, Any]) -> str:
-    """Return the requests and bytes of a host in words."""
+    """Return the requests and bytes of a host as text."""
     requests, received, local = (found[name] for name in ("requests", "received", "local"))
     text = f"{requests['mean']:,.1f} requests ({requests['least']:,.0f} to {requests['most']:,.0f})"
     text = f"{text}, {size_text(received['mean'])}"
@@ -97,29 +97,25 @@ def size_text(count: float) -> str:
 
 def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the answers: for each resource its name (`asked`), whether it is `enough`, and a sentence (`answer`)."""
-    of, steady, waits = figures["conditions"], figures["steady"], figures["waits"]
-    step_s = of["step_ms"] / 1e3
+    conditions, steady, waits = figures["conditions"], figures["steady"], figures["waits"]
+    step_s = conditions["step_ms"] / 1e3
+    received = figures["per_host"]["received"]["most"] / (figures["steps"][1] - figures["steps"][0])
     found = [
-        _answer(
-            "bucket, requests", steady["requests"] / step_s, of["bucket_requests"], "requests/s", "--bucket-requests"
-        ),
-        _answer("bucket, bytes", steady["received"] / step_s / 1e6, of["bucket_mb"], "MB/s", "--bucket-mb"),
-        _answer(
-            "network of a host",
-            (figures["per_host"]["received"]["most"] / (figures["steps"][1] - figures["steps"][0])) / step_s / 1e6,
-            of["host_mb"], "MB/s", "--host-mb",
-        ),
-    ]  # fmt: skip
+        _answer("bucket, requests", steady["requests"] / step_s, "requests/s", "bucket_requests", conditions),
+        _answer("bucket, bytes", steady["received"] / step_s / 1e6, "MB/s", "bucket_mb", conditions),
+        _answer("network of a host", received / step_s / 1e6, "MB/s", "host_mb", conditions),
+    ]
     longest = f"the longest wait is {waits['longest_s']:.2f} s"
-    wait = f"Steps of {of['step_ms']:g} ms wait {waits['share']:.2%} of the time; {longest}."
+    wait = f"Steps of {conditions['step_ms']:g} ms wait {waits['share']:.2%} of the time; {longest}."
     found.append({"asked": "waits", "enough": waits["share"] <= 0.01, "answer": wait})
     return found
 
 
-def _answer(asked: str, need: float, have: float, unit: str, option: str) -> dict[str, Any]:
-    enough = need <= have
+def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    limit = conditions[limit_name]
     share = (
-        f"{need:,.0f} of {have:,.0f} {unit} ({need / have:.1%})" if need >= 10 else f"{need:.2f} of {have:,.0f} {unit}"
+        f"{need:,.0f} of {limit:,g} {unit} ({need / limit:.1%})" if need >= 10 else f"{need:.2f} of {limit:,g} {unit}"
     )
-    advice = "" if enough else f" Give a cache, larger reads, a longer step, or {option} if the bucket has more."
-    return {"asked": asked, "enough": enough, "answer": f"{share}.{advice}"}
+    option = f"--{limit_name.replace('_', '-')}"
+    advice = "" if need <= limit else f" Give a cache, larger reads, a longer step, or the true limit by {option}."
+    return {"asked": asked, "enough": need <= limit, "answer": f"{share}.{advice}"}

@@ -17,7 +17,7 @@ _Int32 = npt.NDArray[np.int32]
 
 
 class ShiftTargets(grain.transforms.Map):
-    """Transform from the arrays of a source to the keys of MaxText's trainer: int32 [L] or [rows, L].
+    """Transform from the arrays of a source to the keys of MaxText's trainer, each [L] or [rows, L] and int32.
 
     `inputs` holds the tokens. `targets[i]` is `tokens[i + 1]`, or 0 at the end of a row. The length stays L, because TPU
     attention kernels want a multiple of 128 or 512. `inputs_position` and `targets_position` both hold the positions of the
@@ -25,7 +25,8 @@ class ShiftTargets(grain.transforms.Map):
     loss and is in the same segment, else 0: at padding, masked targets, and the last token of a segment or row. If the
     source has `loss_weights`, `targets_weights` (float32) is the weight of the target, or 0 if the target takes no loss.
 
-    `map` does not copy read-only arrays, which a source shares between batches, and caches what it computes from them.
+    `map` copies neither positions nor segment ids. A source may share these arrays between batches, so `map` keeps the last
+    `targets_segmentation` that it computed from read-only arrays.
     """
 
     shifts_targets = True
@@ -33,10 +34,10 @@ class ShiftTargets(grain.transforms.Map):
 
     def __init__(self) -> None:
         self._arrays = Arrays()
-        self._kept: tuple[Any, Any, Any] | None = None  # read-only segment_ids, loss_mask; targets_segmentation
+        self._cached: tuple[Any, Any, Any] | None = None  # read-only segment_ids, loss_mask; targets_segmentation
 
     def map(self, element: Element) -> Element:
-        """Return the trainer's batch for `element`, the arrays of a source.
+        """Return the trainer's batch for `element`, a row or the rows of a source.
 
         Raises:
           TransformError: a token id does not fit in int32.
@@ -52,8 +53,8 @@ class ShiftTargets(grain.transforms.Map):
 
     def reader(self, source: Any) -> Callable[[npt.NDArray[np.int64]], Element] | None:
         """Return a function from rows to their batch in one pass, or None for a subclass or a source without `read_rows`."""
-        can = type(self) is ShiftTargets and hasattr(source, "read_rows")
-        return functools.partial(self.read, source) if can else None
+        has_fast_path = type(self) is ShiftTargets and hasattr(source, "read_rows")
+        return functools.partial(self.read, source) if has_fast_path else None
 
     def read(self, source: NpyDataSource, rows: npt.NDArray[np.int64]) -> Element:
         """Return the batch of `rows`, equal to `map(source.read(rows))`, in fewer passes over the arrays.
@@ -66,27 +67,24 @@ class ShiftTargets(grain.transforms.Map):
         return self.map(source.read(rows)) if read is None else _batch(read)
 
     def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> _Int32:
-        kept = self._kept
-        if kept is not None and kept[0] is segments and kept[1] is loss_mask:
-            return kept[2]  # type: ignore[no-any-return]
+        cached = self._cached
+        if cached is not None and cached[0] is segments and cached[1] is loss_mask:
+            return cached[2]  # type: ignore[no-any-return]
         flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
         if len(flat):
             np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
             takes_loss[:-1] &= loss_mask.reshape(-1)[1:]
             takes_loss.reshape(segments.shape)[..., -1] = False  # the last token of a row has no target
         result = self._arrays.empty(segments.shape, np.int32)
-        result[...] = takes_loss.reshape(segments.shape)  # a cast of its own: `*=` would cast in small buffers
+        result[...] = takes_loss.reshape(segments.shape)  # `*=` with bool would cast in small buffers
         result *= segments
         if not segments.flags.writeable and not loss_mask.flags.writeable:
             result.flags.writeable = False
-            self._kept = (segments, loss_mask, result)
+            self._cached = (segments, loss_mask, result)
         return result
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
 
     def __repr__(self) -> str:
         return "ShiftTargets()"
@@ -119,6 +117,6 @@ def _as_int32(tokens: npt.NDArray[Any]) -> _Int32:
         wrong = (tokens < 0) | (tokens.astype(np.float64) > _INT32_MAX)
         raise TransformError(
             f"a token id at {np.argwhere(wrong)[0].tolist()} of the batch is above {_INT32_MAX}: no vocabulary has it. "
-            "The corpus was opened with the wrong dtype, or is not an array of tokens."
+            "The corpus was opened with the wrong dtype or holds no tokens. Fix `dtype`."
         )
     return tokens.astype(np.int32, copy=False)

@@ -1,9 +1,11 @@
 """ArrayRecord files, read by their groups of records. A record is a `tf.train.Example`, an object of JSON, or a text.
 
-An ArrayRecord is a file of Riegeli: chunks, each with a header, the last but one with the offsets of the others, and at the
-end a postscript with its offset. A block header interrupts the chunks at every multiple of 64 KiB. The library reads chunks
-and checks their hashes. This module reads their headers to find where the file can be cut: of a file in a bucket, only the
-chunks of a unit are copied. Format: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
+An ArrayRecord is a Riegeli file: chunks of records, a footer chunk with their offsets, and a postscript with the offset of
+the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library reads chunks and checks
+their hashes. This module reads only the headers, to find where the file can be cut into units. Of a remote file, it copies
+only the chunks of a unit and the footer.
+
+Formats: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
 """
 
 import contextlib
@@ -21,7 +23,7 @@ from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.prepare.records.unpacked import check_digest, read_exactly, text_of
 from grain_sft.storage import files
 
-SAMPLE = 100  # records that decide the encoding of a file
+SAMPLE = 100  # records, at most, that decide the encoding of a file
 
 _MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 _POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
@@ -37,38 +39,39 @@ class _Chunk(NamedTuple):
 
 
 def matches(path: str, head: bytes) -> bool:
-    """Return whether a file is of ArrayRecord, by its first bytes and its name."""
+    """Return whether a file is an ArrayRecord, by its first bytes or its name."""
     return head.startswith(_MAGIC) or walk.is_array_record(path)
 
 
 def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
-    """Return parts of whole chunks, each but the last of at least `least` decompressed bytes, and the records' encoding.
+    """Return parts of whole chunks, and the encoding of the records. `read` is told how many bytes each read takes.
 
-    The encoding is "example" or "json" where more than half of the first records are of it, else "text".
+    Each part but the last has at least `least` decompressed bytes. The encoding is "example" or "json" if more than half of
+    the first records are, else "text".
     """
     scanner, parts = Scanner(path, size, read), list[Part]()
     stop = _footer_offset(path, size)
-    group = chunk_records = records = decoded = 0
+    expected = previous = records = decoded = 0
     for chunk in _chunks(scanner, stop):
-        if group and chunk_records != group:
+        if previous != expected:  # the last chunk may be smaller
             raise CorpusFileError(
-                f"{path}: byte {scanner.position}: a group of {chunk_records} records among those of {group}. Expected groups "
-                "of one size. Write the file again."
+                f"{path}: before byte {scanner.position}: a group of {previous} records among those of {expected}. Expected "
+                "groups of one size. Write the file again."
             )
-        group, chunk_records = group or chunk.records, chunk.records
+        expected, previous = expected or chunk.records, chunk.records
         records, decoded = records + chunk.records, decoded + chunk.bytes
         if decoded >= least:
             parts.append(scanner.part(records))
             records = decoded = 0
     if records:
         parts.append(scanner.part(records))
-    if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # the offsets of all chunks are one more
+    if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # only the footer may follow
         raise _damaged(path, stop)
     return tuple(parts), _encoding(path, size, parts[0]) if parts else "text"
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordError]:
-    """Yield the records of a unit: features, {"text"}, or JSON as bytes; a RecordError where features are missing."""
+    """Yield the records of a unit: features, {"text": ...}, or bytes of JSON; a RecordError if features are missing."""
     for record in _records(entry.path, entry.size, unit, unit.first - 1, unit.records):
         if entry.note == "json":
             yield record
@@ -97,7 +100,7 @@ def _is_object(record: bytes) -> bool:
 
 
 def _records(path: str, size: int, part: Part, first: int, count: int) -> list[bytes]:
-    """Return `count` records from number `first`, from 0, which are in a part."""
+    """Return `count` records of a file from record `first`, counted from 0. All are in `part`."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     where = f"{path}: bytes {part.start} to {part.stop}"
@@ -109,7 +112,7 @@ def _records(path: str, size: int, part: Part, first: int, count: int) -> list[b
             try:
                 found: list[bytes] = reader.read(first, first + count) if count else []
             finally:
-                reader.close()  # raises what is wrong with the file; `read` would find no records
+                reader.close()  # raises errors of the file that `read` hides
         except (RuntimeError, ValueError, IndexError, OSError) as error:
             raise CorpusFileError(f"{where}: can't be read as ArrayRecord ({error}). Write the file again.") from error
     if len(found) != count:
@@ -119,15 +122,15 @@ def _records(path: str, size: int, part: Part, first: int, count: int) -> list[b
 
 @contextlib.contextmanager
 def _local(path: str, size: int, start: int, data: bytes) -> Iterator[str]:
-    """Yield a local file with the bytes from `start` on and those that locate them: the file, or a sparse copy."""
+    """Yield the path of a local file with the bytes from `start` on and the footer: the file itself, or a sparse copy."""
     if not files.is_remote(path):
         yield path
         return
     footer = _footer(path, size)
     with tempfile.NamedTemporaryFile(prefix="grain_sft-") as copy:
-        for place, each in ((start, data), (size - len(footer), footer)):
-            copy.seek(place)
-            copy.write(each)
+        for offset, content in ((start, data), (size - len(footer), footer)):
+            copy.seek(offset)
+            copy.write(content)
         copy.flush()
         yield copy.name
 
@@ -138,14 +141,14 @@ def _footer(path: str, size: int) -> bytes:
 
 
 def _footer_offset(path: str, size: int) -> int:
-    """Return where the chunk with the offsets begins, and the records end."""
+    """Return the offset of the footer chunk, where the records end."""
     start = size - _BLOCK
     data = (
         read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size)
         if start > 0 and not size % _BLOCK
         else b""
     )
-    if data[:2] == b"\0\3":  # uncompressed, three times the same
+    if data[:2] == b"\0\3":  # no compression, three copies of the postscript
         fields = _varints(data[5 : 5 + data[2]])
         if fields[::2] == [8, 16] and fields[3:] == [_POSTSCRIPT_MAGIC] and fields[1] <= start:
             return fields[1]
@@ -165,7 +168,7 @@ def _varints(data: bytes) -> list[int]:
 
 
 def _chunks(scanner: Scanner, stop: int) -> Iterator[_Chunk]:
-    """Yield each chunk that has records, when it is passed, up to byte `stop`."""
+    """Yield each chunk that has records, after skipping it, up to byte `stop`."""
     while scanner.position < stop:
         begin = scanner.position
         header = b"".join(map(scanner.take, _steps(scanner, _CHUNK_HEADER)))
@@ -175,17 +178,18 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[_Chunk]:
             raise _damaged(scanner.path, begin)
         for step in _steps(scanner, size):
             scanner.skip(step)
-        after = begin + records
-        after += max(0, _BLOCK_HEADER - after % _BLOCK) if after % _BLOCK else 0
-        if max(after, scanner.position) > stop:
+        least_end = begin + records  # each record has a position of its own, also an empty one
+        least_end += max(0, _BLOCK_HEADER - least_end % _BLOCK) if least_end % _BLOCK else 0
+        if max(least_end, scanner.position) > stop:
             raise _damaged(scanner.path, begin)
-        scanner.skip(max(0, after - scanner.position))  # each record has a position of its own, also an empty one
+        scanner.skip(max(0, least_end - scanner.position))
         if records:
             yield _Chunk(records, int.from_bytes(header[32:], "little"))
 
 
 def _steps(scanner: Scanner, count: int) -> Iterator[int]:
-    """Yield numbers of bytes that sum to `count`, and pass the block headers before each; the caller passes the bytes."""
+    """Yield numbers of bytes that sum to `count`, and skip the block headers between them. The caller takes or skips the
+    bytes."""
     while count:
         if not scanner.position % _BLOCK:
             scanner.skip(_BLOCK_HEADER)

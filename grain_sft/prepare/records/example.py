@@ -1,4 +1,4 @@
-"""Records of `tf.train.Example`, parsed by protobuf alone. Format: tensorflow/core/example/example.proto and feature.proto."""
+"""Records of `tf.train.Example`, parsed without TensorFlow. Format: tensorflow/core/example/example.proto, feature.proto."""
 
 import functools
 from typing import Any
@@ -38,10 +38,10 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 
 
 def fields_of(record: bytes) -> dict[str, Any] | None:
-    """Return the features of a serialized Example, sorted by name; None where the record is not one. An empty record has none.
+    """Return the features of a serialized Example, sorted by name: {} for an empty record, None if the record cannot be parsed
+    or has no features. Nearly any short text parses as an Example without features.
 
-    A feature of one value is that value, one of several a list, and one of none is left out. Bytes are text where they are
-    UTF-8.
+    One value becomes a scalar and several become a list; a feature without values is omitted. Bytes in UTF-8 become a string.
     """
     if not record:
         return {}

@@ -1,4 +1,4 @@
-"""primer: `<|sys|>`, `<|usr|>` or `<|asst|>`, the content, `<|eot|>`, message after message.
+"""primer: each message is the token of its role (`<|sys|>`, `<|usr|>` or `<|asst|>`), its content and `<|eot|>`.
 
 Rules: the primer specification (niels_gpt). Contents are encoded unchanged, each on its own; the assistant's messages
 and their `<|eot|>` take loss.
@@ -35,12 +35,12 @@ class Primer(PiecesTemplate):
         self._ids = dict(zip(SPECIAL_TOKENS, self.ids_of(SPECIAL_TOKENS.values()), strict=True))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        ids, end = self._ids, self._ids["eot"]
+        ids, eot = self._ids, self._ids["eot"]
         pieces: list[Piece] = []
         if conversation.system is not None:
-            pieces += [(ids["sys"], 0.0), (conversation.system, 0.0), (end, 0.0)]
+            pieces += [(ids["sys"], 0.0), (conversation.system, 0.0), (eot, 0.0)]
         for message, loss in zip(conversation.messages, self.losses(conversation), strict=True):
-            pieces += [(ids[_ROLES[message.role]], 0.0), (message.content, loss), (end, loss)]
+            pieces += [(ids[_ROLES[message.role]], 0.0), (message.content, loss), (eot, loss)]
         return pieces
 
 
@@ -59,8 +59,13 @@ def render_chat_sft(
 ) -> tuple[list[int], list[int]]:
     """Return the token ids of a conversation, and their labels: the token's own id, or -100 where it takes no loss.
 
+    Args:
+      tokenizer: Tokenizer of the contents.
+      messages: Messages with the keys `role` and `content`.
+      add_final_eot: Whether the last message ends with `<|eot|>`.
+
     Raises:
-      ValueError: No message is of the assistant, or one is of an unknown role.
+      RecordError: No message has the role assistant, or a role is unknown.
     """
     special = tokenizer.special_token_ids()
     input_ids: list[int] = []
@@ -75,5 +80,5 @@ def render_chat_sft(
         input_ids += [special[name], *body]
         labels += [IGNORED, *(body if name == "asst" else [IGNORED] * len(body))]
     if not any(message["role"] == "assistant" for message in messages):
-        raise RecordError("messages: none of 'assistant', so nothing in it takes loss.")
+        raise RecordError("messages: none has the role 'assistant', so no token takes loss.")
     return input_ids, labels
