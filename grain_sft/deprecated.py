@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeVar
 
+from grain_sft.errors import WrongTypeError
+
 Decorated = TypeVar("Decorated")
 
 MODULES = {
@@ -27,7 +29,7 @@ MODULES = {
     **{f"sampling.orders.{name}": "sampling.orders.computed" for name in ("shuffle", "random", "sequential")},
     **{f"sampling.orders.{name}": "sampling.orders.exact" for name in ("olmo", "maxtext", "episode", "openchat")},
 }
-"""New path of each module of `grain_sft`, by its former path."""
+"""New path of each moved module of `grain_sft`, by its former path."""
 
 MIXTURE = {"MixtureCorpus": "corpus.mixture", "MixtureLayout": "layout.mixture", "MixtureSource": "source"}
 """New module of each name of the former module `grain_sft.mixture`."""
@@ -38,10 +40,11 @@ class _Finder:
 
     @staticmethod
     def create_module(spec: object) -> None:
-        """Leave it to the import system to make the module."""
+        """Return None, so that the import system creates the module."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        is_former = fullname.removeprefix("grain_sft.") in (*MODULES, "mixture")
+        package, _, name = fullname.partition(".")
+        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # else `import trace` would be ours
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:
@@ -49,16 +52,16 @@ class _Finder:
         names = MIXTURE if former == "grain_sft.mixture" else {}
         new = [f"grain_sft.{path}" for path in names.values() or [MODULES[former.removeprefix("grain_sft.")]]]
         warnings.warn(f"{former} is now {', '.join(new)}. Import that.", DeprecationWarning, stacklevel=2)
-        found = list(map(importlib.import_module, new))
+        modules = list(map(importlib.import_module, new))
         if not names:
-            sys.modules[former] = found[0]  # the import system takes the module from there
-        for name, place in zip(names, found, strict=False):
-            setattr(module, name, getattr(place, name))
+            sys.modules[former] = modules[0]  # the import system takes the module from there
+        for name, new_module in zip(names, modules, strict=False):
+            setattr(module, name, getattr(new_module, name))
 
 
 def install() -> None:
     """Make former module paths importable."""
-    sys.meta_path.insert(0, _Finder())  # before the finder that would import a second copy
+    sys.meta_path.insert(0, _Finder())  # first: the path finder would load `grain_sft.trace.audit` as a second copy
 
 
 def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorated]]:
@@ -70,6 +73,10 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
         @functools.wraps(function)
         def call(*args: Any, **arguments: Any) -> None:
             for former in names.keys() & arguments.keys():
+                if names[former] in arguments:
+                    raise WrongTypeError(
+                        f"{former}= and {names[former]}= are the same argument. Pass {names[former]}= only."
+                    )
                 warnings.warn(f"{former}= is now {names[former]}=.", DeprecationWarning, stacklevel=2)
                 arguments[names[former]] = arguments.pop(former)
             function(*args, **arguments)

@@ -7,6 +7,8 @@ import pytest
 
 import grain_sft
 from grain_sft import deprecated
+from grain_sft.errors import WrongTypeError
+from grain_sft.sampling.mixture import Mixture
 
 
 @pytest.mark.parametrize(("former", "new"), deprecated.MODULES.items())
@@ -22,3 +24,13 @@ def test_a_former_module_is_an_attribute_too(monkeypatch):
     monkeypatch.delattr(grain_sft, "trace", raising=False)
     with pytest.warns(DeprecationWarning, match="is now grain_sft.provenance"):
         assert grain_sft.trace.trace.__module__ == "grain_sft.provenance.lines"
+
+
+def test_a_module_of_others_keeps_its_name(monkeypatch):
+    monkeypatch.delitem(sys.modules, "trace", raising=False)
+    assert importlib.import_module("trace").__name__ == "trace"  # the standard library's
+
+
+def test_an_argument_under_both_names_is_refused():
+    with pytest.raises(WrongTypeError, match="when_dry= and on_exhausted= are the same argument"):
+        Mixture({}, when_dry="fail", on_exhausted="repeat")
