@@ -28,7 +28,7 @@ from grain_sft.registry import Registry
 from grain_sft.sampling import Host, Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity
-from grain_sft.transforms import check_maps, column_reach
+from grain_sft.transforms import check_maps, column_reach, reader_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -93,7 +93,7 @@ class Pipeline:
             raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
         self.withdrawals = withdrawals_of(source, amendments)
         last = self.source_at(sys.maxsize)
-        self._whole, self._last = self._reader(source), (last, self._reader(last))
+        self._whole, self._last = reader_of(source, self.transforms), (last, reader_of(last, self.transforms))
         self._observe(audit, observers)
 
     def _observe(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
@@ -176,15 +176,11 @@ class Pipeline:
         """Return the source as `step` reads it: without the documents that are withdrawn by then."""
         return self.source if self.withdrawals is None else self.withdrawals.source_at(step)
 
-    def _reader(self, source: Any) -> tuple[Callable[[npt.NDArray[np.int64]], Element], Sequence[grain.transforms.Map]]:
-        """Return a function that reads rows of `source`, and the transforms that it does not apply."""
-        if self.transforms and (read := getattr(self.transforms[0], "reader", lambda source: None)(source)) is not None:
-            return read, self.transforms[1:]
-        return source.read, self.transforms
-
     def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
         source, (last, reader) = self.source_at(step), self._last
-        read, rest = self._whole if source is self.source else reader if source is last else self._reader(source)
+        if source is not last:
+            reader = self._whole if source is self.source else reader_of(source, self.transforms)
+        read, rest = reader
         element = read(rows)
         for transform in rest:
             activity.doing[get_ident()] = activity.TRANSFORMING, transform

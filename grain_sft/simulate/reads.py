@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from grain_sft.layout import Layout
 from grain_sft.storage import FileStamp, RemoteOptions, files
+from grain_sft.transforms import reader_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -122,7 +123,7 @@ class Reads:
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
         source = pipeline.source
-        shifted = any(hasattr(source, "read_rows") and hasattr(each, "reader") for each in pipeline.transforms[:1])
+        shifted = len(reader_of(source, pipeline.transforms)[1]) < len(pipeline.transforms)
         self._layout, self._parts = source.layout, dict[str, _Part]()
         self.gathers: list[Gather] = []
         for name, layout in source.layout.parts.items():

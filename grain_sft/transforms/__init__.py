@@ -9,7 +9,7 @@ from grain_sft.transforms.element import check_maps, column_reach, trait
 from grain_sft.transforms.mask_eod import MaskEod
 from grain_sft.transforms.ngram_filter import NgramFilter
 from grain_sft.transforms.reset_at_eod import ResetAtEod
-from grain_sft.transforms.shift_targets import ShiftTargets
+from grain_sft.transforms.shift_targets import ShiftTargets, reader_of
 from grain_sft.transforms.split_pairs import SplitPairs
 from grain_sft.transforms.trim import TrimToMultiple
 
@@ -31,5 +31,5 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
 
 __all__ = [
     "TRANSFORMS", "DropLastPosition", "MaskEod", "NgramFilter", "ResetAtEod", "ShiftTargets", "SplitPairs",
-    "TrimToMultiple", "check_maps", "column_reach", "trait",
+    "TrimToMultiple", "check_maps", "column_reach", "reader_of", "trait",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
-from grain_sft.source import Element
+from grain_sft.source import Element, ReadRows
 from grain_sft.storage import activity
 from grain_sft.transforms.element import require_keys
 
@@ -74,6 +74,14 @@ class NgramFilter(grain.transforms.Map):
         activity.count("filtered_rows", int(np.count_nonzero(failing)))
         loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
         return {**element, "loss_mask": loss_mask}
+
+    def filter_rows(self, read: ReadRows) -> ReadRows:
+        """Return `read` with `target_segment_ids` all 0 in rows that fail, as `ShiftTargets` makes them after `map`."""
+        failing = self._failing(read.inputs, read.segment_ids)
+        if failing is None:
+            return read
+        activity.count("filtered_rows", int(np.count_nonzero(failing)))
+        return read._replace(target_segment_ids=read.target_segment_ids * ~failing[:, np.newaxis])
 
     def fails(
         self,

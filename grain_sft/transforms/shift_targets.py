@@ -1,22 +1,24 @@
 """ShiftTargets: the transform from the source's dict to a trainer's batch."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import grain
 import numpy as np
 import numpy.typing as npt
+from grain.transforms import Map
 
 from grain_sft.errors import TransformError
 from grain_sft.source import Arrays, Element, NpyDataSource, ReadRows
 from grain_sft.transforms.element import require_keys
+from grain_sft.transforms.ngram_filter import NgramFilter
 
 _INT32_MAX = np.iinfo(np.int32).max
 _Int32 = npt.NDArray[np.int32]
+_Int64 = npt.NDArray[np.int64]
 
 
-class ShiftTargets(grain.transforms.Map):
+class ShiftTargets(Map):
     """Transform from the arrays of a source to the keys of MaxText's trainer, each [L] or [rows, L] and int32.
 
     `inputs` holds the tokens. `targets[i]` is `tokens[i + 1]`, or 0 at the end of a row. The length stays L, because TPU
@@ -51,20 +53,22 @@ class ShiftTargets(grain.transforms.Map):
         loss = element.get("loss_weights")
         return _batch(ReadRows(tokens, targets, element["positions"], segments, segmentation, loss))
 
-    def reader(self, source: Any) -> Callable[[npt.NDArray[np.int64]], Element] | None:
-        """Return a function from rows to their batch in one pass, or None for a subclass or a source without `read_rows`."""
-        has_fast_path = type(self) is ShiftTargets and hasattr(source, "read_rows")
-        return functools.partial(self.read, source) if has_fast_path else None
-
-    def read(self, source: NpyDataSource, rows: npt.NDArray[np.int64]) -> Element:
-        """Return the batch of `rows`, equal to `map(source.read(rows))`, in fewer passes over the arrays.
+    def read(self, source: NpyDataSource, rows: _Int64, *, filters: Sequence[NgramFilter] = ()) -> Element:
+        """Return the batch of `rows`, equal to `map` of `source.read(rows)` after `filters`, in fewer passes over the arrays.
 
         Raises:
           TransformError: a token id does not fit in int32.
           RowIndexError, CorpusFileError: as in `source.read`.
         """
         read = source.read_rows(rows)
-        return self.map(source.read(rows)) if read is None else _batch(read)
+        if read is None:
+            element = source.read(rows)
+            for each in filters:
+                element = each.map(element)
+            return self.map(element)
+        for each in filters:
+            read = each.filter_rows(read)
+        return _batch(read)
 
     def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> _Int32:
         cached = self._cached
@@ -88,6 +92,20 @@ class ShiftTargets(grain.transforms.Map):
 
     def __repr__(self) -> str:
         return "ShiftTargets()"
+
+
+def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[_Int64], Element], Sequence[Map]]:
+    """Return a function that reads rows of `source`, and those of `transforms` that are left to apply.
+
+    `ShiftTargets`, alone or after n-gram filters, is part of the reading if `source` has `read_rows`. Subclasses are not.
+    """
+    kinds: list[type] = [type(each) for each in transforms]
+    if hasattr(source, "read_rows") and ShiftTargets in kinds:
+        at = kinds.index(ShiftTargets)
+        if set(kinds[:at]) <= {NgramFilter}:
+            shift: Any = transforms[at]
+            return functools.partial(shift.read, source, filters=transforms[:at]), transforms[at + 1 :]
+    return source.read, transforms
 
 
 def _batch(read: ReadRows) -> Element:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
-from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout
+from grain_sft import NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout
 from grain_sft.corpus import shard as row_format
 from grain_sft.errors import TransformError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
@@ -58,12 +58,14 @@ def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
     folder, found = corpora
     random = np.random.default_rng(0)
     for name, layout in layouts(folder, found[kind], kind).items():
-        source, shift = NpyDataSource(layout), ShiftTargets()
+        source, shift, filter = NpyDataSource(layout), ShiftTargets(), NgramFilter(max_period=2, max_count=3)
         if name not in ("windows", "materialized"):
             assert (source._segment_reader is not None) is long_runs
         batches = [random.integers(0, len(source), count) for count in (1, 2, 7) for _ in range(6)]
         for rows in [*batches, np.array([0, FILL_ROW, len(source) - 1])]:
             assert_same(shift.read(source, rows), ShiftTargets().map(source.read(rows)))
+            filtered = filter.map(source.read(rows))
+            assert_same(shift.read(source, rows, filters=[filter]), ShiftTargets().map(filtered))
         assert shift.read(source, np.empty(0, np.int64))["inputs"].shape == (0, LENGTH)
 
 
