@@ -60,7 +60,8 @@ def test_withdrawn_documents_are_padding_from_their_step_on(corpora, layout, cor
     numbers = drawn.sample(range(100), 24)
     first, later = sorted(numbers[:12]), sorted(numbers[12:])
     amendments = [{"withdraw": {"from": 6, "documents": later}}, {"withdraw": {"from": 2, "documents": first}}]
-    transforms = ["shift_targets"] if layout != "padded" else ["ngram_filter", "shift_targets"]
+    filters = [{"ngram_filter": {"max_count": 12, "count_padding": True}}] if layout in ("windows", "padded") else []
+    transforms = [*filters, "shift_targets"]  # such a filter fails the rows that have 12 tokens of padding in a run
     config = config_of(corpora[corpus], layout, transforms=transforms, last_batch="run_on")
     plain = grain_sft.load(config)
     changed = grain_sft.load({**config, "amendments": amendments})
