@@ -15,7 +15,7 @@ class CorpusError(GrainSftError, ValueError):
 
 
 class WrongTypeError(GrainSftError, TypeError):
-    """An argument of a type that is not expected."""
+    """An argument of the wrong type."""
 
 
 class CorpusFileError(GrainSftError, OSError):
@@ -39,7 +39,7 @@ class TransformError(GrainSftError, ValueError):
 
 
 class PipelineError(GrainSftError, ValueError):
-    """Parts of a pipeline that don't fit together, or an iterator state of another one."""
+    """Parts of a pipeline that don't fit together, or an iterator state of another pipeline."""
 
 
 class ConfigError(GrainSftError, ValueError):
@@ -51,14 +51,14 @@ class RowIndexError(GrainSftError, IndexError):
 
 
 class StorageError(GrainSftError, OSError):
-    """A file of ours (index, order, cache) that can't be written or read."""
+    """A file written by grain_sft (index, order, cache) that can't be written or read."""
 
 
 class RecordError(GrainSftError, ValueError):
     """A conversation that is not what its schema or template expects.
 
     Attributes:
-      record: Bytes of a record that is not of its file's encoding.
+      record: Raw bytes of a record that could not be decoded; otherwise empty.
     """
 
     record: bytes = b""
@@ -69,7 +69,7 @@ class PrepareError(GrainSftError, ValueError):
 
 
 class MissingExtraError(GrainSftError, ImportError):
-    """A feature whose optional dependency is not installed."""
+    """A feature whose optional dependency is not installed, or fails to import."""
 
     @classmethod
     def of(cls, feature: str, package: str, extra: str) -> MissingExtraError:
@@ -82,15 +82,20 @@ def import_extra(module: str, feature: str, package: str, extra: str) -> Any:
     """Import a module for a feature that needs the optional `package`, or raise a MissingExtraError that names the extra."""
     try:
         return importlib.import_module(module)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtraError.of(feature, package, extra) from error
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{feature} needs {package}, which fails to import ({error}). Install it again with its dependencies: "
+            f"`{install_command(extra)}` in the checkout of grain_sft."
+        ) from error
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs `extra`, for the folder of the checkout: the package is not on an index."""
+    """Return the `pip` command, run from the checkout, that installs `extra`; grain_sft is not on PyPI."""
     return f"pip install '.[{extra}]'"
 
 
-def shortened(text: str, most: int = 80) -> str:
-    """Return `text` for a message, in at most `most` characters."""
-    return text if len(text) <= most else text[: most - 3] + "..."
+def shortened(text: str, max_length: int = 80) -> str:
+    """Return `text` for a message, in at most `max_length` characters."""
+    return text if len(text) <= max_length else text[: max_length - 3] + "..."

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -14,13 +15,21 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.progress import elapsed
 from grain_sft.provenance import Labels, Trace
 
-_BETWEEN = """two checkpoints, such as step1000 step7000: the steps between them. stepN is written after N steps,
-so these are steps 1000 to 6999"""
+_BETWEEN = "steps between two checkpoints: step1000 step7000 means 1000 to 6999, because stepN is saved after N steps"
+
+_UNUSED = {
+    "checkpoints": ("host", "summary", "no_trainable", "tokenizer"),
+    "steps": ("epochs", "tokenizer"),
+    "between": ("epochs", "tokenizer"),
+    "document": ("tokenizer",),
+    "record": ("tokenizer",),
+}
+"""Options that do not apply to a question."""
 
 
 def trace(parser: Parser) -> None:
     """Declare `grain-sft trace`."""
-    parser.add_config(host="only rows of host h of H (default: all of one)")
+    parser.add_config(host="only rows of host h of H (default: all hosts)")
     asked = parser.add_argument_group("what is asked (one of these)").add_mutually_exclusive_group(required=True)
     add = asked.add_argument
     add("--steps", metavar="A:B", help="steps A to B - 1, counted from 0; or one step")
@@ -28,57 +37,61 @@ def trace(parser: Parser) -> None:
     document = "a document's number, or in a mixture its number in a source; may be given several times"
     add("--document", type=_document, action="append", metavar="[SOURCE:]N", help=document)
     add("--record", metavar="ID", help="a line of an input that was prepared: LINE or INPUT:LINE")
-    add("--find", metavar="TEXT", help="documents that hold a text")
+    add("--find", metavar="TEXT", help="documents that contain a text")
     table = "a table of where the run is after each EVERY steps (default: 1000); epochs count from 0"
     add("--checkpoints", nargs="?", type=at_least(1), const=1000, metavar="EVERY", help=table)
     add = parser.add_argument
-    add("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 where they never end)")
-    add("--tokenizer", metavar="PATH", help="of --find (default: the folder 'tokenizer' of the corpus)")
+    add("--epochs", type=at_least(1), help="epochs to search (default: all, or 1 if the run never ends)")
+    add("--tokenizer", metavar="PATH", help="tokenizer for --find (default: the folder 'tokenizer' of the corpus)")
     add("--summary", action="store_true", help="tokens and documents by source instead of lines")
     add("--no-trainable", action="store_true", help="don't count tokens that take loss, so read no loss files")
-    add("--format", choices=list(provenance.WRITERS), help="(default: as --output is named, or a table)")
+    add("--format", choices=list(provenance.WRITERS), help="(default: from the suffix of --output, else table)")
     add("-o", "--output", metavar="FILE", help="(default: standard output)")
     parser.set_defaults(run=_trace)
 
 
 def _trace(options: argparse.Namespace) -> int:
+    for question, unused in _UNUSED.items():
+        given = [f"--{name.replace('_', '-')}" for name in unused if getattr(options, name)]
+        if given and getattr(options, question) is not None:
+            options.parser.error(f"--{question} does not use {', '.join(given)}. Leave it out.")
     check_output(options.output)
     pipeline = open_config(options)
     kind = options.format or provenance.SUFFIXES.get(os.path.splitext(options.output or "")[1], "table")
     tables: Iterable[dict[str, Any]]
     if options.checkpoints is not None:
         columns = provenance.checkpoint_table(pipeline, options.checkpoints, epochs=options.epochs)
-        about = f"every {options.checkpoints} steps"
+        title = f"every {options.checkpoints} steps"
         tables = [{"checkpoint": [f"step{step}" for step in columns["step"]]} | columns]
     else:
         with elapsed("Searching"):
-            about, traces = _asked(pipeline, options)
+            title, traces = _answer(pipeline, options)
         tables = _summary(traces, kind) if options.summary else (_columns(part, kind) for part in traces)
-    quiet = options.output or options.summary  # else the lines themselves show how far it is
-    shown = elapsed("Tracing") if quiet else contextlib.nullcontext()
-    with shown, provenance.open_writer(kind, options.output, pipeline.receipt, about) as writer:
+    shows_elapsed = options.output or options.summary  # otherwise the printed lines show progress
+    shown = elapsed("Tracing") if shows_elapsed else contextlib.nullcontext()
+    with shown, provenance.open_writer(kind, options.output, pipeline.receipt, title) as writer:
         for table in tables:
             writer(table)
     return 0
 
 
-def _asked(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
-    """Return the question in words, and the traces that answer it."""
+def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
+    """Return a title that states the question, and the traces that answer it."""
     counted: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
     if options.between is not None or options.steps is not None:
         between = options.between is not None
         steps = provenance.steps_between(pipeline, *options.between) if between else steps_of(pipeline, options.steps)
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **counted)
-    documents, about = _documents(pipeline, options)
+    documents, question = _documents(pipeline, options)
     found = provenance.find_document(pipeline, documents, epochs=options.epochs, **counted)
     places = (
         [found.step, found.row] if pipeline.stages[0].source.layout.of_pairs else [found.step, found.row, found.segment]
     )
-    times = len({*zip(*(column.tolist() for column in places), strict=True)})
+    num_occurrences = len({*zip(*(column.tolist() for column in places), strict=True)})
     many = f"{len(documents)} documents, " if len(documents) > 1 else ""
-    seen = f"{many}seen {times} times" if times else f"{many}never seen: in no row, or not in the steps searched"
-    return f"{about}{of_host}: {seen if documents else 'no document'}", iter([found])
+    seen = f"seen {num_occurrences} times" if num_occurrences else "never seen: in no row, or not in the steps searched"
+    return f"{question}{of_host}: {many + seen if documents else 'no document'}", iter([found])
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
@@ -89,22 +102,23 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
         for name, number in options.document:
             found += provenance.numbers_of_document(run, name, number).tolist()
         return found, f"document {', '.join(f'{name}:{number}'.lstrip(':') for name, number in options.document)}"
-    problem: CorpusError | None = None
+    failed: list[tuple[str, CorpusError]] = []
     parts = [(name, part, of) for name, part, of in run.parts if part.follows_documents or not name]
     for name, part, layout in parts:
         try:
             if options.record is not None:
-                some = documents_of_record(part.corpus, options.record)
+                matches = documents_of_record(part.corpus, options.record)
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
-                some = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            found += run.of(layout, numbers_in(part, some) + layout.first_document(name)).tolist()
+                matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
+            found += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # some sources may lack records, or a tokenizer
-            problem = error
-            if len(parts) == 1:
+            failed.append((name, error))
+            if len(failed) == len(parts):
                 raise
-    if problem is not None and not found:
-        raise problem
+    if failed:
+        names = ", ".join(dict.fromkeys(repr(name) for name, _ in failed))
+        print(f"Sources not searched: {names}. The first: {failed[0][1]}", file=sys.stderr)
     return found, f"record {options.record}" if options.record is not None else f"text {options.find!r}"
 
 

@@ -13,35 +13,44 @@ _STEP, _PARTS = "next_step", "parts"
 
 
 def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
-    """Return the state of a run's data, the same on all hosts, JSON-ready: `{"next_step": k, "receipt": …, "parts": {…}}`."""
+    """Return the state of a run's data, the same on all hosts, JSON-ready: `{"next_step": k, "receipt": …, "parts": {…}}`.
+
+    Raises:
+      RowIndexError: `next_step` is negative, or not an integer.
+    """
     return {_STEP: as_integer("next_step", next_step, 0, RowIndexError), **pipeline.receipt.as_dict()}
 
 
 def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_data: bool = False) -> int:
-    """Return the next step of a state of `data_state`.
+    """Return the next step stored in `state`, a result of `data_state`.
 
     Args:
-      state, pipeline: State, and pipeline of the run that continues.
+      state: Saved state.
+      pipeline: Pipeline of the resumed run.
       allow_other_data: Whether to accept a state of other data.
 
     Raises:
       PipelineError: `state` is not a state, or belongs to other data; the message names the difference.
       RowIndexError: `pipeline` does not have the step.
     """
+    return _checked_step("the checkpoint", state, pipeline, allow_other_data)
+
+
+def _checked_step(holder: str, state: Mapping[str, Any], pipeline: Pipeline, allow_other_data: bool) -> int:
+    """Return the next step of `state`, which `holder` has. Errors are those of `resume_step`."""
     step, parts = state.get(_STEP), state.get(_PARTS)
     if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
-        raise PipelineError(f"not the data state of a checkpoint: {dict(state)!r}; expected '{_STEP}' and '{_PARTS}'.")
-    found = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
-    if found:
+        raise PipelineError(f"{holder}: not a data state: {dict(state)!r}; expected '{_STEP}' and '{_PARTS}'.")
+    differences = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
+    if differences:
         raise PipelineError(
-            f"the checkpoint's next step is {step}, of a run on other data (receipt {state.get('receipt')}, here "
-            f"{pipeline.receipt}; 'there' is the checkpoint):\n  "
-            + "\n  ".join(found)
+            f"{holder} is of a run on other data (receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}). "
+            f"The next step is {step}; 'there' means {holder}:\n  "
+            + "\n  ".join(differences)
             + "\nGive the run its old data, or allow_other_data=True to go on at that step with this data."
         )
     if not 0 <= step <= pipeline.end_step:
-        end = pipeline.end_step
-        raise RowIndexError(f"the checkpoint's next step is {step}: expected 0 to {end}, which is the end.")
+        raise RowIndexError(f"{holder}: next step {step}; expected 0 to {pipeline.end_step}, where the run ends.")
     return step
 
 
@@ -107,7 +116,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
       Step of the next batch; None without a checkpoint, and nothing is changed.
 
     Raises:
-      PipelineError: The checkpoint lacks the item, or belongs to other data.
+      PipelineError: The checkpoint does not exist, lacks the item, or belongs to other data.
       MissingExtraError: Orbax is not installed.
     """
     args = _orbax_args()
@@ -117,6 +126,12 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
     try:
         state = manager.restore(step, args=args.Composite(**{item: args.JsonRestore()}))[item]
     except (KeyError, FileNotFoundError) as error:
+        saved = sorted(manager.all_steps())
+        if step not in saved:
+            raise PipelineError(
+                f"{manager.directory} has no checkpoint {step}; its checkpoints are {saved}. Give one of them, or None for the "
+                "latest."
+            ) from error
         raise PipelineError(
             f"checkpoint {step} in {manager.directory} has no item {item!r}: it was not saved with "
             f"{item}=checkpoint.save_args(...). Start at a step of your choice with start_step=...."
@@ -130,7 +145,7 @@ RECORD = "grain_sft_data.json"
 
 
 class RunRecord:
-    """JSON file next to the checkpoints of a trainer that saves no state of its data: the data of each step.
+    """JSON file that records which data each step used, for trainers whose checkpoints hold no data state.
 
     Args:
       path: Path of the file, local or in a bucket.
@@ -140,7 +155,7 @@ class RunRecord:
         self.path = path
 
     def begin(self, pipeline: Pipeline, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
-        """Record that the run continues at `step` with `pipeline`. This replaces the records of later steps.
+        """Record that the run continues at `step` with `pipeline`. This replaces the records from `step` on.
 
         Args:
           pipeline, step: Pipeline and next step of the run.
@@ -149,15 +164,16 @@ class RunRecord:
 
         Raises:
           PipelineError: The earlier steps were run on other data, or the file is not such a record.
+          RowIndexError: `pipeline` does not have the step.
           StorageError, CorpusFileError: The file can't be written or read.
         """
-        known = self.read()
-        runs = [run for run in known if run[_STEP] < step]
+        recorded = self.read()
+        runs = [run for run in recorded if run[_STEP] < step]
         if runs:
-            resume_step({**runs[-1], _STEP: step}, pipeline, allow_other_data=allow_other_data)
+            _checked_step(self.path, {**runs[-1], _STEP: step}, pipeline, allow_other_data)
         if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
             runs.append(data_state(pipeline, step))
-        if write and runs != known:
+        if write and runs != recorded:
             files.write_bytes(self.path, (json.dumps({"runs": runs}, indent=2) + "\n").encode())
 
     def read(self) -> list[dict[str, Any]]:

@@ -123,6 +123,20 @@ def test_what_cannot_be_answered_is_an_error(config, arguments, words, failure):
     assert status == 1 and words in error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "unused"),
+    [
+        ("--checkpoints --host 0/2 --summary --no-trainable", "--host, --summary, --no-trainable"),
+        ("--steps 1:2 --epochs 1", "--epochs"),
+        ("--document 3 --tokenizer x", "--tokenizer"),
+    ],
+)
+def test_options_that_do_not_apply_to_a_question_are_refused(config, arguments, unused, failure):
+    question = arguments.split()[0]
+    status, error = failure("trace", config, *arguments.split())
+    assert status == 2 and f"{question} does not use {unused}. Leave it out." in error
+
+
 def test_nothing_is_left_of_a_trace_that_fails(config, tmp_path, failure):
     (tmp_path / "sft" / "labels_mask_part_0003.npy").write_bytes(b"")
     before = sorted(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.storage.remote import retries
+from grain_sft.storage.remote import clients, retries
 
 fsspec = pytest.importorskip("fsspec")
 gcsfs = pytest.importorskip("gcsfs")
@@ -44,6 +44,14 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")  # where nothing listens
     monkeypatch.setattr(retries, "FIRST_CONTACT", 0.5)
     return lambda address: monkeypatch.setitem(fsspec.config.conf, "gs", {"endpoint_url": address})
+
+
+@pytest.mark.parametrize(
+    ("host", "server"), [("localhost:4443", "http://localhost:4443"), ("default", "https://storage.googleapis.com")]
+)
+def test_the_emulators_address_is_read_as_gcsfs_reads_it(machine, monkeypatch, host, server):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", host)
+    assert clients.filesystem(URL).server == server
 
 
 def check_errors(tmp_path, expected):

@@ -93,12 +93,14 @@ def test_other_data_is_refused_and_what_changed_is_named_unless_it_is_allowed(fo
         assert_same(next(allowed), other[1])
 
 
-def test_a_checkpoint_without_the_item_is_named(folder, tmp_path):
+def test_a_checkpoint_that_is_missing_or_lacks_the_item_is_named(folder, tmp_path):
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(0, args=ocp.args.Composite(weights=ocp.args.JsonSave({"a": 1})))
         manager.wait_until_finished()
         with pytest.raises(GrainSftError, match=r"checkpoint 0 .* has no item 'data'"):
             restore(manager, iterator("host", pipeline(folder)))
+        with pytest.raises(GrainSftError, match=r"has no checkpoint 7; its checkpoints are \[0\]"):
+            restore(manager, iterator("host", pipeline(folder)), 7)
 
 
 @KINDS
@@ -129,7 +131,7 @@ def test_what_is_not_a_state_or_a_step_is_refused(folder):
     finite = pipeline(folder, epochs=1)
     assert len(finite) == 10
     for state in ({}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}):
-        with pytest.raises(GrainSftError, match="not the data state"):
+        with pytest.raises(GrainSftError, match="the checkpoint: not a data state"):
             resume_step(state, finite)
     for step in (-1, 11):
         with pytest.raises(GrainSftError, match="expected 0 to 10"):
@@ -148,7 +150,9 @@ def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(fol
     record.begin(pipeline(folder), 0)
     record.begin(pipeline(folder), 5)
     for write in (True, False):
-        with pytest.raises(GrainSftError, match=r"next step is 5.*\n  sampler differs: .*seed=2.*seed=1"):
+        with pytest.raises(
+            GrainSftError, match=r"data.json is of .*next step is 5.*\n  sampler differs: .*seed=2.*seed=1"
+        ):
             record.begin(pipeline(folder, seed=2), 5, write=write)
     assert [run["next_step"] for run in record.read()] == [0]
     record.begin(pipeline(folder, seed=2), 5, allow_other_data=True)

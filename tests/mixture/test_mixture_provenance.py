@@ -91,6 +91,10 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     assert found and all(line["document"] == seen and line["source"] == "talks" for line in found)
     found = traced("--record", "1:2")
     assert found and all(line["source"].startswith("chat") and line["record"] == 2 for line in found)
+    for record, lines in (("1:2", True), ("1:999", False)):  # found, or not, where sources could be searched
+        assert main(["trace", str(path), "--record", record]) == 0
+        printed = capsys.readouterr()
+        assert ("no document" in printed.out) != lines and "Sources not searched: 'talks'. The first: " in printed.err
     assert "epoch of chat" in run("trace", "--checkpoints", "10")
     assert "layout of talks" in run("receipt")
     assert main(["trace", str(path), "--document", "talk:3"]) != 0

@@ -43,6 +43,7 @@ def normalizers(*names: str) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": [{"type": name} for name in names]}
 
 
+PREFIXED = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 CUT = {
     "gpt2": content(),
     "gpt4": content(pre_tokenizer=split(TIKTOKEN_PATTERN)),
@@ -51,6 +52,10 @@ CUT = {
     "deepseek": content(pre_tokenizer=split(*DEEPSEEK)),
     "normalized": content(normalizer=normalizers("NFKC", "Lowercase"), pre_tokenizer=split(TIKTOKEN_PATTERN)),
     "decomposed": content(normalizer=normalizers("NFD")),
+    "prefixed": content(pre_tokenizer=PREFIXED),
+    "prefixed digits": content(
+        pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, PREFIXED]}
+    ),
     **{scheme: metaspace_json(("<s>", "</s>"), scheme=scheme) for scheme in ("first", "always", "never")},
 }
 

@@ -1,28 +1,30 @@
 """Places where a long text can be cut for a `tokenizer.json`, so that the ids of its pieces are those of the whole text.
 
-The library keeps some 400 bytes for each token of a text until the text is encoded: 1 GB for 10 MB. A cut between a letter
-and a space changes nothing where three things hold:
+The library keeps some 400 bytes for each token of a text until the text is encoded: 1 GB for 10 MB. A text may be cut
+between a letter and a space, and between a Han character and a Chinese comma or full stop. The ids stay the same if:
 
 - No normalizer looks past one character and its combining marks, or strips or adds spaces at the ends.
-- The pre-tokenizer ends a word there in the whole text, too. The alternatives in `_ALTERNATIVES` match no letter with a
-  space after it, none looks behind, and they look ahead only after spaces.
-- No added token contains a letter and a space after it, or ends in a letter and takes the spaces after it.
+- The pre-tokenizer also ends a word at the cut in the uncut text. No alternative in `_ALTERNATIVES` matches across a cut, none
+  looks behind, and they look ahead only after spaces.
+- The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text that does not begin with one, so texts
+  for it are cut before spaces alone.
+- No added token contains both sides of a cut, or ends in a letter and takes the spaces after it.
 
-Then each word is encoded alone, as in the whole text. Source: huggingface/tokenizers, `TokenizerImpl::encode`.
+Then each word is encoded alone, as in the uncut text. Source: huggingface/tokenizers, `TokenizerImpl::encode`.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-CUT_CHARACTERS = 1 << 18  # of a piece, at least
+CUT_CHARACTERS = 1 << 18  # minimum of a piece, except the last
 
 _LETTERS = "A-Za-z\u0430-\u044f\u0410-\u042f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 """Latin, Cyrillic, kana, Han and Hangul: letters in every version of Unicode and after every normalization."""
 _BEFORE_SPACE = re.compile(f"[{_LETTERS}](?= )")
 _BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002\u3001\uff0c])")
-"""The same, and between a Han character and a Chinese comma or full stop, which patterns of `_ALTERNATIVES` keep apart."""
-_INSIDE = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")
+"""`_BEFORE_SPACE`, and between a Han character and a Chinese comma or full stop, which `_ALTERNATIVES` keep apart."""
+_SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")
 
 _CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _ALTERNATIVES = (
@@ -47,18 +49,22 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
         return None
     for token in content.get("added_tokens", ()):
         text = token["content"]
-        if _INSIDE.search(text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
+        if _SPANS_CUT.search(text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
             return None
         if normalizers and token["normalized"] and not text.isascii():
             return None
     if [step["type"] for step in steps] == ["Metaspace"]:
         return _BEFORE_SPACE if steps[0].get("split", True) else None
-    words = [step for step in steps if step["type"] == "Split" or (step["type"] == "ByteLevel" and step["use_regex"])]
-    return _BEFORE_SPACE_OR_STOP if words and all(map(_keeps_words, steps)) else None
+    splitters = [
+        step for step in steps if step["type"] == "Split" or (step["type"] == "ByteLevel" and step["use_regex"])
+    ]
+    if not splitters or not all(map(_keeps_words, steps)):
+        return None
+    return _BEFORE_SPACE if any(step.get("add_prefix_space") for step in steps) else _BEFORE_SPACE_OR_STOP
 
 
 def pieces(text: str, cuts: re.Pattern[str]) -> Iterator[str]:
-    """Yield consecutive pieces of a text, each of at least `CUT_CHARACTERS` characters but the last."""
+    """Yield consecutive pieces of a text, each of at least `CUT_CHARACTERS` characters except the last."""
     start = 0
     while found := cuts.search(text, start + CUT_CHARACTERS):
         yield text[start : found.end()]
@@ -83,13 +89,13 @@ def _keeps_words(step: Mapping[str, Any]) -> bool:
 
 
 def _is_known(pattern: str) -> bool:
-    """Return whether a pattern is an alternation of `_ALTERNATIVES`."""
-    place = 0
-    while found := _PATTERN.match(pattern, place):
-        place = found.end()
-        if place == len(pattern):
+    """Return whether a pattern consists only of `_ALTERNATIVES` joined by `|`."""
+    index = 0
+    while found := _PATTERN.match(pattern, index):
+        index = found.end()
+        if index == len(pattern):
             return True
-        if pattern[place] != "|":
+        if pattern[index] != "|":
             return False
-        place += 1
+        index += 1
     return False

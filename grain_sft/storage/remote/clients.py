@@ -1,6 +1,6 @@
 """File systems of fsspec with the options of grain_sft, and the search for credentials of Google Cloud.
 
-gcsfs looks for a metadata server for up to two minutes where there is none; here the search takes seconds.
+Off Google Cloud, gcsfs waits up to two minutes for a metadata server; this module waits seconds.
 """
 
 import functools
@@ -12,16 +12,20 @@ from grain_sft.errors import CorpusFileError, MissingExtraError
 
 PROBE_SECONDS, PROBES = 1.5, 2
 NO_CREDENTIALS = (
-    "no credentials of Google Cloud were found on this machine, and without them its server refuses. Run `gcloud auth "
-    "application-default login`, or set $GOOGLE_APPLICATION_CREDENTIALS to a key file"
+    "no credentials of Google Cloud were found on this machine, and the server refused an anonymous request. Run `gcloud "
+    "auth application-default login`, or set $GOOGLE_APPLICATION_CREDENTIALS to a key file"
 )
 
 
 def filesystem(path: str) -> Any:
     """Return the fsspec file system of a URL; fsspec and its clients are imported on first use.
 
-    Options, such as credentials, are fsspec's own: $FSSPEC_GS='{"requester_pays": true}' or a file in ~/.config/fsspec. It
-    keeps no listings: a cached size or glob would hide that a file has changed.
+    Options, such as credentials, are fsspec's own: $FSSPEC_GS='{"requester_pays": true}' or a file in
+    ~/.config/fsspec. Listings are not cached: a cached size or glob would hide that a file has changed.
+
+    Raises:
+      CorpusFileError: fsspec can't make the file system.
+      MissingExtraError: A package that it needs is not installed.
     """
     import fsspec
 
@@ -32,23 +36,21 @@ def filesystem(path: str) -> Any:
             from grain_sft.storage.remote.google_storage import GoogleStorage
 
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
-                options["token"] = "anon"
-            if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):  # gcsfs looks there once
-                options["endpoint_url"] = emulator
-            return GoogleStorage(session_kwargs=_session("session_kwargs", "gs", "gcs"), **options)
+                options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
+            return GoogleStorage(session_kwargs=_session_options("session_kwargs", "gs", "gcs"), **options)
         if protocol in ("s3", "s3a"):
             from grain_sft.storage.remote.s3_storage import S3Storage
 
             return S3Storage(**options)
         if protocol in ("http", "https"):
-            options["client_kwargs"] = _session("client_kwargs", protocol)
+            options["client_kwargs"] = _session_options("client_kwargs", protocol)
         return fsspec.filesystem(protocol, **options)
     except ImportError as error:
         if protocol in ("s3", "s3a"):
             raise MissingExtraError.of(f"{path}: reading it", "s3fs", "s3") from error
         raise MissingExtraError(f"{path}: reading it needs another package: {error}") from error
     except ValueError as error:
-        raise CorpusFileError(f"{path}: fsspec knows no file system for {protocol}:// ({error}).") from error
+        raise CorpusFileError(f"{path}: fsspec can't make a file system for {protocol}:// ({error}).") from error
 
 
 def lacks_credentials(path: str, error: BaseException) -> bool:
@@ -56,11 +58,16 @@ def lacks_credentials(path: str, error: BaseException) -> bool:
     status = str(getattr(error, "code", None) or getattr(error, "status", None))
     return (
         path.startswith(("gs://", "gcs://"))
-        and not os.environ.get("STORAGE_EMULATOR_HOST")
+        and not _has_emulator()
         and (status in ("401", "403") or str(error).startswith("Forbidden"))
         and "token" not in _configured("gs", "gcs")
         and not _may_find_credentials()
     )
+
+
+def _has_emulator() -> bool:
+    """Return whether $STORAGE_EMULATOR_HOST names a server; gcsfs takes "default" for Google's."""
+    return os.environ.get("STORAGE_EMULATOR_HOST", "") not in ("", "default")
 
 
 def _configured(*protocols: str) -> dict[str, Any]:
@@ -70,23 +77,26 @@ def _configured(*protocols: str) -> dict[str, Any]:
     return {key: value for protocol in protocols for key, value in conf.get(protocol, {}).items()}
 
 
-def _session(key: str, *protocols: str) -> dict[str, Any]:
+def _session_options(key: str, *protocols: str) -> dict[str, Any]:
     """Return options of an aiohttp session whose responses are checked, with those that the user configured."""
     from grain_sft.storage.remote.checked_response import CheckedResponse
 
     given = dict(_configured(*protocols).get(key, {}))
-    # a body that is unpacked on the way has another size than its file
+    # a compressed response has a different size from its file
     headers = {**given.get("headers", {}), "Accept-Encoding": "identity"}
     return {**given, "headers": headers, "response_class": CheckedResponse}
 
 
 def _may_find_credentials() -> bool:
-    """Return whether there is a file of credentials, or a metadata server that answers."""
+    """Return whether a file of credentials exists, or a metadata server answers."""
     folder = os.environ.get("CLOUDSDK_CONFIG") or os.path.expanduser("~/.config/gcloud")
-    kept = (os.path.join(folder, "application_default_credentials.json"), os.path.expanduser("~/.gcs_tokens"))
-    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(map(os.path.exists, kept)):
+    credential_files = (
+        os.path.join(folder, "application_default_credentials.json"),
+        os.path.expanduser("~/.gcs_tokens"),
+    )
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(map(os.path.exists, credential_files)):
         return True
-    if os.environ.get("NO_GCE_CHECK", "").lower() == "true" or os.environ.get("STORAGE_EMULATOR_HOST"):
+    if os.environ.get("NO_GCE_CHECK", "").lower() == "true" or _has_emulator():
         return False
     host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "169.254.169.254"
     return _answers_as_metadata_server(host)
