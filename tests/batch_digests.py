@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 TESTS = Path(__file__).parent
-sys.path[:0] = [str(TESTS / each) for each in (".", "corpus", "mixture", "prepare")]
+sys.path[:0] = [str(TESTS / each) for each in ("helpers", "prepare")]
 
 import hard_chats  # noqa: E402
 from episode_corpora import write_dataset  # noqa: E402

@@ -2,12 +2,11 @@
 
 import json
 import re
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from batches import sections
+from mixed_corpora import mixture_config, write_sources
 from sft_files import documents, write_olmo
 
 from grain_sft.bench import advice, measuring
@@ -18,9 +17,6 @@ from grain_sft.config import load
 from grain_sft.layout import packing_report
 from grain_sft.prepare import materialize
 from grain_sft.sampling import Host
-
-sys.path.append(str(Path(__file__).parents[1] / "mixture"))  # mixed_corpora.py is for these tests too
-from mixed_corpora import mixture_config, write_sources
 
 QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "2")
 ALWAYS = {measuring.LIMIT, of_config.ROW_NUMBERS, of_config.READING, of_config.PIECES, of_config.WHOLE}

@@ -1,5 +1,5 @@
 """Write `episode_batches.json` with the episode-indexed loader itself: orders of episodes, and batches in full, of the datasets
-of `tests/episode_corpora.py`.
+of `tests/helpers/episode_corpora.py`.
 
 Needed: numpy, torch, and the loader's file, core/episode_data_loader.py of chberclaz/MyPT at commit 844c03b5 (the version
 that keeps an episode's last tokens and reads mask_weighted.bin)::

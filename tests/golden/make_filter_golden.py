@@ -1,7 +1,7 @@
 """Write `olmo_filter_padding.json` with the original OLMo-core: verdicts on padded and on packed rows.
 
 It holds the `instance_mask` of every row of `NumpyPaddedFSLDataset` and of `NumpyPackedFSLDataset` over the documents of
-`tests/filter_corpora.py` ("1": the row passes), and a digest of the rows' tokens. Needed: ai2-olmo-core 3.0.0, numpy 2.4.6.
+`helpers/filter_corpora.py` ("1": the row passes), and a digest of the rows' tokens. Needed: ai2-olmo-core 3.0.0, numpy 2.4.6.
 """
 
 import hashlib

@@ -1,5 +1,5 @@
 """Write `maxtext_mmap.json`, `maxtext_mmap_shuffled.json`, `maxtext_mmap_split.json` and `megatron_cache/maxtext*`: what
-MaxText's `mmap_npy` and `mmap` make of the prefixes of `tests/megatron_corpora.py`.
+MaxText's `mmap_npy` and `mmap` make of the prefixes of `tests/helpers/megatron_corpora.py`.
 
 Needed: maxtext 0.2.5 (Python 3.12).
 """

@@ -1,5 +1,5 @@
 """Write `megatron_samples.json` and `megatron_cache/megatron*`: samples of megatron-core's `GPTDataset` and `BlendedDataset` of
-the runs in `tests/megatron_corpora.py`.
+the runs in `tests/helpers/megatron_corpora.py`.
 
 Needed: megatron-core 0.16.1 and torch.
 """

@@ -1,4 +1,4 @@
-"""Write `megatron_oversampled.json`: which blends of `tests/megatron_corpora.py` megatron-core refuses for lack of samples.
+"""Write `megatron_oversampled.json`: which blends of `helpers/megatron_corpora.py` megatron-core refuses for lack of samples.
 
 Needed: megatron-core 0.16.1 and torch.
 """

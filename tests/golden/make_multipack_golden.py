@@ -1,5 +1,5 @@
 """Write `multipack_batches.json` and `openchat_order.json` with OpenChat's own sampler: its batches of the documents of
-`tests/packed_corpora.py`, and the order in which it takes documents (its batches of one document that fills a row).
+`tests/helpers/packed_corpora.py`, and the order in which it takes documents (its batches of one document that fills a row).
 
 Its sort is not stable: which of several documents of one length goes where depends on numba. So the files hold the lengths
 of each row's documents, and only where all lengths differ the documents themselves.

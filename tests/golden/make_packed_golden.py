@@ -1,5 +1,5 @@
 """Write golden files of packed rows with the original OLMo-core, of its `NumpyPackedFSLDataset` over the corpora of
-`tests/packed_corpora.py`.
+`tests/helpers/packed_corpora.py`.
 
 packed_rows.json: rows.
 olmo_plan/: the plan files that it leaves in its work directory for one corpus.

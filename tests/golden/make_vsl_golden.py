@@ -1,5 +1,5 @@
 """Write olmo_vsl.json with the original OLMo-core: what `NumpyVSLDataLoader` gives each rank, batch by batch, through two
-epochs of the runs of `tests/vsl_corpora.py`, with the row filter on.
+epochs of the runs of `tests/helpers/vsl_corpora.py`, with the row filter on.
 
 Of each run: a digest of the token files, the batches of each bucket, [epoch][rank] a digest of the inputs and labels of all
 batches, and the lengths of the first epoch's rows; or the exception with which OLMo-core stops.

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "corpus")]  # where the corpora are that makers share with tests
+sys.path[:0] = [str(HERE.parent / "helpers")]  # where the corpora are that makers share with tests
 
 
 def options(about: str, *paths: str) -> argparse.Namespace:

@@ -87,7 +87,7 @@ def playable() -> list[str]:
 
 def run_variant(variant: str, code: str, *arguments: str) -> str:
     """Return the last line that `code` prints in a process whose numpy sorts like `variant`."""
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environment = {**os.environ, "NPY_DISABLE_CPU_FEATURES": VARIANTS[variant], "PYTHONPATH": paths}
     command = [sys.executable, "-W", "ignore", "-c", f"import test_packed_olmo as tests\n{code}", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -16,7 +16,7 @@ from grain_sft.errors import CorpusFileError, MissingExtraError
 from grain_sft.prepare.records import inputs
 
 arrow = pytest.importorskip("pyarrow")
-GOLDEN = Path(__file__).parents[1] / "golden/inputs"
+GOLDEN = Path(__file__).parents[2] / "golden/inputs"
 
 Rows = list[dict[str, Any]]
 

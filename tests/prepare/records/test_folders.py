@@ -9,7 +9,7 @@ import pytest
 from grain_sft.errors import CorpusFileError
 from grain_sft.prepare.records import inputs
 
-SAVED = Path(__file__).parents[1] / "golden/inputs/saved"
+SAVED = Path(__file__).parents[2] / "golden/inputs/saved"
 
 
 def files_in(folder: Path, names: Iterable[str], text: str = "{}\n") -> Path:

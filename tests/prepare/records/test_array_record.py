@@ -18,7 +18,7 @@ from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.schema import parse_record
 from grain_sft.storage import files
 
-GOLDEN = Path(__file__).parents[1] / "golden/inputs"
+GOLDEN = Path(__file__).parents[2] / "golden/inputs"
 EXAMPLES = json.loads((GOLDEN / "examples.json").read_text())["examples"]
 OPTIONS = [
     *("group_size:1", "group_size:3,uncompressed", "group_size:7,brotli:3", "group_size:50,snappy"),

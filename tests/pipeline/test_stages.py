@@ -361,7 +361,7 @@ def test_errors_name_the_stage(config, changes, error, message):
         _ = pipeline.source
 
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "olmo_stages.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_stages.json").read_text())
 
 
 @pytest.mark.parametrize("case", GOLDEN["chunks"], ids=lambda case: f"{case['L']}-of-{case['longest']}")

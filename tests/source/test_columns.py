@@ -19,7 +19,7 @@ from grain_sft.prepare.materialize import materialize
 from grain_sft.storage.activity import counts
 
 LENGTH, ROWS = 64, 4
-ORDERS = json.loads((Path(__file__).parent / "golden/context_order.json").read_text())["runs"]
+ORDERS = json.loads((Path(__file__).parents[1] / "golden/context_order.json").read_text())["runs"]
 LAYOUTS = {
     "windows": {"kind": "windows"},
     "padded": {"kind": "padded"},
