@@ -54,7 +54,7 @@ def is_right(batch, rows) -> bool:
 
 def start(program: str | Path, *arguments: object, **options) -> subprocess.Popen[str]:
     """A child that runs a file, or PROGRAM and then the text `program`."""
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "corpus")))
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "helpers")))
     environment = {**os.environ, "PYTHONPATH": paths, **options.pop("env", {})}
     code = [str(program)] if isinstance(program, Path) else ["-c", PROGRAM + program]
     command = [sys.executable, *code, *map(str, arguments)]

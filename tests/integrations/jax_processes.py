@@ -11,8 +11,11 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 LOCAL = "process-local data"
 CASES = ("data", "data x sequence", "data x sequence over hosts", "data x model", "data x model over hosts", "columns")
@@ -53,9 +56,52 @@ def run(job: Any, processes: int, devices: int, folder: Path) -> list[list[dict[
     return printed
 
 
+def digests(pipeline: Any, steps: Iterable[int], num_rows: int = 0, order: Any = slice(None)) -> dict[int, Any]:
+    """Return the digests of the arrays of global batches, by step, filled up with rows of zeros to `num_rows` rows."""
+
+    def filled(array):
+        return np.pad(array[order], ((0, max(0, num_rows - len(array))), (0, 0)))
+
+    return {step: {key: digest(filled(array)) for key, array in sorted(pipeline[step].items())} for step in steps}
+
+
+def check(printed: Any, expected: dict[int, Any], cases: Iterable[str]) -> None:
+    """Assert that all processes printed the digests of the whole global batches, in row order."""
+    for lines in printed:
+        for case in cases:
+            found = {line["step"]: line["digests"] for line in lines if line["case"] == case and "step" in line}
+            assert found == expected, case
+
+
+def check_columns(printed: Any, jobs: Iterable[dict[str, Any]]) -> None:
+    """Assert that all processes printed the digests of whole batches, their columns in the order of each job."""
+    from grain_sft import Host, load
+
+    for job in jobs:
+        shards, expected = job["options"]["load_balanced_shards"], load(job["config"], host=Host(0, 1))[0]
+        length = expected["inputs"].shape[1]
+        order = load_balanced(length, shards) if shards > 1 else np.arange(length)
+        digests = {key: digest(array[:, order]) for key, array in expected.items()}
+        for lines in printed:
+            found = [line for line in lines if line.get("job") == job["name"] and "digests" in line]
+            assert [line["case"] for line in found] == job["cases"]
+            assert all(line["digests"] == digests for line in found), job["name"]
+
+
+def load_balanced(length: int, shards: int) -> np.ndarray:
+    """Return the columns in MaxText's order of `shards` shards, by the chunks of each shard."""
+    chunks = np.split(np.arange(length), 2 * shards)
+    return np.concatenate([np.concatenate([chunks[shard], chunks[-1 - shard]]) for shard in range(shards)])
+
+
+def states(printed: Any) -> Any:
+    """Return the state that all processes have at the end."""
+    (state,) = {json.dumps(line["state"], sort_keys=True) for lines in printed for line in lines if "state" in line}
+    return json.loads(state)
+
+
 def sharding_of(case: str) -> Any:
     import jax
-    import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     devices = np.array(jax.devices())
@@ -84,7 +130,6 @@ def main(jobs: Any, port: int, index: int, count: int, devices: int) -> None:
 
 def run_job(job: dict[str, Any]) -> None:
     import jax
-    import numpy as np
     from jax.sharding import NamedSharding, PartitionSpec
 
     from grain_sft import Host, load

@@ -1,6 +1,5 @@
 """Global arrays: the same on 1, 2 and 4 real processes, on any mesh, from any step, whoever loads."""
 
-import json
 import queue
 
 import jax
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from batches import assert_same, sections
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
-from jax_processes import BY_4, CASES, LOCAL, digest, run
+from jax_processes import BY_4, CASES, LOCAL, check, check_columns, digests, run, states
 from sft_files import documents, write_episodes
 from vsl_corpora import EOS, write_corpus
 
@@ -44,23 +43,6 @@ def pipeline(folder):
     return load(config(folder), host=Host(0, 1))
 
 
-def digests(pipeline, steps, num_rows=0, order=slice(None)):
-    """Of the global batches, by numpy alone, with as many rows of zeros as `num_rows` wants."""
-
-    def filled(array):
-        return np.pad(array[order], ((0, max(0, num_rows - len(array))), (0, 0)))
-
-    return {step: {key: digest(filled(array)) for key, array in sorted(pipeline[step].items())} for step in steps}
-
-
-def check(printed, expected, cases):
-    """All processes printed the digests of the whole global batches, in row order."""
-    for lines in printed:
-        for case in cases:
-            found = {line["step"]: line["digests"] for line in lines if line["case"] == case and "step" in line}
-            assert found == expected, case
-
-
 def columns_jobs(folder, cases, layouts, shards):
     """Return jobs whose processes read columns, one for each layout and number of shards of the load-balanced order."""
     return [
@@ -82,30 +64,6 @@ def several_lengths(folder):
     layout = {"kind": "olmo_vsl", "sequence_length": 32, "min_sequence_length": 8}
     sampler = {"curriculum": "grow_p2", "num_cycles": 1, "seed": 1, "global_batch_size": 4}
     return {"corpus": corpus, "layout": layout, "sampler": sampler}
-
-
-def check_columns(printed, jobs):
-    """All processes printed the digests of whole batches, in the order of each job, and read no more than their columns."""
-    for job in jobs:
-        shards, expected = job["options"]["load_balanced_shards"], load(job["config"], host=Host(0, 1))[0]
-        order = load_balanced(shards) if shards > 1 else np.arange(LENGTH)
-        digests = {key: digest(array[:, order]) for key, array in expected.items()}
-        for lines in printed:
-            found = [line for line in lines if line.get("job") == job["name"] and "digests" in line]
-            assert [line["case"] for line in found] == job["cases"]
-            assert all(line["digests"] == digests for line in found), job["name"]
-
-
-def load_balanced(shards):
-    """Return the columns in MaxText's order of `shards` shards, by the chunks of each shard."""
-    chunks = np.split(np.arange(LENGTH), 2 * shards)
-    return np.concatenate([np.concatenate([chunks[shard], chunks[-1 - shard]]) for shard in range(shards)])
-
-
-def states(printed):
-    """All processes have one state, at the end."""
-    (state,) = {json.dumps(line["state"], sort_keys=True) for lines in printed for line in lines if "state" in line}
-    return json.loads(state)
 
 
 def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats, pipeline, tmp_path):
@@ -219,27 +177,18 @@ def test_rows_after_the_batch_are_zero_and_take_no_loss(pipeline):
     assert all(array.shape == (12, LENGTH) and not np.asarray(array)[8:].any() for array in batch.values())
 
 
-def test_batches_whose_size_changes_at_a_step(folder):
-    scheduled = load(config(folder, schedule=[{"step": 3, "global_batch_size": 16}]), host=Host(0, 1))
-    batches = GlobalBatches(scheduled, sharding())
-    for step in range(5):
-        batch = next(batches)
-        assert batch["inputs"].shape == ((8 if step < 3 else 16), LENGTH)
-        assert_same(batch, scheduled[step])
-
-
-def test_batches_of_stages_have_their_shapes(folder):
-    stages = [
-        {"steps": 2},
-        {"steps": 2, "layout": {"sequence_length": 2 * LENGTH}},
-        {"sampler": {"global_batch_size": 16}},
-    ]
+def test_batches_whose_shape_changes_at_a_step(folder):
+    lengthened = {"steps": 2, "layout": {"sequence_length": 2 * LENGTH}}
+    stages = [{"steps": 2}, lengthened, {"sampler": {"global_batch_size": 16}}]
     staged = load({**config(folder), "stages": stages}, host=Host(0, 1))
-    batches = GlobalBatches(staged, sharding(), start_step=1)
-    for step, shape in ((1, (8, LENGTH)), (2, (8, 2 * LENGTH)), (3, (8, 2 * LENGTH)), (4, (16, LENGTH))):
-        batch = next(batches)
-        assert batch["inputs"].shape == shape
-        assert_same(batch, staged[step])
+    scheduled = load(config(folder, schedule=[{"step": 3, "global_batch_size": 16}]), host=Host(0, 1))
+    wide = (8, 2 * LENGTH)
+    for whole, shapes in ((staged, [wide, wide, (16, LENGTH)]), (scheduled, [(8, LENGTH), (16, LENGTH), (16, LENGTH)])):
+        batches = GlobalBatches(whole, sharding(), start_step=2)
+        for step, shape in enumerate(shapes, 2):
+            batch = next(batches)
+            assert batch["inputs"].shape == shape
+            assert_same(batch, whole[step])
 
 
 def test_a_mixture(folder, tmp_path):
@@ -326,13 +275,8 @@ def test_a_process_reads_few_bytes_besides_those_of_its_devices(tmp_path, length
     tokens.tofile(tmp_path / "tokens" / "0.npy")
     corpus, cases = {"dtype": "uint16", "eos_token_id": 7}, ["data x sequence over hosts", "columns"]
     jobs = [
-        {
-            "name": layout,
-            "cases": cases,
-            "steps": 2,
-            "digests": False,
-            "options": {"ahead": 0, "load_balanced_shards": 4},
-        }
+        {"name": layout, "cases": cases, "steps": 2, "digests": False}
+        | {"options": {"ahead": 0, "load_balanced_shards": 4}}
         | {"config": sections(tmp_path / "tokens", length, corpus=corpus, layout=layout, global_batch_size=4)}
         for layout in ("windows", "packed", "padded")
     ]

@@ -1,4 +1,4 @@
-"""The audit log: what a run writes, whatever kills it, and what a check makes of it."""
+"""The audit log: what a run writes, whatever kills it."""
 
 import concurrent.futures
 import json
@@ -13,68 +13,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from audit_runs import ROWS, confirmed, entries, killed_and_resumed, take
 from batches import pipeline_of, sections
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, WindowLayout, open_corpus
-from grain_sft.cli.main import main
-from grain_sft.errors import CorpusError, CorpusFileError, PipelineError, StorageError
-from grain_sft.provenance import Checked, check_audit
+from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, open_corpus
+from grain_sft.errors import StorageError
+from grain_sft.provenance import check_audit
 from grain_sft.provenance.audit import read_line
-
-ENDINGS = (".log", ".jsonl")
-ROWS = 125
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    path = tmp_path_factory.mktemp("corpus") / "tokens.npy"
-    np.random.default_rng(0).integers(2, 60_000, ROWS * 16 + 5).astype("uint16").tofile(path)
-    return open_corpus([str(path)], dtype="uint16", eos_token_id=1)
-
-
-@pytest.fixture
-def make(corpus, tmp_path):
-    """`make(**sampler)`: a pipeline of 125 rows, 7 steps an epoch, three epochs, with an audit log."""
-
-    def pipeline(audit=tmp_path / "audit", **changed):
-        options = {"global_batch_size": 16, "seed": 42, "epochs": 3, "order": "shuffle"} | changed
-        made = pipeline_of(WindowLayout(corpus, 16), **options)
-        return Pipeline(made.source, made.sampler, made.transforms, audit=audit)
-
-    return pipeline
-
-
-def take(pipeline, start: int, stop: int, **options) -> None:
-    """Batches `start` to `stop`, as a process of its own would."""
-    iterator = pipeline.iter(start_step=start, **options)
-    for _ in range(start, stop):
-        next(iterator)
-    iterator.close()
-
-
-def entries(path: Path) -> list[dict]:
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def actions(path: Path) -> list[tuple]:
     """(action, step, epoch) of each line."""
     return [(entry["action"], entry.get("step"), entry.get("epoch")) for entry in entries(path)]
-
-
-def confirmed(audit: Path, pipeline, *, notes: int = 0) -> Checked:
-    """The result of a check of both files, which must not contradict the pipeline."""
-    for ending in ENDINGS:
-        checked = check_audit(f"{audit}{ending}", pipeline)
-        assert checked.accepted and len(checked.notes) == notes, (checked.notes, checked.findings[:3])
-    return checked
-
-
-def killed_and_resumed(make) -> None:
-    """Runs that were killed at steps 5, 11 and 16, resumed from checkpoints before, and came to the end at step 21."""
-    for start, stop in ((0, 5), (4, 11), (7, 16), (15, 21)):
-        take(make(), start, stop, threads=0)
 
 
 EXPECTED = [
@@ -182,78 +134,6 @@ def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
     long = np.flatnonzero(written.documents.length >= 20)
     assert start["first_rows"] == rows.tolist() and start["first_episode_ids"] == long[rows].tolist()
     assert not (tmp_path / "audit.log").exists() and start["seed"] == 7
-
-
-def changed_line(line: bytes, name: str) -> bytes:
-    """A line of text with another value, of the same kind, of one field."""
-    fields = read_line(line)
-    time, value = json.loads(fields["time"]), fields[name]
-    digit = re.search(r"\d", value)
-    if digit is not None:
-        fields[name] = value[: digit.start()] + str(int(digit[0]) % 9 + 1) + value[digit.end() :]
-    else:
-        fields[name] = {"true": "false", "false": "true"}.get(value, f"{value}x")
-    stated = (f"{name}={value}" for name, value in fields.items() if name != "time")
-    return " | ".join([json.loads(fields["time"]) if name == "time" else time, "TRAINING | INFO", *stated]).encode()
-
-
-def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path):
-    """Except the time, the version of grain_sft and the number of hosts, which decide no batch."""
-    killed_and_resumed(make)
-    path, pipeline = tmp_path / "audit.log", make(audit=None)
-    lines = path.read_bytes().splitlines()
-    tried = set()
-    for number, line in enumerate(lines, 1):
-        fields = read_line(line)
-        for name in fields:
-            path.write_bytes(b"\n".join([*lines[: number - 1], changed_line(line, name), *lines[number:], b""]))
-            found = {finding.line for finding in check_audit(path, pipeline).findings}
-            expected = set() if name in ("time", "grain_sft", "hosts") else {number}
-            assert found == expected or (name in ("epoch", "action") and min(found) == number), (name, found)
-            tried.add((fields["action"], name))
-    assert len(tried) == 19 + 7 + 10 + 11
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_lines_that_are_removed_added_repeated_or_moved_are_refused(make, tmp_path, ending):
-    killed_and_resumed(make)
-    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
-    lines = path.read_bytes().splitlines()
-    for at, line in enumerate(lines):
-        before, after = lines[:at], lines[at + 1 :]
-        wrong = [([*before, line, line, *after], at + 2), ([*before, b"# a note", line, *after], at + 1)]
-        wrong.append(([*before, line + line, *after], at + 1))
-        if after:
-            wrong += [([*before, *after], at + 1), ([*before, after[0], line, *after[1:]], at + 1)]
-        for changed_lines, first in wrong:
-            path.write_bytes(b"\n".join([*changed_lines, b""]))
-            assert min(finding.line for finding in check_audit(path, pipeline).findings) == first
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_log_of_a_version_with_a_chain_of_hashes_is_read(make, tmp_path, ending):
-    """Its entries count whole lines only, and a half line has no mark."""
-    killed_and_resumed(make)
-    path = tmp_path / f"audit{ending}"
-    end = b', "chain": "9f0c"}' if ending == ".jsonl" else b" | chain=9f0c"
-    lines = [line.removesuffix(b"}") + end for line in path.read_bytes().splitlines()]
-    path.write_bytes(b"\n".join([*lines[:2], lines[1][:70], *lines[2:], b""]))
-    checked = check_audit(path, make(audit=None))
-    assert checked.accepted and [note.line for note in checked.notes] == [3], checked.findings
-    take(make(), 20, 21, threads=0)
-    assert check_audit(path, make(audit=None)).accepted
-
-
-@pytest.mark.parametrize("cut", [1, 2, 9, 20, 60, 200])
-def test_a_line_half_written_is_marked_and_is_no_contradiction(make, tmp_path, cut):
-    take(make(), 0, 10, threads=0)
-    for ending in ENDINGS:
-        path = tmp_path / f"audit{ending}"
-        path.write_bytes(path.read_bytes()[:-cut])
-    confirmed(tmp_path / "audit", make(audit=None), notes=1)
-    take(make(), 7, 13, threads=0)
-    take(make(), 12, 21, threads=0)
-    assert confirmed(tmp_path / "audit", make(audit=None), notes=1).loads == 3
 
 
 @pytest.mark.parametrize("options", [{}, {"threads": 2, "prefetch": 50}, {"worker_count": 1, "threads": 0}], ids=str)
@@ -364,35 +244,6 @@ def test_two_processes_by_mistake_number_their_lines_together(make, tmp_path):
     assert [entry["entry"] for entry in entries(tmp_path / "audit.jsonl")] == list(range(1, 16))
 
 
-def test_what_contradicts_a_log_or_is_not_in_it_is_named(make, tmp_path):
-    killed_and_resumed(make)
-    findings = check_audit(tmp_path / "audit.log", make(seed=43)).findings
-    messages = "\n".join(map(str, findings))
-    assert findings[0].line == 1 and "epoch_seed=42; expected 43." in messages and "sampler differs: here" in messages
-    for start, stop in ((0, 5), (9, 12)):
-        take(make(tmp_path / "gap.log"), start, stop, threads=0)
-    (finding,) = check_audit(tmp_path / "gap.log", make()).findings
-    expected = "line 4: step=9, but no line states that steps 6 to 8 were handed out; expected at most 6"
-    assert str(finding).startswith(expected)
-    take(make(tmp_path / "late"), 9, 21, threads=0)
-    (note,) = confirmed(tmp_path / "late", make(), notes=1).notes
-    assert str(note) == "line 2: the log begins at step 9, so earlier steps are not checked."
-
-
-def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
-    with pytest.raises(CorpusFileError, match="no such file"):
-        check_audit(tmp_path / "none.log", make())
-    other = tmp_path / "other.log"
-    other.touch()
-    with pytest.raises(CorpusError, match="is empty"):
-        check_audit(other, make())
-    for content in (b"\n", b"hello\n", b"\x00\xff\n{}\n", b'{"a": 1}', b"[" * 5000):
-        other.write_bytes(content)
-        assert not check_audit(other, make()).accepted
-    with pytest.raises(PipelineError, match="expected a local path"):
-        make(audit="gs://bucket/audit")
-
-
 RUN = """
 import json, sys
 from pathlib import Path
@@ -426,45 +277,3 @@ def test_a_run_killed_by_the_system_and_resumed_three_times_is_confirmed(tmp_pat
     assert int(line) == len(pipeline) > 50
     checked = confirmed(tmp_path / "logs" / "audit", pipeline)
     assert checked.loads == 4 and checked.resumes == 3 and checked.epochs == {0, 1, 2}
-
-
-@pytest.fixture
-def config(tmp_path):
-    data = write_episodes(tmp_path / "chats", documents(60))
-    stated = sections(data, 64, layout="padded", order="maxtext", seed=7, epochs=2) | {"audit": str(tmp_path / "audit")}
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(stated))
-    return path
-
-
-@pytest.fixture
-def audited(config, tmp_path):
-    """The log of a run of two hosts that was stopped and resumed once."""
-    for start, stop in ((0, 20), (16, 30)):
-        take(grain_sft.load(config, host=Host(0, 2)), start, stop, threads=0)
-    return tmp_path / "audit"
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_the_command_confirms_a_log_but_not_one_with_a_line_changed(config, audited, ending, capsys):
-    path = audited.with_suffix(ending)
-    assert main(["audit-check", str(path), str(config)]) == 0
-    receipt = grain_sft.load(config, host=Host(0, 2)).receipt.code
-    counts = "7 entries, 2 starts, 1 resumes, 2 epochs complete"
-    assert capsys.readouterr().out == f"confirmed: {counts}; receipt {receipt}\n"
-    path.write_text(re.sub('(since_step=|p": )16(?=, "step"| |$)', r"\g<1>15", path.read_text(), flags=re.MULTILINE))
-    assert main(["audit-check", str(path), str(config)]) == 1
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == f"{path}: line 7: since_step=15; expected 16."
-    assert printed[1].startswith("CONTRADICTED: 7 entries")
-
-
-def test_the_log_of_another_run_is_contradicted_shortly(config, audited, capsys):
-    stated = json.loads(config.read_text())
-    config.write_text(json.dumps(stated | {"sampler": {**stated["sampler"], "seed": 8}}))
-    path = audited.with_suffix(".log")
-    path.write_text(path.read_text() * 5)
-    assert main(["audit-check", str(path), str(config)]) == 1
-    printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 22 and "more that are not shown" in printed[20]
-    assert "sampler differs: here" in "\n".join(printed)

@@ -1,0 +1,147 @@
+"""Rows of stages: each token where a naive walk through the stream has it, and OLMo-core's warm-ups of length and batch."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batches import load
+
+from grain_sft import Host
+
+
+def numbered(folder, sizes):
+    """Write shards whose tokens are numbered through all of them, and return the section `corpus`."""
+    first, paths = 0, []
+    for number, size in enumerate(sizes):
+        paths.append(str(folder / f"{number}.npy"))
+        np.arange(first, first + size, dtype="<u4").tofile(paths[-1])
+        first += size
+    return {"path": paths, "dtype": "uint32", "eos_token_id": 2**32 - 1}
+
+
+def rows_by_hand(sizes, longest, plan, order, run_on):
+    """Return the tokens of each step of a plan of (steps, length, rows), the number of tokens that it leaves out, and the
+    number that it passes, by a walk through the stream of the longest rows."""
+    rows, first = [], 0
+    for size in sizes:
+        rows += [first + at + np.arange(longest) for at in range(0, size - longest + 1, longest)]
+        first += size
+    rows = np.array(rows)
+    epoch, at, left_out, steps = 0, 0, 0, []
+    stream = rows[order(0, np.arange(len(rows)))].reshape(-1)
+    for count, length, batch in plan:
+        left_out += -at % length
+        at += -at % length
+        for _ in range(count):
+            taken = np.zeros(0, np.int64)
+            if not run_on and at + batch * length > len(stream):
+                left_out, epoch, at = left_out + len(stream) - at, epoch + 1, 0
+                stream = rows[order(epoch, np.arange(len(rows)))].reshape(-1)
+            while len(taken) < batch * length:
+                if at == len(stream):
+                    epoch, at = epoch + 1, 0
+                    stream = rows[order(epoch, np.arange(len(rows)))].reshape(-1)
+                more = stream[at : at + batch * length - len(taken)]
+                taken, at = np.append(taken, more), at + len(more)
+            steps.append(taken.reshape(batch, length))
+    return steps, left_out, epoch * stream.size + at
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_token_is_read_once_or_counted(tmp_path, seed):
+    drawn = random.Random(seed)
+    longest = drawn.choice([8, 12, 16, 24])
+    lengths = [length for length in range(1, longest + 1) if longest % length == 0 and length >= 2]
+    sizes = [drawn.randrange(0, 9) * longest + drawn.randrange(longest) for _ in range(3)] + [8 * longest]
+    even, run_on, order = drawn.choice([1, 2]), drawn.random() < 0.5, drawn.choice(["shuffle", "olmo", "sequential"])
+    plan = [
+        (drawn.randrange(1, 12), drawn.choice(lengths), even * drawn.randrange(1, 7 // even))
+        for _ in range(drawn.randrange(1, 6))
+    ]
+    plan.append((drawn.randrange(1, 6), longest, 2))
+    stages = []
+    for count, length, batch in plan:
+        tokens = (count - 1) * length * batch + drawn.randrange(1, length * batch + 1)
+        stages.append({"steps": count} if drawn.random() < 0.7 else {"tokens": tokens})
+        stages[-1] |= {"layout": {"sequence_length": length}, "sampler": {"global_batch_size": batch}}
+    sampler = {"seed": seed, "order": order, "last_batch": "run_on" if run_on else "drop"}
+    config = {"corpus": numbered(tmp_path, sizes), "layout": {"kind": "windows"}, "sampler": sampler}
+    longest_rows = load(
+        {
+            **config,
+            "layout": {"kind": "windows", "sequence_length": longest},
+            "sampler": {**sampler, "global_batch_size": 1},
+        }
+    )
+    expected, left_out, passed = rows_by_hand(sizes, longest, plan, longest_rows.sampler.streams[0].rows_at, run_on)
+    staged = load({**config, "stages": stages, "transforms": []})
+    assert [(each.end_step - each.first_step) for each in staged.stages] == [count for count, _, _ in plan]
+    assert len(staged) == len(expected)
+    for step, rows in enumerate(expected):
+        np.testing.assert_array_equal(staged[step]["tokens"], rows)
+    delivered = sum(rows.size for rows in expected)
+    assert delivered + left_out == passed
+    assert sum(staged.gaps) <= left_out and (not run_on or sum(staged.gaps) == left_out)
+    if not any(batch % 2 for _, _, batch in plan):
+        split = [staged.replace(host=Host(host, 2)) for host in range(2)]
+        for (step, rows), host in itertools.product(enumerate(expected), range(2)):
+            np.testing.assert_array_equal(split[host][step]["tokens"], rows[host::2])
+
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_stages.json").read_text())
+
+
+@pytest.mark.parametrize("case", GOLDEN["chunks"], ids=lambda case: f"{case['L']}-of-{case['longest']}")
+def test_parts_of_longer_rows_are_olmos(tmp_path, case):
+    config = {
+        "corpus": numbered(tmp_path, case["files"]),
+        "layout": {"kind": "windows", "sequence_length": case["L"], "max_target_sequence_length": case["longest"]},
+        "sampler": {"seed": case["seed"], "global_batch_size": case["rows"], "order": "olmo"},
+        "transforms": [],
+    }
+    pipeline = load(config)
+    expected = [first for epoch in case["epochs"] for first in epoch]
+    assert [pipeline[step]["tokens"][:, 0].tolist() for step in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize("case", GOLDEN["runs"], ids=lambda case: f"{case['L']}-{len(case['steps'])}")
+def test_warm_ups_of_length_and_batch_are_olmos(tmp_path, case):
+    shapes = [(step["L"], len(step["first"])) for step in case["steps"]]
+    stages = [
+        {"steps": len(list(steps)), "layout": {"sequence_length": length}, "sampler": {"global_batch_size": rows}}
+        for (length, rows), steps in itertools.groupby(shapes)
+    ]
+    stages.append({"steps": 1, "layout": {"sequence_length": case["L"]}, "sampler": {"global_batch_size": 1}})
+    config = {
+        "corpus": numbered(tmp_path, case["files"]),
+        "layout": {"kind": "windows"},
+        "sampler": {"seed": case["seed"], "order": "olmo"},
+        "stages": stages,
+        "transforms": [],
+    }
+    pipeline = load(config)
+    for step, expected in enumerate(case["steps"]):
+        assert pipeline[step]["tokens"].shape == (len(expected["first"]), expected["L"])
+        assert pipeline[step]["tokens"][:, 0].tolist() == expected["first"]
+
+
+def test_late_steps_are_found_without_those_before_them(tmp_path):
+    stages = [{"steps": 10**6, "sampler": {"global_batch_size": 2 + number % 3}} for number in range(20)]
+    skips = [{"skip": {"from": 9000 * number, "steps": 3}} for number in range(1, 1001)]
+    config = {
+        "corpus": numbered(tmp_path, [999, 1500]),
+        "layout": {"kind": "windows", "sequence_length": 16},
+        "sampler": {"seed": 1, "global_batch_size": 2, "last_batch": "run_on"},
+    }
+    plain = load(config)
+    stream, count = plain.sampler.streams[0].rows_at, len(plain.source)
+    staged = load({**config, "stages": stages, "amendments": skips})
+    for step in (10**7 - 1, 10**7, 19 * 10**6):
+        data = step + 3 * min(1000, step // 9000)
+        sizes = [2 + number % 3 for number in range(data // 10**6 + 1)]
+        first = sum(10**6 * size for size in sizes[:-1]) + data % 10**6 * sizes[-1]
+        expected = [int(stream(row // count, np.array([row % count]))[0]) for row in range(first, first + sizes[-1])]
+        assert staged.sampler.rows(step).tolist() == expected

@@ -1,0 +1,159 @@
+"""The check of an audit log: lines that were changed, added, removed or moved are named, and what a kill leaves is accepted."""
+
+import json
+import re
+
+import pytest
+from audit_runs import ENDINGS, confirmed, killed_and_resumed, take
+from batches import sections
+from sft_files import documents, write_episodes
+
+import grain_sft
+from grain_sft import Host
+from grain_sft.cli.main import main
+from grain_sft.errors import CorpusError, CorpusFileError, PipelineError
+from grain_sft.provenance import check_audit
+from grain_sft.provenance.audit import read_line
+
+
+def changed_line(line: bytes, name: str) -> bytes:
+    """A line of text with another value, of the same kind, of one field."""
+    fields = read_line(line)
+    time, value = json.loads(fields["time"]), fields[name]
+    digit = re.search(r"\d", value)
+    if digit is not None:
+        fields[name] = value[: digit.start()] + str(int(digit[0]) % 9 + 1) + value[digit.end() :]
+    else:
+        fields[name] = {"true": "false", "false": "true"}.get(value, f"{value}x")
+    stated = (f"{name}={value}" for name, value in fields.items() if name != "time")
+    return " | ".join([json.loads(fields["time"]) if name == "time" else time, "TRAINING | INFO", *stated]).encode()
+
+
+def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path):
+    """Except the time, the version of grain_sft and the number of hosts, which decide no batch."""
+    killed_and_resumed(make)
+    path, pipeline = tmp_path / "audit.log", make(audit=None)
+    lines = path.read_bytes().splitlines()
+    tried = set()
+    for number, line in enumerate(lines, 1):
+        fields = read_line(line)
+        for name in fields:
+            path.write_bytes(b"\n".join([*lines[: number - 1], changed_line(line, name), *lines[number:], b""]))
+            found = {finding.line for finding in check_audit(path, pipeline).findings}
+            expected = set() if name in ("time", "grain_sft", "hosts") else {number}
+            assert found == expected or (name in ("epoch", "action") and min(found) == number), (name, found)
+            tried.add((fields["action"], name))
+    assert len(tried) == 19 + 7 + 10 + 11
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_lines_that_are_removed_added_repeated_or_moved_are_refused(make, tmp_path, ending):
+    killed_and_resumed(make)
+    path, pipeline = tmp_path / f"audit{ending}", make(audit=None)
+    lines = path.read_bytes().splitlines()
+    for at, line in enumerate(lines):
+        before, after = lines[:at], lines[at + 1 :]
+        wrong = [([*before, line, line, *after], at + 2), ([*before, b"# a note", line, *after], at + 1)]
+        wrong.append(([*before, line + line, *after], at + 1))
+        if after:
+            wrong += [([*before, *after], at + 1), ([*before, after[0], line, *after[1:]], at + 1)]
+        for changed_lines, first in wrong:
+            path.write_bytes(b"\n".join([*changed_lines, b""]))
+            assert min(finding.line for finding in check_audit(path, pipeline).findings) == first
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_log_of_a_version_with_a_chain_of_hashes_is_read(make, tmp_path, ending):
+    """Its entries count whole lines only, and a half line has no mark."""
+    killed_and_resumed(make)
+    path = tmp_path / f"audit{ending}"
+    end = b', "chain": "9f0c"}' if ending == ".jsonl" else b" | chain=9f0c"
+    lines = [line.removesuffix(b"}") + end for line in path.read_bytes().splitlines()]
+    path.write_bytes(b"\n".join([*lines[:2], lines[1][:70], *lines[2:], b""]))
+    checked = check_audit(path, make(audit=None))
+    assert checked.accepted and [note.line for note in checked.notes] == [3], checked.findings
+    take(make(), 20, 21, threads=0)
+    assert check_audit(path, make(audit=None)).accepted
+
+
+@pytest.mark.parametrize("cut", [1, 2, 9, 20, 60, 200])
+def test_a_line_half_written_is_marked_and_is_no_contradiction(make, tmp_path, cut):
+    take(make(), 0, 10, threads=0)
+    for ending in ENDINGS:
+        path = tmp_path / f"audit{ending}"
+        path.write_bytes(path.read_bytes()[:-cut])
+    confirmed(tmp_path / "audit", make(audit=None), notes=1)
+    take(make(), 7, 13, threads=0)
+    take(make(), 12, 21, threads=0)
+    assert confirmed(tmp_path / "audit", make(audit=None), notes=1).loads == 3
+
+
+def test_what_contradicts_a_log_or_is_not_in_it_is_named(make, tmp_path):
+    killed_and_resumed(make)
+    findings = check_audit(tmp_path / "audit.log", make(seed=43)).findings
+    messages = "\n".join(map(str, findings))
+    assert findings[0].line == 1 and "epoch_seed=42; expected 43." in messages and "sampler differs: here" in messages
+    for start, stop in ((0, 5), (9, 12)):
+        take(make(tmp_path / "gap.log"), start, stop, threads=0)
+    (finding,) = check_audit(tmp_path / "gap.log", make()).findings
+    expected = "line 4: step=9, but no line states that steps 6 to 8 were handed out; expected at most 6"
+    assert str(finding).startswith(expected)
+    take(make(tmp_path / "late"), 9, 21, threads=0)
+    (note,) = confirmed(tmp_path / "late", make(), notes=1).notes
+    assert str(note) == "line 2: the log begins at step 9, so earlier steps are not checked."
+
+
+def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
+    with pytest.raises(CorpusFileError, match="no such file"):
+        check_audit(tmp_path / "none.log", make())
+    other = tmp_path / "other.log"
+    other.touch()
+    with pytest.raises(CorpusError, match="is empty"):
+        check_audit(other, make())
+    for content in (b"\n", b"hello\n", b"\x00\xff\n{}\n", b'{"a": 1}', b"[" * 5000):
+        other.write_bytes(content)
+        assert not check_audit(other, make()).accepted
+    with pytest.raises(PipelineError, match="expected a local path"):
+        make(audit="gs://bucket/audit")
+
+
+@pytest.fixture
+def config(tmp_path):
+    data = write_episodes(tmp_path / "chats", documents(60))
+    stated = sections(data, 64, layout="padded", order="maxtext", seed=7, epochs=2) | {"audit": str(tmp_path / "audit")}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(stated))
+    return path
+
+
+@pytest.fixture
+def audited(config, tmp_path):
+    """The log of a run of two hosts that was stopped and resumed once."""
+    for start, stop in ((0, 20), (16, 30)):
+        take(grain_sft.load(config, host=Host(0, 2)), start, stop, threads=0)
+    return tmp_path / "audit"
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_command_confirms_a_log_but_not_one_with_a_line_changed(config, audited, ending, capsys):
+    path = audited.with_suffix(ending)
+    assert main(["audit-check", str(path), str(config)]) == 0
+    receipt = grain_sft.load(config, host=Host(0, 2)).receipt.code
+    counts = "7 entries, 2 starts, 1 resumes, 2 epochs complete"
+    assert capsys.readouterr().out == f"confirmed: {counts}; receipt {receipt}\n"
+    path.write_text(re.sub('(since_step=|p": )16(?=, "step"| |$)', r"\g<1>15", path.read_text(), flags=re.MULTILINE))
+    assert main(["audit-check", str(path), str(config)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"{path}: line 7: since_step=15; expected 16."
+    assert printed[1].startswith("CONTRADICTED: 7 entries")
+
+
+def test_the_log_of_another_run_is_contradicted_shortly(config, audited, capsys):
+    stated = json.loads(config.read_text())
+    config.write_text(json.dumps(stated | {"sampler": {**stated["sampler"], "seed": 8}}))
+    path = audited.with_suffix(".log")
+    path.write_text(path.read_text() * 5)
+    assert main(["audit-check", str(path), str(config)]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 22 and "more that are not shown" in printed[20]
+    assert "sampler differs: here" in "\n".join(printed)

@@ -1,0 +1,51 @@
+"""Corpora of each format, damage to their files, and what a check finds."""
+
+from pathlib import Path
+
+import numpy as np
+from sft_files import EOS, documents, write_episodes, write_olmo, write_openchat, write_primer
+
+from grain_sft.verify import Report, verify
+
+VOCABULARY = 1000
+LENGTH = 64
+
+
+def write(kind: str, root: Path, count: int = 300, **options) -> Path:
+    """A corpus of a format."""
+    docs = documents(count, weights=kind in ("episodes", "openchat"))
+    writers = {"olmo": write_olmo, "episodes": write_episodes, "primer": write_primer, "openchat": write_openchat}
+    own = {"olmo": {"part_tokens": max(2000, 8 * count), "sources": True}, "episodes": {"shards": 2}}
+    return writers[kind](root / kind, docs, **own.get(kind, {}), **options)
+
+
+def check(where, *, full=True, vocab_size=VOCABULARY, **options) -> Report:
+    return verify(where, full=full, vocab_size=vocab_size, options={"eos_token_id": EOS}, **options)
+
+
+def wrongs(report: Report) -> list[tuple[str, str, str]]:
+    """(check, name of the file, place) of what is wrong."""
+    return [(each.check, Path(each.where).name, each.place) for each in report.findings if each.wrong]
+
+
+def sentences(report: Report) -> str:
+    """What is wrong, a line each."""
+    return "\n".join(str(each) for each in report.findings if each.wrong)
+
+
+def write_train(root: Path, tokens, mask, pairs) -> Path:
+    """A corpus of episodes in one shard."""
+    (root / "train").mkdir(parents=True)
+    for name, dtype, values in (
+        ("tokens.bin", "<u2", tokens),
+        ("mask.bin", "u1", mask),
+        ("episodes.idx", "<u8", pairs),
+    ):
+        np.asarray(values, dtype).tofile(root / "train" / name)
+    return root
+
+
+def poke(path: Path, dtype, place: int, value) -> None:
+    array = np.fromfile(path, dtype)
+    array[place] = value
+    array.tofile(path)

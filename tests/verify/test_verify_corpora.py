@@ -1,0 +1,213 @@
+"""What is damaged in a corpus is found, with its file and its place; what is sound is called sound."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from damaged import VOCABULARY, check, poke, sentences, write, write_train, wrongs
+from sft_files import EOS, documents, write_olmo
+
+import grain_sft
+from grain_sft.cli.main import main
+from grain_sft.verify import content, verify
+from grain_sft.verify.content import find_duplicates, scan_documents
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["fast", "full"])
+@pytest.mark.parametrize("kind", ["olmo", "episodes", "primer", "openchat"])
+def test_a_sound_corpus_is_sound(tmp_path, kind, full):
+    report = check(write(kind, tmp_path), full=full)
+    assert report.sound, sentences(report)
+    assert report.figures["documents"] == 300
+    assert ("duplicate_documents" in report.figures) == full
+
+
+def test_a_folder_of_two_splits_says_which_was_checked(tmp_path):
+    for split in ("train", "val"):
+        write_olmo(tmp_path / "sft" / split, documents(20))
+    (finding,) = (each for each in check(tmp_path / "sft").findings if "training split" in each.message)
+    assert not finding.wrong and finding.message.endswith(f"grain-sft verify {tmp_path / 'sft' / 'val'}")
+    assert not any("split" in each.message for each in check(tmp_path / "sft" / "train").findings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "dtype", "value", "expected"),
+    [
+        ("olmo", "token_ids_part_0001.npy", np.uint16, 1000, "is 1000, but the vocabulary has 1000 ids"),
+        ("episodes", "train/shard_00001/tokens.bin", np.uint32, 1000, "is 1000, but the vocabulary has 1000 ids"),
+        ("primer", "train_input_ids.bin", np.uint16, 1000, "is 1000, but the vocabulary has 1000 ids"),
+        ("olmo", "labels_mask_part_0001.npy", np.uint8, 2, "holds 2; expected 0 or 1"),
+        ("episodes", "train/shard_00001/mask_weighted.bin", np.float32, np.nan, "expected a finite weight"),
+        ("episodes", "train/shard_00001/mask_weighted.bin", np.float32, -0.5, "-0.5; expected a finite weight, 0 or"),
+        ("primer", "train_labels.bin", np.int32, 5, "holds 5; expected the token itself or -100, not shifted"),
+    ],
+)
+def test_an_id_or_a_loss_that_cannot_be_is_found_far_from_the_ends(tmp_path, kind, path, dtype, value, expected):
+    root = write(kind, tmp_path, 1500)
+    place = np.fromfile(root / path, dtype).size // 2
+    poke(root / path, dtype, place, value)
+    if path == "train_input_ids.bin":
+        poke(root / "train_labels.bin", np.int32, place, -100)
+    assert check(root, full=False).sound or kind == "episodes"  # some of its documents are read, and with them this
+    report = check(root)
+    name = "vocabulary" if value == 1000 else "loss"
+    assert wrongs(report)[0] == (name, Path(path).name, f"token {place}")
+    assert expected in sentences(report)
+    if value == 1000:
+        assert report.figures["highest_token"] == 1000 and check(root, vocab_size=1001).sound
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["fast", "full"])
+def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full):
+    root = write("episodes", tmp_path, gap=1)
+    path, other = (root / "train" / f"shard_0000{number}" / "episodes.idx" for number in range(2))
+    whole = np.fromfile(path, np.uint64)
+    for index in (path, other):
+        poke(index, np.uint64, slice(0, None, 2), np.fromfile(index, np.uint64)[::2] - np.uint64(1))
+    report = check(root, full=full)
+    assert [each[0] for each in wrongs(report)] == ["boundaries"]
+    assert "don't end with the EOS token 2" in sentences(report)
+    whole[-1] += np.uint64(1)
+    whole.tofile(path)
+    report = check(root, full=full)
+    assert wrongs(report)[0][:2] == ("boundaries", "episodes.idx")
+    assert "tokens from token" in sentences(report), report.findings
+
+
+def test_documents_that_begin_with_the_eos_of_the_one_before_are_said_to_be_shifted(tmp_path):
+    pairs = [(0, 3), *((4 * number - 1, 4) for number in range(1, 50))]
+    report = check(write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs))
+    assert wrongs(report) == [("boundaries", "episodes.idx", "document 1")]
+    assert "The boundaries are shifted by a token" in sentences(report)
+
+
+def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
+    root = write("olmo", tmp_path)
+    path = root / "token_ids_part_0001.csv.gz"
+    data = bytearray(path.read_bytes())
+    data[-6] ^= 1  # of the CRC
+    path.write_bytes(data)
+    for full in (False, True):
+        report = check(root, full=full)
+        assert wrongs(report) == [("boundaries", path.name, "")], report.findings
+
+
+@pytest.mark.parametrize("change", ["replaced", "shortened", "gone", "grown"])
+def test_files_that_are_not_what_an_index_says_are_all_named(tmp_path, change):
+    root = write("olmo", tmp_path)
+    grain_sft.open_corpus(root, eos_token_id=EOS).save(tmp_path / "index.json")
+    assert check(tmp_path / "index.json", full=False).sound
+    paths = [root / "token_ids_part_0000.npy", root / "labels_mask_part_0001.npy"]
+    for path in paths:
+        data = path.read_bytes()
+        path.unlink()
+        changed = {"replaced": bytes([data[0] ^ 1]) + data[1:], "shortened": data[:-2], "grown": data + b"ab"}
+        if change in changed:
+            path.write_bytes(changed[change])
+    report = check(tmp_path / "index.json", full=False)
+    assert not report.sound
+    if change == "replaced":  # the others are found when the index is opened, which stops at the first
+        assert {name for _, name, _ in wrongs(report)} == {path.name for path in paths}
+    assert paths[0].name in sentences(report) or paths[1].name in sentences(report)
+
+
+def test_statistics_of_other_documents_and_sources_of_other_inputs_are_found(tmp_path):
+    root = write("olmo", tmp_path)
+    tokens = sum(len(each) for each, _ in documents(300))
+    manifest = {
+        "tokenizer": {"vocab_size": VOCABULARY, "eos_token_id": EOS},
+        "inputs": [{"path": name} for name in "abc"],
+        "splits": {"train": {"documents": 300, "tokens": tokens, "trainable_tokens": 7}, "val": {"documents": 9}},
+    }
+    (root / "prepare.json").write_text(json.dumps(manifest))
+    assert verify(root).sound
+    report = verify(root, full=True)
+    assert wrongs(report) == [("statistics", "prepare.json", "")]
+    assert "7 trainable_tokens" in sentences(report)
+    manifest["splits"]["train"].pop("trainable_tokens")
+    manifest["inputs"].pop()
+    (root / "prepare.json").write_text(json.dumps(manifest))
+    report = verify(root, full=True)
+    assert wrongs(report)[0] == ("boundaries", "sources.bin", "document 2")
+    assert report.left_out == {"boundaries": 80}  # 100 are wrong, and 20 are listed
+
+
+def test_a_tokenizer_that_is_another_is_found(tmp_path):
+    from grain_sft.prepare import train_tokenizer
+
+    root = write("episodes", tmp_path)
+    (root / "tokenizer").mkdir()
+    model = train_tokenizer([f"word {number} and more" for number in range(200)], 400, [])
+    (root / "tokenizer" / "tokenizer.model").write_bytes(model)
+    report = verify(root)
+    assert wrongs(report) == [("vocabulary", "tokenizer", "")]
+    assert "is another tokenizer" in sentences(report)
+
+
+def test_duplicates_are_counted_and_refused_where_that_is_asked_for(tmp_path, capsys):
+    docs = documents(300)
+    docs += [docs[7], docs[9], docs[7]]
+    root = write_olmo(tmp_path / "olmo", docs, part_tokens=1000)
+    report = check(root)
+    assert report.sound
+    assert report.figures["duplicate_documents"] == 3
+    assert report.figures["duplicate_tokens"] == 2 * len(docs[7][0]) + len(docs[9][0])
+    arguments = ["verify", str(root), "--full", "--eos-token-id", str(EOS), "--vocab-size", "1000"]
+    assert main(arguments) == 0
+    assert "3 documents" in capsys.readouterr().out
+    assert main([*arguments, "--refuse-duplicates"]) == 1
+    assert "documents 7 and 300" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("block", [1, 5, 64, 1 << 20])
+def test_hashes_are_equal_exactly_where_tokens_are(tmp_path, monkeypatch, block):
+    """Documents that overlap, stand in any order, are empty, or longer than a block; against sets of their bytes."""
+    monkeypatch.setattr(content, "BLOCK_TOKENS", block)
+    random = np.random.default_rng(block)
+    tokens, mask = random.integers(0, 3, 600), random.integers(0, 2, 600)
+    starts = random.integers(0, 590, 250)
+    pairs = np.stack([starts, np.minimum(random.choice([0, 1, 2, 3, 5, 200], 250), 600 - starts)], 1)
+    corpus = grain_sft.open_corpus(write_train(tmp_path, tokens, mask, pairs), dtype="uint16")
+    seen = []
+    scanned = scan_documents(corpus, lambda begin, some: seen.extend(some.tolist()))
+    assert seen == tokens.tolist()
+    groups, hashes = {}, set()
+    for number, (start, length) in enumerate(pairs.tolist()):
+        here = slice(start, start + length)
+        if length:
+            groups.setdefault(tokens[here].tobytes(), []).append(number)
+            hashes.add((tokens[here].tobytes(), int(scanned.hash[number])))
+            assert (scanned.first[number], scanned.last[number]) == (tokens[start], tokens[start + length - 1])
+            assert scanned.trainable[number] == mask[here].sum()
+    assert len(hashes) == len({found for _, found in hashes}) == len(groups)
+    found = find_duplicates(scanned.hash, pairs[:, 1])
+    assert found.documents == sum(len(group) - 1 for group in groups.values())
+    assert found.groups == sum(len(group) > 1 for group in groups.values())
+    assert found.first == min(tuple(group[:2]) for group in groups.values() if len(group) > 1)
+
+
+def test_a_full_check_takes_bounded_memory(tmp_path):
+    """One document of 160 MB, under a limit of memory that such an array does not fit into."""
+    with open(tmp_path / "a.npy", "wb") as file:
+        file.truncate(160_000_000)
+        file.seek(-8, 2)
+        np.full(1, EOS, np.uint64).tofile(file)
+    program = (
+        "import resource, sys, grain_sft\n"
+        "from grain_sft.verify import verify\n"
+        "verify(sys.argv[1], full=True, options={'eos_token_id': 2})\n"
+        "used = int(next(line for line in open('/proc/self/status') if line.startswith('VmData')).split()[1]) << 10\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (used + 110_000_000,) * 2)\n"
+        "report = verify(sys.argv[2], full=True, vocab_size=3, options={'eos_token_id': 2, 'dtype': 'uint64'})\n"
+        "assert report.sound, report\n"
+        "print(report.figures['documents'], report.figures['tokens'])\n"
+    )
+    np.full(100, EOS, np.uint32).tofile(tmp_path / "small.npy")
+    command = [sys.executable, "-c", program, str(tmp_path / "small.npy"), str(tmp_path / "a.npy")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert result.stdout == "1 20000000\n", result.stderr

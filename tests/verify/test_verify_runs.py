@@ -1,0 +1,225 @@
+"""Faults of plans, configs, batches and materialized rows are found, and sound ones are called sound."""
+
+import dataclasses
+import gzip
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from batches import sections
+from damaged import LENGTH, VOCABULARY, check, poke, sentences, write, wrongs
+from sft_files import EOS
+
+import grain_sft
+from grain_sft.cli.main import main
+from grain_sft.errors import CorpusError
+from grain_sft.layout import PackedLayout
+from grain_sft.layout.plan import plan_columns
+from grain_sft.layout.report import plan_files
+from grain_sft.prepare.materialize import materialize
+from grain_sft.sampling import Host
+from grain_sft.storage import artifact
+from grain_sft.verify import Report, verify
+from grain_sft.verify.check_pipeline import check_plan, wrong_in_batch
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture
+def layout(tmp_path):
+    return PackedLayout(grain_sft.open_corpus(write("olmo", tmp_path), eos_token_id=EOS), LENGTH)
+
+
+def test_a_plan_is_sound_alone_and_with_its_corpus_and_one_of_another_corpus_is_named(tmp_path, layout):
+    path = plan_files(layout)[0]["path"]
+    assert verify(path).sound
+    report = verify(path, corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
+    assert report.sound and report.figures["rows"] == len(layout) and report.figures["documents"] == 300
+    report = verify(path, corpus=write("episodes", tmp_path), options={"eos_token_id": EOS})
+    assert "is a plan of the documents content-sha256:" in sentences(report) and not report.sound
+    assert wrongs(verify(path, corpus=tmp_path / "nothing"))[0][0] == "files"
+    data = bytearray(Path(path).read_bytes())
+    data[len(data) // 2] ^= 4
+    Path(path).write_bytes(data)
+    report = verify(path)
+    assert wrongs(report) == [("files", Path(path).name, "")]
+    assert "its arrays are not those that were written" in sentences(report)
+
+
+def change_plan(layout, change, target=None) -> None:
+    """Write a plan whose checksum is right, as a packer with a bug would write it."""
+    path = Path(plan_files(layout)[0]["path"])
+    whole, depends = artifact.open_file(path)
+    arrays = {name: np.array(array) for name, array in whole.items()}
+    change(arrays)
+    artifact.save(target or path, depends, arrays)
+
+
+def _twice(arrays):
+    arrays["document"][-1], arrays["start"][-1] = arrays["document"][0], arrays["start"][0]
+    arrays["length"][-1] = min(arrays["length"][0], arrays["length"][-1])
+
+
+PLAN_FAULTS = {
+    "a document twice": (_twice, r"token \d+: of document \d+ is in row \d+ a second time"),
+    "a row that is too long": (lambda arrays: arrays["length"].__setitem__(0, LENGTH + 1), "but a row has 64"),
+    "a piece outside its document": (lambda arrays: arrays["start"].__setitem__(5, 1), "but document"),
+    "a document that is not there": (lambda arrays: arrays["document"].__setitem__(5, 300), "there are 300 documents"),
+    "an empty piece": (lambda arrays: arrays["length"].__setitem__(3, 0), "piece 3 is of 0 tokens"),
+    "an empty row": (lambda arrays: arrays["ends"].__setitem__(0, 0), "ends at piece 0"),
+    "pieces without a row": (lambda arrays: arrays["ends"].__setitem__(-1, arrays["ends"][-1] - 1), "ends at piece"),
+    "counts that are wrong": (lambda arrays: arrays["counts"].__setitem__(3, 9), "states 9 cut documents"),
+    "a column of another type": (lambda arrays: arrays.update(start=arrays["start"].astype(float)), "lacks start"),
+    "a column that is missing": (lambda arrays: arrays.pop("document"), "lacks document"),
+    "columns of different lengths": (lambda arrays: arrays.update(start=arrays["start"][1:]), "different lengths"),
+}
+
+
+@pytest.mark.parametrize("fault", PLAN_FAULTS)
+def test_a_plan_with_a_fault_is_found_out(tmp_path, layout, fault):
+    change, sentence = PLAN_FAULTS[fault]
+    change_plan(layout, change, tmp_path / "mine.arrays")
+    report = verify(tmp_path / "mine.arrays", corpus=tmp_path / "olmo", options={"eos_token_id": EOS})
+    assert not report.sound and re.search(sentence, sentences(report)), sentences(report)
+
+
+def test_fragments_of_a_document_are_no_duplicates(tmp_path):
+    corpus = grain_sft.open_corpus(write("olmo", tmp_path), eos_token_id=EOS)
+    for options in ({"long_documents": "fragment"}, {"algorithm": "concat_then_split"}, {"algorithm": "multipack"}):
+        layout = PackedLayout(corpus, 8, **options)
+        assert verify(plan_files(layout)[0]["path"], corpus=tmp_path / "olmo", options={"eos_token_id": EOS}).sound
+    pieces = layout.plans[0]
+    arrays = plan_columns(corpus.documents, pieces.document, pieces.start, pieces.length, pieces.ends)
+    report = Report("plan", "here", full=True)
+    check_plan(report, "here", arrays, dataclasses.asdict(layout.packing) | {"max_segments": 1}, None)
+    assert "max_segments is 1" in sentences(report)
+
+
+@pytest.fixture
+def config(tmp_path):
+    stated = sections(write("olmo", tmp_path), LENGTH, corpus={"eos_token_id": EOS})
+    path = tmp_path / "config.json"
+
+    def write_config(**changes):
+        path.write_text(json.dumps({key: {**value, **changes.get(key, {})} for key, value in stated.items()}))
+        return path
+
+    return write_config
+
+
+@pytest.mark.parametrize("kind", ["windows", "padded", "packed"])
+def test_a_sound_config_is_sound_and_its_first_epoch_is_read_once(config, kind):
+    path = config(layout={"kind": kind})
+    pipeline = grain_sft.load(path, host=Host(0, 1))
+    for full in (False, True):
+        report = check(path, full=full)
+        assert report.sound, sentences(report)
+    assert report.what == "config" and report.figures["receipt"] == pipeline.receipt.code
+    assert report.figures["rows_of_first_epoch"] == len(pipeline.source) // 4 * 4
+    assert check(path, receipt=pipeline.receipt.code).sound
+    other = check(path, receipt="gs1-0123456789abcdef")
+    assert wrongs(other) == [("receipt", "config.json", "")] and pipeline.receipt.code in sentences(other)
+    report = check(config(sampler={"sed": 1}))
+    assert wrongs(report) == [("files", "config.json", "")] and "sed" in sentences(report)
+
+
+def test_batches_whose_size_changes_with_the_step_are_sound(config, tmp_path):
+    path = config(sampler={"schedule": [{"step": 2, "global_batch_size": 8}]})
+    assert check(path).sound
+    stated = {**json.loads(path.read_text()), "transforms": ["shift_targets", {"trim_to_multiple": {"multiple": 16}}]}
+    path.write_text(json.dumps({**stated, "layout": {"kind": "padded", "sequence_length": LENGTH}}))
+    assert check(path).sound
+
+
+def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
+    roots = {kind: write(kind, tmp_path) for kind in ("olmo", "primer")}
+    mixture = {kind: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}
+    path = tmp_path / "mixture.json"
+    path.write_text(json.dumps(sections("", LENGTH) | {"corpus": {"mixture": mixture}}))
+    for full in (False, True):
+        report = check(path, full=full)
+        assert report.sound, sentences(report)
+        assert report.figures["olmo"]["documents"] == report.figures["primer"]["documents"] == 300
+    poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
+    poke(roots["primer"] / "train_input_ids.bin", np.uint16, 2100, 1000)
+    assert ("vocabulary", "train_input_ids.bin", "token 2100") in wrongs(check(path))
+
+
+def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
+    """Its rows can be read, and hold other tokens than a document's."""
+    path = config()
+    layout = grain_sft.load(path, host=Host(0, 1)).source.layout
+    change_plan(layout, lambda arrays: arrays["start"].__iadd__(np.arange(len(arrays["start"])) == 0))
+    report = check(path)
+    assert not report.sound and {"plan", "layout"} & {each.check for each in report.findings if each.wrong}
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "value", "sentence"),
+    [
+        ("targets", (0, 0), 7, "a target is not the token that follows: row 0"),
+        ("inputs_position", (1, 0), 3, "does not begin at position 0: row 1"),
+        ("inputs_position", (0, 1), 9, "does not count on"),
+        ("targets_segmentation", (2, 0), 9, "takes loss in another segment"),
+        ("inputs", (0, 0), 5000, "holds the token 5000"),
+    ],
+)
+def test_a_batch_that_is_not_aligned_is_found_out(config, key, place, value, sentence):
+    pipeline = grain_sft.load(config(layout={"kind": "padded"}), host=Host(0, 1))
+    batch = {name: array.copy() for name, array in pipeline[0].items()}
+    batch["targets_segmentation"][0, 0] = 1
+    assert wrong_in_batch(batch, VOCABULARY) == ""
+    batch[key][place] = value
+    assert sentence in wrong_in_batch(batch, VOCABULARY)
+
+
+@pytest.mark.parametrize("plane", [0, 1, 2], ids=["positions", "segments", "targets"])
+def test_rows_whose_planes_do_not_fit_are_found_out(tmp_path, layout, plane):
+    materialize(layout, tmp_path / "rows")
+    assert check(tmp_path / "rows").sound
+    path = tmp_path / "rows" / "rows_0000.bin"
+    row = path.stat().st_size // len(layout)
+    at = 40 * row + (layout.corpus.dtype.itemsize + plane) * LENGTH + 1
+    assert 4096 < at < path.stat().st_size - 4096, "not at the ends, which are hashed"
+    poke(path, np.uint8, at, 77)
+    assert check(tmp_path / "rows", full=False).sound
+    report = check(tmp_path / "rows")
+    assert wrongs(report) == [("rows", "rows_0000.bin", "row 40")], report.findings
+
+
+def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):
+    root = write("primer", tmp_path)
+    assert main(["verify", str(root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sound"] and found["figures"]["documents"] == 300
+    poke(root / "train_idx.npy", np.uint8, 140, 9)
+    assert main(["verify", str(root), "--json"]) == 1
+    (finding,) = (each for each in json.loads(capsys.readouterr().out)["findings"] if each["wrong"])
+    assert finding["where"].endswith("train_idx.npy") and finding["check"] == "boundaries"
+    assert main(["verify", str(tmp_path / "nothing")]) == 1
+    assert "no such file" in capsys.readouterr().out.lower()
+    assert main(["verify", str(config()), "--vocab-size", "1000"]) == 0
+    for wrong in (["--fast", "--full"], ["--vocab-size", "0"], ["--refuse-duplicates"], ["--as", "thing"], ["--what"]):
+        with pytest.raises(SystemExit) as status:
+            main(["verify", str(root), *wrong])
+        assert status.value.code == 2
+
+
+def test_what_it_is_is_told_by_name_and_content(tmp_path, config):
+    root = write("olmo", tmp_path)
+    corpus = grain_sft.open_corpus(root, eos_token_id=EOS)
+    corpus.save(tmp_path / "index.json")
+    assert verify(tmp_path / "index.json").what == "corpus"
+    assert verify(config()).what == "config"
+    path = plan_files(PackedLayout(corpus, LENGTH))[0]["path"]
+    Path(path).rename(tmp_path / "plan")
+    assert verify(tmp_path / "plan").what == "plan"
+    (tmp_path / "mix.txt").write_text("a,olmo/token_ids_part_0000.npy\n")
+    assert verify(tmp_path / "mix.txt", options={"dtype": "uint16"}).what == "corpus"
+    with gzip.open(tmp_path / "odd.json", "wb") as file:
+        file.write(b"{}")
+    assert not verify(tmp_path / "odd.json").sound
+    with pytest.raises(CorpusError, match="expected one of corpus, plan, config"):
+        verify(root, what="thing")
