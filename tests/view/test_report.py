@@ -1,19 +1,19 @@
 """The report: its figures are those of the arrays, and its page says its figures."""
 
-import html
-import importlib
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import sections, write_config
+from report_tables import check_tables, tables_of
 
 from grain_sft import Host, PackedLayout, load
 from grain_sft.cli.main import main
 from grain_sft.layout.packing import ALGORITHMS
-from grain_sft.layout.report import algorithm_title, packing_report
+from grain_sft.layout.report import packing_report
 from grain_sft.transforms import NgramFilter
 from grain_sft.view import report as report_module
 from grain_sft.view.report import make_report
@@ -46,16 +46,6 @@ def report(written):
 @pytest.fixture(scope="module")
 def pipeline(written):
     return load(written[1], host=Host(0, 1))
-
-
-def tables_of(page):
-    """The tables of a page: lines of cells by the table's id."""
-
-    def cells(line):
-        return [html.unescape(re.sub("<[^>]*>", "", cell)) for cell in re.findall("<t[dh].*?>(.*?)</t[dh]>", line)]
-
-    found = re.findall(r'<table id="([^"]*)">(.*?)</table>', page, flags=re.S)
-    return {name: [cells(line) for line in re.findall("<tr.*?>(.*?)</tr>", rows)] for name, rows in found}
 
 
 def test_page_json_and_pictures_are_in_one_folder(written, report):
@@ -205,11 +195,16 @@ def test_what_prepare_cut_is_in_the_report(made, run, tmp_path):
 
 
 def write_plain(folder, corpus):
-    """Path of a config of windows of 100 tokens of plain files."""
-    path = folder / "plain.json"
+    """Write a config of windows of 100 tokens of plain files, and return its path."""
     options = {"layout": "windows", "order": "shuffle", "global_batch_size": 2}
-    path.write_text(json.dumps(sections("", 100, corpus=corpus, **options)))
-    return path
+    return write_config(folder / "plain.json", sections("", 100, corpus=corpus, **options))
+
+
+def test_without_matplotlib_the_extra_is_named(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
+    assert "pip install '.[report]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_very_much_is_sampled_and_the_page_states_it(write_tokens, tmp_path, monkeypatch, pipeline):
@@ -245,51 +240,6 @@ def test_a_report_does_not_write_over_its_config(config, capsys):
         assert main(["report", str(path), "--output", str(name)]) == 1
         assert "would be written over" in capsys.readouterr().err
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
-
-
-def test_without_matplotlib_the_extra_is_named(run, tmp_path, monkeypatch, capsys):
-    real = importlib.import_module
-
-    def without(name, package=None):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return real(name, package)
-
-    monkeypatch.setattr(importlib, "import_module", without)
-    assert main(["report", str(run), "--output", str(tmp_path / "x.html")]) == 1
-    assert "pip install '.[report]'" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def check_tables(tables, report):
-    """Every figure is in its table, as the page's reader sees it."""
-
-    def column(name, at):
-        return [line[at] for line in tables[f"{name}-table"][1:]]
-
-    def counts(values):
-        return ["-" if value is None else f"{value:,}" for value in values]
-
-    columns, left_out = report["sources"]["columns"], report["left_out"]
-    assert tables["length-bins"][1:] == [counts(each.values()) for each in report["lengths"]["bins"]]
-    packing = [
-        [algorithm_title(each), f"{each['rows']:,}", f"{each['padding_share']:.4%}", f"{each['truncated_tokens']:,}"]
-        for each in report["packing"]["algorithms"]
-    ]
-    assert [[*line[:3], line[4]] for line in tables["packing-table"][1:]] == packing
-    for at, name in ((0, "source"), (3, "tokens"), (5, "trainable")):
-        assert column("sources", at) == (columns[name] if name == "source" else counts(columns[name]))
-    assert column("mixture", 0) == counts(report["sources"]["steps"])
-    tokens = np.array([report["sources"]["tokens"][name] for name in tables["mixture-table"][0][1:]])
-    shares = [[f"{share:.3%}" for share in step] for step in (tokens / tokens.sum(0)).T]
-    assert [line[1:] for line in tables["mixture-table"][1:]] == shares
-    assert column("left-out", 0) == [each["what"] for each in left_out]
-    assert column("left-out", 2) == counts(each["tokens"] for each in left_out)
-    rejected = report["filter"]
-    assert column("filter", 1) == counts(rejected[key] for key in ("rows", "rejected", "rejected_for_padding"))
-    assert [line[5] for line in tables["filter-examples"][1:]] == [each["text"] for each in rejected["examples"]]
-    assert column("throughput", 1) == counts(round(each["mtok_per_s"], 1) for each in report["throughput"]["rows"])
-    assert tables["receipt-table"] == [["code", report["receipt"]], *map(list, report["parts"].items())]
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 360)])
