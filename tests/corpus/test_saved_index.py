@@ -1,6 +1,6 @@
 """Saved indexes: equal to the corpus they were made of, movable, and not to be fooled by files that changed.
 
-The last tests are of MaxText's own index: `tests/golden/maxtext_index.json` is what maxtext 0.2.5 wrote.
+The last tests are of MaxText's own index: `tests/golden/maxtext/index.json` is what maxtext 0.2.5 wrote.
 """
 
 import json
@@ -187,7 +187,7 @@ def test_saving_leaves_nothing_but_the_index(folder, corpus, index, monkeypatch)
     assert sorted(folder.rglob("*")) == sorted([*before, folder / "new", folder / "new" / "index.json"])
 
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "maxtext_index.json"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden/maxtext/index.json"
 INDEX = json.loads(GOLDEN.read_text())
 COUNTS = {"a/part-0.npy": 1000, "a/part-1.npy": 128, "b/part-0.npy": 515}
 

@@ -1,4 +1,4 @@
-"""Episode-indexed datasets that the golden values of `golden/make_episode_golden.py` are of: made of arithmetic, so that
+"""Episode-indexed datasets that the golden values of `golden/make/make_episode_golden.py` are of: made of arithmetic, so that
 no version of anything changes them."""
 
 import dataclasses

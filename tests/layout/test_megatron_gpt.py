@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "megatron_samples.json").read_text())["cases"]
 MAXTEXT_GOLDEN = {
     name: case
-    for file in ("maxtext_mmap.json", "maxtext_mmap_split.json")
+    for file in ("maxtext/mmap.json", "maxtext/mmap_split.json")
     for name, case in json.loads((FOLDER / file).read_text())["cases"].items()
 }
 RUNS, MAXTEXT_RUNS = runs(), maxtext_runs() | split_runs()
@@ -101,7 +101,7 @@ def test_rows_are_those_of_maxtext(folder, name):
     assert {"samples": golden["samples"], **hashes_of([batch])} == golden
 
 
-SHUFFLED_GOLDEN = json.loads((FOLDER / "maxtext_mmap_shuffled.json").read_text())["cases"]
+SHUFFLED_GOLDEN = json.loads((FOLDER / "maxtext/mmap_shuffled.json").read_text())["cases"]
 
 
 @pytest.mark.parametrize("name", shuffled_runs())

@@ -1,4 +1,4 @@
-"""Multipack against the batches of OpenChat's own sampler (tests/golden/make_multipack_golden.py)."""
+"""Multipack against the batches of OpenChat's own sampler (tests/golden/make/make_multipack_golden.py)."""
 
 import hashlib
 import json

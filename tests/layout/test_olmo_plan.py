@@ -1,4 +1,4 @@
-"""Plans that OLMo-core wrote, read back (tests/golden/olmo_plan, made by tests/golden/make_packed_golden.py)."""
+"""Plans that OLMo-core wrote, read back (tests/golden/olmo_plan, made by tests/golden/make/make_packed_golden.py)."""
 
 import dataclasses
 import gzip

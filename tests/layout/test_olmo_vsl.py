@@ -1,4 +1,4 @@
-"""Layout olmo_vsl and its sampler against the batches of OLMo-core's NumpyVSLDataset (tests/golden/make_vsl_golden.py)."""
+"""Layout olmo_vsl and its sampler against the batches of OLMo-core's NumpyVSLDataset (tests/golden/make/make_vsl_golden.py)."""
 
 import hashlib
 import json

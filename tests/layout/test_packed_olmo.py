@@ -1,4 +1,4 @@
-"""Best-fit decreasing against the rows of OLMo-core's NumpyPackedFSLDataset (tests/golden/make_packed_golden.py)."""
+"""Best-fit decreasing against the rows of OLMo-core's NumpyPackedFSLDataset (tests/golden/make/make_packed_golden.py)."""
 
 import hashlib
 import itertools

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import sentencepiece
-from making import HERE, olmo_windows, options, versions, write_json
+from making import GOLDEN, olmo_windows, options, versions, write_json
 
 LENGTH = 64
 
@@ -30,7 +30,7 @@ def digest(array: np.ndarray) -> str:
 
 if __name__ == "__main__":
     out = options("text_olmo.json").out
-    model = zlib.decompress(base64.b64decode(json.loads((HERE / "fim.json").read_text())["model"]))
+    model = zlib.decompress(base64.b64decode(json.loads((GOLDEN / "fim.json").read_text())["model"]))
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     eos = processor.eos_id()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Write `maxtext_mmap.json`, `maxtext_mmap_shuffled.json`, `maxtext_mmap_split.json` and `megatron_cache/maxtext*`: what
+"""Write `maxtext/mmap.json`, `maxtext/mmap_shuffled.json`, `maxtext/mmap_split.json` and `megatron_cache/maxtext*`: what
 MaxText's `mmap_npy` and `mmap` make of the prefixes of `tests/helpers/megatron_corpora.py`.
 
 Needed: maxtext 0.2.5 (Python 3.12).
@@ -51,7 +51,7 @@ def dataset_of(folder: Path, run: dict[str, Any], host: int = 0, rows: int = 1) 
 
 
 if __name__ == "__main__":
-    out, found = options("maxtext_mmap.json").out, {}
+    out, found = options("the golden files of MaxText's mmap readers").out, {}
     for name, run in maxtext_runs().items():
         with tempfile.TemporaryDirectory() as temporary:
             write_prefixes(Path(temporary))
@@ -67,7 +67,7 @@ if __name__ == "__main__":
             batches = list(dataset_of(Path(temporary), run))
             split[name] = {"samples": len(batches), **hashes_of(batches[:FEW])}
     made = {**versions("maxtext", "grain", "numpy", "python"), "cases": split}
-    write_json(out / "maxtext_mmap_split.json", made, compact=("cases",))
+    write_json(out / "maxtext/mmap_split.json", made, compact=("cases",))
     shuffled = {}
     for name, run in shuffled_runs().items():
         with tempfile.TemporaryDirectory() as temporary:
@@ -77,6 +77,6 @@ if __name__ == "__main__":
             steps = min(map(len, batches))  # those that all hosts have
             shuffled[name] = [{"batches": steps, **hashes_of(each[:steps])} for each in batches]
     made = {**versions("maxtext", "grain", "numpy", "python"), "cases": shuffled}
-    write_json(out / "maxtext_mmap_shuffled.json", made, compact=("cases",))
+    write_json(out / "maxtext/mmap_shuffled.json", made, compact=("cases",))
     made = {**versions("maxtext", "grain", "numpy", "python"), "cases": found}
-    write_json(out / "maxtext_mmap.json", made, compact=("cases",))
+    write_json(out / "maxtext/mmap.json", made, compact=("cases",))

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "helpers")]  # where the corpora are that makers share with tests
+GOLDEN = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(GOLDEN.parent / "helpers")]  # where the corpora are that makers share with tests
 
 
 def options(about: str, *paths: str) -> argparse.Namespace:
@@ -20,7 +20,7 @@ def options(about: str, *paths: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"Write {about}.")
     for path in paths:
         parser.add_argument(path, type=Path, **({"required": True} if path.startswith("-") else {}))
-    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--out", type=Path, default=GOLDEN)
     found = parser.parse_args()
     found.out.mkdir(parents=True, exist_ok=True)
     return found
@@ -57,6 +57,7 @@ def write_json(path: Path, value: Mapping[str, Any], compact: Iterable[str] = ()
             lines = (f"  {json.dumps(name)}: {json.dumps(each, separators=separators)}" for name, each in item.items())
             text = "{\n" + ",\n".join(lines) + "\n }"
         parts.append(f' "{key}": {text}')
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
     print(path.name, path.stat().st_size, "bytes")
 

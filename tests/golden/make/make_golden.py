@@ -3,7 +3,7 @@
 olmo_order.json: batches that `NumpyFSLDataLoader` over a `NumpyFSLDataset` yields to every data parallel rank, for small
   data sets, and digests of the global order of a larger one.
 maxtext_order.json: shards, and records over three epochs, of MaxText's `OlmoIndexSampler`.
-maxtext_index.json: an index file as MaxText's `build_index(...).save(path)` writes it.
+maxtext/index.json: an index file as MaxText's `build_index(...).save(path)` writes it.
 olmo_filter.npz: the rows of tokens that the file holds, most of them near the limit of OLMo-core's repetition filter, with the
   `instance_mask` that OLMo-core's dataset gives to each (True: the row passes), and MaxText's verdicts on the same rows.
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from making import HERE, olmo_loader, olmo_windows, options, versions, write_json
+from making import GOLDEN, olmo_loader, olmo_windows, options, versions, write_json
 from numpy.typing import NDArray
 
 Rows = NDArray[np.uint16]
@@ -187,6 +187,7 @@ def write_maxtext_index(olmo_data: Any, path: Path) -> None:
     n_tokens = {"gs://bucket/a/part-0.npy": 1000, "gs://bucket/a/part-1.npy": 128, "gs://bucket/b/part-0.npy": 515}
     files = list(zip(n_tokens, ("a", "a", "b"), strict=True))
     named = {"tokenizer": "allenai/dolma3-tokenizer", "header_reader": lambda name: ("uint32", (n_tokens[name],))}
+    path.parent.mkdir(parents=True, exist_ok=True)
     olmo_data.build_index(files, 128, **named).save(str(path))
 
 
@@ -224,8 +225,8 @@ def main() -> None:
     olmo_data, olmo_data_grain, version = import_maxtext(given.maxtext)
     for name, found in {"olmo": olmo_order(), "maxtext": maxtext_order(olmo_data_grain, version)}.items():
         write_json(given.out / f"{name}_order.json", found, compact=found)
-    write_maxtext_index(olmo_data, given.out / "maxtext_index.json")
-    with np.load(HERE / "olmo_filter.npz") as kept:
+    write_maxtext_index(olmo_data, given.out / "maxtext" / "index.json")
+    with np.load(GOLDEN / "olmo_filter.npz") as kept:
         rows = {int(name.removeprefix("rows_")): kept[name] for name in kept.files if name.startswith("rows_")}
     arrays = olmo_filter(olmo_data, version, rows)
     np.savez_compressed(given.out / "olmo_filter.npz", **arrays)
