@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from effort import examples
+from batches import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from effort import examples
+from batches import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_files import write_megatron

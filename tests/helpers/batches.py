@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 import json
+import os
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,12 @@ from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets
 from grain_sft.sampling import ORDERS
 
 SHIFTED = (ShiftTargets(),)
+SHARE = float(os.environ.get("GRAIN_SFT_EXAMPLES", "0.25"))
+
+
+def examples(count: int) -> int:
+    """Return how many examples of `count` a test tries: a quarter, or the share GRAIN_SFT_EXAMPLES."""
+    return max(10, round(SHARE * count))
 
 
 def sections(

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from effort import examples
+from batches import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

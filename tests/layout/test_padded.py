@@ -5,9 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import assert_same
+from batches import assert_same, examples
 from document_corpora import PAD, make, row_of_spans
-from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

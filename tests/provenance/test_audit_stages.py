@@ -4,6 +4,7 @@ import contextlib
 import shutil
 
 import pytest
+from audit_runs import ENDINGS
 from batches import load
 from sft_files import documents, write_episodes, write_olmo
 
@@ -33,63 +34,47 @@ def run(config, steps, tmp_path, again=range(0)):
 
 
 def findings(tmp_path, pipeline):
-    return [
-        str(each)
-        for ending in ("log", "jsonl")
-        for each in check_audit(tmp_path / f"audit.{ending}", pipeline).findings
-    ]
+    checked = [check_audit(tmp_path / f"audit{ending}", pipeline) for ending in ENDINGS]
+    return [str(each) for one in checked for each in one.findings]
+
+
+@pytest.fixture
+def config(corpora):
+    layout, sampler = {"kind": "padded", "sequence_length": 32}, {"seed": 1, "global_batch_size": 4}
+    return {"corpus": corpora["olmo"], "layout": layout, "sampler": sampler}
 
 
 @pytest.mark.parametrize("last_batch", ["drop", "run_on"])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_a_log_follows_the_stages_and_amendments_of_its_run(corpora, tmp_path, mixed, last_batch):
-    config = {
-        "corpus": corpora["olmo"],
-        "layout": {"kind": "padded", "sequence_length": 32},
-        "sampler": {"seed": 1, "global_batch_size": 4, "last_batch": last_batch},
-    }
+def test_a_log_follows_the_stages_and_amendments_of_its_run(config, corpora, tmp_path, mixed, last_batch):
     if mixed:
         sources = {"a": {**corpora["olmo"], "weight": 2}, "b": {**corpora["episodes"], "weight": 1}}
-        config = {**config, "corpus": {"mixture": sources}, "sampler": {"seed": 1, "global_batch_size": 4}}
+        config["corpus"] = {"mixture": sources}
+    else:
+        config["sampler"]["last_batch"] = last_batch
     later = {"corpus": corpora["episodes"]}
-    last = {"steps": 9, "layout": {"sequence_length": 64}}
+    begin, last = [{"steps": 20}, {"steps": 11, **later}], {"steps": 9, "layout": {"sequence_length": 64}}
     amendments = [{"withdraw": {"from": 32, "documents": [3, 45]}}, {"skip": {"from": 50, "steps": 7}}]
     runs = [
-        (config, range(14)),
-        ({**config, "stages": [{"steps": 100}]}, range(14, 20)),
-        ({**config, "stages": [{"steps": 20}, {"steps": 100, **later}]}, range(20, 29)),
-        ({**config, "stages": [{"steps": 20}, {"steps": 11, **later}, {}]}, range(29, 32)),
-        (
-            {**config, "stages": [{"steps": 20}, {"steps": 11, **later}, {}], "amendments": amendments[:1]},
-            range(32, 45),
-        ),
-        ({**config, "stages": [{"steps": 20}, {"steps": 11, **later}, {}], "amendments": amendments}, range(45, 60)),
-        (
-            {
-                **config,
-                "stages": [{"steps": 20}, {"steps": 11, **later}, {"steps": 36}, last],
-                "amendments": amendments,
-            },
-            range(60, 69),
-        ),
+        ({}, range(14)),
+        ({"stages": [{"steps": 100}]}, range(14, 20)),
+        ({"stages": [{"steps": 20}, {"steps": 100, **later}]}, range(20, 29)),
+        ({"stages": [*begin, {}]}, range(29, 32)),
+        ({"stages": [*begin, {}], "amendments": amendments[:1]}, range(32, 45)),
+        ({"stages": [*begin, {}], "amendments": amendments}, range(45, 60)),
+        ({"stages": [*begin, {"steps": 36}, last], "amendments": amendments}, range(60, 69)),
     ]
-    for number, (stated, steps) in enumerate(runs):
-        pipeline = run(stated, steps, tmp_path)
-        assert findings(tmp_path, pipeline) == [], number
+    for number, (changes, steps) in enumerate(runs):
+        whole = {**config, **changes}
+        assert findings(tmp_path, run(whole, steps, tmp_path)) == [], number
     for wrong in (14, 19, 21):
-        stages = [{"steps": wrong}, *runs[-1][0]["stages"][1:]]
-        assert findings(tmp_path, load({**runs[-1][0], "stages": stages}))
-    assert findings(tmp_path, load({**runs[-1][0], "amendments": amendments[::-1]}))
+        assert findings(tmp_path, load({**whole, "stages": [{"steps": wrong}, *whole["stages"][1:]]}))
+    assert findings(tmp_path, load({**whole, "amendments": amendments[::-1]}))
 
 
 @pytest.mark.parametrize("before", [[], [{"steps": 5}]])
-def test_a_run_whose_last_stage_ended_inside_an_epoch_is_lengthened(corpora, tmp_path, before):
-    config = {
-        "corpus": corpora["olmo"],
-        "layout": {"kind": "padded", "sequence_length": 32},
-        "sampler": {"seed": 1, "global_batch_size": 4},
-        "amendments": [{"skip": {"from": 3, "steps": 2}}],
-    }
+def test_a_run_whose_last_stage_ended_inside_an_epoch_is_lengthened(config, tmp_path, before):
+    config["amendments"] = [{"skip": {"from": 3, "steps": 2}}]
     for steps in (range(9), range(9, 22), range(22, 34)):  # two steps are skipped, an epoch has 10
         last = {"steps": steps.stop + 2 - sum(stage["steps"] for stage in before)}
         pipeline = run({**config, "stages": [*before, last]}, steps, tmp_path)
@@ -102,12 +87,7 @@ def test_a_run_whose_last_stage_ended_inside_an_epoch_is_lengthened(corpora, tmp
     assert any("rows_seen" in each for each in findings(tmp_path, pipeline))
 
 
-def test_a_stage_in_the_past_is_named(corpora, tmp_path):
-    config = {
-        "corpus": corpora["olmo"],
-        "layout": {"kind": "padded", "sequence_length": 32},
-        "sampler": {"seed": 1, "global_batch_size": 4},
-    }
+def test_a_stage_in_the_past_is_named(config, corpora, tmp_path):
     run(config, range(9), tmp_path)
     pipeline = run({**config, "stages": [{"steps": 6}, {"corpus": corpora["episodes"]}]}, range(9, 12), tmp_path)
     expected = "the run continues at step 9 with a stage that it did not have before: from step 6."
@@ -121,12 +101,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_steps_that_were_delivered_before_a_change_alone_are_missing_after_it(corpora, tmp_path, change):
-    config = {
-        "corpus": corpora["olmo"],
-        "layout": {"kind": "padded", "sequence_length": 32},
-        "sampler": {"seed": 1, "global_batch_size": 4},
-    }
+def test_steps_that_were_delivered_before_a_change_alone_are_missing_after_it(config, tmp_path, change):
     changed = {**config, **CHANGES[change]}
     run(config, range(25), tmp_path)
     [last] = findings(tmp_path, load(changed))[:1]

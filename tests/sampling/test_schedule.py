@@ -4,8 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from batches import rows_of_hosts
-from effort import examples
+from batches import examples, rows_of_hosts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

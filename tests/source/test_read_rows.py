@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batches import assert_same
-from effort import examples
+from batches import assert_same, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sft_files import documents, write_episodes, write_olmo

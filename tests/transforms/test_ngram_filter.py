@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from effort import examples
+from batches import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

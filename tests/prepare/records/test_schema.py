@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from effort import examples
+from batches import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

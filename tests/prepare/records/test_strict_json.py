@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from effort import examples
+from batches import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
