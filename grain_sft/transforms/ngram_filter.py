@@ -103,7 +103,7 @@ class NgramFilter(grain.transforms.Map):
         equal = rows.take(later, axis=1) == rows.take(earlier, axis=1)
         row, sample = np.divmod(np.flatnonzero(equal), len(later))  # in a third of the time of `np.nonzero`
         if segments is not None:
-            inside = (segments[row, later[sample]] != 0) & (segments[row, earlier[sample]] != 0)
+            inside = segments[row, later[sample]] != 0  # `_has_run` checks both tokens of each pair
             row, sample = row[inside], sample[inside]
         if not len(row):
             return None
