@@ -1,4 +1,4 @@
-"""Figures of a packing, and of the cost of attention of its rows: the devices of a step wait for the one with the highest."""
+"""Figures of a packing: padding, cut documents, and how evenly the cost of attention spreads over devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ROWS_A_DEVICE = (1, 2, 4)
 
 _DEVICES = 64
-_STEPS = 1000  # of random rows
+_STEPS = 1000  # most steps of random rows that are measured
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
@@ -58,65 +58,71 @@ def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> 
 
 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-    """Return means of `over_devices` for each of `ROWS_A_DEVICE`, in steps of up to 64 devices.
+    """Return how evenly cost spreads over the devices of a step, for each of `ROWS_A_DEVICE`, in steps of up to 64 devices.
 
     Args:
       costs: Cost of each row.
       longest: Cost of the longest segment of each row.
 
     Returns:
-      Dicts of `rows_a_device`, `devices`, and three means: `shuffled`, of steps of random rows; `floor`, of these if only the
-      longest segment of a step kept devices from equal costs; and `balanced`, of rows that are sorted by cost.
+      Dicts of `rows_a_device`, `devices`, and means over steps: `shuffled`, `over_devices` of random rows; `balanced`, that of
+      rows of similar cost; and `floor`, the lower bound for random rows: the longest segment's cost divided by the mean of
+      all devices, at least 1.
     """
-    random, found = np.random.default_rng(0), []
+    rng, found = np.random.default_rng(0), []
     devices = min(_DEVICES, max(1, len(costs) // ROWS_A_DEVICE[-1]))
-    for each in [rows for rows in ROWS_A_DEVICE if rows * devices <= len(costs)]:
-        whole = len(costs) // (each * devices) * each * devices
-        rows = random.permutation(len(costs))[:whole]
-        by_cost = random.permuted(rows[np.argsort(costs[rows], kind="stable")].reshape(-1, each * devices), axis=1)
+    for rows_a_device in [rows for rows in ROWS_A_DEVICE if rows * devices <= len(costs)]:
+        batch_rows = rows_a_device * devices
+        whole = len(costs) // batch_rows * batch_rows
+        rows = rng.permutation(len(costs))[:whole]
+        by_cost = rng.permuted(rows[np.argsort(costs[rows], kind="stable")].reshape(-1, batch_rows), axis=1)
         steps = rows.reshape(by_cost.shape)[:_STEPS]
-        floor = longest[steps].max(axis=1) / np.maximum(costs[steps].mean(axis=1) * each, 1e-9)
-        spreads = {"shuffled": over_devices(costs[steps], each), "floor": np.maximum(floor, 1)}
-        spreads["balanced"] = over_devices(costs[by_cost], each)
+        floor = longest[steps].max(axis=1) / np.maximum(costs[steps].mean(axis=1) * rows_a_device, 1e-9)
+        spreads = {"shuffled": over_devices(costs[steps], rows_a_device), "floor": np.maximum(floor, 1)}
+        spreads["balanced"] = over_devices(costs[by_cost], rows_a_device)
         means = {name: float(spread.mean()) for name, spread in spreads.items()}
-        found.append({"rows_a_device": each, "devices": devices, **means})
+        found.append({"rows_a_device": rows_a_device, "devices": devices, **means})
     return found
 
 
 def padding_share(num_tokens: float, num_positions: float) -> float:
-    """Return the share of the positions of rows that hold padding."""
+    """Return the share of positions that are padding."""
     return 1 - num_tokens / num_positions
 
 
 def algorithm_title(figures: Mapping[str, Any]) -> str:
-    """Return the algorithm of a `packing_report`, with the rows of a batch where its padding depends on them."""
+    """Return the algorithm of a `packing_report`, with the rows of a batch if it packs whole batches."""
     rows = figures.get("batch_rows")
     return str(figures["algorithm"]) if rows is None else f"{figures['algorithm']} x {rows:,}"
 
 
 def compare_algorithms(
-    corpus: Corpus, sequence_length: int, options: Mapping[str, Any], algorithms: Iterable[str] = tuple(ALGORITHMS)
+    corpus: Corpus, sequence_length: int, options: Mapping[str, Any], algorithms: Iterable[str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the `packing_report` of one epoch of each of `algorithms`, whose plans are not kept, with the `seconds` to make,
-    write and check the plan; or its `algorithm` and `error`, where one can't pack this corpus.
+    """Yield the `packing_report` of one epoch packed by each algorithm, with the `seconds` to make, write and check its plan;
+    or its `algorithm` and `error`, if it can't pack this corpus. Plans are not kept.
 
     Args:
-      options: Arguments of `PackedLayout` but for its algorithm and epochs; `max_segments` goes to those that bound it.
+      corpus: Corpus whose documents are packed.
+      sequence_length: Number of tokens in a row.
+      options: Arguments of `PackedLayout` other than its algorithm and epochs. Only algorithms that bound segments get
+        `max_segments`.
+      algorithms: Names of the algorithms; None means all of the table.
     """
-    for name in algorithms:
-        taken = {**options, "epochs": 1}
+    for name in ALGORITHMS if algorithms is None else algorithms:
+        arguments = {**options, "epochs": 1}
         if not ALGORITHMS[name].bounds_segments:
-            taken["max_segments"] = None
+            arguments["max_segments"] = None
         with tempfile.TemporaryDirectory(prefix="grain_sft_pack_") as folder:
             begin = time.perf_counter()
             try:
-                layout = PackedLayout(corpus, sequence_length, algorithm=name, cache_dir=folder, **taken)
+                layout = PackedLayout(corpus, sequence_length, algorithm=name, cache_dir=folder, **arguments)
             except LayoutError as error:
                 yield {"algorithm": name, "error": str(error)}
                 continue
             seconds = time.perf_counter() - begin
             figures = packing_report(layout) | {"seconds": seconds}
-            del layout  # and its maps, before their files
+            del layout  # which closes the plan's maps before the folder is deleted
         yield figures
 
 
@@ -124,13 +130,13 @@ def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[d
     """Return the fingerprint and path of the plan of each epoch in the cache `folder`; None for the usual cache."""
     finder, found = finder_of(layout.corpus, layout.packing), []
     for epoch in range(layout.epochs):
-        depends = depends_of(finder, dataclasses.replace(layout.packing, epoch=epoch))
-        path = str(artifact.place("plans", depends, folder))
-        found.append({"fingerprint": artifact.fingerprint(depends), "path": path})
+        dependencies = depends_of(finder, dataclasses.replace(layout.packing, epoch=epoch))
+        path = str(artifact.place("plans", dependencies, folder))
+        found.append({"fingerprint": artifact.fingerprint(dependencies), "path": path})
     return found
 
 
 def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
-    """Return `plan_files`: its former name."""
+    """Former name of `plan_files`."""
     warnings.warn("plan_places is now plan_files.", DeprecationWarning, stacklevel=2)
     return plan_files(layout, folder)

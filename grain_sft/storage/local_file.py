@@ -13,10 +13,10 @@ from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import FileStamp, read_digest, replaced, size_change
 from grain_sft.storage.regular_files import inside, open_regular
 
-_RELEASE_AFTER = 1 << 12  # gathers after which the pages that a map has touched are released
+_RELEASE_AFTER = 1 << 12  # gathers between two releases of the mapped pages
 
-Stamp = tuple[int, int, int]
-"""Device, inode and time of the last change."""
+Identity = tuple[int, int, int]
+"""Device, inode and time of the last write."""
 
 
 class LocalFile:
@@ -24,12 +24,12 @@ class LocalFile:
 
     Attributes:
       address: Address of the first byte; 0 where the file is not mapped.
-      stamp: Stamp of the file when its ends were last checked.
+      identity: Identity of the file when its ends were last checked.
     """
 
-    fd = -1  # set even if Ctrl-C arrives before `__init__` begins
+    fd = -1  # so that `__del__` works if Ctrl-C arrives before `__init__`
 
-    def __init__(self, shard: FileStamp, verified: Stamp | None, scattered: bool) -> None:
+    def __init__(self, shard: FileStamp, verified: Identity | None, scattered: bool) -> None:
         self.shard, self.data_offset = shard, shard.data_offset
         activity.doing[get_ident()] = activity.OPENING, shard
         try:
@@ -37,15 +37,15 @@ class LocalFile:
                 self.fd = open_regular(shard.path)
             if scattered and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            found, self.stamp, other = self._state(verified)
+            size, self.identity, ends_differ = self._state(verified)
         except GrainSftError:
             raise
         except OSError as error:
             raise CorpusFileError(
                 f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
             ) from error
-        if found != shard.size or other:
-            raise CorpusFileError(replaced(shard) if found == shard.size else size_change(shard, found))
+        if size != shard.size or ends_differ:
+            raise CorpusFileError(replaced(shard) if size == shard.size else size_change(shard, size))
         self.address = 0
         self._map: mmap.mmap | None = None
         self._gathers = 0
@@ -59,7 +59,7 @@ class LocalFile:
             self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
         except (OSError, ValueError):  # a file system without maps, or a file that is empty now
             return
-        with contextlib.suppress(OSError):  # otherwise a page that is read from the disk brings megabytes with it
+        with contextlib.suppress(OSError):  # without it each page that is read brings megabytes of readahead
             self._map.madvise(mmap.MADV_RANDOM)
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
@@ -67,39 +67,40 @@ class LocalFile:
         """Check, after a read, the size of the file and, if it was written to since the last check, both ends."""
         try:
             status = os.fstat(self.fd)
-            if status.st_mtime_ns == self.stamp[2] and status.st_size == self.shard.size:
+            if status.st_mtime_ns == self.identity[2] and status.st_size == self.shard.size:
                 if self._map is not None:
                     self._gathers += 1
                     if not self._gathers % _RELEASE_AFTER:  # otherwise the whole file would become resident
                         with contextlib.suppress(OSError):
                             self._map.madvise(mmap.MADV_DONTNEED)
                 return
-            found, stamp, other = self._state(self.stamp)
+            size, identity, ends_differ = self._state(self.identity)
         except OSError as error:
             raise CorpusFileError(f"{self.shard.path}: can't be checked after a read ({error.strerror}).") from error
-        if found != self.shard.size:
-            raise self._cut(found)
-        if other:
+        if size != self.shard.size:
+            raise self._cut(size)
+        if ends_differ:
             raise CorpusFileError(replaced(self.shard))
-        self.stamp = stamp
+        self.identity = identity
 
-    def _cut(self, found: int) -> CorpusFileError:
-        change = "cut short" if found <= self.shard.size else "appended to"
+    def _cut(self, size: int) -> CorpusFileError:
+        change = "cut short" if size <= self.shard.size else "appended to"
         return CorpusFileError(
-            f"{self.shard.path}: the file has {found} bytes, expected {self.shard.size}: it was {change} while in use."
+            f"{self.shard.path}: the file has {size} bytes, expected {self.shard.size}: it was {change} while in use."
         )
 
-    def _state(self, known: Stamp | None) -> tuple[int, Stamp, bool]:
-        """Return size, stamp, and whether the ends differ from the indexed ones. They are not read if the stamp is `known`."""
+    def _state(self, known: Identity | None) -> tuple[int, Identity, bool]:
+        """Return the size, the identity, and whether the ends differ from the indexed ones; `known` ends are not read."""
         status = os.fstat(self.fd)
-        if (status.st_dev, status.st_ino, status.st_mtime_ns) == known:
-            return status.st_size, known, False
-        other = read_digest(self.fd, self.shard) != self.shard.digest
-        status = os.fstat(self.fd)  # again: a file that has just been cut also has other ends
-        return status.st_size, (status.st_dev, status.st_ino, status.st_mtime_ns), other
+        identity = status.st_dev, status.st_ino, status.st_mtime_ns  # before the read, so that a later write is noticed
+        if identity == known:
+            return status.st_size, identity, False
+        ends_differ = read_digest(self.fd, self.shard) != self.shard.digest
+        # The size again, so that a file that was just cut is reported as cut, not as replaced.
+        return os.fstat(self.fd).st_size, identity, ends_differ
 
     def read_again(self, offset: int, buffers: Iterable[memoryview]) -> None:
-        """Fill `buffers`, one after the other, with the bytes of the file from `offset` on."""
+        """Fill `buffers` in turn from byte `offset`, after a vectored read that failed or came back short."""
         for out in buffers:
             while out:
                 try:
@@ -112,6 +113,6 @@ class LocalFile:
                     raise self._cut(os.fstat(self.fd).st_size)
                 out, offset = out[count:], offset + count
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter exits
         if self.fd >= 0:
             close(self.fd)

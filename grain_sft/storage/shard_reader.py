@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import FileStamp
-from grain_sft.storage.local_file import LocalFile, Stamp
+from grain_sft.storage.local_file import Identity, LocalFile
 from grain_sft.storage.locks import ForkSafeLock
 from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.shards import RemoteShards
@@ -79,7 +79,7 @@ class ShardReader:
         self.plain = not self._remote and self._row is None
         self._itemsize, self._scattered, self._max_open_files = itemsize, scattered, max(1, max_open_files)
         self._open: dict[int, LocalFile] = {}  # oldest first
-        self._verified: dict[int, Stamp] = {}
+        self._verified: dict[int, Identity] = {}
         self._lock = ForkSafeLock()
         self._left_to_read = 0  # batches
 
@@ -254,7 +254,7 @@ class ShardReader:
             if found is None:
                 self._make_room(1)
                 found = LocalFile(self._shards[shard], self._verified.get(shard), self._scattered)
-                self._verified[shard] = found.stamp
+                self._verified[shard] = found.identity
                 self._open[shard] = found
             return found
 

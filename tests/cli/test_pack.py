@@ -9,7 +9,7 @@ from sft_files import EOS, documents, write_episodes
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.layout.packing import ALGORITHMS
+from grain_sft.layout import ALGORITHMS, compare_algorithms
 from grain_sft.pipeline import layout_receipt
 from grain_sft.replay.learning_rate import automatic_learning_rate, supervised_ratio
 
@@ -79,6 +79,13 @@ def test_without_an_algorithm_all_are_compared_and_no_plan_is_kept(chats, tmp_pa
         bounded = row["algorithm"] not in ("multipack", "concat_then_split")
         assert (row["segments_a_row"]["max"] <= 3) == bounded
     assert "multipack x 2" in printed and "packing" not in found and not (tmp_path / "cache" / "plans").exists()
+
+
+def test_an_algorithm_that_is_registered_later_is_compared_too(chats, monkeypatch):
+    later = {"best_fit_decreasing": ALGORITHMS["best_fit_decreasing"]}
+    monkeypatch.setattr("grain_sft.layout.report.ALGORITHMS", later)
+    (found,) = compare_algorithms(grain_sft.open_corpus(chats), LENGTH, {})
+    assert found["algorithm"] == "best_fit_decreasing" and found["rows"] > 0
 
 
 def test_one_algorithm_and_the_comparison(chats, figures):

@@ -118,6 +118,12 @@ class Wikidump(Format):
     assert "'outside_format:Other' cannot be imported" in error_of(tmp_path / "wiki", format="outside_format:Other")
 
 
+def test_a_format_from_outside_that_finds_no_files_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "no_split.py").write_text("import grain_sft.corpus as c\nclass Dump(c.Format):\n    any_path = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "Dump.split returned no files" in error_of(tmp_path, format="no_split:Dump")
+
+
 @pytest.mark.parametrize(
     "dtype", ["int32", "float32", ">u4", "bool", "u4,u4", "nonsense", "(2,u4", [("a", "u4")], "S4", "O"]
 )

@@ -9,6 +9,7 @@ from children import BATCH, LENGTH, is_right, run, write_counted
 
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.errors import CorpusFileError
+from grain_sft.storage import local_file
 
 MANY_FILES = """
 import resource, threading
@@ -102,3 +103,21 @@ def test_a_shard_that_is_overwritten_in_place_is_noticed_and_one_that_was_only_t
                 each.read(rows)
         else:
             np.testing.assert_array_equal(each.read(rows)["tokens"], before)
+
+
+def test_a_shard_that_is_overwritten_while_its_ends_are_checked_is_noticed_at_the_next_read(tmp_path, monkeypatch):
+    write_counted(tmp_path, files=1, rows=40)
+    source, path, digest = source_of(tmp_path), tmp_path / "00000.npy", local_file.read_digest
+
+    def digest_before_write(*arguments):
+        found = digest(*arguments)
+        with path.open("r+b") as file:
+            file.write(b"\xff" * 12)
+        os.utime(path, (1, 1))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_file, "read_digest", digest_before_write)
+        file = local_file.LocalFile(source.layout.corpus.shards[0], None, scattered=False)
+    with pytest.raises(CorpusFileError, match="it was replaced"):
+        file.check_unchanged()

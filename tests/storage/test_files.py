@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import stat
@@ -9,8 +10,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import grain_sft
 from grain_sft.errors import CorpusFileError, StorageError
@@ -207,3 +210,12 @@ def test_short_reads_are_read_on(write_tokens, monkeypatch):
     reader.gather([0], [7], [0], [out.nbytes], out.data.cast("B"))
     np.testing.assert_array_equal(out, np.arange(7, 20_007))
     assert read_regular(path, 199_996, 1 << 20) == np.uint32(49_999).tobytes()
+
+
+def test_a_remote_file_whose_server_states_no_size_is_refused(monkeypatch):
+    fsspec.filesystem("memory").pipe("/unsized", b"12345")
+    info = MemoryFileSystem.info
+    monkeypatch.setattr(MemoryFileSystem, "info", lambda *path, **options: info(*path, **options) | {"size": None})
+    for read in (files.read_bytes, functools.partial(files.read_range, start=0, stop=9)):
+        with pytest.raises(CorpusFileError, match="memory://unsized: its server doesn't state its size"):
+            read("memory://unsized")

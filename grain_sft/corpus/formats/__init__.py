@@ -27,11 +27,11 @@ class Format:
     Attributes:
       expected: Description of a path of this format, for error messages.
       rank: When "auto" tries this format: lower ranks first, then as listed in `FORMATS`.
-      any_path: Whether `read` takes any path, so that only "auto" calls `detect`.
-      lists_paths: Whether a path of this format lists further paths, to which `path_remap` applies instead of to itself.
+      any_path: Whether `read` takes any path. Then `detect` is not called if this format is named.
+      lists_paths: Whether a path of this format lists further paths; `path_remap` then applies to those only.
       takes_globs: Whether `read` takes glob patterns.
-      takes_lists: Whether token files of this format that a glob, a list or a mix names are opened by `read_list`, and not
-        together with files of other formats.
+      takes_lists: Whether `read_list` opens the token files of this format that a glob, a list or a mix names. They are not
+        opened together with files of other formats.
       metadata_files: Regular expression of names of files that hold metadata, never tokens.
     """
 
@@ -53,7 +53,13 @@ class Format:
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Return the corpus at `found`, the result of `detect`."""
-        return self.read_split(self.split(found, listing), options, listing)
+        split = self.split(found, listing)
+        if not split.files:
+            name = type(self).__name__
+            raise CorpusError(
+                f"{found}: {name}.split returned no files. Return token files from it, or define {name}.read."
+            )
+        return self.read_split(split, options, listing)
 
     def read_split(self, split: Split, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Return the corpus of all files of a split."""
@@ -64,7 +70,7 @@ class Format:
         raise CorpusError(f"{paths[0]}: this format takes one path, not a list of {len(paths)}.")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the split that `detect` or `home` located."""
+        """Return the split at `home`, a result of `detect` or of the method `home`."""
         return Split()
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
@@ -72,7 +78,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path` belongs to: itself, or the one whose sidecar it is; None: of another format."""
+        """Return the token file of `path`: itself, or the file whose sidecar it is; None if it has another format."""
         return None
 
     def home(self, path: str) -> str:
@@ -83,7 +89,7 @@ class Format:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return `paths`, files below a folder, without those of validation splits."""
+        """Return those of `paths`, files below a folder, that are not in a validation split."""
         return list(paths)
 
 
@@ -106,5 +112,5 @@ FORMATS: Registry[type[Format]] = Registry(
 
 
 def formats() -> list[Format]:
-    """Return an object of each format of the table, in the order of "auto"."""
+    """Return an instance of each registered format, in the order in which "auto" tries them."""
     return sorted((FORMATS[name]() for name in FORMATS), key=lambda each: each.rank)

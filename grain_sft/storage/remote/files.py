@@ -7,12 +7,12 @@ from typing import IO, Any, NamedTuple
 
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.storage.remote.clients import NO_CREDENTIALS, lacks_credentials
-from grain_sft.storage.remote.requests import Range, request_body, request_info, run_jobs, version_of
+from grain_sft.storage.remote.requests import Range, request_body, request_info, run_jobs, size_of, version_of
 from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedError, RequestFailedError, WrongBodyError
 
 PART_BYTES = 8 << 20  # a longer range is several requests
 
-_DOWNLOAD_BYTES = 64 << 20  # of a download, in memory at once
+_DOWNLOAD_BYTES = 64 << 20  # bytes of a download held in memory at once
 _BUFFER = 1 << 20  # smallest request of an open file, in bytes
 
 
@@ -22,11 +22,11 @@ class RemoteFile(NamedTuple):
     path: str
     size: int
     key: str  # hash of URL, size, digest and version
-    version: str | None  # where its file system has any
+    version: str | None  # None if its file system states none
 
 
 class RemotePiece(NamedTuple):
-    """`size` bytes of a file from byte `offset` on, and their offset in the output."""
+    """`size` bytes of a file from byte `offset` on, which go to offset `place` of the output."""
 
     file: RemoteFile
     offset: int
@@ -35,8 +35,9 @@ class RemotePiece(NamedTuple):
 
 
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
-    """Return the bytes of each range, fewer at the end of its file, or the exception of its client. Requests are concurrent.
+    """Return each range's bytes, fewer at the end of its file, or its exception. Requests are concurrent.
 
+    A request whose time is up ends all others, and its RemoteTimeoutError is raised.
     If a server does not state the version that it sent, a second request asks for the version.
     """
     limits = limits or Limits.from_environment()
@@ -52,14 +53,14 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
     bodies = run_jobs(jobs, limits.requests)
     answered = [(part, body) for (_, part), body in zip(parts, bodies, strict=True) if not isinstance(body, Exception)]
     doubtful = sorted({part.path for part, body in answered if not body.confirmed})
-    now = dict(zip(doubtful, map(version_of, infos(doubtful, limits)), strict=True)) if doubtful else {}
+    versions = dict(zip(doubtful, map(version_of, infos(doubtful, limits)), strict=True)) if doubtful else {}
     data: list[list[bytes]] = [[] for _ in ranges]
     failures: dict[int, Exception] = {}
     for (number, part), body in zip(parts, bodies, strict=True):
         if isinstance(body, Exception):
             failures.setdefault(number, body)
-        elif not body.confirmed and now[part.path] != part.version:
-            failures.setdefault(number, ReplacedError(f"the server sent {now[part.path]}"))
+        elif not body.confirmed and versions[part.path] != part.version:
+            failures.setdefault(number, ReplacedError(f"the server sent {versions[part.path]}"))
         else:
             data[number].append(body.data)
     return [failures.get(number) or b"".join(each) for number, each in enumerate(data)]
@@ -76,7 +77,7 @@ def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> byt
         return body
     if isinstance(body, (GrainSftError, FileNotFoundError)):
         raise failure(path, body) from body
-    size = int(infos([path], limits)[0]["size"])
+    size = size_of(path, infos([path], limits)[0])
     if isinstance(body, Exception) and size >= stop:
         raise failure(path, body, f"bytes {start} to {stop} ", version or "") from body
     raise CorpusFileError(
@@ -109,15 +110,16 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
 
 
 def failure(path: str, error: Exception, part: str = "", version: str = "") -> GrainSftError:
-    """Return the CorpusFileError for an exception of a local or remote file system about a file or a part of it."""
+    """Return the package's error for `error`, an exception of a local or remote file system about a file or a part of it."""
     if isinstance(error, GrainSftError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return CorpusFileError(f"{path}: no such file. Check the path; files of a corpus are mapped with path_remap.")
+        return CorpusFileError(f"{path}: no such file. Check the path, or map it with path_remap.")
     if isinstance(error, ReplacedError):
+        opened = f" ({version})" if version else ""
         return CorpusFileError(
-            f"{path}: the file that was opened ({version or 'of another version'}) is gone: it was replaced or deleted while "
-            "in use. Restore it, or index the corpus again."
+            f"{path}: the file that was opened{opened} is gone: it was replaced or deleted while in use. "
+            "Restore it, or index the corpus again."
         )
     if isinstance(error, (RequestFailedError, RefusedBodyError, WrongBodyError)):
         kind = RemoteTimeoutError if isinstance(error, RequestFailedError) else CorpusFileError
@@ -129,8 +131,8 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
     """Return bytes `start` to `stop` of a file, fewer at its end, from `version` or, for None, from any one version."""
     for tries_left in (2, 1, 0):
-        size, now = (stop, None) if stop is not None else size_and_version(path)
-        (body,) = fetch([Range(path, start, size, version or now)])
+        end, present = (stop, None) if stop is not None else size_and_version(path)
+        (body,) = fetch([Range(path, start, end, version or present)])
         if isinstance(body, bytes):
             return body
         if version is not None or not tries_left or not isinstance(body, ReplacedError):
@@ -143,25 +145,23 @@ def size_and_version(path: str) -> tuple[int, str | None]:
     (info,) = infos([path])
     if info.get("type") == "directory":
         raise failure(path, FileNotFoundError(path))
-    if info.get("size") is None:
-        raise CorpusFileError(f"{path}: its server doesn't state its size. Copy the file to one that does.")
-    return int(info["size"]), version_of(info)
+    return size_of(path, info), version_of(info)
 
 
 def download(path: str, file: IO[bytes]) -> None:
-    """Append a remote file, of one version, to an open one."""
+    """Append a remote file to an open one. All bytes are of one version, if its file system states versions."""
     size, version = size_and_version(path)
     for start in range(0, size, _DOWNLOAD_BYTES):
         file.write(fetch_exactly([Range(path, start, min(size, start + _DOWNLOAD_BYTES), version)])[0])
 
 
 def open_remote(path: str, version: str | None = None) -> io.BufferedReader:
-    """Open a remote file for libraries that read files themselves. All bytes are of `version`, or of the present version."""
-    size, now = size_and_version(path)
-    return io.BufferedReader(_Ranges(path, size, version or now), _BUFFER)
+    """Open a remote file for libraries that read files themselves. All bytes are of `version`; if None, of the present one."""
+    size, present = size_and_version(path)
+    return io.BufferedReader(_RemoteRaw(path, size, version or present), _BUFFER)
 
 
-class _Ranges(io.RawIOBase):
+class _RemoteRaw(io.RawIOBase):
     """Raw file whose reads request ranges of a remote file."""
 
     def __init__(self, path: str, size: int, version: str | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple, TypeVar
 
-from grain_sft.errors import RemoteTimeoutError
+from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity
 from grain_sft.storage.remote.clients import filesystem
 from grain_sft.storage.remote.retries import (
@@ -63,6 +63,13 @@ def version_of(info: Mapping[str, Any]) -> str | None:
     return next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key) not in (None, "")), None)
 
 
+def size_of(path: str, info: Mapping[str, Any]) -> int:
+    """Return the size in a file system's description of a file."""
+    if info.get("size") is None:
+        raise CorpusFileError(f"{path}: its server doesn't state its size. Copy the file to one that does.")
+    return int(info["size"])
+
+
 def run_jobs(jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
     """Return the result or the exception of each job. A request whose time is up ends all jobs."""
     from fsspec import asyn
@@ -115,7 +122,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> Body:
     async def attempt() -> Body:
         body = await _request_once(wanted, client)
         if len(body.data) < stop - start:
-            size = int((await request_info(path, seconds, client))["size"])
+            size = size_of(path, await request_info(path, seconds, client))
             if min(stop, size) - start > len(body.data):
                 raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {stop - start}")
         activity.count("remote_received_bytes", len(body.data))

@@ -10,7 +10,7 @@ from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import DIGEST_BYTES, FileStamp, digest_of, replaced, size_change
 from grain_sft.storage.remote.files import RemoteFile, RemotePiece, infos, read_pieces
 from grain_sft.storage.remote.options import RemoteOptions
-from grain_sft.storage.remote.requests import version_of
+from grain_sft.storage.remote.requests import size_of, version_of
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.shard_cache import ShardCache
 
@@ -93,5 +93,5 @@ def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
 
 
 def _check_size(shard: FileStamp, info: Mapping[str, Any]) -> None:
-    if (size := int(info["size"])) != shard.size:
+    if (size := size_of(shard.path, info)) != shard.size:
         raise CorpusFileError(size_change(shard, size)) from None
