@@ -18,11 +18,11 @@ def simulate(parser: Parser) -> None:
     add = parser.add_argument
     add("--hosts", type=at_least(1), required=True, metavar="H", help="hosts of the run, each of them one process")
     add("--steps", required=True, metavar="A:B", help="steps A to B - 1, counted from 0; the hosts start at step A")
-    add("--processes", type=at_least(0), default=2, metavar="N", help="hosts that are measured, as real processes")
+    add("--processes", type=at_least(0), default=2, metavar="N", help="hosts to measure as real processes; 0: none")
     add("--as-bucket", action="store_true", help="count reads of local files as requests to a bucket")
-    restart = "hosts with which the run is started again at step B (default: those of --hosts)"
+    restart = "hosts of the simulated restart at step B (default: as --hosts)"
     add("--restart-hosts", type=at_least(1), metavar="H", help=restart)
-    parser.add_declared(Conditions, options_of(Conditions), "assumed of hosts, network and bucket")
+    parser.add_declared(Conditions, options_of(Conditions), "assumed speeds of hosts, network and bucket")
     parser.add_figures()
     add("--html", metavar="FILE", help="also write a page with the figures and their curves")
     parser.set_defaults(run=_simulate)
@@ -47,19 +47,20 @@ def _simulate(options: argparse.Namespace) -> int:
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
     from grain_sft.simulate import Conditions, lines, measure_processes, simulate
 
-    pipeline, real = open_config(options), None
+    pipeline, measured = open_config(options), None
     steps = steps_of(pipeline, options.steps)
     pipeline = pipeline.at(steps.start)
     if len(steps) and steps.stop > pipeline.end_step:
         raise RowIndexError(
-            f"--steps {options.steps}: the stage of step {steps.start} ends with {pipeline.end_step - 1}."
+            f"--steps {options.steps}: the stage of step {steps.start} ends after step {pipeline.end_step - 1}. "
+            f"Give B of at most {pipeline.end_step}."
         )
     conditions = Conditions(**values_of(options, options_of(Conditions)))
     if options.processes:
         with elapsed("Measuring processes"):
-            real = measure_processes(pipeline, options.config, options.hosts, steps, conditions, options.processes)
+            measured = measure_processes(pipeline, options.config, options.hosts, steps, conditions, options.processes)
     with elapsed("Simulating"):
-        names = ("as_bucket", "restart_hosts")
-        found = simulate(pipeline, options.hosts, steps, conditions, real=real, **values_of(options, names))
+        option_names = ("as_bucket", "restart_hosts")
+        found = simulate(pipeline, options.hosts, steps, conditions, real=measured, **values_of(options, option_names))
     print(*lines(found), sep="\n")
     return {"config": options.config, **found}

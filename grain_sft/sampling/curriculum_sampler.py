@@ -27,22 +27,23 @@ class CurriculumSampler(EpochSampler):
 
     All batches have the same number of tokens, so batches of shorter rows have more rows. Each epoch shuffles the rows of each
     bucket, cuts them into batches, and reads the batches in the order of the curriculum. Rows that do not fill a batch or a
-    cycle of batches are dropped; each epoch drops others.
+    cycle of batches are dropped; with `shuffle`, each epoch drops others.
 
     Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. The global batch does not
     depend on the hosts.
 
     Args:
-      buckets: Pairs (length, number of rows) by ascending length, each a multiple of the last. Rows are numbered in that
-        order.
+      buckets: Pairs (length, number of rows) in ascending length; each length divides the longest. Rows are numbered in
+        this order.
       global_batch_size: Rows of a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` draws buckets in proportion to their batches. `grow_p2` and `grow_linear` go
-        from short rows to long rows in each cycle, with odds that are powers of two, or that grow by one.
+        from short to long rows in each cycle; their odds double or grow by one.
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each bucket.
       balanced: Whether a growing curriculum takes the same number of batches of every bucket, which drops more rows.
       host: This host, and the number of hosts.
-      shuffle: `false` reads rows and batches as they are numbered, the shortest first.
+      shuffle: Whether to shuffle rows and batches. Otherwise both are read in the order of their numbers, the shortest rows
+        first, whatever the curriculum.
       epochs: Epochs after which the pipeline ends. Without it, never.
       cache_dir: Folder of the shuffled orders of large buckets; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
@@ -75,6 +76,8 @@ class CurriculumSampler(EpochSampler):
         lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
         if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
+        if (rows < 0).any():
+            raise SamplerError(f"buckets={list(self.buckets)}: expected numbers of rows of 0 or more.")
         super().__init__(global_batch_size, (), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
         self.num_instances, self.seed = source.num_instances, source.seed
@@ -84,15 +87,15 @@ class CurriculumSampler(EpochSampler):
         self._counts = batch_counts(curriculum, rows, sizes, self.num_cycles, self.balanced)
         self.batch_sizes = self._sizes = CurriculumSizes(sizes, self._counts, self._order)
         orders = [stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length)) for length in lengths.tolist()]
-        self._in_bucket = [
+        self._bucket_orders = [
             make(count, seed=self.seed, cache_dir=cache_dir) for make, count in zip(orders, rows.tolist(), strict=True)
         ]
         # Rows that no step reads follow at the end of an epoch's order, bucket by bucket.
         self._unread_ends = self._sizes.num_rows + np.cumsum(rows - self._counts * sizes)
-        self._unread_lasts = rows
+        self._bucket_rows = rows
         epochs_read = RunningEpochs(self._sizes.num_rows, self._sizes)
         batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
-        self._read(source, epochs_read, self._sizes.num_rows, self._rows_of, batching)
+        self._set_stream(source, epochs_read, self._sizes.num_rows, self._rows_of, batching)
 
     def _order(self, epoch: int) -> Ints:
         """Return the batches of an epoch in order, int64 [batches]."""
@@ -116,14 +119,14 @@ class CurriculumSampler(EpochSampler):
         return MappedSampler(self, [(0, self._sizes.step_of(epoch * self._sizes.num_rows + index))])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of a step: 4 us for all of one bucket, where `_rows_of` takes 20."""
+        """Return the rows at `indices` of a step. A step has one bucket: 4 us instead of the 20 of `_rows_of`."""
         epoch, at = divmod(step, self._sizes.num_steps)
         found = self._sizes.epoch(epoch)
         bucket = int(found.bucket[at])
         return self._rows_of_bucket(epoch, bucket, found.batch[at] * self._rows_per_batch[bucket] + indices)
 
     def _rows_of_bucket(self, epoch: int, bucket: int, places: Ints) -> Ints:
-        shuffled = self._in_bucket[bucket](epoch, places) if self.shuffle else places
+        shuffled = self._bucket_orders[bucket](epoch, places) if self.shuffle else places
         rows: Ints = shuffled + self._first_rows[bucket]
         return rows
 
@@ -135,7 +138,7 @@ class CurriculumSampler(EpochSampler):
         places = found.batch[at] * self._rows_per_batch[bucket] + indices - found.begins[at]
         unread = np.flatnonzero(indices >= self._sizes.num_rows)
         bucket[unread] = self._unread_ends.searchsorted(indices[unread], side="right")
-        places[unread] = indices[unread] - self._unread_ends[bucket[unread]] + self._unread_lasts[bucket[unread]]
+        places[unread] = indices[unread] - self._unread_ends[bucket[unread]] + self._bucket_rows[bucket[unread]]
         rows = np.empty_like(indices)
         for each in np.unique(bucket).tolist():
             here = np.flatnonzero(bucket == each)
@@ -163,5 +166,5 @@ class CurriculumSampler(EpochSampler):
 
 
 def _seed_of(length: int) -> Callable[[int, int], int]:
-    """Return the function of the run's seed and an epoch that seeds the shuffle of the rows of `length` tokens."""
+    """Return a function (seed, epoch) -> seed of the shuffle of the rows of `length` tokens."""
     return lambda seed, epoch: seed + epoch + 1 + length  # OLMo-core's epochs count from 1

@@ -19,7 +19,7 @@ class EpochSampler(StreamSampler):
     A block is the part of an epoch that is one sequence of rows: the whole epoch or, with `host_blocks`, the part of one host.
     """
 
-    def _read(
+    def _set_stream(
         self, source: SourceOrder, epochs: RunningEpochs, block_rows: int, rows_at: RowsAt, batching: str = ""
     ) -> None:
         """Set the stream: its source, the epochs of a block, the rows of a block, the function that maps an epoch and indices

@@ -99,7 +99,7 @@ class IndexSampler(EpochSampler):
         made = RunningEpochs if self.runs_on else functools.partial(EndingEpochs, fill=last_batch == "fill")
         epochs_of_block = made(rows, sizes, begin)
         rows_at = source.rows_at(cache_dir, costs and Costs(costs, epochs_of_block.cuts))
-        self._read(source, epochs_of_block, rows, rows_at)
+        self._set_stream(source, epochs_of_block, rows, rows_at)
         if self.num_steps == 0:
             raise SamplerError(f"global_batch_size={most} is more than the {num_instances} rows in epochs={epochs}.")
 

@@ -1,4 +1,4 @@
-"""Measured processes: some hosts of a run, one after the other on this machine, and the model of the same hosts."""
+"""Real host processes, run one after the other on this machine, and the model that is fitted to them."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from grain_sft.storage import CACHE_DIR_VARIABLE, files
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
 
-STEPS = 16
-"""Most steps that each process takes."""
+MAX_STEPS = 16
+"""Maximum number of steps per process."""
 
 Figures = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """What the model takes from real processes.
+    """Figures of real processes that the model uses.
 
     Attributes:
-      request_ms: Milliseconds of a request beyond the latency.
+      request_ms: Milliseconds of a request beyond `latency_ms`.
       open_s: Seconds from the start of a process until its first batch, without the reads of that batch: imports, the corpus,
         the plan and the order.
-      open_cpu_s: Processor time of that.
-      opening: Requests, received bytes and local bytes of that.
+      open_cpu_s: Processor seconds until the pipeline was opened.
+      opening: Requests, received bytes and local bytes until the pipeline was opened.
       base_mb: Memory of a process without its batches and the answers that they are made of.
       batch_bytes: Bytes of the arrays of one batch that no other batch shares.
     """
@@ -54,20 +54,19 @@ class Fit:
     batch_bytes: int
 
     @classmethod
-    def middle(cls, fits: Sequence[Fit]) -> Fit:
+    def median(cls, fits: Sequence[Fit]) -> Fit:
         """Return the median of each figure of `fits`."""
         opening = {name: statistics.median_low([each.opening[name] for each in fits]) for name in fits[0].opening}
-        names = ("request_ms", "open_s", "open_cpu_s", "base_mb", "batch_bytes")
-        return cls(
-            opening=opening, **{name: statistics.median([getattr(each, name) for each in fits]) for name in names}
-        )
+        names = ("request_ms", "open_s", "open_cpu_s", "base_mb")
+        medians = {name: statistics.median([getattr(each, name) for each in fits]) for name in names}
+        return cls(opening=opening, batch_bytes=statistics.median_low([each.batch_bytes for each in fits]), **medians)
 
     def start_s(self, conditions: Conditions) -> float:
-        """Return the seconds from the start of a process until its first batch, without the reads of that batch."""
+        """Return `open_s` under `conditions`: its processor time grows with the slowdown."""
         return self.open_s + self.open_cpu_s * (conditions.slowdown - 1)
 
     def memory_mb(self, conditions: Conditions, received: float) -> float:
-        """Return the memory of a process whose largest batch receives some bytes."""
+        """Return the memory of a process whose largest batch receives `received` bytes."""
         return self.base_mb + _batches_mb(conditions, self.batch_bytes, received)
 
 
@@ -89,21 +88,21 @@ class Measured:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Largest error of each predicted figure that is not 0, as a share of what was measured."""
+        """Largest relative error of each predicted figure. Figures that are 0 in both are left out."""
         found: dict[str, float] = {}
         for measured, predicted in zip(self.measured, self.predicted, strict=False):
             for name, value in predicted.items():
-                known = _known(measured)[name]
-                if value or known:
-                    found[name] = max(found.get(name, 0.0), abs(value - known) / known if known else 1.0)
+                figure = _measured_figures(measured)[name]
+                if value or figure:
+                    found[name] = max(found.get(name, 0.0), abs(value - figure) / figure if figure else 1.0)
         return found
 
 
 def measure_processes(
     pipeline: Pipeline, config: str, hosts: int, steps: range, conditions: Conditions, count: int
 ) -> Measured:
-    """Return what `count` hosts, at equal distances, measure in processes of their own. Each has empty caches, as a new machine
-    has, and takes the first steps.
+    """Measure `count` evenly spaced hosts over the first `MAX_STEPS` steps, each in its own process with empty caches, as on a
+    new machine.
 
     Args:
       pipeline: Pipeline of the config, of any host.
@@ -118,23 +117,24 @@ def measure_processes(
       PipelineError: A process failed; the last line that it printed is in the message.
     """
     numbers = sorted({round(each) for each in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
-    taken = steps[:STEPS]
+    taken = steps[:MAX_STEPS]
     measured = [run_host(config, Host(number, hosts), taken, conditions) for number in numbers]
-    alone = dataclasses.replace(conditions, cores=1.0)  # measured times are without those of other programs
+    alone = dataclasses.replace(conditions, cores=1.0)  # measured start-up excludes the wait for the processor
     fits = [_fit(pipeline, hosts, each, alone) for each in measured]
-    others = [Fit.middle(fits[:number] + fits[number + 1 :]) for number in range(len(fits)) if len(fits) > 1]
+    others = [Fit.median(fits[:number] + fits[number + 1 :]) for number in range(len(fits)) if len(fits) > 1]
     predicted = [predict(pipeline, hosts, each, fit, alone) for each, fit in zip(measured, others, strict=False)]
-    fit = Fit.middle(fits)
+    fit = Fit.median(fits)
     return Measured(dataclasses.replace(conditions, request_ms=fit.request_ms), fit, measured, predicted)
 
 
 def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> Figures:
-    """Return what a host measures in a process of its own, with empty caches: see `host_process.measure`."""
+    """Return the figures of `host_process.measure` for one host, in its own process with empty caches. A cache of derived
+    files in a bucket is kept."""
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         if files.cache_url() is None:
             environment[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
-        asked = {
+        request = {
             "config": _with_own_cache(config, os.path.join(folder, "shards")),
             "host": [host.index, host.count],
             "steps": [steps.start, steps.stop],
@@ -142,7 +142,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
             "prefetch": conditions.prefetch,
             "began": time.time(),
         }
-        command = [sys.executable, "-P", "-m", "grain_sft.simulate.host_process", json.dumps(asked)]
+        command = [sys.executable, "-P", "-m", "grain_sft.simulate.host_process", json.dumps(request)]
         result = subprocess.run(command, env=environment, capture_output=True, text=True)
     if result.returncode:
         reason = result.stderr.strip().rpartition("\n")[2]
@@ -162,21 +162,22 @@ def _with_own_cache(config: str, folder: str) -> Any:
 
 
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
-    block = _walk(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
+    """Return the figures of one process that, with the model's demand of its steps, give what it measured."""
+    block = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
     requests, batch_bytes, request_ms = block.requests[:, 0], measured["batch_bytes"], conditions.request_ms
-    if (asked := requests > 0).any():
-        rest = np.array(measured["batch_s"])[asked] - block.seconds[asked, 0]
-        request_ms = max(0.0, 1e3 * float(np.median(rest / requests[asked])))
+    if (has_requests := requests > 0).any():
+        rest = np.array(measured["batch_s"])[has_requests] - block.seconds[has_requests, 0]
+        request_ms = max(0.0, 1e3 * float(np.median(rest / requests[has_requests])))
     base = measured["peak_mb"] - _batches_mb(conditions, batch_bytes, float(block.received.max()))
-    fitted = _walk(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=request_ms))
+    fitted = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=request_ms))
     open_s = max(0.0, measured["start_up_s"] - float(fitted.seconds[0, 0]))
     return Fit(request_ms, open_s, measured["open_cpu_s"], measured["opening"], base, batch_bytes)
 
 
 def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
-    """Return what the host of a process should have measured, by the model."""
+    """Return the model's prediction of the figures that a process measured."""
     conditions = dataclasses.replace(conditions, request_ms=fit.request_ms)
-    block = _walk(pipeline, hosts, measured, conditions)
+    block = _modelled_demand(pipeline, hosts, measured, conditions)
     sums = {name: int(getattr(block, name).sum()) for name in ("requests", "received", "local")}
     return {
         **{name: count + fit.opening[name] for name, count in sums.items()},
@@ -185,7 +186,7 @@ def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditi
     }
 
 
-def _known(measured: Figures) -> dict[str, float]:
+def _measured_figures(measured: Figures) -> dict[str, float]:
     """Return the figures of a process that the model predicts."""
     sums = {name: measured["opening"][name] + measured["reading"][name] for name in measured["opening"]}
     return sums | {name: measured[name] for name in ("start_up_s", "peak_mb")}
@@ -193,12 +194,12 @@ def _known(measured: Figures) -> dict[str, float]:
 
 def _batches_mb(conditions: Conditions, batch_bytes: int, received: float) -> float:
     """Return the memory of batches that are ready, being made and in use, and of the answers of those being made."""
-    ahead = max(conditions.prefetch, conditions.threads) + conditions.threads + 1
-    return (ahead * batch_bytes + 2 * conditions.threads * received) / 1e6
+    batches_in_memory = max(conditions.prefetch, conditions.threads) + conditions.threads + 1
+    return (batches_in_memory * batch_bytes + 2 * conditions.threads * received) / 1e6
 
 
-def _walk(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Block:
-    """Return the model's demand of the steps that a process has made."""
+def _modelled_demand(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Block:
+    """Return the demand of the steps that a process made, by the model."""
     walk = Walk(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), conditions, [measured["host"]])
     (block,) = walk.blocks(range(*measured["made"]))
     return block

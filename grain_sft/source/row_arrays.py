@@ -17,9 +17,8 @@ Ints = npt.NDArray[np.int64]
 def fill_segments(
     pieces: Pieces, firsts: Ints, tokens: npt.NDArray[Any], positions: Int32s, pad: int
 ) -> tuple[Int32s, Ints]:
-    """Pad `tokens`, fill `positions`, and return segment ids and the index of every segment's last token in the flat rows.
-
-    `firsts`, int64 [pieces], are the offsets of the pieces in the flat rows."""
+    """Pad `tokens` and fill `positions` in place. Return the segment ids, and the flat index of each segment's last token (-1
+    for a padded first row). `firsts`, int64 [pieces], is the flat index of each piece's first token."""
     if not tokens.size:
         return np.zeros(tokens.shape, np.int32), firsts
     row, length, segment, position = pieces.row, pieces.length, pieces.segment, pieces.position
@@ -28,14 +27,14 @@ def fill_segments(
         columns = (row, length, segment, position, firsts)
         row, length, segment, position, firsts = (np.insert(column, 0, 0) for column in columns)
     ends = firsts + length
-    runs = np.empty_like(firsts)  # from the first token of a piece to that of the next: padding is part of the run
-    np.subtract(firsts[1:], firsts[:-1], out=runs[:-1])
-    runs[-1] = tokens.size - firsts[-1]
-    segments = segment.astype(np.int32).repeat(runs).reshape(tokens.shape)
-    begins = (firsts - position).astype(np.int32).repeat(runs)
-    np.subtract(_counting(tokens.size), begins, out=positions.reshape(-1))
-    for piece in (runs - length).nonzero()[0].tolist():
-        padding = slice(ends[piece], firsts[piece] + runs[piece])
+    run_lengths = np.empty_like(firsts)  # from each piece's start to the next piece's, padding included
+    np.subtract(firsts[1:], firsts[:-1], out=run_lengths[:-1])
+    run_lengths[-1] = tokens.size - firsts[-1]
+    segments = segment.astype(np.int32).repeat(run_lengths).reshape(tokens.shape)
+    segment_starts = (firsts - position).astype(np.int32).repeat(run_lengths)
+    np.subtract(_arange(tokens.size), segment_starts, out=positions.reshape(-1))
+    for piece in (run_lengths - length).nonzero()[0].tolist():
+        padding = slice(ends[piece], firsts[piece] + run_lengths[piece])
         tokens.reshape(-1)[padding] = pad
         segments.reshape(-1)[padding] = 0
         positions.reshape(-1)[padding] = 0
@@ -45,20 +44,22 @@ def fill_segments(
 
 
 @functools.lru_cache(maxsize=2)
-def _counting(size: int) -> Int32s:
+def _arange(size: int) -> Int32s:
     """Return 0, 1, 2, ... Cached, since a new array of some hundred KB takes longer than the arithmetic on it."""
-    return np.arange(size, dtype=np.int32)
+    numbers = np.arange(size, dtype=np.int32)
+    numbers.flags.writeable = False
+    return numbers
 
 
 @functools.lru_cache(maxsize=8)
 def whole_rows(rows: int, length: int, first: int) -> tuple[Int32s, Int32s, Int32s, npt.NDArray[np.bool_]]:
-    """Return read-only segment ids, positions, segment ids of targets, and mask of rows that are one full segment each, from
-    position `first` on."""
+    """Return read-only segment ids, positions, segment ids of targets, and mask of rows that are one full segment each. Their
+    positions start at `first`."""
     segments = np.ones((rows, length), np.int32)
     positions = np.tile(np.arange(first, first + length, dtype=np.int32), (rows, 1))
     target_segments = segments.copy()
     target_segments[:, -1] = 0
-    made = segments, positions, target_segments, np.ones((rows, length), np.bool_)
-    for array in made:
+    arrays = segments, positions, target_segments, np.ones((rows, length), np.bool_)
+    for array in arrays:
         array.flags.writeable = False
-    return made
+    return arrays

@@ -10,6 +10,7 @@ from vsl_corpora import CORPORA, EPOCHS, IGNORED, RUNS, batch_digest, config_of,
 
 from grain_sft import Host, Pipeline, load
 from grain_sft.errors import ConfigError, GrainSftError, LayoutError, SamplerError
+from grain_sft.sampling import CurriculumSampler
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_vsl.json").read_text())["runs"]
 REPLAYED = [run for run in RUNS if "error" not in GOLDEN[run.name]]
@@ -161,3 +162,12 @@ def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(corpora):
     mixture = config | {"corpus": {"mixture": sources}, "sampler": {"seed": 0, "global_batch_size": 4}}
     with pytest.raises(LayoutError, match="source one has rows of several lengths"):
         load(mixture, host=Host(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("buckets", "sentence"),
+    [([(3, 8), (4, 8)], "lengths that divide the last one"), ([(2, -8), (4, 8)], "numbers of rows of 0 or more")],
+)
+def test_impossible_buckets_are_refused_with_a_sentence(buckets, sentence):
+    with pytest.raises(SamplerError, match=sentence):
+        CurriculumSampler(buckets, global_batch_size=4, seed=0)

@@ -1,7 +1,8 @@
 """Format primer: the SFT token cache of niels_gpt.
 
 The files are `{train,val}_input_ids.bin` (uint16) and `{train,val}_labels.bin` (int32, -100 for no loss), little-endian;
-`{train,val}_idx.npy` (int64 starts of documents); `meta.json`; and `{train,val}/shard_00000*`, links to the first three.
+`{train,val}_idx.npy` (int64 starts of documents); `meta.json`; and `{train,val}/shard_00000*`, links to the two `.bin` files
+and the index.
 """
 
 import contextlib
@@ -20,11 +21,11 @@ SHARD = "shard_00000"
 
 
 def check(plan: Plan) -> None:
-    """Refuse token ids above uint16, and weights other than 0 and 1, which labels can't hold."""
+    """Refuse vocabularies of more than 65,536 ids, and loss weights other than 0 and 1: the files can't hold them."""
     if plan.tokenizer["vocab_size"] > 1 << 16:
         raise PrepareError(
             f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
-            "Choose another format, or a tokenizer of at most 65,536."
+            "Choose another format, or a tokenizer of at most 65,536 ids."
         )
     refuse_weights(plan)
 
@@ -42,15 +43,15 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def finish(plan: Plan) -> None:
-    """Write the sources files, the links and `meta.json`."""
+    """Write the sources files, the metadata, the links and `meta.json`."""
     special = plan.tokenizer.get("special_tokens", {})
     eot = special.get(SPECIAL_TOKENS["eot"])
     plan.write_sources("{}_sources.bin".format)
     plan.write_metadata(plan.tokenizer.get("eos_token_id") if eot is None else eot)
-    described: dict[str, Any] = {}
+    split_figures: dict[str, Any] = {}
     for split in ("train", "val"):
         counts = plan.statistics.get(split, SplitStatistics())
-        described[split] = {
+        split_figures[split] = {
             "num_examples": counts.documents,
             "num_tokens": counts.tokens,
             "num_label_tokens": counts.trainable_tokens,
@@ -66,33 +67,35 @@ def finish(plan: Plan) -> None:
             "tokenizer_sha256": plan.tokenizer["sha256"],
             "vocab_size": plan.tokenizer["vocab_size"],
             "special_token_ids": {name: special.get(text) for name, text in SPECIAL_TOKENS.items()},
-            "splits": described,
+            "splits": split_figures,
             "val_frac": plan.request.val_frac,
             "seed": plan.request.seed,
             "T_max": plan.request.max_length,
             "token_dtype": "uint16-le",
             "label_dtype": "int32-le",
-            "train_examples": described["train"]["num_examples"],
-            "val_examples": described["val"]["num_examples"],
+            "train_examples": split_figures["train"]["num_examples"],
+            "val_examples": split_figures["val"]["num_examples"],
             "split_rule": "by example: random.Random(seed).shuffle, the first floor(N * val_frac) are val",
         },
     )
 
 
 def _link(plan: Plan, split: str) -> None:
-    """Link `SPLIT/shard_00000*`, niels_gpt's other names, to the split's files. Buckets have no links."""
+    """Link `SPLIT/shard_00000*`, niels_gpt's other names of the files, to the split's files, except in a bucket."""
     if files.is_remote(plan.folder):
         return
     folder = plan.path(split)
     try:
         os.makedirs(folder, exist_ok=True)
-        for name, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):
-            link = os.path.join(folder, SHARD + name)
+        for suffix, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):
+            link = os.path.join(folder, SHARD + suffix)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(link)
             os.symlink(f"../{split}_{target}", link)
     except OSError as error:
-        raise StorageError(f"{folder}: can't be written ({error.strerror}).") from error
+        raise StorageError(
+            f"{folder}: links can't be written ({error.strerror}). Write to a file system that has symbolic links, and room."
+        ) from error
 
 
 FORMAT = Format(splits.by_random_shuffle, check, whole_split, write, finish, holds_empty=False)
