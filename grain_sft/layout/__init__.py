@@ -20,7 +20,7 @@ from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pairs import PairsLayout
-from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows, ragged
+from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows, expand_counts
 from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
     ROWS_A_DEVICE,
@@ -59,6 +59,6 @@ __all__ = [
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
     "attention_spread", "blend", "check_columns", "checked_record", "checked_rows", "compare_algorithms",
     "corpus_documents_named", "digest", "documents_named_in", "documents_of_record", "ends_of",
-    "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns", "plan_files",
-    "plan_places", "ragged", "run_documents_named", "sample_index", "split_documents",
+    "expand_counts", "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns",
+    "plan_files", "plan_places", "run_documents_named", "sample_index", "split_documents",
 ]  # fmt: skip

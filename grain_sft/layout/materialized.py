@@ -4,7 +4,7 @@ from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, ragged
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, expand_counts
 
 
 class MaterializedLayout(Layout):
@@ -47,7 +47,7 @@ class MaterializedLayout(Layout):
         starts, lengths = self.corpus.documents  # the first call reads the documents
         first = rows * self.sequence_length
         begins = starts.searchsorted(first)
-        row, within = ragged(starts.searchsorted(first + self.sequence_length) - begins)
+        row, within = expand_counts(starts.searchsorted(first + self.sequence_length) - begins)
         document = begins[row] + within
         start = starts[document]
         return self._offsets.pieces(row, start - first[row], start, lengths[document], within + 1, document)

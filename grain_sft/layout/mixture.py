@@ -9,7 +9,7 @@ import numpy as np
 from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut, parts_by_documents, split_documents
-from grain_sft.layout.pieces import Ints, Pieces, joined
+from grain_sft.layout.pieces import Ints, Pieces, join_parts
 
 
 class MixtureLayout(Layout):
@@ -116,7 +116,7 @@ class MixtureLayout(Layout):
             shard = found.shard + self.first_shards[number]
             return (found.row, found.column, shard, found.start, found.length, *found.segment_columns, document)
 
-        return Pieces(*joined(self.parts_of(rows), columns_of)) if len(rows) else self._layouts[0].pieces(rows)
+        return Pieces(*join_parts(self.parts_of(rows), columns_of)) if len(rows) else self._layouts[0].pieces(rows)
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         """Return the rows that hold a token of `documents` (int64 [n]): numbers of the documents of all parts that follow

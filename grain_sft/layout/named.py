@@ -9,7 +9,7 @@ import numpy as np
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.layout.layout import Layout, sources_of
-from grain_sft.layout.pieces import Ints, ragged
+from grain_sft.layout.pieces import Ints, expand_counts
 from grain_sft.layout.run_documents import RunDocuments
 from grain_sft.storage import files
 
@@ -103,7 +103,7 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
         return documents
     start, length = own.start[documents], own.length[documents]
     first = (found.start + found.length).searchsorted(start, side="right")
-    of, number = ragged(np.maximum(found.start.searchsorted(start + length, side="left") - first, 0))
+    of, number = expand_counts(np.maximum(found.start.searchsorted(start + length, side="left") - first, 0))
     return np.unique(first[of] + number)
 
 

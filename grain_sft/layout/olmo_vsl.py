@@ -12,7 +12,7 @@ from grain_sft.corpus import Corpus, Documents, part_by_part
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut, sources_of
 from grain_sft.layout.packing import Boundaries
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, ragged
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, expand_counts
 
 
 class OlmoVslLayout(Layout):
@@ -132,6 +132,6 @@ def _chunks(documents: Documents, length: int, longest: int) -> Ints:
         of = np.flatnonzero(documents.length & length)
         found: Ints = documents.start[of] + (documents.length[of] & -(2 * length))
         return found
-    of, number = ragged(documents.length // length)
+    of, number = expand_counts(documents.length // length)
     starts: Ints = documents.start[of] + number * length
     return starts

@@ -19,7 +19,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, join_parts
 from grain_sft.layout.plan import COUNTS, Plan, finder_of, load_plan, sort_made_by
 from grain_sft.storage import files
 
@@ -239,7 +239,7 @@ class PackedLayout(Layout):
         if len(self.plans) == 1 or not len(rows):
             return self._offsets.pieces(*self.plans[0].segments(rows))
         epoch, local = self.epoch_of(rows)
-        return self._offsets.pieces(*joined(epoch, lambda number, index: self.plans[number].segments(local[index])))
+        return self._offsets.pieces(*join_parts(epoch, lambda number, index: self.plans[number].segments(local[index])))
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         self._check_documents(documents)

@@ -27,7 +27,7 @@ _INT64 = np.dtype(np.int64)
 
 
 class FillKey(int):
-    """`FILL_ROW` as a record key: Grain takes keys modulo the length of the source, and this one stays as it is."""
+    """`FILL_ROW` as a record key. Its `%` returns itself, so Grain's modulo does not turn it into the last row."""
 
     def __mod__(self, other: int) -> int:
         return self
@@ -50,8 +50,8 @@ class Span:
 
 
 class Pieces(NamedTuple):
-    """Spans of many rows as columns, int64 [pieces], row after row. The pieces of a row fill it from column 0 without gaps;
-    the rest of the row is padding.
+    """Spans of many rows as columns, int64 [pieces], row after row. Pieces fill a row from column 0 without gaps; the
+    rest of the row is padding.
 
     Attributes:
       row: Index into the given rows.
@@ -74,7 +74,7 @@ class Pieces(NamedTuple):
     document: Int64[np.ndarray, " pieces"] | None = None
 
     def offsets(self, length: int) -> Ints:
-        """Return the offset of each piece in the flattened rows of `length` tokens each."""
+        """Return the token offset of each piece in the flattened rows of `length` tokens each."""
         offsets: Ints = self.row * length + self.column
         return offsets
 
@@ -87,24 +87,24 @@ class Pieces(NamedTuple):
 
 
 class ShardOffsets:
-    """Offsets of the shards of a corpus in its tokens, counted through all shards."""
+    """Corpus-wide token ranges of the shards of a corpus."""
 
     def __init__(self, corpus: Corpus) -> None:
         borders: Ints = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)], dtype=np.int64)
         self._begins, self._ends = borders[:-1], borders[1:]
 
     def pieces(self, row: Ints, column: Ints, start: Ints, length: Ints, segment: Ints, document: Ints) -> Pieces:
-        """Return the pieces of segments, row after row; a segment that continues in the next shard is two. Arguments are int64
-        [segments], as in `Pieces`; `start` is counted through the corpus.
+        """Split segments at shard borders and return their pieces, row after row. Arguments are int64 [segments], as in
+        `Pieces`; `start` is counted through the corpus.
         """
-        position = np.zeros(len(start), np.int64)
+        zeros = np.zeros(len(start), np.int64)
         if len(self._ends) == 1:
-            return Pieces(row, column, position, start, length, segment, position, document)
+            return Pieces(row, column, zeros, start, length, segment, zeros, document)
         shard, stop = self._ends.searchsorted(start, side="right"), start + length
         if not (stop > self._ends[shard]).any():
-            return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
-        # Rare: a shard ends in a segment.
-        of, number = ragged(self._ends.searchsorted(stop - 1, side="right") - shard + 1)
+            return Pieces(row, column, shard, start - self._begins[shard], length, segment, zeros, document)
+        # Rare: a segment crosses a shard border.
+        of, number = expand_counts(self._ends.searchsorted(stop - 1, side="right") - shard + 1)
         shard = shard[of] + number
         begin, end = np.maximum(start[of], self._begins[shard]), np.minimum(stop[of], self._ends[shard])
         of, shard, begin, end = (each[end > begin] for each in (of, shard, begin, end))  # without empty shards
@@ -113,21 +113,21 @@ class ShardOffsets:
         return Pieces(*columns, segment[of], position, document[of])
 
 
-def ragged(counts: Ints) -> tuple[Ints, Ints]:
-    """Return the row of each item, and its number in the row, int64 [items] each; row i has `counts[i]` items."""
+def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
+    """Return, for each item, its row and its index in that row, int64 [items] each; row i has `counts[i]` items."""
     row = np.arange(len(counts)).repeat(counts)
     return row, np.arange(len(row)) - (counts.cumsum() - counts)[row]
 
 
-def joined(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
-    """Return columns of rows of several parts, in the order of the rows. `part`, int64 [rows], is the part of each row;
-    `columns_of` takes a part and the indices of its rows, int64 [n], and returns columns, the first with indices into
-    these."""
+def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
+    """Concatenate the columns of several parts, sorted by row. `part`, int64 [rows], is the part of each row, of at least one.
+    `columns_of` takes a part and the indices of its rows, int64 [n]. It returns columns; the first contains indices into
+    these indices."""
     found = []
     for number in np.unique(part).tolist():
-        here = np.flatnonzero(part == number)
-        row, *columns = columns_of(number, here)
-        found.append((here[row], *columns))
+        index = np.flatnonzero(part == number)
+        row, *columns = columns_of(number, index)
+        found.append((index[row], *columns))
     whole = [np.concatenate(column) for column in zip(*found, strict=True)]
     order = np.argsort(whole[0], kind="stable")
     return [column[order] for column in whole]
@@ -152,7 +152,7 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Layou
 
 
 def checked_record(index: int, layout: Layout) -> int:
-    """Return `index`, a row of `layout`; raise a `RowIndexError` if it is `FILL_ROW` and not a sampler's `FillKey`."""
+    """Return `index`. Raise a `RowIndexError` for -1 that is not a sampler's `FillKey`."""
     if index == FILL_ROW and not isinstance(index, FillKey):
         raise RowIndexError(
             f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Rows don't count from the end."

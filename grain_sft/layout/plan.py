@@ -14,7 +14,7 @@ from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
 from grain_sft.layout.packing.numpy_sort import argsort_of, sort_of
-from grain_sft.layout.pieces import Ints, ragged
+from grain_sft.layout.pieces import Ints, expand_counts
 from grain_sft.storage import artifact
 
 VERSION = 3
@@ -167,5 +167,5 @@ def _fit(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Int
     if options.long_documents == "truncate":
         return numbers, start, np.minimum(length, most)
     parts = -(-length // most)
-    of, part = ragged(parts)
+    of, part = expand_counts(parts)
     return numbers[of], start[of] + part * most, np.minimum(length[of] - part * most, most)

@@ -13,8 +13,8 @@ from grain_sft.layout.pieces import Ints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Place:
-    """Numbers of the documents of one part of a layout, from `first` on."""
+class _NumberedPart:
+    """One part of a layout, and the number of its first document in the run."""
 
     layout: Layout
     name: str
@@ -27,7 +27,7 @@ class RunDocuments:
 
     The documents of the first stage have the numbers of its layout. After them come, stage by stage, the documents that no
     earlier stage reads. So a stage that is added to a run changes no number. A layout that does not follow documents takes as
-    many numbers as its corpus has tokens, since only a search through these tokens may count its documents.
+    many numbers as its corpus has tokens, because counting its documents could require scanning them.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share one.
@@ -35,78 +35,81 @@ class RunDocuments:
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self.layouts = tuple({id(each): each for each in layouts}.values())
-        self._places: list[list[_Place]] = []  # of the parts of each layout, which earlier layouts may have
-        distinct: list[_Place] = []
+        # per layout: one entry per part, reused from earlier layouts with the same documents
+        self._numbered: list[list[_NumberedPart]] = []
+        distinct: list[_NumberedPart] = []
         end = 0
         for layout in self.layouts if len(self.layouts) > 1 else ():
-            earlier: tuple[_Place, ...] = tuple(distinct)
-            places: list[_Place] = []
+            earlier = tuple(distinct)
+            numbered: list[_NumberedPart] = []
             for name, part in parts_by_documents(layout):
-                same = [each for each in earlier if _same_documents(each.part, part)]
-                if same:  # a mixture may name a corpus twice: by its name, else one that no other part has
-                    taken = {id(each) for each in places} | {id(each) for each in same if each.name in layout.parts}
-                    place = min(same, key=lambda each: (each.name != name, id(each) in taken))
+                candidates = [each for each in earlier if _same_documents(each.part, part)]
+                if candidates:  # several if a mixture has a corpus twice: prefer the same name, else an unused entry
+                    reserved = {id(each) for each in candidates if each.name in layout.parts}
+                    used = reserved.union(map(id, numbered))
+                    entry = min(candidates, key=lambda each: (each.name != name, id(each) in used))
                 else:
-                    place = _Place(layout, name, part, end)
-                    distinct.append(place)
+                    entry = _NumberedPart(layout, name, part, end)
+                    distinct.append(entry)
                     end += part.num_documents if part.follows_documents else part.corpus.num_tokens
-                places.append(place)
-            self._places.append(places)
+                numbered.append(entry)
+            self._numbered.append(numbered)
         self._end_of_first = next((each.first for each in distinct if each.layout is not self.layouts[0]), end)
 
     @property
     def parts(self) -> Iterator[tuple[str, Layout, Layout]]:
-        """Layouts of one corpus each: the name in a mixture, the layout, and the layout of its stage. No two have the same
-        documents, unless one stage has both."""
+        """(name in a mixture, part, layout of its stage) of each distinct part. Parts repeat documents only within one
+        stage."""
         if len(self.layouts) == 1:
             yield from ((name, part, self.layouts[0]) for name, part in self.layouts[0].parts.items())
-        for layout, places in zip(self.layouts, self._places, strict=False):
-            yield from ((each.name, each.part, layout) for each in places if each.layout is layout)
+        for layout, numbered in zip(self.layouts, self._numbered, strict=False):  # no entries for a single layout
+            yield from ((each.name, each.part, layout) for each in numbered if each.layout is layout)
 
     def of(self, layout: Layout, documents: Ints) -> Ints:
-        """Return the numbers in the run of `documents` of a layout, int64 [n]; -1 stays."""
+        """Map `documents`, numbers in `layout`, to numbers in the run, int64 [n]; -1 stays."""
         if layout is self.layouts[0]:
             return documents
         found = np.full_like(documents, -1)
-        for (_, _, here, own), place in zip(split_documents(layout, documents), self._places_of(layout), strict=False):
-            found[here] = own + self._first(place)
+        split = split_documents(layout, documents)  # ends after the part of the highest document
+        for (_, _, mask, own), entry in zip(split, self._numbered_of(layout), strict=False):
+            found[mask] = own + self._first(entry)
         return found
 
     def within(self, layout: Layout, documents: Ints) -> Ints:
-        """Return the numbers in a layout of those `documents` of the run that it has, int64 [n], ascending."""
+        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop those that it lacks."""
         if len(self.layouts) == 1:
             return documents
         if layout is self.layouts[0]:
             return documents[documents < self._end_of_first]
         found = [documents[:0]]
-        for (name, part), place in zip(parts_by_documents(layout), self._places_of(layout), strict=True):
-            own = documents[documents >= self._first(place)] - self._first(place)
+        for (name, part), entry in zip(parts_by_documents(layout), self._numbered_of(layout), strict=True):
+            own = documents[documents >= self._first(entry)] - self._first(entry)
             if len(own):
                 found.append(own[own < part.num_documents] + layout.first_document(name))
         return np.unique(np.concatenate(found))
 
-    def _places_of(self, layout: Layout) -> list[_Place]:
-        return next(places for each, places in zip(self.layouts, self._places, strict=True) if each is layout)
+    def _numbered_of(self, layout: Layout) -> list[_NumberedPart]:
+        return next(numbered for each, numbered in zip(self.layouts, self._numbered, strict=True) if each is layout)
 
-    def _first(self, place: _Place) -> int:
-        return place.first if place.layout is not self.layouts[0] else place.layout.first_document(place.name)
+    def _first(self, entry: _NumberedPart) -> int:
+        return entry.first if entry.layout is not self.layouts[0] else entry.layout.first_document(entry.name)
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:
-    """Return whether layouts have the same documents of the same files. Only one that follows documents has tokens read."""
-    corpus, its_corpus = one.corpus, other.corpus
-    if [shard.path for shard in corpus.shards] != [shard.path for shard in its_corpus.shards]:
+    """Return whether layouts have the same documents of the same files. Reads tokens only if one follows documents."""
+    corpus, other_corpus = one.corpus, other.corpus
+    if [shard.path for shard in corpus.shards] != [shard.path for shard in other_corpus.shards]:
         return False
     if not (one.follows_documents or other.follows_documents):
-        found, its = ((each.eos_token_id, each.has_boundary_files) for each in (corpus, its_corpus))
-        return found == its
-    documents, its_documents = _documents(one), _documents(other)
-    if documents is None or its_documents is None:
+        ends, other_ends = ((each.eos_token_id, each.has_boundary_files) for each in (corpus, other_corpus))
+        return ends == other_ends
+    documents, other_documents = _documents(one), _documents(other)
+    if documents is None or other_documents is None:
         return False
-    return documents is its_documents or all(map(np.array_equal, documents, its_documents))
+    return documents is other_documents or all(map(np.array_equal, documents, other_documents))
 
 
 def _documents(layout: Layout) -> Documents | None:
-    """Return the documents of a layout's rows, or of its corpus; None where neither files nor EOS tell where they end."""
-    known = layout.follows_documents or layout.corpus.has_boundary_files or layout.corpus.eos_token_id is not None
-    return (layout.documents or layout.corpus.documents) if known else None
+    """Return the documents of a layout's rows, or of its corpus; None if neither boundary files nor EOS define their ends."""
+    has_ends = layout.follows_documents or layout.corpus.has_boundary_files or layout.corpus.eos_token_id is not None
+    return (layout.documents or layout.corpus.documents) if has_ends else None

@@ -1,6 +1,6 @@
-"""Chunks: the documents of one group of units, rendered and cut, each in one file that appears whole.
+"""Chunks: rendered, truncated documents of one group of a preparation's work, each in one file that is written atomically.
 
-A file holds: magic, header, a `RECORD` for each valid record, tokens, loss where it is not 1 everywhere, and the rejected
+A file contains: magic, header, a `RECORD` for each valid record, tokens, loss where it is not 1 everywhere, and the rejected
 records as lines of JSON.
 """
 
@@ -45,11 +45,11 @@ class Header:
 
     Attributes:
       key: Hash of all that the content depends on.
-      records: Number of valid records, dropped ones included.
+      records: Number of accepted records, including those dropped for a reason in `DROPPED`.
       tokens: Number of tokens of all kept documents.
       token_dtype, loss_dtype: "uint16" or "uint32"; "bool" or "float32".
       binary: Whether every weight is 0 or 1.
-      first_weights: Whether some document's first token has a weight.
+      first_weights: Whether some document's first token has a nonzero weight.
       unended: Number of documents whose last token is not the tokenizer's EOS.
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents for each reason in `DROPPED`.
@@ -152,7 +152,7 @@ class Chunks:
         files.write_bytes(self.path(number), data)
 
     def header(self, number: int) -> Header | None:
-        """Return the header of a group's chunk; None where none was made, or one of another preparation."""
+        """Return the header of a group's chunk; None if it is missing or belongs to another preparation."""
         path = self.path(number)
         if not files.exists(path):
             return None
@@ -166,19 +166,19 @@ class Chunks:
             raise StorageError(f"{path}: damaged, or not a chunk ({error}). Delete it, and prepare again.") from error
         return header if header.key == self._key else None
 
-    def find(self, count: int) -> list[Header | None]:
-        """Return the headers of the first `count` chunks; None where none was made."""
+    def existing_headers(self, count: int) -> list[Header | None]:
+        """Return the headers of the first `count` chunks, each as `header` does."""
         return list(self._each(self.header, range(count), REMOTE_THREADS))
 
     def headers(self, count: int) -> tuple[Header, ...]:
         """Return the headers of the first `count` chunks, which have all been made."""
-        found = self.find(count)
+        found = self.existing_headers(count)
         if None in found:
             raise StorageError(f"{self.path(found.index(None))}: is missing. Prepare again.")
         return tuple(header for header in found if header is not None)
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:
-        """Yield the records [records] of every chunk, dtype `RECORD`, in order."""
+        """Yield the records [records] of chunks 0 to `len(headers)` - 1, dtype `RECORD`, in order."""
         parts = self._parts([(header.size, header.tokens_at) for header in headers])
         return (np.frombuffer(data, RECORD) for data in parts)
 
@@ -186,9 +186,12 @@ class Chunks:
         """Yield the lines of the rejected records of every chunk, in order."""
         return self._parts([(header.rejected_at, header.end) for header in headers])
 
-    def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.uint32]:
-        """Return one field of the records of all chunks, uint32 [documents]."""
-        found = [np.empty(0, np.uint32), *(records[name].astype(np.uint32) for records in self.records(headers))]
+    def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.integer]:
+        """Return one field of the records of all chunks, uint32 [documents]; int64 for lines from 2^32 on."""
+        found: list[npt.NDArray[np.integer]] = [np.empty(0, np.uint32)]
+        for records in self.records(headers):
+            fits = int(records[name].max(initial=0)) < 1 << 32
+            found.append(records[name].astype(np.uint32 if fits else np.int64))
         return np.concatenate(found)
 
     def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
@@ -202,7 +205,7 @@ class Chunks:
         )
 
     def _each(self, read: Callable[[int], T], numbers: Sequence[int], at_once: int) -> Iterator[T]:
-        """Yield `read` of each chunk, in order; in a bucket, where each takes a round trip, several at once."""
+        """Yield `read(number)` in order; read up to `at_once` remote chunks concurrently."""
         if not self.remote:
             yield from map(read, numbers)
             return

@@ -74,12 +74,12 @@ def make_corpus(
     job = Job.of(request, target.output, entries, units)
 
     def make() -> dict[str, Any]:
-        todo = [number for number, header in enumerate(job.chunks.find(len(job.groups))) if header is None]
+        todo = [number for number, header in enumerate(job.chunks.existing_headers(len(job.groups))) if header is None]
         done = total - sum(map(job.size_of, todo))
         try:
             reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
         except GrainSftError as error:
-            if isinstance(error, RecordError) or not any(job.chunks.find(len(job.groups))):
+            if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
                 target.discard()  # the same request would fail again; unfinished work would block a corrected one
             raise
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import ragged
+from grain_sft.layout import expand_counts
 from grain_sft.sampling.batch_sizes import check_divided
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
@@ -93,7 +93,7 @@ class StreamSampler(Sampler):
         """See `Sampler.slots`."""
         numbers = np.arange(steps.start, steps.stop)
         sizes, count = self.batch_sizes.begins(numbers)[1], self.host.count
-        which, slot = ragged(sizes)
+        which, slot = expand_counts(sizes)
         host = self._hosts(slot, sizes[which])
         if hosts is not None and len(hosts) < count:
             kept = np.isin(host, np.array(hosts, np.int64))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.layout import Layout, Pieces, ragged
+from grain_sft.layout import Layout, Pieces, expand_counts
 
 Ints = npt.NDArray[np.int64]
 
@@ -55,7 +55,7 @@ class WithdrawnDocuments:
         begin = self._shards[pieces.shard] + pieces.start
         end = begin + pieces.length
         low = self._stops.searchsorted(begin, side="right")
-        at, number = ragged(self._starts.searchsorted(end) - low)
+        at, number = expand_counts(self._starts.searchsorted(end) - low)
         span, begin = low[at] + number, begin[at]
         first = np.maximum(self._starts[span], begin)
         return at, first - begin, np.minimum(self._stops[span], end[at]) - first, span
@@ -129,7 +129,7 @@ def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]
         return starts, stops, steps
     borders = np.sort(np.concatenate([starts, stops]))
     low, high = borders.searchsorted(starts), borders.searchsorted(stops)
-    of, number = ragged(high - low)
+    of, number = expand_counts(high - low)
     since = np.full(len(borders), _NEVER)
     np.minimum.at(since, low[of] + number, steps[of])
     kept = np.flatnonzero((since[:-1] < _NEVER) & (borders[1:] > borders[:-1]))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from grain_sft.errors import RowIndexError
 from grain_sft.pipeline import Pipeline
 from grain_sft.view.page import make_page, part
-from grain_sft.view.rows import RowView, place_of, segment_runs, view_rows
+from grain_sft.view.rows import RowView, describe_origin, segment_runs, view_rows
 from grain_sft.view.text import TokenTexts, split_characters, visible, visible_line
 
 MOST_TOKENS = 1 << 22
@@ -66,10 +66,14 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:
-        shown = {"source": visible_line(piece.source), "file": visible_line(piece.file), "words": place_of(piece)}
+        shown = {
+            "source": visible_line(piece.source),
+            "file": visible_line(piece.file),
+            "words": describe_origin(piece),
+        }
         pieces.append({**dataclasses.asdict(piece), **shown})
     return {
-        **{name: getattr(view, name) for name in ("epoch", "row", "place", "instance")},
+        **{name: getattr(view, name) for name in ("epoch", "row", "slot", "instance")},
         **{"length": len(view.tokens), "width": np.dtype(dtype).itemsize, "segments": runs, "split": split},
         "names": list(view.names),
         "ids": encode_array(view.tokens.astype(dtype)),

@@ -1,4 +1,4 @@
-"""Rows of a step for people: the batch of the pipeline, and the origins of its tokens from a trace."""
+"""Rows of a step, with the origin of each token, for display."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """Consecutive tokens of a file that a row holds, of one segment.
+    """Consecutive tokens of one token file in one segment of a row.
 
     Attributes:
       segment: Number of the segment in the row, from 1.
@@ -51,13 +51,13 @@ class RowView:
 
     Attributes:
       step, epoch: Step and epoch, from 0.
-      row: Number of the row in this host's batch.
-      place: Slot in the global batch.
-      instance: Number of the row in the layout; -1 for a row that holds only padding.
-      tokens: int64 [n], the inputs; after them the target of the last one, where that takes loss.
+      row: Index of the row in this host's batch.
+      slot: Index of the row in the global batch.
+      instance: Number of the row in the layout; -1 for a row of padding alone.
+      tokens: int64 [n], the inputs, then the last target if it takes loss.
       segments, positions: int64 [n], of the tokens. Segment 0 is padding.
-      loss: bool [n], whether the token takes loss as a target; in a batch, as the target of the input before it.
-      weights: float32 [n], the weight of that loss, where the batch has weights; else None.
+      loss: bool [n], whether the token takes loss; after `ShiftTargets`, as the target of the previous input.
+      weights: float32 [n], the weight of that loss; None if the batch has no weights.
       pieces: Where the tokens come from, in order.
       notes: Differences between the batch and the trace, and withdrawn pieces.
       names: Names of the segments, from 1, as in `Layout.segment_names`; empty for a row of padding alone.
@@ -66,7 +66,7 @@ class RowView:
     step: int
     epoch: int
     row: int
-    place: int
+    slot: int
     instance: int
     tokens: Ints
     segments: Ints
@@ -87,50 +87,51 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
       CorpusFileError, CorpusError: Files cannot be read.
     """
     stage = pipeline.at(step)
-    splits = any(trait(each, "splits_rows") for each in stage.transforms)  # a row is shown whole
+    # A transform that splits rows changes their lengths: read the source's rows instead.
+    splits = any(trait(each, "splits_rows") for each in stage.transforms)
     batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits else pipeline[step]
     count = len(next(iter(batch.values())))
-    chosen = range(count) if rows is None else rows
-    for row in chosen:
+    indices = range(count) if rows is None else rows
+    for row in indices:
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     lines = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
     slots = np.unique(lines.row)
     divided = any(trait(each, "divides_segments") for each in stage.transforms)
-    chosen_filter: Any = next((each for each in stage.transforms if trait(each, "filters_repetition")), None)
+    ngram_filter: Any = next((each for each in stage.transforms if trait(each, "filters_repetition")), None)
     tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
     failing = np.zeros(count, bool)
-    if chosen_filter is not None and tokens in batch:
-        failing = chosen_filter.fails(batch[tokens], batch.get(segments))
+    if ngram_filter is not None and tokens in batch:
+        failing = ngram_filter.fails(batch[tokens], batch.get(segments))
     views = []
-    for row in chosen:
+    for row in indices:
         of_row = lines.select(lines.row == slots[row])
-        columns = _columns({name: array[row] for name, array in batch.items()})
+        arrays = _arrays({name: array[row] for name, array in batch.items()})
         pieces = _pieces(of_row)
         if divided:
-            pieces = _cut_at_segments(pieces, columns["segments"])
-        notes = _notes(batch, row, columns["segments"], pieces)
-        notes += [f"padding: {place_of(each)}" for each in pieces if each.withdrawn == each.stop - each.start]
+            pieces = _cut_at_segments(pieces, arrays["segments"])
+        notes = _notes(batch, row, arrays["segments"], pieces)
+        notes += [f"padding: {describe_origin(each)}" for each in pieces if each.withdrawn == each.stop - each.start]
         if failing[row]:
-            notes.append("NgramFilter took the loss off this row: it repeats itself.")
-        epoch, place, instance = (int(each[0]) for each in (of_row.epoch, of_row.row, of_row.instance))
+            notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
+        epoch, slot, instance = (int(each[0]) for each in (of_row.epoch, of_row.row, of_row.instance))
         names = stage.source.layout.segment_names if instance >= 0 else ()
         views.append(
-            RowView(step, epoch, row, place, instance, **columns, pieces=pieces, notes=tuple(notes), names=names)
+            RowView(step, epoch, row, slot, instance, **arrays, pieces=pieces, notes=tuple(notes), names=names)
         )
     return views
 
 
 def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
-    """Return (segment, first token, token after the last) of each segment and each stretch of padding, in order. A segment
-    with a name is among them where it is empty, too."""
+    """Return (segment, first token, token after the last) of each segment and each stretch of padding, in order. Named
+    segments are included even if empty."""
     borders = np.flatnonzero(np.diff(view.segments)) + 1
     edges = [0, *borders.tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
-    for at in range(len(view.names)):
-        if at == len(runs) or runs[at][0] != at + 1:
-            stop = runs[at - 1][2] if at else 0
-            runs.insert(at, (at + 1, stop, stop))
+    for index in range(len(view.names)):
+        if index == len(runs) or runs[index][0] != index + 1:
+            stop = runs[index - 1][2] if index else 0
+            runs.insert(index, (index + 1, stop, stop))
     return runs
 
 
@@ -139,7 +140,7 @@ def segment_title(view: RowView, segment: int) -> str:
     return f"segment {segment}, {view.names[segment - 1]}" if view.names else f"segment {segment}"
 
 
-def place_of(piece: Piece) -> str:
+def describe_origin(piece: Piece) -> str:
     """Return a description of a piece's origin."""
     document = "" if piece.document is None else f"document {piece.document:,} "
     record = "" if piece.record is None else f":{piece.record}"
@@ -148,7 +149,7 @@ def place_of(piece: Piece) -> str:
     return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}{gone}"
 
 
-def _columns(row: Element) -> dict[str, Any]:
+def _arrays(row: Element) -> dict[str, Any]:
     """Return tokens, segments, positions, loss and weights of a row."""
     shifted = row.keys() >= set(_BATCH)
     if not shifted and not row.keys() >= set(_SOURCE):
@@ -169,7 +170,7 @@ def _columns(row: Element) -> dict[str, Any]:
 
 
 def _pieces(lines: Trace) -> tuple[Piece, ...]:
-    """Return the pieces of a row's trace; an empty list for a row that holds only padding."""
+    """Return the pieces of a row's trace, none for a row of padding alone."""
     found, pieces = lines.select(lines.instance >= 0), []
     names = ("segment", "document", "source", "record", "shard", "start", "stop")
     withdrawn = np.zeros_like(found.step) if found.withdrawn is None else found.withdrawn
@@ -195,19 +196,19 @@ def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ..
 
 
 def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) -> list[str]:
-    """Return a sentence for each difference between the batch and its trace, or its shifted targets."""
+    """Return a note for each disagreement between batch and trace, or between targets and inputs."""
     notes = []
     count = max(segments.max(initial=0), max((piece.segment for piece in pieces), default=0)) + 1
     found, stated = np.bincount(segments, minlength=count), np.zeros(count, np.int64)
     for piece in pieces:
         stated[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(found[1:] != stated[1:]) + 1
-    cut = len(differing) and found[differing[0]] < stated[differing[0]] and not found[differing[0] + 1 :].any()
-    if len(differing) and not cut:  # a last column that is cut off is expected
-        at = differing[0]
+    first = differing[0] if len(differing) else None
+    # A shorter last segment is expected: a transform may cut columns.
+    if first is not None and (found[first] >= stated[first] or found[first + 1 :].any()):
         notes.append(
-            f"segment {at} has {found[at]} tokens in the batch, {stated[at]} in the layout: a transform changed the rows, so "
-            "the sources may be shown at the wrong tokens."
+            f"segment {first} has {found[first]} tokens in the batch, {stated[first]} in the layout: a transform changed the "
+            "rows, so the sources may be shown at the wrong tokens."
         )
     if "targets" in batch:
         taken = batch["targets_segmentation"][row, :-1] != 0

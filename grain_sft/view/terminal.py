@@ -13,7 +13,7 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import MissingExtraError, PipelineError
 from grain_sft.pipeline import Pipeline
-from grain_sft.view.rows import RowView, place_of, segment_runs, segment_title, view_rows
+from grain_sft.view.rows import RowView, describe_origin, segment_runs, segment_title, view_rows
 from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red, for one segment after another
@@ -77,7 +77,7 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
 
 
 def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator[str]:
-    """Yield the heading of a segment, and the places that it comes from."""
+    """Yield the heading of a segment, and the origins of its tokens."""
     segment, first, stop = run
     if not segment:
         ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))
@@ -86,7 +86,7 @@ def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator
     loss, title = int(view.loss[first:stop].sum()), segment_title(view, segment)
     tokens = f"tokens {first:,} to {stop - 1:,}, {loss:,} of {stop - first:,} take loss" if first < stop else "empty"
     yield _styled(f"{title}: {tokens}", f"1;{_colour_of(segment)}", colour)
-    yield from (f"  {place_of(piece)}" for piece in view.pieces if piece.segment == segment)
+    yield from (f"  {describe_origin(piece)}" for piece in view.pieces if piece.segment == segment)
 
 
 def _token_lines(

@@ -124,7 +124,7 @@ def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron
         try:
             found[name] = {"samples": len(grain_sft.load(config_of(folder, run), host=Host(0, 1)).source)}
         except grain_sft.GrainSftError as error:
-            message = re.search(r"takes (\d+) samples of it, but its epochs have (\d+). Give a surplus", str(error))
+            message = re.search(r"takes (\d+) samples of it, but its stream has (\d+). Give a surplus", str(error))
             found[name] = {"taken": int(message[1]), "size": int(message[2])}
     assert found == golden and sum("taken" in each for each in found.values()) >= 3
 

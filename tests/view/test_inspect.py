@@ -83,8 +83,8 @@ def test_rows_of_hosts_are_told_apart_and_padding_rows_are_said(config):
     whole = view_rows(load(path, host=HOST), last)
     for host in (0, 1):
         for mine in view_rows(load(path, host=Host(host, 2)), last):
-            same = whole[mine.place]
-            assert (mine.place, mine.instance) == (host + 2 * mine.row, same.instance)
+            same = whole[mine.slot]
+            assert (mine.slot, mine.instance) == (host + 2 * mine.row, same.instance)
             np.testing.assert_array_equal(mine.tokens, same.tokens)
     filled = next(view for view in whole if view.instance < 0)
     lines = list(row_lines(filled, TokenTexts(None), colour=False, width=80))

@@ -12,7 +12,7 @@ import pytest
 from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, load, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.view import inspect_page
-from grain_sft.view.rows import place_of, segment_runs, view_rows
+from grain_sft.view.rows import describe_origin, segment_runs, view_rows
 from grain_sft.view.text import TokenTexts, shown_texts, visible
 
 STEP = 2
@@ -67,8 +67,8 @@ def test_pieces_and_sources_are_those_of_the_rows(page, pipeline, texts):
     for step in data["steps"]:
         for entry, view in zip(step["rows"], view_rows(pipeline, step["step"]), strict=True):
             assert set(view.tokens.tolist()) <= set(ids)
-            assert [piece["words"] for piece in entry["pieces"]] == [place_of(piece) for piece in view.pieces]
-            assert (entry["place"], entry["instance"]) == (view.place, view.instance)
+            assert [piece["words"] for piece in entry["pieces"]] == [describe_origin(piece) for piece in view.pieces]
+            assert (entry["slot"], entry["instance"]) == (view.slot, view.instance)
 
 
 def test_no_text_becomes_markup_and_nothing_is_asked_of_a_network(page):

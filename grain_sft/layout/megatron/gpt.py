@@ -18,7 +18,7 @@ from grain_sft.layout.layout import Layout, LeftOut
 from grain_sft.layout.megatron.blending import Blend
 from grain_sft.layout.megatron.recipe import VARIANTS, Recipe, Variants, check_indices
 from grain_sft.layout.megatron.stream import Cut, Stream
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, joined, ragged
+from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, expand_counts, join_parts
 from grain_sft.storage import artifact, files
 
 _BLOCK = 1 << 22  # values hashed at a time
@@ -148,7 +148,7 @@ class MegatronGptLayout(Layout):
     def _open(self) -> None:
         """Open the indices, or make them."""
         make = functools.partial(self._recipe.make, self.corpus)
-        depends = self._recipe.depends(self.corpus)
+        depends = self._recipe.dependencies(self.corpus)
         found = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
         arrays = {name: array.view(np.ndarray) for name, array in found.items()}  # np.memmap is slow to index
         self._arrays = arrays
@@ -170,7 +170,7 @@ class MegatronGptLayout(Layout):
             columns: Sequence[Ints] = self._segments(0, rows)
         else:
             dataset, number = self._blend.numbers_of(rows)
-            columns = joined(dataset, lambda each, index: self._segments(each, number[index]))
+            columns = join_parts(dataset, lambda each, index: self._segments(each, number[index]))
         row, column, start, length, document = columns
         found = self._offsets.pieces(row, column, start, length, np.ones(len(row), np.int64), document)
         whole = self._cut.drop_last
@@ -184,7 +184,7 @@ class MegatronGptLayout(Layout):
         begin = samples * self._cut.length
         stop = np.minimum(begin + self.sequence_length, stream.ends[-1])
         first = stream.ends.searchsorted(begin, side="right")
-        row, within = ragged(stream.ends.searchsorted(stop - 1, side="right") - first + 1)
+        row, within = expand_counts(stream.ends.searchsorted(stop - 1, side="right") - first + 1)
         entry = first[row] + within
         entry_begin = np.where(entry > 0, stream.ends[entry - 1], 0)
         at, end = np.maximum(begin[row], entry_begin), np.minimum(stop[row], stream.ends[entry])

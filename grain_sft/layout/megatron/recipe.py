@@ -17,11 +17,11 @@ from grain_sft.layout.megatron.cache import read_blend, read_stream, stamps_of
 from grain_sft.layout.megatron.stream import Cut, Stream, make_stream
 from grain_sft.storage import artifact
 
-_VERSION = 1  # of the indices: another version makes them again
+_VERSION = 1  # increment to rebuild cached indices
 
 
 class Variant(NamedTuple):
-    """Differences between the systems that have such rows.
+    """Properties of a system whose GPT rows this layout reproduces.
 
     Attributes:
       extra: Whether a row also holds the first token of the next row by default.
@@ -82,7 +82,7 @@ class Recipe:
     split: tuple[str, str] | None = dataclasses.field(default=None, repr=False)
     index_dir: str | None = dataclasses.field(default=None, repr=False)
 
-    def depends(self, corpus: Corpus) -> dict[str, Any]:
+    def dependencies(self, corpus: Corpus) -> dict[str, Any]:
         """Return everything that the indices depend on, ready for JSON."""
         content = corpus.find_documents().content
         options = dataclasses.asdict(self) | {"index_dir": self.index_dir and stamps_of(self.index_dir)}
@@ -96,7 +96,7 @@ class Recipe:
             starts: First token of each unit, counted through the corpus.
             documents: Number of each unit in `corpus.documents`; absent where units are documents.
             firsts: First unit of each data set.
-            order N, ends N, shuffle N: `Stream` of data set N.
+            order N, ends N, shuffle N: `Stream` of data set N, counted without data sets of weight 0.
             chosen, taken: `Blend` of several data sets.
 
         Raises:
@@ -129,13 +129,16 @@ class Recipe:
                 size = math.floor((counts / shares).min()) if wanted is None else wanted
             else:
                 shares, size = normalized(counts), min(wanted or sum(counts), sum(counts))
-            found = self._blend(shares, size)
-            made |= {"chosen": found.chosen, "taken": found.taken}
-            for at, taken, count in zip(used, found.counts.tolist(), counts, strict=True):
+            blended = self._blend(shares, size)
+            made |= {"chosen": blended.chosen, "taken": blended.taken}
+            surplus_helps = bool(corpus.weights) and self.num_samples is not None
+            more = f"Give a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
+            advice = more if surplus_helps else "Give a smaller num_samples."
+            for at, taken, count in zip(used, blended.counts.tolist(), counts, strict=True):
                 if taken > count:
                     raise LayoutError(
-                        f"{corpus.shards[at].path}: the blend takes {taken} samples of it, but its epochs have {count}. Give "
-                        f"a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
+                        f"{corpus.shards[at].path}: the blend takes {taken} samples of it, but its stream has {count}. "
+                        + advice
                     )
         return made
 
@@ -145,7 +148,7 @@ class Recipe:
         return blend(shares, size) if read is None else read
 
     def _range(self, first: int, stop: int) -> tuple[int, int]:
-        """Return the part of documents `first` to `stop` that the split keeps, as its first and its end."""
+        """Return the (first, stop) range of documents that the split keeps."""
         if self.split is None:
             return first, stop
         kept = split_range(*self.split, stop - first)
@@ -161,7 +164,7 @@ class Recipe:
         )
 
     def _refuse_split(self, corpus: Corpus) -> None:
-        """Raise a `LayoutError` if `corpus.split` has divided the sequences of a prefix."""
+        """Raise a `LayoutError` if `corpus.split` has divided the sequences of a `.bin` and `.idx` pair, its prefix."""
         splits = VARIANTS[self.variant].splits
         for shard in corpus.shards:
             if shard.boundaries is not None and shard.boundaries.sequences is not None:
@@ -194,11 +197,11 @@ class Recipe:
         return weights, needs, samples if traits.exact_size else sum(shares)
 
 
-def _borders(corpus: Corpus, documents: Documents) -> list[int]:
-    """Return the number of the first document of each shard, and the number of all documents."""
-    ends = documents.shard_ends
+def _borders(corpus: Corpus, units: Documents) -> list[int]:
+    """Return the first unit of each shard, then the number of units."""
+    ends = units.shard_ends
     if ends is None:
-        ends = documents.start.searchsorted(np.cumsum([shard.num_tokens for shard in corpus.shards]), side="left")
+        ends = units.start.searchsorted(np.cumsum([shard.num_tokens for shard in corpus.shards]), side="left")
     return [0, *ends.tolist()]
 
 
@@ -209,4 +212,4 @@ def check_indices(arrays: artifact.Arrays) -> None:
     for number in range(len(arrays["firsts"])):
         order, ends = arrays.get(f"order {number}"), arrays.get(f"ends {number}")
         if order is None or ends is None or order.shape != ends.shape or ends.dtype != np.int64 or ends.ndim != 1:
-            raise ValueError(f"its stream {number} is not a number and an end for each entry")
+            raise ValueError(f"stream {number} lacks `order` or `ends`, or their shapes or types do not fit")

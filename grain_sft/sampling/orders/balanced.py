@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.layout import ragged
+from grain_sft.layout import expand_counts
 from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Costs, Ints, Order, RowsAt
 
 
@@ -36,7 +36,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         read = rows[: cuts[-1]]
         read = read[np.argsort(cost_of()[read], kind="stable")]
         steps = random.permutation(len(cuts) - 1)
-        step, number = ragged(np.diff(cuts)[steps])
+        step, number = expand_counts(np.diff(cuts)[steps])
         rows[cuts[steps][step] + number] = read[np.lexsort((random.random(len(read)), step))]
         return rows
 

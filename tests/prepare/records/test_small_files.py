@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 from tokenizer_makers import save_sentencepiece
 
 from grain_sft.corpus import open_corpus
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
+from grain_sft.prepare.chunks import Chunks, Contents
 from grain_sft.prepare.records import inputs
 
 
@@ -35,3 +37,11 @@ def test_many_small_texts_are_rendered_together_and_keep_their_sources(tmp_path:
         assert tokenizer.decode(document.tokens[:-1].tolist()) == Path(names[source]).read_text()
     [bad] = (tmp_path / "out.rejected.jsonl").read_text().splitlines()
     assert json.loads(bad)["file"] == names[200] and json.loads(bad)["line"] == 1
+
+
+def test_lines_above_the_range_of_uint32_keep_their_numbers(tmp_path: Path) -> None:
+    chunks, lines = Chunks(str(tmp_path), "key"), [3, 2**32 + 5]
+    for number, line in enumerate(lines):
+        made = Contents([(line, 0, 1, 1, 0, 0)], [np.array([7], np.uint32)], [np.ones(1, np.bool_)])
+        chunks.write(number, made.encode("key", np.dtype(np.uint16), np.dtype(np.bool_), None))
+    assert chunks.column(chunks.headers(2), "line").tolist() == lines
