@@ -1,4 +1,4 @@
-"""Strict JSON: a record that two parsers could read differently is an error. Also the words for values in such errors."""
+"""Strict JSON: repeated keys, NaN, NUL and half surrogate pairs are errors. Also descriptions of values for error messages."""
 
 import collections
 import difflib
@@ -6,21 +6,21 @@ import functools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
 
 _MAX_DEPTH = 64
-"""Most levels of objects and lists. Chats need about 10; code that recurses over a record stays far from its limit."""
+"""Maximum depth of objects and lists. Chats need about 10. Functions that recurse over a record stay below Python's limit."""
 
-_TOO_DEEP = f"nested too deep; expected at most {_MAX_DEPTH} levels."
+_TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half a surrogate pair, which Python makes of bytes in a path that are not UTF-8."""
+"""Half of a surrogate pair. Python also puts one in a path for each byte that is not UTF-8."""
 
 _CONTAINERS = frozenset((dict, list))
-_SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")
+_SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")  # the escapes of NUL and surrogates
 _BOM = "\ufeff"
 
 
@@ -28,8 +28,8 @@ def parse_json(line: bytes) -> object:
     """Return the value of one line of JSON.
 
     Raises:
-      RecordError: The line is not UTF-8 or not JSON, an object has a key twice, a number is not finite, a text holds a
-        NUL or half a surrogate pair, or objects are nested deeper than 64.
+      RecordError: The line is not UTF-8 or not JSON, an object has a key twice, a number is not finite, a string contains
+        NUL or half of a surrogate pair, or there are more than 64 levels of objects and lists.
     """
     try:
         text = line.decode()
@@ -42,19 +42,20 @@ def parse_json(line: bytes) -> object:
         ) from error
     except json.JSONDecodeError as error:
         cut = error.pos >= len(error.doc.rstrip())
-        hint = " Are records written over several lines? `jq -c . FILE > FILE.jsonl` puts each on one." if cut else ""
+        hint = " Does a record span several lines? `jq -c . FILE > FILE.jsonl` puts each on one." if cut else ""
         near = error.doc[error.pos : error.pos + 20]
+        what = error.msg.removesuffix(" at").removesuffix(" starting")
         raise RecordError(
-            f"not valid JSON at column {error.pos + 1}: {error.msg[0].lower()}{error.msg[1:]}, found "
+            f"not valid JSON at column {error.pos + 1}: {what[0].lower()}{what[1:]}, found "
             f"{shown(near) if near else 'the end of the line'}. Expected one whole JSON object in a line.{hint}"
         ) from error
     except RecursionError as error:
-        raise RecordError(f"objects and lists are {_TOO_DEEP}") from error
-    except ValueError as error:  # a number of thousands of digits
-        raise RecordError(f"a number that can't be read: {error}.") from error
-    flat = isinstance(value, dict) and _CONTAINERS.isdisjoint(map(type, value.values()))  # brackets may be in its text
+        raise RecordError(_TOO_DEEP) from error
+    except ValueError as error:  # NaN, infinity, or a number of thousands of digits
+        raise RecordError(f"a number can't be read: {error}.") from error
+    flat = isinstance(value, dict) and _CONTAINERS.isdisjoint(map(type, value.values()))  # its brackets are in strings
     if not flat and text.count("[") + text.count("{") > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
-        raise RecordError(f"objects and lists are {_TOO_DEEP}")
+        raise RecordError(_TOO_DEEP)
     if _SUSPICIOUS.search(text):
         for path, string in strings(value):
             check_text(string, path)
@@ -64,9 +65,9 @@ def parse_json(line: bytes) -> object:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        twice = next(key for key, count in collections.Counter(key for key, _ in pairs).items() if count > 1)
+        repeated = next(key for key, count in collections.Counter(key for key, _ in pairs).items() if count > 1)
         raise RecordError(
-            f"key {shown(twice)} occurs twice in one object, and which one counts is not defined. Remove one."
+            f"key {shown(repeated)} occurs more than once in an object, so its value is undefined. Keep one."
         )
     return found
 
@@ -77,8 +78,8 @@ def _constant(name: str) -> float:
 
 def _float(text: str) -> float:
     value = float(text)
-    if value - value != 0:
-        raise ValueError(f"{shown(text)} is beyond what a float holds")
+    if not math.isfinite(value):
+        raise ValueError(f"{shown(text)} is too large for a float")
     return value
 
 
@@ -95,7 +96,7 @@ def _depth(value: object) -> int:
 
 
 def check_text(text: str, where: str) -> None:
-    """Refuse a text with NUL or half a surrogate pair, which no UTF-8 text file can hold."""
+    """Raise a `RecordError` if a string contains NUL or half of a surrogate pair; `where` names it."""
     if "\0" in text:
         raise RecordError(f"{where}: character {text.index(chr(0))} is NUL (\\u0000). Remove it.")
     if not text.isascii() and (found := _SURROGATE.search(text)):
@@ -106,29 +107,29 @@ def check_text(text: str, where: str) -> None:
 
 
 def check_name(name: str, value: object) -> None:
-    """Refuse a text that no JSON file can hold: paths may have bytes that are not UTF-8."""
+    """Raise a `PrepareError` if a string, such as a path, contains NUL or a byte that is not UTF-8."""
     if isinstance(value, str) and ("\0" in value or _SURROGATE.search(value)):
-        raise PrepareError(f"{name} {value!a}: has NUL or a byte that is not UTF-8. Rename it, or write it again.")
+        raise PrepareError(f"{name} {value!a} contains NUL or a byte that is not UTF-8. Rename it, or correct it.")
 
 
 def check_json(value: object, where: str) -> None:
-    """Refuse a value that JSON can't hold; rows of Parquet may have one."""
+    """Raise a `RecordError` if JSON can't represent a value: rows of Parquet may contain such values."""
     if _depth(value) > _MAX_DEPTH:
         raise RecordError(f"{where}: {_TOO_DEEP}")
     for path, leaf in _leaves(value, where):
         if isinstance(leaf, str):
             check_text(leaf, path)
         elif not (leaf is None or isinstance(leaf, int) or (isinstance(leaf, float) and math.isfinite(leaf))):
-            raise RecordError(f"{path}: {shown(leaf)}; expected what JSON can hold.")
+            raise RecordError(f"{path}: {shown(leaf)}; expected a value of JSON.")
 
 
 def strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield path and text of every string in a parsed value, keys included, in order."""
+    """Yield the path and the text of every string in a parsed value, keys included, in order."""
     return ((where, leaf) for where, leaf in _leaves(value, path) if isinstance(leaf, str))
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
-    """Yield path and value of every key, and of everything that is not an object or a list."""
+    """Yield the path and the value of every key and of every value that is not an object or a list."""
     if isinstance(value, dict):
         for key, entry in value.items():
             if not isinstance(key, str):
@@ -143,25 +144,25 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: short, on one line, in plain characters."""
+    """Return a value for a message: in ASCII, on one line, of at most 80 characters or cut."""
     text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(value if isinstance(value, str) else text)} characters)"
 
 
 @functools.lru_cache(maxsize=1024)
-def suggestion(word: object, choices: tuple[str, ...], least: float = 0.7) -> str:
-    """Return " Did you mean ...?" where one of `choices` is close to `word`, else nothing."""
+def suggestion(word: Hashable, choices: tuple[str, ...], least: float = 0.7) -> str:
+    """Return " Did you mean ...?" if one of `choices` is close to `word`, else ""."""
     matches = difflib.get_close_matches(word[:100].lower(), choices, 1, least) if isinstance(word, str) else []
     return f" Did you mean {matches[0]!r}?" if matches and matches[0] != word else ""
 
 
 def found(entry: Mapping[str, Any], key: str) -> str:
-    """Return the kind of the value of a key, for a message."""
+    """Return `kind` of the value of a key, or "is missing"."""
     return kind(entry[key]) if key in entry else "is missing"
 
 
 def kind(value: object) -> str:
-    """Return the kind of a value in JSON's words."""
+    """Return a description of a value for a message, with JSON's names of types."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, int | float):

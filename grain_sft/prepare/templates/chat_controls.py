@@ -50,14 +50,14 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         return Expected(_moved(_of_roles(chat.template, chat.roles, find), starts), placed=True)
     exchange = _exchange(chat)
     table, back = str.maketrans(exchange), str.maketrans({after: before for before, after in exchange.items()})
-    words, compared = chat.template.words
-    names = _kept_names(words, special)
+    keys, compared = chat.template.literals
+    names = _kept_names(keys, special)
 
     def without_words(text: str) -> str:
         return text.translate(table)
 
     def with_words(text: str) -> str:
-        """Exchange a text, but keep words that the template compares texts with, unless they overlap a control token."""
+        """Exchange a text, but keep the texts that the template compares others with, unless they overlap a control token."""
         spelled = [match.span() for match in special.pattern.finditer(text)]
         parts, stop = [], 0
         for match in compared.finditer(text):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError, import_extra
-from grain_sft.prepare.records.strict_json import strings
+from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.templates.template import any_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
@@ -51,10 +51,10 @@ class ChatTemplate:
         self._special_next = any_of({*tokenizer.special_tokens, *_MARKUP.findall(text), *self._eos}, r"\s*({})")
 
     @functools.cached_property
-    def words(self) -> tuple[frozenset[str], re.Pattern[str]]:
-        """Keys that the template reads, and words that it compares texts with."""
-        names, compared = self._jinja.words_of(self.source)
-        return names, any_of(compared)
+    def literals(self) -> tuple[frozenset[str], re.Pattern[str]]:
+        """Keys that the template may read, and a pattern of the texts that it compares others with."""
+        keys, compared = self._jinja.literals_of(self.source)
+        return keys, any_of(compared)
 
     def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
         """Return the text of a conversation, followed by the assistant's prompt if `prompt`; None if it is refused."""
@@ -67,16 +67,29 @@ class ChatTemplate:
         """Return the text of a conversation, and the spans that the template itself marks with {% generation %}.
 
         Raises:
-          RecordError: The template refuses the conversation, or fails on it.
+          RecordError: The template refuses the conversation, fails on it, or marks text that it then changes or moves.
         """
         blocks: list[str] = []
         spans: Spans = []
-        self._jinja.Generation.tracked = blocks, spans
+        marked: list[str] = []
+        stop = 0
+        self._jinja.Generation.marked = marked
         try:
             for block in self._blocks(messages, tools, False):
+                start, stop = stop, stop + len(block)
                 blocks.append(block)
+                if marked == [block]:
+                    spans.append((start, stop))
+                    marked.clear()
+                elif marked:  # the tag is in a macro, a filter or a variable
+                    break
         finally:
-            self._jinja.Generation.tracked = None
+            self._jinja.Generation.marked = None
+        if marked:
+            raise RecordError(
+                f"messages: the chat template marks {shown(marked[0])} with {{% generation %}} inside a macro, filter or "
+                "variable, so its place in the text is unknown. Move the tag out of it."
+            )
         return "".join(blocks), spans
 
     def _blocks(self, messages: Messages, tools: Sequence[Any] | None, prompt: bool) -> Iterable[str]:

@@ -1,6 +1,6 @@
 """The Jinja environment of chat templates: sandboxed, with the functions that transformers gives to templates.
 
-It does not use transformers, so that templates render equally with every kind of tokenizer and every version of transformers.
+It does not import transformers, so a template renders the same text with every kind of tokenizer and version of transformers.
 """
 
 import json
@@ -18,11 +18,11 @@ class Generation(jinja2.ext.Extension):
     """The tag {% generation %}, which marks the assistant's texts.
 
     Attributes:
-      tracked: Blocks of text rendered so far, and spans of marked text, to which the tag appends; None records no spans.
+      marked: List to which the tag appends each text that it marks; None records no texts.
     """
 
     tags = {"generation"}  # noqa: RUF012
-    tracked: ClassVar[tuple[list[str], list[tuple[int, int]]] | None] = None
+    marked: ClassVar[list[str] | None] = None
 
     def parse(self, parser: Any) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -31,15 +31,13 @@ class Generation(jinja2.ext.Extension):
 
     def _generated(self, caller: Any) -> str:
         text = str(caller())
-        if self.tracked is not None:
-            blocks, spans = self.tracked
-            start = sum(map(len, blocks))
-            spans.append((start, start + len(text)))
+        if self.marked is not None:
+            self.marked.append(text)
         return text
 
 
 class Namespace(jinja2.utils.Namespace):
-    """A namespace without underscored attributes, by which templates could leave the sandbox."""
+    """Jinja's namespace, except that it refuses names with a leading underscore: with one, a template can leave the sandbox."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         self, *values = args
@@ -54,18 +52,20 @@ class Namespace(jinja2.utils.Namespace):
 
 
 def raise_exception(message: str) -> None:
-    """Refuse a conversation, on behalf of a template."""
+    """Raise a `TemplateError`. Templates call this function to refuse a conversation."""
     raise jinja2.exceptions.TemplateError(message)
 
 
 def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Return JSON without escapes for HTML."""
+    """Return `value` as JSON. Unlike Jinja's own `tojson`, the filter does not escape the characters of HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 NO_DATE = jinja2.Undefined(name="strftime_now")
+"""Value of `strftime_now`, the function for today's date: templates see that it is undefined."""
+
 ENVIRONMENT = jinja2.sandbox.ImmutableSandboxedEnvironment(
     trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
 )
@@ -77,20 +77,20 @@ def compile_template(text: str) -> jinja2.Template:
     """Compile a chat template."""
     try:
         return ENVIRONMENT.from_string(text)
-    except jinja2.TemplateError as error:
-        line = getattr(error, "lineno", None)
-        raise PrepareError(f"the chat template is not a valid Jinja template: {error} (line {line}).") from error
+    except Exception as error:  # Python refuses what Jinja makes of deeply nested blocks
+        place = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise PrepareError(f"the chat template is not a valid Jinja template: {error}{place}.") from error
 
 
-def words_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the keys that a template reads, and the words that it compares texts with."""
+def literals_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the keys that a template may read, and the string constants in its comparisons, calls, filters and tests."""
     nodes, tree = jinja2.nodes, ENVIRONMENT.parse(text)
     constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    names = {node.attr for node in tree.find_all(nodes.Getattr)} | constants
+    keys = {node.attr for node in tree.find_all(nodes.Getattr)} | constants
     compared = {
         inner.value
         for node in tree.find_all((nodes.Compare, nodes.Call, nodes.Filter, nodes.Test))
         for inner in node.find_all(nodes.Const)
         if isinstance(inner.value, str) and inner.value.strip()
     }
-    return frozenset(names), frozenset(compared)
+    return frozenset(keys), frozenset(compared)

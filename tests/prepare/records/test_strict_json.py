@@ -25,7 +25,7 @@ from grain_sft.prepare import parse_json
         (rb'{"a": "\x41"}', ["column 8"]),
         (b'{"a": "\xc0\xaf"}', ["byte 7", "UTF-8"]),
         (b'{"a": "\\udc00\\ud800"}', ["half of a surrogate pair"]),
-        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' occurs twice"]),
+        (b'{"a": 1, "b": {"c": 1, "c": 1}}', ["key 'c' occurs more than once"]),
         (b'{"a": NaN}', ["NaN"]),
         (b'{"a": -Infinity}', ["-Infinity"]),
         (b'{"a": 1e999}', ["1e999"]),

@@ -271,15 +271,15 @@ def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
 
 
 def test_what_is_missing_is_named(tmp_path):
-    content = byte_level_json(("<|endoftext|>",))
-    plain = load_tokenizer(save_huggingface(tmp_path / "hf", content, eos="<|endoftext|>"))
+    plain = load_tokenizer(save_huggingface(tmp_path / "hf", byte_level_json(("<|endoftext|>",)), eos="<|endoftext|>"))
     for tokenizer in (plain, load_tokenizer(save_sentencepiece(tmp_path))):
         with pytest.raises(PrepareError, match=r"no chat template.*--chat-template"):
             rendered(tokenizer, turns("a", "b"), name="hf")
         with pytest.raises(PrepareError, match=r"<\|im_start\|>, <\|im_end\|>"):
             rendered(tokenizer, turns("a", "b"))
-    with pytest.raises(PrepareError, match="Jinja"):
-        rendered(plain, turns("a", "b"), chat_template="{% for x in %}")
+    for text in ("{% for x in %}", "{% for x in y %}" * 25 + "{% endfor %}" * 25):
+        with pytest.raises(PrepareError, match="Jinja"):
+            rendered(plain, turns("a", "b"), chat_template=text)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_what_is_missing_is_named(tmp_path):
         ("{{ missing.attribute }}", "missing"),
         ("{{ raise_exception('no such thing') }}", "no such thing"),
         ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "{% generation %}"),
-        ("{{ messages | length }}", "{% generation %}"),
+        ("{% macro f() %}<a>{% generation %}x{% endgeneration %}{% endmacro %}{{ f() }}", "marks 'x' with"),
         ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "{% generation %}"),
     ],
 )
