@@ -1,4 +1,4 @@
-"""Pictures of a report, drawn by matplotlib: PNG, and SVG in the colours of the page."""
+"""Pictures of a report, drawn by matplotlib: as PNG, and as SVG with the colours of the page's style sheet."""
 
 import io
 import re
@@ -11,14 +11,14 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Pictures by name: a test for their figures in a report, and the function that draws them."""
+"""Pictures by name: whether a report has the picture's figures, and the function that draws these."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order. A page replaces them with --c0, --c1, ... of its style sheet."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
 _VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper", **{each: f"c{at}" for at, each in enumerate(COLOURS)}}
-_MOST_SOURCES = 7  # the others are added up
-_MOST_CHARACTERS = 28  # of a label
+_MAX_SOURCES = 7  # one colour each; the eighth is for the sum of the others
+_MAX_CHARACTERS = 28  # of a label
 _SIZE = (8.0, 3.2)  # inches
 
 _STYLE: dict[Any, Any] = {
@@ -26,7 +26,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "grain_sft",
     "font.family": "sans-serif",
     "font.size": 10.0,
-    "text.parse_math": False,  # in labels, which are names of files, $ begins no formula
+    "text.parse_math": False,  # labels are names of files, in which $ begins no formula
     "axes.edgecolor": _QUIET,
     **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
@@ -41,7 +41,7 @@ class Picture(NamedTuple):
 
 
 def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str, Picture]:
-    """Return pictures by name: those of a report, or of the table `pictures`.
+    """Return the pictures that a report has figures for, by name. `pictures` None means those of this module.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
@@ -81,19 +81,19 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return `tokens`, {source: tokens in each step}, of the largest sources, with the others added up as one."""
+    """Return {source: tokens in each step} of the 7 largest sources of `tokens`, and the sum of the others as one entry."""
     largest = sorted(tokens, key=lambda name: -sum(tokens[name]))
-    if len(largest) <= _MOST_SOURCES + 1:
+    if len(largest) <= _MAX_SOURCES + 1:
         return {name: tokens[name] for name in largest}
-    kept = {name: tokens[name] for name in largest[:_MOST_SOURCES]}
-    rest = [sum(column) for column in zip(*(tokens[name] for name in largest[_MOST_SOURCES:]), strict=True)]
-    return kept | {f"{len(largest) - _MOST_SOURCES} others": rest}
+    kept = {name: tokens[name] for name in largest[:_MAX_SOURCES]}
+    rest = [sum(column) for column in zip(*(tokens[name] for name in largest[_MAX_SOURCES:]), strict=True)]
+    return kept | {f"{len(largest) - _MAX_SOURCES} others": rest}
 
 
 def short(name: str) -> str:
-    """Return `name` without folders, shortened to its end if it has more than `_MOST_CHARACTERS`."""
+    """Return `name` without folders. Of a longer one, return the last `_MAX_CHARACTERS` - 1 characters."""
     name = name.rpartition("/")[2] or name
-    return name if len(name) <= _MOST_CHARACTERS else f"…{name[1 - _MOST_CHARACTERS :]}"
+    return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 
 def _lengths(figure: Any, report: Report) -> None:
@@ -113,10 +113,10 @@ def _packing(figure: Any, report: Report) -> None:
     left, right = figure.subplots(1, 2, sharey=True)
     full = [100 * (1 - each["padding_share"]) for each in found]
     _bars(left, names, full, [f"{each:.3f}%" for each in full], COLOURS[0])
-    left.set(xlabel="of rows' tokens that are not padding, %", xlim=(0, 140), xticks=[0, 25, 50, 75, 100])
+    left.set(xlabel="tokens of rows that are not padding, %", xlim=(0, 140), xticks=[0, 25, 50, 75, 100])
     segments = [each["segments_a_row"]["mean"] for each in found]
     _bars(right, names, segments, [f"{each:,.1f}" for each in segments], COLOURS[1])
-    right.set(xlabel="segments a row, mean")
+    right.set(xlabel="mean segments per row")
 
 
 def _left_out(figure: Any, report: Report) -> None:
@@ -130,12 +130,13 @@ def _left_out(figure: Any, report: Report) -> None:
 def _sources(figure: Any, report: Report) -> None:
     columns = report["sources"]["columns"]
     largest = sorted(zip(columns["tokens"], columns["trainable"], columns["source"], strict=True), reverse=True)
-    tokens, trainable, names = zip(*largest[: _MOST_SOURCES + 1], strict=True)
+    tokens, trainable, names = zip(*largest[: _MAX_SOURCES + 1], strict=True)
     shares = [f"{taken / max(1, count):.1%} take loss" for taken, count in zip(trainable, tokens, strict=True)]
     axes = figure.subplots()
     _bars(axes, [short(name) for name in names], tokens, shares, COLOURS[6])
     axes.barh(range(len(names)), trainable, color=COLOURS[0], height=0.4)
-    axes.set(xlabel="tokens of the sampled steps; narrow: those that take loss")
+    largest_of = f"; the largest {len(names)} of {len(largest)} sources" if len(largest) > len(names) else ""
+    axes.set(xlabel=f"tokens of the sampled steps; narrow: those that take loss{largest_of}")
     _show_millions(axes.xaxis)
 
 
@@ -144,11 +145,12 @@ def _mixture(figure: Any, report: Report) -> None:
     totals = [max(1, sum(column)) for column in zip(*found.values(), strict=True)]
     shares = [[100 * each / total for each, total in zip(column, totals, strict=True)] for column in found.values()]
     axes = figure.subplots()
-    axes.stackplot(report["sources"]["steps"], shares, labels=[short(name) for name in found], colors=COLOURS)
-    axes.set(xlabel="step", ylabel="of its tokens, %", ylim=(0, 100))
+    areas = axes.stackplot(report["sources"]["steps"], shares, colors=COLOURS)
+    axes.set(xlabel="step", ylabel="share of its tokens, %", ylim=(0, 100))
     axes.margins(x=0)
     _show_millions(axes.xaxis)
-    figure.legend(loc="outside right upper", frameon=False)
+    names = [short(name) for name in found]  # as an argument: labels of areas that begin with "_" would be left out
+    figure.legend(areas, names, loc="outside right upper", frameon=False)
 
 
 def _throughput(figure: Any, report: Report) -> None:
