@@ -19,9 +19,9 @@ def config(parser: Parser) -> None:
 
 
 def _print_config(options: argparse.Namespace) -> int:
-    from grain_sft.config import config_schema, stated
+    from grain_sft.config import config_schema, read_config
 
-    return _print_json(config_schema() if options.schema else stated(options.config)[1])
+    return _print_json(config_schema() if options.schema else read_config(options.config)[1])
 
 
 def receipt(parser: Parser) -> None:

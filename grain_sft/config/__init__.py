@@ -22,9 +22,10 @@ from grain_sft.source import MixtureSource, NpyDataSource
 from grain_sft.storage import files
 from grain_sft.transforms import TRANSFORMS
 
-__all__ = ["config_schema", "is_config", "load", "stated"]
+__all__ = ["config_schema", "is_config", "load", "naming", "read_config"]
 
 FORMER_KEYS = {"when_dry": "on_exhausted"}
+"""New name of each renamed key, by its former name."""
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -33,19 +34,19 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """Return the pipeline that a config describes.
 
     Args:
-      config: Path of a .yaml or .json file, or the same as a dict. Relative paths of token files start at the folder of
-        the config that states them or, if nothing is there, at the working directory; `inherits: other` too. What a
-        config states replaces what it inherits. A trainer's `GPTConfig`, as the episode-indexed loader reads it, is
-        taken as it is (`grain_sft.config.gpt_config`).
+      config: Path of a .yaml or .json file, or the same as a dict. A relative path of token files, or of the config under
+        `inherits`, is looked up in the folder of the config that contains it, then in the working directory. The values of
+        a config replace those that it inherits. A `GPTConfig` of the episode-indexed loader is also accepted
+        (`grain_sft.config.gpt_config`).
       host: This data-loading process; None asks JAX (and so starts its backend).
 
     Raises:
-      ConfigError: An unknown key (with the nearest known one), a key that is given twice, a missing one, or a value that
-        the key does not take.
-      CorpusError, CorpusFileError, LayoutError, SamplerError: From what the config describes; they name it too.
+      ConfigError: An unknown key (the message has the nearest known one), a repeated or missing key, or a wrong value.
+      CorpusError, CorpusFileError, LayoutError, SamplerError: An error in what the config describes. The message names
+        the config too.
     """
-    where, sections = stated(config)
-    with _named(where):
+    where, sections = read_config(config)
+    with naming(where):
         entries = sections.get("amendments", ())
         observed: dict[str, Any] = {"audit": sections.get("audit")}
         observed["observers"] = [
@@ -80,11 +81,11 @@ def _nouns(
     return source, rows, transforms
 
 
-def stated(config: Config) -> tuple[str, dict[str, Any]]:
-    """Return the name of a config in messages, and its sections: validated, with what it inherits.
+def read_config(config: Config) -> tuple[str, dict[str, Any]]:
+    """Return the name of a config for messages, and its validated sections with all inherited values.
 
     Raises:
-      ConfigError: As `load`.
+      ConfigError: As in `load`.
     """
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), ())
@@ -105,37 +106,50 @@ def stated(config: Config) -> tuple[str, dict[str, Any]]:
     return where, replaced
 
 
-def is_config(stated: Mapping[str, Any]) -> bool:
+def is_config(value: Mapping[str, Any]) -> bool:
     """Return whether a mapping read from a file has keys of a config."""
-    return INHERITS in stated or gpt_config.is_gpt_config(stated) or bool(set(stated) & set(SECTIONS))
+    return INHERITS in value or gpt_config.is_gpt_config(value) or not value.keys().isdisjoint(SECTIONS)
 
 
 def _check_defaults(layout: Layout, where: str) -> None:
-    """Refuse a mixture of layouts with different default transforms."""
-    stated = {name: list(part.transforms) for name, part in layout.parts.items()}
-    if len({repr(each) for each in stated.values()}) > 1:
-        listed = "; ".join(f"{name}: {each}" for name, each in stated.items())
+    """Raise a `ConfigError` if the layouts of a mixture have different default transforms."""
+    transforms = {name: list(part.transforms) for name, part in layout.parts.items()}
+    if len({repr(each) for each in transforms.values()}) > 1:
+        listed = "; ".join(f"{name}: {each}" for name, each in transforms.items())
         raise ConfigError(
-            f"{where} lacks the key 'transforms', and the layouts of its sources take different ones ({listed}). State "
-            "those of the mixture."
+            f"{where} lacks the key 'transforms', and the layouts of its sources have different defaults ({listed}). Give "
+            "the transforms of the mixture."
         )
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with the keys of an earlier version under their new names."""
+    """Return a section with former keys under their new names, except the names of the sources of a mixture."""
     if not isinstance(section, Mapping):
         return section
-    for key in FORMER_KEYS.keys() & section.keys():
-        warnings.warn(f"{where}: {key} is now {FORMER_KEYS[key]}.", DeprecationWarning, stacklevel=4)
-    return {FORMER_KEYS.get(key, key): _renamed(value, where) for key, value in section.items()}
+    renamed = {}
+    for key, value in section.items():
+        new = FORMER_KEYS.get(key, key)
+        if new != key:
+            warnings.warn(f"{where}: {key} is now {new}.", DeprecationWarning, stacklevel=4)
+            if new in section:
+                raise ConfigError(f"{where}: {key} and {new}, its new name, are both given. Remove {key}.")
+        if key == "mixture" and isinstance(value, Mapping):
+            renamed[new] = {name: _renamed(source, where) for name, source in value.items()}
+        else:
+            renamed[new] = _renamed(value, where)
+    return renamed
 
 
 @contextlib.contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Name the config in errors."""
+def naming(where: str) -> Iterator[None]:
+    """Put the name of the config before the messages of errors."""
     try:
         yield
     except GrainSftError as error:
-        if str(error).startswith(where):
+        named = error
+        if not str(error).startswith(where):
+            with contextlib.suppress(TypeError):  # an error class from outside may take other arguments
+                named = type(error)(f"{where}: {error}")
+        if named is error:
             raise
-        raise type(error)(f"{where}: {error}") from error
+        raise named from error

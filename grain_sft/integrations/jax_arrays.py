@@ -28,43 +28,43 @@ from grain_sft.source import Element
 from grain_sft.storage import activity
 from grain_sft.transforms import trait
 
-AHEAD = 2  # batches whose transfer to the devices begins in advance
-THREADS = 2
+AHEAD = 2  # batches that are transferred to the devices in advance
+THREADS = 2  # that read and transfer them
 
 __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
 
 
 class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
-    """Iterator of a pipeline's batches as global arrays. Every process makes one, and takes from it in step.
+    """Iterator over a pipeline's batches as global arrays. Every process creates one and requests the same batches.
 
     Row g of the global batch is at index g of the global array, whatever the number of processes and the sharding. A process
-    reads what its devices have of the batch, according to the sharding: rows, and of these the columns, if the mesh divides
-    the sequence. It has no host index. Several processes read the same where their devices have the same (a mesh axis that
-    divides the model), and whole rows where a transform needs these (`Pipeline.reads_columns`).
+    reads only the rows that the sharding puts on its devices and, if the mesh divides the sequence, only their columns there.
+    Processes whose devices hold the same rows (along a mesh axis that divides the model) all read them. A process reads whole
+    rows if a transform needs these (`Pipeline.reads_columns` is False).
 
-    Threads begin the transfer of the next batches to the devices before they are asked for, so that a training step hides it.
-    The state is a step and a receipt (`grain_sft.integrations.checkpoint`), the same for any number of processes.
+    Threads transfer the next batches to the devices while the trainer computes a step. The state is a step and a receipt
+    (`grain_sft.integrations.checkpoint`), the same for any number of processes.
 
     Args:
       pipeline: Pipeline of `Host(0, 1)`, as `load(config, host=Host(0, 1))` returns it. The sharding decides which rows this
         process reads.
       sharding: Sharding of the arrays [rows, L].
       start_step: Step of the first batch.
-      num_rows: Rows of the global arrays, at least those of the global batch. The rows after it are 0, without loss, and a
-        process that has no other rows reads nothing. None means as many as the global batch.
-      loaders: Processes that can read the data, where not all can: they read the batch, and one collective a step spreads it.
-        None means all.
-      ahead: Number of batches whose transfer begins before they are asked for. 0 makes each batch when it is asked for.
-      threads: Number of threads that read and transfer ahead.
+      num_rows: Number of rows of the global arrays, at least the global batch size. Rows after the batch are 0 and take no
+        loss. A process that has only such rows reads nothing. None means the global batch size.
+      loaders: Indices of the processes that can read the data. They read the batch, and one collective a step distributes it.
+        None means that all processes read.
+      ahead: Number of batches that are transferred in advance. 0 makes each batch when it is requested.
+      threads: Number of threads that read and transfer in advance.
       allow_other_data: Whether `set_state` accepts the state of a run on other data.
-      prepare: Function of a step, a block of its batch that this process read, and the block's arrays [n, L], that returns what
-        goes to the devices. Called in threads.
-      load_balanced_shards: Number of shards of MaxText's load-balanced order, in which the columns of the global arrays are
-        then; 1 leaves them in their natural order. See `ContextOrder`.
+      prepare: Function of a step, a block of its batch that this process read, and the block's arrays [n, columns]. It returns
+        the arrays that go to the devices, of the same shape. Threads call it.
+      load_balanced_shards: Number of shards of MaxText's load-balanced order of columns, or 1 for the natural order. See
+        `ContextOrder`.
 
     Raises:
-      PipelineError: a pipeline of one host of many, arrays that the sharding or the load-balanced order can't divide, or no
-        loaders.
+      PipelineError: a pipeline of one host of several, arrays that the sharding or the load-balanced order can't divide, or
+        `loaders` without a device.
       RowIndexError: the pipeline does not have the start step.
     """
 
@@ -84,8 +84,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     ) -> None:
         if pipeline.sampler.host.count != 1:
             raise PipelineError(
-                f"the pipeline is that of {pipeline.sampler.host!r}, but the sharding decides which rows a process "
-                "reads: load it with host=Host(0, 1)."
+                f"the pipeline is for {pipeline.sampler.host!r}, but the sharding decides which rows a process reads. "
+                "Load it with host=Host(0, 1)."
             )
         self.pipeline, self.sharding = pipeline, sharding
         self._prefetch = as_integer("ahead", ahead, 0, PipelineError)
@@ -104,27 +104,27 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
             return LoaderPlacement(sharding, (rows, width), batch_rows, order, loaders=loaders)
 
         self._placements: dict[tuple[int, int], dict[int, Placement]] = {}
-        """Placements by the columns of the array, ascending; by the first step of the stage and the rows of the batch."""
+        """Placements by (first step of a stage, rows of its batch), and then by the columns of an array, ascending."""
         for stage in pipeline.stages:
             shapes = sorted(_shapes(stage))
             divides = stage.reads_columns and len({width for _, width in shapes}) == 1
             for batch_rows, width in shapes:
-                of_stage = self._placements.setdefault((stage.first_step, batch_rows), {})
-                of_stage[width] = placement(batch_rows, width, divides)
+                by_width = self._placements.setdefault((stage.first_step, batch_rows), {})
+                by_width[width] = placement(batch_rows, width, divides)
         self._makes_ahead = self._prefetch > 0
         super().__init__(pipeline, start_step)
 
     def _placements_at(self, step: int) -> dict[int, Placement]:
-        """Return the placements of the arrays of a step, by their columns."""
+        """Return the placements of the arrays of `step`, by their number of columns."""
         return self._placements[self.pipeline.at(step).first_step, self.pipeline.sampler.batch_sizes.at(step)]
 
     def _placement(self, step: int, width: int | None = None) -> Placement:
-        """Return the placement of arrays of a step; `width` None means any, for what does not depend on it."""
-        found = self._placements_at(step)
-        return found[width or max(found)]
+        """Return the placement of arrays of `step` with `width` columns; None means the widest."""
+        by_width = self._placements_at(step)
+        return by_width[width or max(by_width)]
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        """Return the slots of the global batch of `step` that this process reads, at least in part: int64 [n]."""
+        """Return int64 [n], the slots of the global batch of `step` of which this process reads at least some columns."""
         return self._placement(step).reads
 
     def blocks(self, step: int) -> list[Block]:
@@ -158,19 +158,21 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return placed
 
     def _prepared(self, step: int, block: Block, batch: Element) -> Element:
-        """Return what goes to the devices of a block of the batch of `step`."""
-        widths = self._placements_at(step)
-        for key, array in batch.items():
-            if len(array) != len(block.rows) or (block.columns is None and array.shape[1] not in widths):
+        """Return the arrays of a block of the batch of `step` that go to the devices."""
+        prepared = batch if self._prepare is None else self._prepare(step, block, batch)
+        first, end = block.columns or (0, 0)
+        widths = self._placements_at(step) if block.columns is None else (end - first,)
+        for key, array in prepared.items():
+            if array.ndim != 2 or len(array) != len(block.rows) or array.shape[1] not in widths:
                 raise PipelineError(
-                    f"{key!r} of step {step} is {list(array.shape)}, but rows over many devices are of one shape, "
-                    f"{[len(block.rows), max(widths)]} here: take out the transform that "
-                    f"cuts columns off ({self.pipeline.transforms!r})."
+                    f"{key!r} of step {step} has shape {list(array.shape)}; expected {[len(block.rows), max(widths)]}, as "
+                    "all arrays that are divided between devices. Remove the transform that changes the shape "
+                    f"({self.pipeline.at(step).transforms!r}), or correct `prepare`."
                 )
-        return batch if self._prepare is None else self._prepare(step, block, batch)
+        return prepared
 
     def _check_loss(self, step: int, read: Sequence[Element]) -> None:
-        """Check that targets of a first step take loss: those of whole rows, if none of the columns that were read does."""
+        """Check that some target of a run's first steps takes loss. If none of the columns read does, check whole rows."""
         checked = next((batch for batch in read if takes_loss(batch) is not False), read[0])
         if takes_loss(checked) is False and self.blocks(step)[0].columns is not None:
             checked = self.pipeline.read(step, self.rows(step))
@@ -181,7 +183,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self.seek(0)
 
     def seek(self, step: int) -> None:
-        """Continue at `step`. Raise a RowIndexError where the pipeline does not have it."""
+        """Continue at `step`. Raise a RowIndexError if the pipeline does not have it."""
         step = checked_step(self.pipeline, step)
         with self._lock:
             if step != self.next_step:
@@ -194,8 +196,9 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
     cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
     if layout.row_lengths:
         if cuts:
-            found = f"rows of several lengths, and a transform that changes their columns ({stage.transforms!r})"
-            raise PipelineError(f"{found}: take it out.")
+            raise PipelineError(
+                f"the rows have several lengths, and a transform changes their columns ({stage.transforms!r}). Remove it."
+            )
         yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
         return
     widths = {layout.sequence_length}

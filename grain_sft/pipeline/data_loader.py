@@ -17,11 +17,11 @@ from grain_sft.source import Element, workers
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
 
-_THREADS, _PREFETCH = 2, 8  # of a loader without worker processes
+_THREADS, _PREFETCH = 2, 8  # threads of a loader without worker processes, and batches that they keep ready
 
 
 class StepDataset(grain.MapDataset[Element]):
-    """Batches from step `start` on. As in any `grain.MapDataset`, indices past the end begin again."""
+    """Batches from step `start` on. As in any `grain.MapDataset`, an index past the end wraps around."""
 
     def __init__(self, pipeline: Pipeline, start: int) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class StepDataset(grain.MapDataset[Element]):
         return f"GrainSftSteps(start={self._start})"
 
     def __repr__(self) -> str:
-        return repr(self._pipeline)  # compared when Grain restores the state of a DataLoader
+        return repr(self._pipeline)  # Grain compares it when it restores the state of a DataLoader
 
 
 def make_data_loader(pipeline: Pipeline, worker_count: int, start_step: int) -> grain.DataLoader:
-    """Return the loader of `Pipeline.data_loader`."""
+    """Return the `grain.DataLoader` of the batches from `start_step` on, as `Pipeline.data_loader` documents."""
     worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
     if pipeline.audit is not None:
         logging.warning("The batches of a DataLoader are not in the audit log. Take them from pipeline.iter().")
@@ -84,7 +84,7 @@ class _StepSampler:
 
 
 class _BatchLoader(grain.DataLoader):
-    """A DataLoader whose worker processes start wherever it is iterated."""
+    """A DataLoader whose worker processes start when an iterator is created, and not with the first batch."""
 
     def __iter__(self) -> Iterator[Element]:
         iterator: Any = super().__iter__()
@@ -96,14 +96,14 @@ class _BatchLoader(grain.DataLoader):
 
 
 class _BatchIterator(grain.DataLoaderIterator):
-    """A DataLoader's iterator that stops for good where a batch failed. Grain's own leaves the step out without a message."""
+    """A DataLoader's iterator that ends for good when a batch fails. Grain's own iterator would skip that step silently."""
 
     _failure = ""
 
     def __next__(self) -> Element:
         if self._failure:
             raise PipelineError(
-                f"a batch of this DataLoader failed before ({self._failure}), and would be left out now. Make another with "
+                f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it. Make another with "
                 "data_loader(start_step=...), or take pipeline.iter(), which tries that step again."
             )
         try:
@@ -112,9 +112,9 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
-            self._failure = "an exception"  # before anything else: another exception may arrive
+            self._failure = "an exception"  # first of all: another exception may arrive at any moment
             self._failure = str(error) or type(error).__name__
-            workers.stop(self._iterator)  # the other workers also end
+            workers.stop(self._iterator)  # ends the other workers too
             if workers.was_ended(error):
                 raise PipelineError(f"a worker process was ended from outside ({error}). Was memory short?") from error
             raise

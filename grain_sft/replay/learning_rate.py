@@ -14,7 +14,7 @@ BASE, BASE_TOKENS = 3e-4, 4_000_000
 """Llama's learning rate, and the batch size in tokens that it was chosen for."""
 
 DIVISORS = {"mistral": 6.0, "gemma": 5.5, "openchat_3.6": 5.3}
-"""Divisors of the rate. The first key that the model's name contains applies."""
+"""Divisors of the learning rate. The first key that the model's name contains applies."""
 
 
 def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
@@ -23,12 +23,13 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
     Args:
       corpus: Training corpus.
       batch_tokens: Tokens in one rank's batch, padding included.
-      ranks: Number of data-parallel processes that share a batch.
+      ranks: Number of data-parallel processes. Each has a batch of `batch_tokens`.
       model_type: Name of the model, in upper or lower case. The rate is divided by 6 if it contains "mistral", by 5.5 for
         "gemma" and by 5.3 for "openchat_3.6".
 
     Raises:
-      CorpusError, CorpusFileError: A number is not a positive integer, or as in `supervised_ratio`.
+      CorpusError: `batch_tokens` or `ranks` is not a positive integer, or as in `supervised_ratio`.
+      CorpusFileError: As in `supervised_ratio`.
     """
     tokens = as_integer("batch_tokens", batch_tokens, 1, CorpusError) * as_integer("ranks", ranks, 1, CorpusError)
     divisor = next((value for name, value in DIVISORS.items() if name in model_type.lower()), 1.0)
@@ -36,13 +37,13 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
 
 
 def supervised_ratio(corpus: Corpus) -> float:
-    """Return the share of the documents' tokens that take loss as targets. A document's first token is never a target.
+    """Return the share of the documents' tokens that take loss. A document's first token is never a target, so it takes none.
 
-    The first call reads every loss file and caches the counts.
+    The first call reads every loss file and caches the counts on disk.
 
     Raises:
-      CorpusError: The documents cannot be found, or hold no token.
-      CorpusFileError: A loss file is missing, or is not the one that was indexed.
+      CorpusError: The ends of the documents are unknown, or the documents have no tokens.
+      CorpusFileError: A loss file is missing, is not the one that was indexed, or changes while it is read.
     """
     losses = {number: shard.loss for number, shard in enumerate(corpus.shards) if shard.loss is not None}
     files, documents = list(losses.values()), corpus.find_documents()
@@ -61,18 +62,20 @@ def supervised_ratio(corpus: Corpus) -> float:
             supervised = sum(int(np.count_nonzero(document.loss[1:])) for document in corpus.iter_documents())
         if content.hashes_of(files) != depends["losses"]:
             raise CorpusFileError(
-                f"{files[0].path}, or another file of its corpus, was written to while it was read. Wait until the files are "
-                "complete, then open the corpus again."
+                f"a loss file ({files[0].path} or another of the corpus) changed while it was read. Wait until the files "
+                "are complete, then open the corpus again."
             )
         return {"counts": np.array([supervised, length.sum()], np.int64)}
 
     supervised, tokens = artifact.load_or_make("supervised", depends, count, check=_check)["counts"].tolist()
     if not tokens:
-        raise CorpusError(f"{corpus.shards[0].path}: its documents hold no token, so no share of them takes loss.")
+        raise CorpusError(
+            f"{corpus.shards[0].path}: its documents have no tokens, so the share that takes loss is undefined."
+        )
     return float(supervised / tokens)
 
 
 def _check(arrays: artifact.Arrays) -> None:
     counts = arrays.get("counts")
     if counts is None or counts.dtype != np.int64 or counts.shape != (2,) or not 0 <= counts[0] <= counts[1]:
-        raise ValueError("it does not hold the two counts")
+        raise ValueError("it does not contain the two counts")

@@ -1,4 +1,4 @@
-"""StepMap: the data step that each step of the trainer reads, in a run that skips steps or is a stage."""
+"""StepMap and MappedSampler: which data step each step of the trainer reads, where a run skips some or has stages."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class StepMap:
     """Map between the steps of a trainer and the data steps of a sampler. Some data steps are skipped.
 
     Args:
-      skips: Pairs (step, num_steps). Each leaves out `num_steps` data steps before the trainer's step `step`.
-      origin: Step of the trainer that reads data step 0.
+      skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
+      origin: Step of the trainer that reads data step 0, if none is skipped before it.
 
     Raises:
-      SamplerError: A `step` below 0 or a `num_steps` below 1.
+      SamplerError: A `step` below 0, a `num_steps` below 1, or steps beyond int64.
     """
 
     def __init__(self, skips: Iterable[tuple[int, int]], origin: int = 0) -> None:
         self._steps, self._skipped = [origin], [-origin]
-        """Trainer's steps before which data steps are skipped; and from each on, the data step minus the trainer's step."""
+        """`origin` and the trainer's later steps with a skip before them; and, from each on, data step minus trainer's step."""
         for first, count in sorted(skips):
             step = as_integer("skip: from", first, 0, SamplerError)
             if step > self._steps[-1]:
@@ -48,16 +48,18 @@ class StepMap:
                 self._skipped.append(self._skipped[-1])
             self._skipped[-1] += as_integer("skip: steps", count, 1, SamplerError)
         self._data = [step + skipped for step, skipped in zip(self._steps, self._skipped, strict=True)]
+        if max(self._steps[-1], self._data[-1]) > sys.maxsize:
+            raise SamplerError(f"skip: step {self._steps[-1]} would read data step {self._data[-1]}. Skip fewer steps.")
         self._columns = np.array([self._steps, self._skipped, self._data], np.int64)
 
     @property
     def steps(self) -> list[int]:
-        """First step of the trainer, and steps before which data steps are skipped."""
+        """`origin` and the later steps of the trainer before which data steps are skipped, ascending."""
         return self._steps
 
     def data_step(self, step: int) -> int:
-        """Return the data step that the trainer's `step` reads."""
-        return step + self._skipped[bisect_right(self._steps, step) - 1]
+        """Return the data step that the trainer's `step` reads; a step before `origin` counts back from that of `origin`."""
+        return step + self._skipped[max(0, bisect_right(self._steps, step) - 1)]
 
     def step_of(self, data_step: int) -> int:
         """Return the first step of the trainer that reads `data_step` or a later one."""
@@ -66,7 +68,7 @@ class StepMap:
         return min(step, self._steps[entry + 1]) if entry + 1 < len(self._steps) else step
 
     def steps_of(self, data_steps: Ints) -> Ints:
-        """Return the trainer's step that reads each of `data_steps`, int64 [n]; -1 for data steps that none reads."""
+        """Return int64 [n], the trainer's step that reads each of `data_steps`, int64 [n]; -1 for a skipped data step."""
         entry = np.searchsorted(self._columns[2], data_steps, side="right") - 1
         steps = data_steps - self._columns[1, entry]
         ends = np.append(self._columns[0, 1:], sys.maxsize)
@@ -74,7 +76,7 @@ class StepMap:
 
     def skipped_between(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield (first, end) of each range of skipped data steps within [first, end)."""
-        before = 0
+        before = -self._steps[0]
         for step, skipped in zip(self._steps, self._skipped, strict=True):
             begin, stop = max(first, step + before), min(end, step + skipped)
             if begin < stop:
@@ -83,14 +85,14 @@ class StepMap:
 
 
 class MappedSampler(Sampler):
-    """A sampler whose steps are a selection of the steps of `sampler`: without skipped steps, or as a stage of a run.
+    """A sampler of a selection of the steps of another: all but skipped ones, or those of a stage of a run.
 
-    Batch sizes and weights of a mixture are those of the data step, so a skip delivers later batches earlier and unchanged.
+    Batch sizes and mixture weights are those of the data step. A skip thus delivers later batches earlier, but unchanged.
 
     Args:
       sampler: Sampler of the data steps.
       skips: Pairs (step, num_steps), as in `StepMap`.
-      origin: Step that reads step 0 of `sampler`, without skips.
+      origin: Step that reads step 0 of `sampler`, if none is skipped before it.
       end: Step after the last; None for the end of `sampler`.
 
     Raises:
@@ -123,9 +125,11 @@ class MappedSampler(Sampler):
             return stream.begin(self._map.data_step(step))
 
         def before(epoch: int, data_step: int, found: EpochSpan) -> int:
-            """Return the number of rows of an epoch's span in the data steps before `data_step`."""
-            at, into = stream.begin(data_step)
-            return into - found.start * stream.num_blocks if at == epoch else found.rows if at > epoch else 0
+            """Return the number of rows of `found`, the span of `epoch`, that data steps before `data_step` read."""
+            epoch_at, rows_into = stream.begin(data_step)
+            if epoch_at == epoch:
+                return rows_into - found.start * stream.num_blocks
+            return found.rows if epoch_at > epoch else 0
 
         def span(epoch: int) -> EpochSpan | None:
             found = stream.span(epoch)
@@ -139,10 +143,10 @@ class MappedSampler(Sampler):
             skipped = [before(epoch, end, found) - before(epoch, begin, found) for begin, end in ranges]
 
             def read(step: int) -> int:
-                """Return the number of rows that the trainer has read after `step`."""
+                """Return the number of rows of the span that the trainer's steps up to `step` read."""
                 data_step = self._map.data_step(step)
-                left_out = sum(rows for (_, end), rows in zip(ranges, skipped, strict=True) if end <= data_step)
-                return before(epoch, data_step + 1, found) - left_out
+                skipped_rows = sum(rows for (_, end), rows in zip(ranges, skipped, strict=True) if end <= data_step)
+                return before(epoch, data_step + 1, found) - skipped_rows
 
             rows = read(steps[-1]) if steps else 0
             if not rows:
@@ -172,7 +176,7 @@ class MappedSampler(Sampler):
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """None, because epochs with skipped steps have fewer steps."""
+        """None, because an epoch with skipped steps has fewer steps than others."""
         return None
 
     def steps_of_epochs(self, epochs: int | None) -> int:
@@ -191,7 +195,7 @@ class MappedSampler(Sampler):
         return self._read(self.sampler.rows_at, self._map.data_step(self._checked_step(step)), places)
 
     def _read(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a method of `sampler`. Its error names a step of the trainer."""
+        """Call a method of `sampler`. A `NoRowLeftError` then names the trainer's step instead of the data step."""
         try:
             return method(*arguments, **options)
         except NoRowLeftError as error:
@@ -201,18 +205,18 @@ class MappedSampler(Sampler):
         inner = [step for step in self._map.steps if steps.start < step < steps.stop]
         found = [np.zeros((7, 0), np.int64)]
         for first, end in itertools.pairwise([steps.start, *inner, steps.stop]):
-            moved = self._map.data_step(first) - first
-            slots = self._read(self.sampler.slots, range(first + moved, end + moved), hosts=hosts)
-            found.append(np.array([slots.step - moved, *slots.columns()[1:]]))
+            shift = self._map.data_step(first) - first
+            slots = self._read(self.sampler.slots, range(first + shift, end + shift), hosts=hosts)
+            found.append(np.array([slots.step - shift, *slots.columns()[1:]]))
         return BatchSlots(*np.concatenate(found, axis=1))
 
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        if epochs is None and self.end is not None:  # the epochs that the stage reads
+        if epochs is None and self.end is not None:  # search only the epochs that the stage reads
             last = self._map.data_step(self.end - 1)
-            most = 1 + max(stream.begin(last + 1)[0] for stream in self.sampler.streams)
-            epochs = most if self.epochs is None else min(most, self.epochs)
+            num_epochs = 1 + max(stream.begin(last + 1)[0] for stream in self.sampler.streams)
+            epochs = num_epochs if self.epochs is None else min(num_epochs, self.epochs)
         slots = self.sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         found = dataclasses.replace(slots, step=self._map.steps_of(slots.step))
         return found.select(np.flatnonzero((found.step >= 0) & (found.step < self.end_step)))

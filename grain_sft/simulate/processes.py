@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grain_sft.config import stated
+from grain_sft.config import read_config
 from grain_sft.errors import PipelineError
 from grain_sft.sampling import Host
 from grain_sft.simulate.conditions import Conditions
@@ -155,7 +155,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
 
 def _with_own_cache(config: str, folder: str) -> Any:
     """Return the config with its shard cache, if it states one, in `folder`."""
-    remote = stated(config)[1]["corpus"].get("remote") or {}
+    remote = read_config(config)[1]["corpus"].get("remote") or {}
     if not remote.get("cache"):
         return config
     return {"inherits": os.path.abspath(config), "corpus": {"remote": {"cache": {"folder": folder}}}}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from batches import error_of, load, put, write_config
 
+from grain_sft.config import naming
 from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, TransformError
 
 
@@ -67,6 +68,27 @@ def test_an_error_behind_a_config_stays_of_its_kind(config):
         with pytest.raises(kind, match=r"^config: ") as error:
             load(put(config, place, value))
         assert type(error.value) is kind
+
+
+class PluginError(ConfigError):
+    """An error class that does not take a message alone."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message, code)
+
+
+def test_an_error_of_a_plugin_that_takes_other_arguments_stays_as_it_is():
+    with pytest.raises(PluginError), naming("config"):
+        raise PluginError("message", 5)
+
+
+def test_a_former_key_is_renamed_except_as_the_name_of_a_source(config):
+    sampler = {key: value for key, value in config["sampler"].items() if key != "epochs"}
+    mixture = {**config, "corpus": {"mixture": {"when_dry": {**config["corpus"], "weight": 1}}}, "sampler": sampler}
+    assert list(load(mixture).source.layout.parts) == ["when_dry"]
+    with pytest.warns(DeprecationWarning, match="when_dry is now on_exhausted"):
+        message = error_of(put(put(mixture, "sampler.when_dry", "stop"), "sampler.on_exhausted", "stop"))
+    assert message == "config: when_dry and on_exhausted, its new name, are both given. Remove when_dry."
 
 
 def test_every_section_and_every_required_key_is_needed(config):

@@ -236,11 +236,15 @@ def test_what_a_process_holds_is_a_block_or_not(pipeline):
 def test_what_does_not_fit_is_named(folder, pipeline, options, message):
     with pytest.raises(GrainSftError, match=message):
         GlobalBatches(pipeline, sharding(), **options)
-    with pytest.raises(GrainSftError, match=r"load it with host=Host\(0, 1\)"):
+    with pytest.raises(GrainSftError, match=r"Load it with host=Host\(0, 1\)"):
         GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
     cut = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Cut()])
-    with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*take out"):
+    with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*Remove"):
         next(GlobalBatches(cut, sharding()))
+    for part in (np.s_[:2], np.s_[:, :16], np.s_[:, 0]):
+        changed = {key: array[part] for key, array in pipeline[0].items()}
+        with pytest.raises(GrainSftError, match=r"has shape .*expected \[8, 32\].*correct `prepare`"):
+            next(GlobalBatches(pipeline, sharding(), prepare=lambda *_, changed=changed: changed))
 
 
 class Cut(DropLastPosition):

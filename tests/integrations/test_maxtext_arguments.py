@@ -12,7 +12,7 @@ from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError, Host, load
-from grain_sft.config import stated
+from grain_sft.config import read_config
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.jax_arrays import Block
 from grain_sft.integrations.maxtext import Options, main, split
@@ -143,7 +143,7 @@ def test_data_that_end_before_the_last_step_are_refused(config):
 
 
 def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_are_not(config):
-    _, sections = stated(str(config))
+    _, sections = read_config(str(config))
 
     def staged(**second):
         return load({**sections, "stages": [{"steps": 1}, {"steps": 1, **second}]}, host=Host(0, 1))

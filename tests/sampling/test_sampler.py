@@ -12,7 +12,7 @@ from batches import rows_of_hosts
 from grain_sft import GrainSftError, Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling import ORDERS, Order
+from grain_sft.sampling import ORDERS, Order, StepMap
 
 STRIPED = [order for order in ORDERS if order != "maxtext"]
 PERMUTED = [order for order in ORDERS if order != "random"]
@@ -243,3 +243,24 @@ def test_an_order_from_outside_is_named_by_its_module():
         sampler(3, 1, f"{__name__}:of_three_rows").rows(0)
     with pytest.raises(SamplerError, match=r"'no_such\.module:name' cannot be imported"):
         sampler(3, 1, "no_such.module:name")
+
+
+@pytest.mark.parametrize(
+    ("origin", "skips"), [(0, [(0, 3), (5, 2), (5, 1)]), (20, []), (20, [(3, 5), (20, 1), (31, 4)])]
+)
+def test_a_step_map_reads_every_data_step_once_or_skips_it(origin, skips):
+    steps = range(origin, origin + 40)
+    skipped_before = [sum(count for first, count in skips if max(first, origin) <= step) for step in steps]
+    read = [step - origin + skipped for step, skipped in zip(steps, skipped_before, strict=True)]
+    data = np.arange(read[-1] + 1)
+    found = StepMap(skips, origin)
+    assert [found.data_step(step) for step in steps] == read and found.data_step(origin - 1) == read[0] - 1
+    assert found.steps_of(data).tolist() == [steps[read.index(each)] if each in read else -1 for each in data.tolist()]
+    ranges = found.skipped_between(0, len(data))
+    assert [each for first, end in ranges for each in range(first, end)] == sorted(set(data.tolist()) - set(read))
+
+
+@pytest.mark.parametrize("skip", [(0, 10**30), (10**30, 1)])
+def test_a_skip_beyond_int64_is_an_error(skip):
+    with pytest.raises(SamplerError, match="Skip fewer steps"):
+        StepMap([skip])

@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import logging
 
-from grain_sft.config import load, stated
+from grain_sft.config import load, naming, read_config
 from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.integrations.checkpoint import RECORD, RunRecord
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
@@ -122,16 +122,14 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 
 def load_evaluation(where: str) -> Pipeline:
     """Return the pipeline of a config, with `epochs: 1` and `last_batch: fill` unless the config has other values."""
-    _, sections = stated(where)
+    _, sections = read_config(where)
     sampler = sections["sampler"]
     endless = ORDERS[sampler.get("order", "shuffle")].runs_on or "mixture" in sections["corpus"]
     added = {key: value for key, value in {"epochs": 1, "last_batch": "fill"}.items() if key not in sampler}
     if endless or not added:
         return load(where, host=Host(0, 1))
-    try:
+    with naming(f"{where} (with {added} for evaluation)"):
         return load({**sections, "sampler": {**sampler, **added}}, host=Host(0, 1))
-    except GrainSftError as error:
-        raise type(error)(f"{where} (with {added} for evaluation): {error}") from error
 
 
 def _batches(

@@ -9,7 +9,7 @@ from typing import Any
 
 from absl import logging
 
-from grain_sft.config import stated
+from grain_sft.config import read_config
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.integrations.maxtext.iterators import (
     TRAINING_CONFIG,
@@ -81,9 +81,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status."""
     try:
         theirs, options = split(arguments)
-        stated(options.required("config", TRAINING_CONFIG))
+        read_config(options.required("config", TRAINING_CONFIG))
         if options.eval_config:
-            stated(options.eval_config)
+            read_config(options.eval_config)
         train(theirs, options)
     except GrainSftError as error:
         print(f"grain_sft.integrations.maxtext: {error}", file=sys.stderr)

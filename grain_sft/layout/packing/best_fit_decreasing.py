@@ -1,7 +1,7 @@
 """Best-fit decreasing, as OLMo-core's `InstancePacker` does it (src/olmo_core/data/utils.py; arXiv:2404.10830).
 
-Documents, longest first, each go to the row with the smallest space that suffices; among rows of equal space to the one
-that reached that space first; else to a new row.
+Each document, longest first, goes to the row with the smallest sufficient space, or to a new row if none has enough. Among
+rows of equal space, it goes to the row that reached that space first.
 """
 
 import itertools
@@ -11,11 +11,11 @@ import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 
-_MANY = 10  # documents of a length, on average, from which on they are faster placed together
+_MANY = 10  # mean number of documents per length from which on `_place_together` is faster
 
 
 def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Pack documents of `lengths`."""
+    """Return the rows of documents of `lengths`, int64 [documents]."""
     order = longest_first(lengths, options)
     return rows_of(order, lengths, assign(lengths[order], options.sequence_length, options.max_segments))
 
@@ -25,21 +25,23 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
     Args:
       lengths: int64 [documents], longest first, each from 1 to `capacity`.
-      max_segments: Most documents of a row; None for any number.
-      spaces: int64 [rows], space in each row that is already open; new rows follow these. None for none.
+      capacity: Number of tokens in a row.
+      max_segments: Maximum number of these documents in a row; None for no limit.
+      spaces: int64 [rows], number of free tokens in each row that is already open. New rows are numbered after these. None
+        means no open rows.
     """
     few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
     if few or max_segments is not None:
-        return _row_by_row(lengths, capacity, max_segments or len(lengths), open_spaces)
-    return _together(lengths, capacity, open_spaces)
+        return _place_by_row(lengths, capacity, max_segments or len(lengths), open_spaces)
+    return _place_together(lengths, capacity, open_spaces)
 
 
-def _row_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
-    """Assign documents of one length that go to one row in one step of a plain loop.
+def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
+    """Assign documents row by row: each iteration places the next documents of one length that go to the same row.
 
     Rows of equal space form a queue that is linked through the rows, which is 1.3 times as fast as a deque for each space.
-    Words of 64 bits record which spaces some row has, and one number which words have a bit.
+    `words` has a bit for each space that some row has, 64 spaces to a word; `used` has a bit for each word that is not 0.
     """
     first, last = dict[int, int](), dict[int, int]()  # row, of each space
     after = [-1] * len(open_spaces)  # of each row, the next of the same space
@@ -74,7 +76,7 @@ def _row_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> I
                 space, row = capacity, len(documents)
                 after.append(-1)
                 documents.append(0)
-            # While another fits, no row has less space.
+            # The row stays the one with the smallest sufficient space as long as another document fits.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)
@@ -95,16 +97,16 @@ def _row_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> I
 
 
 def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yield each space that some rows have, and these rows in their order."""
+    """Yield each space above 0 that some rows have, and the numbers of these rows, ascending."""
     order = np.argsort(spaces, kind="stable")
-    firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # without rows of no space
+    firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # of each group but that of full rows
     for group in np.split(order, firsts)[1:]:
         yield int(spaces[group[0]]), group
 
 
-def _together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
-    """Assign documents of one length that go to rows of one space in one step."""
-    bins: Ints = np.empty(len(lengths), np.int64)
+def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
+    """Assign documents together: each iteration places all documents of one length that go to rows of the same space."""
+    rows_of_documents: Ints = np.empty(len(lengths), np.int64)
     queues = {space: [group] for space, group in _by_space(open_spaces)}
     spaces = sum(1 << space for space in queues)  # bit s: some row has space s
     opened, first = len(open_spaces), 0
@@ -119,10 +121,10 @@ def _together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
             else:
                 space = capacity
                 rows = np.arange(opened, opened - (first - end) // (space // length))
-            each = min(space // length, end - first)  # while it fits, no row has less space
+            each = min(space // length, end - first)  # documents of each row, as in `_place_by_row`
             count = min(len(rows), (end - first) // each)
             taken, left = rows[:count], space - each * length
-            bins[first : first + count * each] = taken if each == 1 else np.repeat(taken, each)
+            rows_of_documents[first : first + count * each] = taken if each == 1 else np.repeat(taken, each)
             first += count * each
             if left in queues:
                 queues[left].append(taken)
@@ -134,4 +136,4 @@ def _together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
             elif count < len(rows):
                 queues[space] = [rows[count:]]
                 spaces |= 1 << space
-    return bins
+    return rows_of_documents
