@@ -239,6 +239,7 @@ def test_commands_take_stages(config, tmp_path, capsys):
     assert found.first_step == 13
 
 
+SAMPLER, SCHEDULE = {"global_batch_size": 4, "seed": 1}, {"schedule": [{"step": 3, "global_batch_size": 8}]}
 ERRORS = [
     ({"stages": [{"layout": {}}, {"steps": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
     ({"stages": [{"steps": 1, "tokens": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
@@ -249,19 +250,8 @@ ERRORS = [
         GrainSftError,
         "sequence_length=16 does not divide",
     ),
-    (
-        {
-            "sampler": {"global_batch_size": 4, "seed": 1, "schedule": [{"step": 3, "global_batch_size": 8}]},
-            "stages": [{"steps": 4}],
-        },
-        ConfigError,
-        "sampler.schedule beside stages",
-    ),
-    (
-        {"sampler": {"global_batch_size": 4, "seed": 1, "epochs": 1}, "stages": [{"steps": 10**6}]},
-        PipelineError,
-        "stage 1 has 1000000 steps",
-    ),
+    ({"sampler": SAMPLER | SCHEDULE, "stages": [{"steps": 4}]}, ConfigError, "sampler.schedule beside stages"),
+    ({"sampler": SAMPLER | {"epochs": 1}, "stages": [{"steps": 10**6}]}, PipelineError, "stage 1 has 1000000 steps"),
     ({"stages": [{"steps": 0}]}, ConfigError, "stages[0].steps"),
 ]
 
@@ -272,7 +262,5 @@ def test_errors_name_the_stage(config, changes, error, message):
         load({**config, **changes})
     assert message in str(raised.value)
     pipeline = load(config)
-    with pytest.raises(
-        PipelineError, match=r"source: each stage of a run has its own. Take pipeline.at\(step\).source"
-    ):
+    with pytest.raises(PipelineError, match=r"each stage of a run has its own. Take pipeline.at\(step\).source"):
         _ = pipeline.source

@@ -8,7 +8,7 @@ from pathlib import Path
 import grain
 import numpy as np
 import pytest
-from batches import load
+from batches import load, sections
 from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
@@ -179,12 +179,8 @@ def test_few_bytes_are_read_besides_those_of_the_columns(tmp_path, layout, lengt
     tokens[length // 3 :: length // 3] = 0
     tokens[-1] = 0
     tokens.tofile(tmp_path / "0.npy")
-    corpus = {"path": str(tmp_path), "eos_token_id": 0, "dtype": "uint16"}
-    config = {
-        "corpus": corpus,
-        "layout": {"kind": layout, "sequence_length": length},
-        "sampler": {"seed": 1, "global_batch_size": 2},
-    }
+    corpus = {"eos_token_id": 0, "dtype": "uint16"}
+    config = sections(tmp_path, length, corpus=corpus, layout=layout, global_batch_size=2)
     whole = load(config | {"transforms": ["shift_targets"]})
     pipeline = Pipeline(whole.source, whole.sampler, [Same(), *whole.transforms])
     for shards in (2, 4):
@@ -202,9 +198,8 @@ def test_rows_of_16_million_tokens(tmp_path, layout):
     tokens = np.random.default_rng(0).integers(1, 60_000, 2 * length + 5, np.uint16)
     tokens[length // 3 :: length // 3] = 0
     tokens.tofile(tmp_path / "0.npy")
-    corpus = {"path": str(tmp_path), "eos_token_id": 0, "dtype": "uint16"}
-    sampler = {"seed": 1, "global_batch_size": 1}
-    pipeline = load({"corpus": corpus, "layout": {"kind": layout, "sequence_length": length}, "sampler": sampler})
+    corpus = {"eos_token_id": 0, "dtype": "uint16"}
+    pipeline = load(sections(tmp_path, length, corpus=corpus, layout=layout, global_batch_size=1))
     whole = pipeline[0]
     for part in range(4):
         columns = part * length // 4, (part + 1) * length // 4
