@@ -44,10 +44,10 @@ def check_type(name: str, value: object, kind: Any, expected: str) -> None:
 
 
 def as_paths(name: str, value: object) -> list[str | os.PathLike[str]]:
-    """Return `value`, one path or an iterable of paths, as a list; raise a `WrongTypeError` for anything else."""
+    """Return `value`, one path or an ordered iterable of paths, as a list; raise a `WrongTypeError` for anything else."""
     if isinstance(value, str | os.PathLike):
         return [value]
-    if isinstance(value, Mapping | bytes | bytearray) or not isinstance(value, Iterable):
+    if isinstance(value, Mapping | set | frozenset | bytes | bytearray) or not isinstance(value, Iterable):
         found = f"{shortened(repr(value))} ({type(value).__name__})"
         raise WrongTypeError(f"{name} is {found}; expected a path or a list of paths.")
     items = list(value)
@@ -62,8 +62,8 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
-            if 1 < len(values) <= 1 + len(names):
-                given = dict(zip(names, values[1:], strict=False))
+            given = dict(zip(names, values[1:], strict=False))
+            if 1 < len(values) <= 1 + len(names) and not given.keys() & named.keys():
                 text = ", ".join(f"{name}={value!r}" for name, value in given.items())
                 warnings.warn(f"Write {method.__name__}({text}).", DeprecationWarning, stacklevel=2)
                 values, named = values[:1], given | named

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from grain_sft import GrainSftError, Host, NgramFilter, errors
+from grain_sft import GrainSftError, Host, NgramFilter, errors, open_corpus
 
 CLASSES = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GrainSftError)]
 
@@ -32,3 +32,8 @@ def test_a_broken_package_is_not_called_missing(tmp_path, monkeypatch):
 def test_wrong_types_are_errors_of_ours(make):
     with pytest.raises(GrainSftError, match="expected an integer"):
         make()
+
+
+def test_a_set_of_paths_is_refused_because_it_has_no_order():
+    with pytest.raises(errors.WrongTypeError, match=r"\(set\); expected a path or a list of paths"):
+        open_corpus({"a.npy", "b.npy"})  # type: ignore[arg-type]

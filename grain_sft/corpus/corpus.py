@@ -65,14 +65,19 @@ class Corpus:
     ignores_loss: bool = dataclasses.field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        highest = highest_token(self.dtype, self.signed)
         for name in ("eos_token_id", "pad_token_id"):
-            number = getattr(self, name)
-            if number is None:
-                continue
-            if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number <= highest:
-                raise CorpusError(f"{name}={number!r}: expected an id that {self.dtype.name} holds, 0 to {highest}.")
-            object.__setattr__(self, name, int(number))  # json can't write numpy's integers
+            if (number := getattr(self, name)) is not None:
+                object.__setattr__(
+                    self, name, self._checked_id(name, number)
+                )  # as int: json can't write numpy's integers
+
+    def _checked_id(self, name: str, number: object) -> int:
+        highest = highest_token(self.dtype, self.signed)
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number <= highest:
+            raise CorpusError(
+                f"{name}={number!r}: expected an id that {self.dtype.name} holds, 0 to {highest}. Fix it."
+            )
+        return int(number)
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -183,6 +188,8 @@ class Corpus:
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
         """Return a `DocumentFinder` for these arguments: the corpus's own, if it finds the same documents."""
+        if bos_token_id is not None:
+            self._checked_id("bos_token_id", bos_token_id)  # with an id that no token has, no document would end
         own = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
         return self._finder if own else DocumentFinder(self, boundaries, bos_token_id)
 

@@ -81,10 +81,16 @@ def _render_by_workers(job: Job, groups: Sequence[int], size: int) -> Iterator[i
             _send(thread.process, msgspec.json.encode(job))
         _send(thread.process, b"%d" % group)
         if not (line := thread.process.stdout.readline()):
-            unit = job.groups[group][0]
+            unit, status = job.groups[group][0], thread.process.wait()
+            path = job.inputs[unit.input].path
+            if status < 0:  # ended by a signal
+                raise PrepareError(
+                    f"a worker process ended ({status}) at {path}, line {unit.first} or after it. Out of memory? Start again "
+                    "to continue from there, with fewer --workers."
+                )
             raise PrepareError(
-                f"a worker process ended ({thread.process.wait()}) at {job.inputs[unit.input].path}, line "
-                f"{unit.first} or after it. Out of memory? Start again to continue from there, with fewer --workers."
+                f"a worker process ended ({status}) at {path}, line {unit.first} or after it. Its own error is on stderr. "
+                "Fix that, then start again to continue from there."
             )
         if failure := msgspec.json.decode(line, type=Failure | None):
             raise failure.to_error()
@@ -103,7 +109,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], size: int) -> Iterator[i
 def _started() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", "from grain_sft.prepare import workers; workers.serve()"],  # -m would warn
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C is for this process, which ends them

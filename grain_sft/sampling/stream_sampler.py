@@ -58,7 +58,10 @@ class StreamSampler(Sampler):
         step = self._checked_step(step)
         indices = self._indices(self.batch_sizes.at(step))
         last, self._last_step = self._last_step, step
-        found = self._rows_at_once(step, indices) if abs(step - last) == 1 else None
+        consecutive = (
+            step == last + 1 or first < step == last - 1
+        )  # threads may swap steps; backward reads gain nothing
+        found = self._rows_at_once(step, indices) if consecutive else None
         return self._rows(step, indices) if found is None else found
 
     def _rows_at_once(self, step: int, indices: Ints) -> Ints | None:
@@ -95,7 +98,7 @@ class StreamSampler(Sampler):
         sizes, count = self.batch_sizes.begins(numbers)[1], self.host.count
         which, slot = expand_counts(sizes)
         host = self._hosts(slot, sizes[which])
-        if hosts is not None and len(hosts) < count:
+        if hosts is not None and set(hosts) != set(range(count)):
             kept = np.isin(host, np.array(hosts, np.int64))
             which, slot, host = which[kept], slot[kept], host[kept]
         return self._slots(numbers, which, slot, host)

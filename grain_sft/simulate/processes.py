@@ -131,7 +131,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
     """Return the figures of `host_process.measure` for one host, in its own process with empty caches. A cache of derived
     files in a bucket is kept."""
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         if files.cache_url() is None:
             environment[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
         request = {

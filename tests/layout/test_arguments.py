@@ -6,7 +6,7 @@ from document_corpora import make
 
 from grain_sft import PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.corpus import Corpus
-from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.errors import CorpusError, LayoutError, RowIndexError
 
 LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
 
@@ -69,3 +69,8 @@ def test_a_row_out_of_range_is_an_index_error(corpus, layout, row):
     with pytest.raises(RowIndexError, match=rf"row {row} of {layout.__name__}.*: expected 0 to 1\.") as error:
         layout(corpus, 8 if layout is not WindowLayout else 5).spans(row)
     assert isinstance(error.value, IndexError)
+
+
+def test_a_bos_that_no_token_can_be_is_refused(corpus):
+    with pytest.raises(CorpusError, match="bos_token_id=65536: expected an id that uint16 holds, 0 to 65535"):
+        PackedLayout(corpus, 8, bos_token_id=65_536)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from prepared import CHAT_FORMATS, Place, stamps, write_chats
 
 from grain_sft.corpus import open_corpus
+from grain_sft.errors import PrepareError
 from grain_sft.prepare import (
     CHAT_TOKENS,
     TEMPLATES,
@@ -19,6 +21,7 @@ from grain_sft.prepare import (
     parse_record,
     render,
 )
+from grain_sft.prepare.records import inputs
 
 CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]
 
@@ -170,3 +173,26 @@ def test_a_trained_tokenizer_is_the_same_again_and_gives_back_every_text(place: 
         assert tokenizer.decode(tokenizer.encode([text])[0]) == text
     request = dataclasses.replace(place.request(inputs=place.chats[:1]), tokenizer=str(model))
     assert place.prepare(request)["splits"]["train"]["documents"] == 60
+
+
+OWN_TEMPLATES = """
+from grain_sft.prepare.templates.primer import Primer
+
+class Fails(Primer):
+    def render(self, conversations):
+        raise ZeroDivisionError("of the template")
+"""
+
+
+def test_workers_import_a_template_from_the_working_directory_and_print_its_exception(
+    tmp_path: Path, tokenizers: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(tmp_path, tokenizers, capfd)
+    (place.folder / "own_templates.py").write_text(OWN_TEMPLATES)
+    monkeypatch.chdir(place.folder)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in `python -c` and in a notebook
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
+    request = dataclasses.replace(place.request(), template="own_templates:Fails")
+    with pytest.raises(PrepareError, match=r"a worker process ended \(1\) at .*Its own error is on stderr\."):
+        place.prepare(request, workers=2)
+    assert "ZeroDivisionError: of the template" in capfd.readouterr().err

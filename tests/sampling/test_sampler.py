@@ -130,6 +130,13 @@ def test_two_thousand_hosts_share_a_step_without_overlap(hosts):
     np.testing.assert_array_equal(together, sampler(724_000_000, batch, "shuffle").rows(10_000_000))
 
 
+def test_slots_of_some_hosts_are_those_that_they_read():
+    read = IndexSampler(40, global_batch_size=8, seed=0, host=Host(0, 2))
+    for hosts, expected in ((None, {0, 1}), ([1, 0], {0, 1}), ([0, 0], {0}), ([5, 6], set()), ([], set())):
+        assert set(read.slots(range(2), hosts=hosts).host.tolist()) == expected
+        assert set(read.find_slots(np.arange(40), hosts=hosts).host.tolist()) == expected
+
+
 @pytest.mark.parametrize("last_batch", ["drop", "fill", "run_on"])
 def test_reading_ahead_never_fails_for_an_epoch_that_was_not_requested(last_batch):
     """The last three epochs that RandomState has seeds for, each step after the other."""

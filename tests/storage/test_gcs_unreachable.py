@@ -1,5 +1,7 @@
 """gs:// without a network or without credentials: an error in seconds, which says which of the two is missing."""
 
+import asyncio
+import errno
 import http.server
 import json
 import socket
@@ -90,3 +92,17 @@ def test_missing_credentials_are_named(machine, tmp_path, capsys):
         assert main(["verify", str(tmp_path / "config.yaml")]) != 0
         server.shutdown()
     assert "gcloud auth application-default login" in capsys.readouterr().out
+
+
+def test_a_server_whose_first_answers_are_failures_has_been_reached(monkeypatch):
+    """s3fs raises these errors for 503, for 500, and for statuses that it does not know."""
+    monkeypatch.setattr(retries, "FIRST_CONTACT", 0)
+    monkeypatch.setattr(retries, "_FIRST_PAUSE", 0.001)
+    failures = [OSError(number, "Try again") for number in (errno.EBUSY, errno.EREMOTEIO, errno.EIO)]
+
+    async def attempt():
+        if failures:
+            raise failures.pop(0)
+        return b"body"
+
+    assert asyncio.run(retries.retried(attempt, 60, server="s3://never-reached")) == b"body"

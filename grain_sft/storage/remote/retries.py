@@ -26,7 +26,9 @@ FIRST_CONTACT = 6.0  # seconds for a server that this process has never reached:
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds
 _FIRST_ATTEMPT = 10.0  # seconds, or a quarter of the total time where that is less; the next ones twice as long
-_TRANSIENT_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EBUSY, errno.EIO, errno.EAGAIN}
+_UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
+# s3fs raises these for answers: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for statuses that it does not know
+_ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EIO)}
 # classes of aiohttp, requests, google-auth and gcsfs by name: none of these is imported here
 _CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
 _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
@@ -162,14 +164,18 @@ def is_transient(error: BaseException) -> bool:
         if status.isdecimal() and int(status) >= 300:
             expired = status == "401" and "Invalid Credentials" in str(error)  # gcsfs gets new ones
             return status in ("408", "429") or int(status) >= 500 or expired
-    return isinstance(error, (WrongBodyError, EOFError)) or _is_unanswered(error) or _is_named(error, _TRANSIENT_NAMES)
+    if isinstance(error, (WrongBodyError, EOFError)) or (
+        isinstance(error, OSError) and error.errno in _ANSWERED_ERRNOS
+    ):
+        return True
+    return _is_unanswered(error) or _is_named(error, _TRANSIENT_NAMES)
 
 
 def _is_unanswered(error: BaseException) -> bool:
     """Return whether a request failed before any server answered it."""
     return (
         isinstance(error, (TimeoutError, ConnectionError, socket.gaierror))
-        or (isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNOS)
+        or (isinstance(error, OSError) and error.errno in _UNANSWERED_ERRNOS)
         or _is_named(error, _CONNECTION_NAMES)
     )
 
