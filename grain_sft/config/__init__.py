@@ -8,7 +8,7 @@ from typing import Any
 
 from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
-from grain_sft.config.nouns import Opened, make_entry, make_mixture, make_rows, rows_of_batch
+from grain_sft.config.nouns import OpenedSources, make_entry, make_mixture, make_single, rows_of_batch
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.replacements import with_stages_of_replacements
 from grain_sft.config.sections import SECTIONS, config_schema
@@ -52,7 +52,7 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
         observed["observers"] = [
             make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", [])
         ]
-        opened = Opened()
+        opened = OpenedSources()
         if not sections.get("stages"):
             nouns = _nouns(sections, where, host, opened)
             return Pipeline(*nouns, **observed, amendments=make_amendments(entries, [nouns[0].layout])[0])
@@ -66,14 +66,14 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
 
 
 def _nouns(
-    sections: Mapping[str, Any], where: str, host: Host | None, opened: Opened
+    sections: Mapping[str, Any], where: str, host: Host | None, opened: OpenedSources
 ) -> tuple[NpyDataSource | MixtureSource, Sampler, list[Any]]:
     """Return the source, the sampler and the transforms of a validated config."""
     corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
     sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
     sampler.pop("global_batch_tokens", None)
     transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in sections.get("transforms", [])]
-    make = make_mixture if corpus.get("mixture") is not None else make_rows
+    make = make_mixture if corpus.get("mixture") is not None else make_single
     source, rows = make(corpus, layout, sampler, where, host, opened)
     if "transforms" not in sections:
         _check_defaults(source.layout, where)

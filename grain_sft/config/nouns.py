@@ -1,4 +1,4 @@
-"""The nouns that validated sections of a config describe."""
+"""Corpora, sources and samplers, made from validated sections of a config."""
 
 import dataclasses
 import json
@@ -27,11 +27,11 @@ from grain_sft.source import MixtureSource, NpyDataSource
 
 Section = Mapping[str, Any]
 
-_OF_SOURCES = {*SOURCE} - {*CORPUS} | {"mixture"}
+_NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}  # keys of a mixture's source that `make_corpus` does not take
 
 
-class Opened:
-    """Sources that a config opened, each once: stages of a run share them."""
+class OpenedSources:
+    """Corpora and sources of a config. Equal sections share one object, so that the stages of a run open each file once."""
 
     def __init__(self) -> None:
         self._corpora: dict[str, Corpus] = {}
@@ -58,15 +58,14 @@ def make_corpus(section: Section, where: str) -> Corpus:
     corpus = open_corpus(section["path"], **options)
     if "tokenizer" in options:
         path = os.path.join(os.path.dirname(where), options["tokenizer"])
-        if os.path.isfile(where) and os.path.exists(path):  # a path that starts at the config's folder
+        if os.path.isfile(where) and os.path.exists(path):  # a path relative to the config's folder
             check_tokenizer(corpus, path)
     if "pad_token_id" not in section:
         return corpus
     pad = corpus.eos_token_id if section["pad_token_id"] is None else section["pad_token_id"]
     if pad is None:
-        found = "corpus.pad_token_id is null, which is the id of the token that ends a document"
-        hint = "Give corpus.eos_token_id, or the pad id itself"
-        raise ConfigError(f"{where}: {found}, and the corpus does not state it. {hint}.")
+        found = "corpus.pad_token_id is null, which means the EOS id, but the corpus has none"
+        raise ConfigError(f"{where}: {found}. Give corpus.eos_token_id, or the padding id itself.")
     return dataclasses.replace(corpus, pad_token_id=pad)
 
 
@@ -76,7 +75,7 @@ def make_source(corpus: Corpus, layout: Section) -> NpyDataSource:
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:
-    """Return the object of a table that a config gives as `name` or as `{name: {option: value}}`."""
+    """Return the object that `item` describes: `name`, or `{name: {option: value}}`, of an entry of `table`."""
     name, options = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
     options = {} if options is None else options
     if not isinstance(name, str) or not isinstance(options, Mapping):
@@ -87,12 +86,17 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
     return entry(**options)
 
 
-def make_rows(
-    corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], where: str, host: Host | None, opened: Opened
+def make_single(
+    corpus: Section,
+    layout: dict[str, Any],
+    sampler: dict[str, Any],
+    where: str,
+    host: Host | None,
+    opened: OpenedSources,
 ) -> tuple[NpyDataSource, Sampler]:
     """Return the source and the sampler of one corpus."""
-    opened.corpus(corpus, where)  # its errors come before those of the packing
-    _follow_packing(layout, sampler, where)
+    opened.corpus(corpus, where)  # so that errors of the corpus come before errors of the packing options
+    _adapt_to_packing(layout, sampler, where)
     source, host = opened.source(corpus, layout, where), host or Host.from_jax()
     by_length = bool(source.layout.row_lengths)
     _check_sampler(sampler, by_length, where)
@@ -108,34 +112,37 @@ def make_rows(
 
 
 def make_mixture(
-    corpus: Section, layout: Section, sampler: Section, where: str, host: Host | None, opened: Opened
+    corpus: Section, layout: Section, sampler: Section, where: str, host: Host | None, opened: OpenedSources
 ) -> tuple[MixtureSource, MixtureSampler]:
-    """Return the source and the sampler of a mixture. Keys of `corpus` besides `mixture`, of `layout`, and `order`, `seed` and
-    `shuffle` of `sampler` are defaults of every source."""
+    """Return the source and the sampler of a mixture.
+
+    Defaults of every source are all keys of `layout`, the keys of `corpus` except `mixture`, and `order`, `seed` and `shuffle`
+    of `sampler`.
+    """
     _check_sampler(sampler, False, where)
     orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
     sources: dict[str, NpyDataSource] = {}
 
     def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
         sections = section["mixture"].items()
-        made = {name: (keys["weight"], rows_of(keys, defaults, prefix + name)) for name, keys in sections}
+        made = {name: (keys["weight"], order_of(keys, defaults, prefix + name)) for name, keys in sections}
         weights, changes = {name: weight for name, (weight, _) in made.items()}, []
         for entry in section.get("schedule", []):
             if entry.get("weights") is not None:
-                weights = {**weights, **entry["weights"]}  # one that an entry does not name stays
+                weights = {**weights, **entry["weights"]}  # the other sources keep theirs
                 changes.append((entry["step"], weights))
         return Mixture(made, section.get("on_exhausted") or "repeat", tuple(changes))
 
-    def rows_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-        keys = {**defaults, **{key: value for key, value in section.items() if key not in _OF_SOURCES}}
+    def order_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
+        keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
         if section.get("mixture") is not None:
             return mixture_of(section, keys, f"{name}/")
-        own = overlay({"layout": dict(layout)}, {"layout": section.get("layout", {})})["layout"]
+        own_layout = overlay({"layout": dict(layout)}, {"layout": section.get("layout", {})})["layout"]
         order = {**orders, **section.get("sampler", {}), "on_exhausted": section.get("on_exhausted")}
         if section.get("max_epochs") is not None:
             order["epochs"] = section["max_epochs"]
-        _check_source(own, order, f"{where}: source {name!r}")
-        source = sources[name] = opened.source(keys, own, where)
+        _check_source(own_layout, order, f"{where}: source {name!r}")
+        source = sources[name] = opened.source(keys, own_layout, where)
         if source.layout.orders_rows and "order" not in section.get("sampler", {}):
             order["order"] = "sequential"
         return SourceOrder(len(source), chunk_size=source.layout.chunk_size, **order)
@@ -148,33 +155,38 @@ def make_mixture(
 
 
 def _check_sampler(sampler: Section, by_length: bool, where: str) -> None:
-    """Refuse keys of the other kind of sampler: of rows of several lengths (`by_length`), or of one."""
+    """Refuse keys that only the other sampler takes. `by_length` means the sampler for rows of several lengths."""
     known, other = (CURRICULUM_SAMPLER, INDEX_SAMPLER) if by_length else (INDEX_SAMPLER, CURRICULUM_SAMPLER)
     of, found = ("one length", "several") if by_length else ("several lengths (olmo_vsl)", "one")
     for key in sampler:
-        if key not in known and (by_length or key in other):
+        if key not in known and (by_length or key in other):  # the sampler of a mixture has keys that are in neither
             raise ConfigError(
                 f"{where}: sampler.{key} is for rows of {of}, but those of this layout have {found}. Take it out."
             )
 
 
 def _check_source(layout: Section, order: Section, where: str) -> None:
-    """Refuse layouts that make batches, or that order rows themselves and are given an order."""
+    """Refuse a source of a mixture whose algorithm packs whole batches, or orders the rows itself but is given an order."""
     name = layout.get("algorithm")
     if name is None:
         return
     where = f"{where}: algorithm {name}"
     if ALGORITHMS[name].whole_batches:
-        raise ConfigError(f"{where} makes whole batches, but a mixture's hold rows of all sources. Take another one.")
+        raise ConfigError(
+            f"{where} makes whole batches, but the batches of a mixture hold rows of all its sources. Choose another."
+        )
     if ALGORITHMS[name].packs_per_epoch and not ORDERS[order.get("order", "shuffle")].sequential:
         hint = "Give the source sampler: {order: sequential}"
         raise ConfigError(f"{where} orders the rows of all its epochs (layout.epochs) itself. {hint}.")
 
 
-def _follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
-    """Fit the sections of an algorithm that packs each epoch anew: its rows are numbered through its epochs, and read in
-    this order. The layout takes over the sampler's seed and epochs if the algorithm follows the sampler's order, and the
-    size of batches if it packs whole batches. Other values of these keys are errors."""
+def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
+    """Adapt `layout` and `sampler`, in place, to an algorithm that packs each epoch anew. Else leave them as they are.
+
+    The layout of such an algorithm numbers the rows of all its epochs in reading order, and the sampler reads them in that
+    order. If `sampler.order` is the order that the algorithm replays, the layout takes over the sampler's seed and epochs. If
+    the algorithm packs whole batches, it takes over their size. A ConfigError names keys that contradict this.
+    """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:
         return
@@ -186,8 +198,10 @@ def _follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str)
     if not follows and "seed" not in layout:
         raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
     as_numbered = ORDERS[sampler.get("order", "shuffle")].sequential
-    expected = {"epochs": 1} if as_numbered else {"order": "sequential"}
-    for key, right in ({"last_batch": "drop", "shuffle": True} if follows else expected).items():
+    required: dict[str, Any] = {"epochs": 1} if as_numbered else {"order": "sequential"}
+    if follows:
+        required = {"last_batch": "drop", "shuffle": True}  # which are also the defaults
+    for key, right in required.items():
         if sampler.get(key, right if follows else None) != right:
             why = f"with layout.algorithm {name}, which orders the rows of all its epochs (layout.epochs) itself"
             raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {right!r}.")
@@ -208,12 +222,12 @@ def _follow_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str)
 
 
 def sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:
-    """Return the batches of a schedule, in rows, by step."""
+    """Return (step, number of rows) of each entry of a schedule that changes the size of batches."""
     sizes = ((entry["step"], rows_of_batch(entry, length)) for entry in entries)
     return [(step, rows) for step, rows in sizes if rows is not None]
 
 
 def rows_of_batch(section: Section, length: int) -> int | None:
-    """Return the rows of a step, which a section gives in rows, in tokens, or not at all."""
+    """Return the number of rows of a batch, by `global_batch_size` or `global_batch_tokens`; None without either."""
     tokens = section.get("global_batch_tokens")
     return section.get("global_batch_size") if tokens is None else tokens // length

@@ -38,10 +38,10 @@ class Corpus:
       tokenizer: Name of the tokenizer; None if unknown. Rows do not depend on it.
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
-      sources_file: File of `sources`; None if unknown.
+      sources_file: File that `sources` reads; None if there is no such file.
       source_names: Names of the inputs, indexed by their numbers in `sources`.
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
-      weights: Weight of each shard in a blend, as the path gives it; () where the path gives none.
+      weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
       signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
       remote: Options for reading remote files; None for those of the environment. Tokens and loss do not depend on it.
       ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
@@ -177,8 +177,8 @@ class Corpus:
 
     @functools.cached_property
     def sequences(self) -> Documents:
-        """Start and length of each sequence, in order: documents of a Megatron corpus are groups of sequences. In any other
-        corpus, `documents`. Errors are those of `documents`."""
+        """Start and length of each sequence, in order. Megatron's documents are groups of sequences; in any other corpus, a
+        document is one sequence. Errors are those of `documents`."""
         files = [shard.boundaries for shard in self.shards]
         return sequences_of(self) if any(file and file.kind in SEQUENCE_KINDS for file in files) else self.documents
 
@@ -187,7 +187,8 @@ class Corpus:
         return DocumentFinder(self)
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
-        """Return a `DocumentFinder` for these arguments: the corpus's own, if it finds the same documents."""
+        """Return a `DocumentFinder` for these arguments, shared with `documents` if it finds the same ones. A `bos_token_id`
+        that `dtype` can't hold is a CorpusError."""
         if bos_token_id is not None:
             self._checked_id("bos_token_id", bos_token_id)  # with an id that no token has, no document would end
         own = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -195,7 +196,7 @@ class Corpus:
 
     @functools.cached_property
     def sources(self) -> npt.NDArray[np.int64] | None:
-        """int64 [documents, 2]: index into `source_names`, and line or row of that input, from 1; None if unknown.
+        """int64 [documents, 2]: index into `source_names`, and line or row of that input, from 1; None without `sources_file`.
 
         Access raises a CorpusFileError if the file is missing, or a CorpusError if it does not fit the documents.
         """
@@ -235,14 +236,16 @@ class Corpus:
         shard = np.flatnonzero((bounds[1:] > start) & (bounds[:-1] < stop))
         first = np.maximum(bounds[shard], start)
         length = np.minimum(bounds[shard + 1], stop) - first
-        at, in_result = first - bounds[shard], first - start
+        in_shard, in_result = first - bounds[shard], first - start
         tokens: npt.NDArray[Any] = np.empty(stop - start, self.dtype)
         if len(tokens):
             width = tokens.itemsize
-            token_reader.gather(shard, at, in_result * width, length * width, tokens.data.cast("B"))
+            token_reader.gather(shard, in_shard, in_result * width, length * width, tokens.data.cast("B"))
         if self.signed:
-            check_signed(tokens, self.shards, self.dtype, lambda: (shard, at, in_result))
-        return tokens, None if loss_reader is None else loss_reader.gather(shard, at, in_result, length, len(tokens))
+            check_signed(tokens, self.shards, self.dtype, lambda: (shard, in_shard, in_result))
+        if loss_reader is None:
+            return tokens, None
+        return tokens, loss_reader.gather(shard, in_shard, in_result, length, len(tokens))
 
     def document(self, number: int) -> Document:
         """Return document `number`, counted from 0. Errors are those of `documents` and `read`."""

@@ -17,13 +17,16 @@ Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.unsignedinteger]
 
 ARRAYS = ("start", "length", "highest_token")
-"""Names of the arrays that `scan` returns."""
+"""Names of the arrays that `scan` returns, int64; `highest_token` has one item."""
 
 _SCAN_BYTES = hashing.BLOCK
 
 
 def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[dict[str, Ints], list[str]]:
-    """Return the arrays of `Documents`, and the hash of each shard's tokens."""
+    """Return the arrays of `Documents` by name, and the hash of each shard's tokens.
+
+    With `bos_token_id`, an EOS ends a document only if that token follows it, or if it is the last token of its shard.
+    """
     starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     current, document_start, highest = -1, 0, 0
     with hashing.BlockHasher(len(corpus.shards)) as hasher:
@@ -32,7 +35,7 @@ def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[dict[str, Ints], lis
             highest = max(highest, int(chunk.max()))
             found = np.flatnonzero(chunk == corpus.eos_token_id)
             if bos_token_id is not None:
-                at_end = found == len(following)  # of the shard: no token follows
+                at_end = found == len(following)  # the last token of its shard
                 found = found[at_end | (following[found - at_end] == bos_token_id)] if len(following) else found
             if shard != current:
                 current, document_start = shard, first
@@ -47,10 +50,10 @@ def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[dict[str, Ints], lis
     return dict(zip(ARRAYS, values, strict=True)), hashes
 
 
-def _chunks(corpus: Corpus, ahead: int = 0) -> Iterator[tuple[int, int, Tokens, Tokens]]:
-    """Yield (shard, token offset in the corpus, tokens, tokens from the second on) of each chunk, in memory of its own.
+def _chunks(corpus: Corpus, ahead: int) -> Iterator[tuple[int, int, Tokens, Tokens]]:
+    """Yield (shard, token offset in the corpus, tokens, following tokens) of each chunk, in memory of its own.
 
-    The last of these are up to `ahead` tokens of the shard that follow the chunk.
+    Item i of the following tokens follows token i of the chunk. With `ahead=1`, only a shard's last token has none.
     """
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     per_chunk = _SCAN_BYTES // corpus.dtype.itemsize

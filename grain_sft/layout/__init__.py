@@ -6,7 +6,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.columns import ColumnsLayout
 from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, split_documents
 from grain_sft.layout.materialized import MaterializedLayout
-from grain_sft.layout.megatron import Blend, Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
+from grain_sft.layout.megatron import Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.layout.named import (
     corpus_documents_named,
@@ -17,7 +17,7 @@ from grain_sft.layout.named import (
 )
 from grain_sft.layout.olmo_vsl import OlmoVslLayout
 from grain_sft.layout.packed import PackedLayout
-from grain_sft.layout.packing import ALGORITHMS, TIES, PackedRows, PackingAlgorithm, PackingOptions
+from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pairs import PairsLayout
 from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows, expand_counts
@@ -50,10 +50,10 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
         "olmo_vsl": OlmoVslLayout,
     },
 )
-"""Layouts by their kind in a config. The arguments of the constructor behind `corpus` are the options of the layout."""
+"""Layouts by their kind in a config. The arguments of the constructor after `corpus` are the options of the layout."""
 
 __all__ = [
-    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE", "TIES", "Blend",
+    "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE",
     "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "MaterializedLayout", "MegatronGptLayout",
     "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",

@@ -1,7 +1,8 @@
 """The runner of this machine, and the worker processes that render units for it.
 
-A worker reads a job, then one line for each group of units: its number. It ends when its input ends, also when its parent is
-killed. multiprocessing would run the caller's main module in each worker.
+A worker reads lines from its standard input: first a job as JSON, then the number of each group of units to render. It exits
+when its input ends, so also when its parent is killed. Workers are not `multiprocessing` processes, because these run the
+caller's main module.
 """
 
 import concurrent.futures
@@ -23,7 +24,7 @@ from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.units import Input, Unit
 from grain_sft.prepare.writers import Plan, Task
 
-GROUPS_PER_WORKER = 4  # starting a worker takes longer than rendering fewer
+_MIN_GROUPS_PER_WORKER = 4  # rendering fewer takes less time than starting a worker
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -43,10 +44,12 @@ class Failure(msgspec.Struct, frozen=True):
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runner of a job's steps on this machine: in threads that scan, `workers` processes that render, and this one.
+    """Runner of a job's steps on this machine. It scans in threads, renders in processes, and writes in this process.
 
-    Each method yields its steps in order, and a step only after all before it are done. It raises the error of the first step
-    that failed.
+    Each method yields its steps in order, each after it is done. The first step that failed raises its error instead.
+
+    Attributes:
+      workers: Number of processes that render. None means one per core, or fewer for few groups.
     """
 
     workers: int | None
@@ -57,8 +60,8 @@ class Runner:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
-        """Make the chunks of groups of units, by number."""
-        enough = -(-len(groups) // GROUPS_PER_WORKER)
+        """Render groups of units, given by number, to their chunks."""
+        enough = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
         size = min(len(groups), self.workers or min(os.cpu_count() or 1, enough))
         if size > 1:
             yield from _render_by_workers(job, groups, size)
@@ -68,7 +71,7 @@ class Runner:
                 yield group
 
     def write(self, job: Job, plan: Plan, tasks: Sequence[Task]) -> Iterable[Task]:
-        """Write the parts of the corpus."""
+        """Write the parts of the corpus, which `tasks` describe."""
         return write_tasks(plan, tasks)
 
 
@@ -96,7 +99,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], size: int) -> Iterator[i
             raise failure.to_error()
         return group
 
-    # the processes are ended before the threads that wait for them are joined, also by Ctrl-C
+    # the stack is left first: it ends the processes, so that no thread that is joined waits for one, also at Ctrl-C
     with concurrent.futures.ThreadPoolExecutor(size) as threads, contextlib.ExitStack() as processes:
         try:
             waiting = [processes.enter_context(_started()) for _ in range(size)]
@@ -108,22 +111,23 @@ def _render_by_workers(job: Job, groups: Sequence[int], size: int) -> Iterator[i
 @contextlib.contextmanager
 def _started() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", "from grain_sft.prepare import workers; workers.serve()"],  # -m would warn
+        # with -m, Python would warn that the package has imported the module already
+        [sys.executable, "-P", "-c", "from grain_sft.prepare import workers; workers.serve()"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is for this process, which ends them
+        start_new_session=True,  # Ctrl-C reaches this process alone, which ends the workers
     )
     try:
         yield process
     finally:
         process.kill()
-        with contextlib.suppress(OSError):  # of what was not sent
+        with contextlib.suppress(OSError):  # raised for input that was not sent
             process.communicate()
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """Write a line, unless the process has ended, which the reply shows."""
+    """Write a line. If the process has ended, do nothing: the caller then reads no reply."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(line + b"\n")
@@ -134,7 +138,7 @@ def serve() -> None:
     """Render groups of units until the input ends, in a process of its own; reply `null` or a failure for each."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         replies = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)  # a library's prints are not replies
+        os.dup2(2, 1)  # what libraries print goes to stderr, not between the replies
         parent = os.getppid()
         job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
         for line in sys.stdin.buffer:
@@ -143,11 +147,11 @@ def serve() -> None:
             try:
                 made = job.chunk(job.groups[group])
                 if os.getppid() != parent:
-                    return  # killed; another run may have begun
+                    return  # the parent was killed, and another run may write the same chunks
                 job.chunks.write(group, made)
             except GrainSftError as error:
                 failure = Failure.of(error)
             except MemoryError:
-                failure = Failure("PrepareError", "a worker has run out of memory. Use fewer workers.")
+                failure = Failure("PrepareError", "a worker ran out of memory. Start again with fewer --workers.")
             replies.write(msgspec.json.encode(failure) + b"\n")
             replies.flush()

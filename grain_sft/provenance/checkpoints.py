@@ -1,4 +1,4 @@
-"""Checkpoints: where a run is after a number of steps, and the names that trainers give to checkpoints."""
+"""Names of checkpoints, and a table of the progress of a run in steps, epochs, rows and tokens."""
 
 import re
 
@@ -8,24 +8,24 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.pipeline import Pipeline
 
-_NAME = re.compile(r"(?:^|[^0-9A-Za-z])step[-_]?(\d+)(?![0-9])", re.IGNORECASE)
+_STEP_IN_NAME = re.compile(r"(?:^|[^0-9A-Za-z])step[-_]?(\d+)(?![0-9])", re.IGNORECASE)
 
 
 def step_of_checkpoint(name: str) -> int:
-    """Return the number of steps before the checkpoint `name`.
+    """Return the number of steps that a run had done when it saved the checkpoint `name`.
 
-    It is 7000 for "step7000", "7000" and "gs://bucket/run/step7000-unsharded/". OLMo-core writes stepN after steps 0 to N - 1.
+    "step7000", "7000" and "gs://bucket/run/step7000-unsharded/" give 7000. OLMo-core saves stepN after steps 0 to N - 1.
 
     Raises:
-      RowIndexError: The name has no number, or several.
+      RowIndexError: The name is not a number, and does not contain `step` with a number exactly once.
     """
-    last = name.rstrip("/").rpartition("/")[2]
-    if last.isascii() and last.isdigit():
-        return int(last)
-    found = _NAME.findall(last)
+    folder = name.rstrip("/").rpartition("/")[2]
+    if folder.isascii() and folder.isdigit():
+        return int(folder)
+    found = _STEP_IN_NAME.findall(folder)
     if len(found) != 1:
         raise RowIndexError(
-            f"checkpoint {name!r}: expected a name such as step7000, or a number of steps. Give one of these."
+            f"checkpoint {name!r}: expected a name such as step7000, or a number of steps. Write one of these."
         )
     return int(found[0])
 
@@ -34,12 +34,12 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
     """Return the steps between the checkpoints `first` and `last`.
 
     Raises:
-      RowIndexError: A name has no number, the names are in the wrong order, or `last` is after the end of the run.
+      RowIndexError: A name has no step, there is no step between the names, or `last` is after the end of the run.
     """
     steps = range(step_of_checkpoint(first), step_of_checkpoint(last))
     if not steps:
         raise RowIndexError(
-            f"between {first} and {last}: there are no steps between them. Give the earlier checkpoint first."
+            f"no step lies between the checkpoints {first} and {last}. Give two, the earlier checkpoint first."
         )
     if steps.stop > pipeline.end_step:
         raise RowIndexError(f"{last}: the run ends after {pipeline.end_step} steps. Give an earlier checkpoint.")
@@ -47,7 +47,7 @@ def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
 
 
 def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | None = None) -> dict[str, list[int]]:
-    """Return where a run is after every `every` steps, and at its end.
+    """Return a table of the progress of a run: a line after every `every` steps, and one at its end.
 
     Args:
       pipeline: Pipeline of any host.
@@ -58,12 +58,15 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Returns:
       Columns by name.
         step: Number of steps done.
-        epoch: Epoch in which the next step begins, from 0; in a mixture, a column for each source.
-        steps_into_epoch, rows_into_epoch: Whole steps, and rows, of that epoch that are done; a mixture has only rows.
-        rows, tokens: Sums over all batches so far, padding and filling rows included.
+        epoch: Epoch in which the next step begins, from 0.
+        steps_into_epoch: Number of steps done that read only rows of that epoch.
+        rows_into_epoch: Number of rows of that epoch that earlier steps read.
+        rows, tokens: Totals of all batches so far, padding and filling rows included.
+      A mixture has the columns `epoch of NAME` and `rows into epoch of NAME` of each source instead of the three columns of
+      epochs. A run with stages has neither.
 
     Raises:
-      SamplerError: The run has fewer epochs.
+      SamplerError: `epochs` is more than the run has, or `every` is not an integer of at least 1.
     """
     sampler = pipeline.sampler
     every = as_integer("every", every, 1, SamplerError)
@@ -82,7 +85,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     for stage in pipeline.stages:
         first, length = np.array([stage.first_step]), stage.sampler.row_length(stage.first_step)
         done, sizes = np.minimum(steps, stage.end_step), sampler.batch_sizes
-        if length is not None:  # lengths differ, but every step has the same number of tokens
+        if length is not None:  # rows differ in length between steps, but each step has the same number of tokens
             tokens += np.maximum(done - first, 0) * sizes.at(stage.first_step) * length
         else:
             rows_done = sizes.begins(done)[0] - sizes.begins(first)[0]
@@ -92,7 +95,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
 
 
 def _into_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
-    """Return the epoch in which `step` begins, and the whole steps and the rows of all hosts of that epoch before it."""
+    """Return the epoch in which `step` begins, and the numbers of its whole steps and of its rows before `step`."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
     if layout.epochs > 1:
         rows = sampler.batch_sizes.before(step)

@@ -1,4 +1,4 @@
-"""StreamSampler: a sampler that reads streams of rows."""
+"""StreamSampler: base of the samplers that read streams of rows, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -20,39 +20,45 @@ from grain_sft.sampling.streams import BatchSlots
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-_STEPS_AT_ONCE = 64
-_ROWS_AT_ONCE = 1 << 11
-_INDICES_AT_ONCE = 1 << 20  # of an order that is searched
+_STEPS_AT_ONCE, _ROWS_AT_ONCE = 64, 1 << 11  # most steps that `rows` computes at once, and most rows of this host
+_INDICES_AT_ONCE = 1 << 20  # indices of an order that `find_slots` searches at once
 
 
 class StreamSampler(Sampler):
-    """A sampler that reads streams of rows."""
+    """Base of the samplers with `streams`. A subclass finds the rows of indices in a stream, and the slots of rows."""
 
     def __init__(
         self, global_batch_size: int, schedule: Iterable[tuple[int, int]], host: Host, *, host_blocks: bool
     ) -> None:
         super().__init__(global_batch_size, schedule, host, host_blocks=host_blocks)
-        self._at_once: tuple[int, list[Ints | None]] = (0, [])  # a step, and the rows of it and of the steps after it
+        # a step, and the rows of it and of later steps; None once they were returned
+        self._at_once: tuple[int, list[Ints | None]] = (0, [])
         self._last_step = -1
         self._indices = functools.lru_cache(maxsize=8)(self._indices_of)
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the host's stream, counted from the first of `step`; `FILL_ROW` past the end."""
+        """Return the rows at `indices` of the stream that this host reads; index 0 is the stream's first row of `step`.
+
+        `FILL_ROW` stands for an index past the end.
+        """
 
     @abc.abstractmethod
     def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
-        """Return the rows of `slot` of `steps[which]`, which `host` reads."""
+        """Return `BatchSlots` whose entry i is slot `slot[i]` of step `steps[which[i]]`, read by host `host[i]`."""
 
     @abc.abstractmethod
     def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return step, slot and host of each index of a stream's epoch: int64 [n]; step -1 where none reads it."""
+        """Return the step, slot and host that read each of `indices` of `epoch` of stream number `source`, int64 [n].
+
+        The step is -1 where no step reads the index.
+        """
 
     def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
         """See `Sampler.rows`. Consecutive steps are computed several at once."""
         first, ahead = self._at_once
         if type(step) is int and 0 <= step - first < len(ahead):
-            rows, ahead[step - first] = ahead[step - first], None  # each is handed out once: it can be written to
+            rows, ahead[step - first] = ahead[step - first], None  # returned only once: the caller may write to it
             if rows is not None:
                 return rows
         step = self._checked_step(step)
@@ -65,7 +71,7 @@ class StreamSampler(Sampler):
         return self._rows(step, indices) if found is None else found
 
     def _rows_at_once(self, step: int, indices: Ints) -> Ints | None:
-        """Return the rows of `step` and keep those of later steps; None if that fails.
+        """Return the rows of `step` and keep those of later steps; None if no later step can be computed with it.
 
         A batch of 32 rows takes 3 us instead of 45 in a mixture, and 9 instead of 98 in order "shuffle" of 724,000,000 rows.
         """
@@ -73,18 +79,18 @@ class StreamSampler(Sampler):
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // max(1, len(indices)), self._steps_of_one_size(step, size))
         if count <= 1:
             return None
-        apart = len(indices) if self.host_blocks else size
-        several = (indices + apart * np.arange(count)[:, np.newaxis]).reshape(-1)
+        stride = len(indices) if self.host_blocks else size
+        several = (indices + stride * np.arange(count)[:, np.newaxis]).reshape(-1)
         try:
             made: list[Ints | None] = list(self._rows(step, several).reshape(count, -1))
-        except GrainSftError:  # of a later epoch, which the caller did not request
+        except GrainSftError:  # raised for a later epoch, which the caller did not request
             return None
         found, made[0] = made[0], None
         self._at_once = step, made
         return found
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
-        """Return a number of steps of `size` rows from `step` on whose rows follow each other in the stream."""
+        """Return a number of steps, the first of them `step`, that have `size` rows each, without a gap in the stream."""
         count = self.batch_sizes.steps_of_one_size(step)
         return count if self.num_steps is None else min(count, self.num_steps - step)
 
@@ -120,12 +126,12 @@ class StreamSampler(Sampler):
     def _found(self, rows: Ints, epochs: int | None) -> Iterator[Ints]:
         """Yield the columns of the slots that hold `rows`, a million indices of an order at a time."""
         for number, stream in enumerate(self.streams):
-            end = stream.source.num_instances
-            mine = rows[(rows >= stream.first_row) & (rows < stream.first_row + end)] - stream.first_row
+            count = stream.source.num_instances
+            mine = rows[(rows >= stream.first_row) & (rows < stream.first_row + count)] - stream.first_row
             first = stream.source.start[0]
             for epoch in range(first, epochs or stream.source.epochs or first + 1) if len(mine) else ():
-                for begin in range(0, end, _INDICES_AT_ONCE):
-                    indices = np.arange(begin, min(begin + _INDICES_AT_ONCE, end))
+                for begin in range(0, count, _INDICES_AT_ONCE):
+                    indices = np.arange(begin, min(begin + _INDICES_AT_ONCE, count))
                     read = stream.rows_at(epoch, indices)
                     hits = np.isin(read, mine)
                     places = self._find(number, epoch, indices[hits])
@@ -133,7 +139,7 @@ class StreamSampler(Sampler):
                     yield np.array(np.broadcast_arrays(*columns), np.int64)
 
     def _indices_of(self, size: int) -> Ints:
-        """Return the indices of this host's rows in a step of `size` rows, from the beginning of the step in its stream."""
+        """Return the indices of this host's rows in a step of `size` rows, counted from the step's first row in the stream."""
         count = self.host.count
         check_divided(size, count)
         counting = np.arange(size // count)

@@ -103,7 +103,7 @@ def test_every_section_and_every_required_key_is_needed(config):
 
 def test_without_an_eos_no_padding_is_made_of_it(config):
     del config["corpus"]["eos_token_id"]
-    expected = "corpus.pad_token_id is null, which is the id of the token that ends a document, and the corpus"
+    expected = "corpus.pad_token_id is null, which means the EOS id, but the corpus has none. Give corpus.eos_token_id"
     assert expected in error_of(put(config, "corpus.pad_token_id", None))
 
 

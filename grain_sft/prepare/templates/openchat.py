@@ -1,7 +1,7 @@
 """openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
 
-`<|end_of_turn|>` ends the system text and each message. The rules are those of ochat/config in imoneoi/openchat. A message's
-text and end of turn have the message's weight, by default 1 for the assistant and 0 for the user.
+`<|end_of_turn|>` ends the system text and each message. A message's text and its end of turn take the message's weight: by
+default 1 for the assistant and 0 for the user. The rules are those of ochat/config in imoneoi/openchat.
 """
 
 import functools
@@ -44,7 +44,9 @@ class OpenChat(PiecesTemplate):
             pieces += [(system, 0.0), (self._end, 0.0)]
         for message in messages:
             if message.role == "system":
-                raise RecordError("messages: a message of the system after the first; OpenChat has one system text.")
+                raise RecordError(
+                    "messages: a system message after the first message. Template openchat takes one, at the start."
+                )
             weight = _WEIGHTS[message.role] if message.weight is None else message.weight
             prefix = self._prefix(f"{condition} {_PREFIXES[message.role]}".strip())
             pieces += [(prefix, 0.0), (message.content, weight), (self._end, weight)]
@@ -63,11 +65,11 @@ class OpenChat(PiecesTemplate):
         return (self.chosen.system_prompt if conversation.system is None else conversation.system), messages
 
     def weights(self, ids: Sequence[Sequence[int]], weights: list[float]) -> list[float]:
-        """Return `weights`. With `seq_level_weight`, divide each message's by its number of tokens, end of turn included."""
+        """Return `weights`; with `seq_level_weight`, each divided by its message's number of tokens, end of turn included."""
         if not self.chosen.seq_level_weight:
             return weights
         divided = list(weights)
-        for index in range(len(ids) - 2, 0, -3):  # the texts, from the last: a message is prefix, text, end of turn
+        for index in range(len(ids) - 2, 0, -3):  # texts, from the last: a message is prefix, text, end of turn
             divided[index] /= len(ids[index]) + len(ids[index + 1])
             divided[index + 1] = divided[index]
         return divided

@@ -1,12 +1,11 @@
 """Retries of remote requests after transient failures, until they succeed or the time is up.
 
-The pause before the next try doubles, up to 8 s, with jitter. The jitter affects only when bytes arrive.
+The pause before the next try doubles, up to 8 s, with jitter. No value of a batch depends on the jitter.
 """
 
 import asyncio
 import contextvars
 import errno
-import itertools
 import math
 import os
 import random
@@ -22,10 +21,10 @@ from grain_sft.storage import activity
 
 SECONDS_VARIABLE = "GRAIN_SFT_REMOTE_SECONDS"
 REQUESTS_VARIABLE = "GRAIN_SFT_REMOTE_REQUESTS"
-FIRST_CONTACT = 6.0  # seconds for a server that this process has never reached: a name, proxy or network is wrong
+FIRST_CONTACT = 6.0  # seconds for a server that never answered this process: likely a wrong name, proxy or network
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds
-_FIRST_ATTEMPT = 10.0  # seconds, or a quarter of the total time where that is less; the next ones twice as long
+_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt, or a quarter of all if less; doubled for each later one
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
 # s3fs raises these for answers: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for statuses that it does not know
 _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EIO)}
@@ -35,8 +34,8 @@ _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "
 
 _jitter = random.Random()  # its own, so that no other random numbers depend on failures
 _reached: set[str] = set()  # servers that have answered this process
-_repeated: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_repeated", default=False)
-"""Whether this task belongs to an attempt that is repeated as a whole."""
+_inside_attempt: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_inside_attempt", default=False)
+"""Whether this task runs inside an attempt, which `retried` repeats as a whole."""
 
 T = TypeVar("T")
 
@@ -45,8 +44,8 @@ class Limits(msgspec.Struct, frozen=True):
     """Limits of the time and the number of requests for remote files.
 
     Args:
-      seconds: Time from the first request for some bytes after which a failure is an error.
-      requests: Largest number of requests of one read at once.
+      seconds: Time for a request and its repetitions. A failure after it is an error.
+      requests: Maximum number of concurrent requests of one read.
 
     Raises:
       StorageError: A value is not above zero.
@@ -63,7 +62,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the limits of $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS, or raise StorageError."""
+        """Return the limits that $GRAIN_SFT_REMOTE_SECONDS and $GRAIN_SFT_REMOTE_REQUESTS set; raise StorageError if wrong."""
         return cls(_number(SECONDS_VARIABLE, 120.0, float), _number(REQUESTS_VARIABLE, 64, int))
 
 
@@ -80,11 +79,11 @@ class WrongBodyError(Exception):
 
 
 class RefusedBodyError(Exception):
-    """A body that no further request can correct."""
+    """A body that another request would not change."""
 
 
 class ReplacedError(Exception):
-    """A file that has another version than the requested one, or is gone."""
+    """A file that is gone, or of another version than the requested one."""
 
 
 class RequestFailedError(Exception):
@@ -94,30 +93,35 @@ class RequestFailedError(Exception):
 async def retried(
     attempt: Callable[[], Awaitable[T]], seconds: float, *, server: str, bounded: bool = True, reached: bool = False
 ) -> T:
-    """Return what `attempt` returns, called again after transient failures until `seconds` are over.
+    """Return the result of `attempt`, called again after transient failures until `seconds` have passed.
 
-    Inside another attempt it is called once, because that attempt is repeated as a whole.
+    Inside another attempt, call `attempt` once: the outer attempt is repeated as a whole.
 
     Args:
       attempt: One request, or a few that belong together.
-      seconds: Time for all attempts; a server that never answered gets `FIRST_CONTACT`, unless it is `reached`.
+      seconds: Time for all attempts. A server that never answered this process gets at most `FIRST_CONTACT`.
       server: Server as `server_of` names it.
-      bounded: Whether an attempt that takes too long is given up and made again.
+      bounded: Whether an attempt that takes too long is cancelled and made again.
+      reached: Whether the server answered another process, so that it gets all of `seconds`.
+
+    Raises:
+      RequestFailedError: The time is up.
     """
-    if _repeated.get():
+    if _inside_attempt.get():
         return await attempt()
     begin = time.monotonic()
     end = begin + seconds
-    token = _repeated.set(True)
+    token = _inside_attempt.set(True)
     try:
-        for number in itertools.count():
-            known = reached or server in _reached
-            deadline = end if known else min(end, begin + FIRST_CONTACT)
-            longest = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number, 30)
+        number = 0  # of failed attempts
+        while True:
+            answered = reached or server in _reached
+            deadline = end if answered else min(end, begin + FIRST_CONTACT)
+            attempt_limit = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number, 30)
             activity.count("remote_requests", 1)
             try:
                 left = max(0.001, deadline - time.monotonic())
-                found = await asyncio.wait_for(attempt(), min(left, longest) if bounded else None)
+                found = await asyncio.wait_for(attempt(), min(left, attempt_limit) if bounded else None)
                 _reached.add(server)
                 return found
             except Exception as error:
@@ -129,14 +133,14 @@ async def retried(
                 last, reason = error, _describe(error)
             now = time.monotonic()
             if deadline - now < _FIRST_PAUSE:
-                unreached = "" if known or deadline == end else server
+                unreached = "" if answered or deadline == end else server
                 raise RequestFailedError(_explain(number + 1, now - begin, seconds, reason, unreached)) from last
             activity.request_failed(reason)
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(number, 30)) * _jitter.uniform(0.5, 1.5)
             await asyncio.sleep(min(pause, (deadline - now) / 2))
-        raise AssertionError
+            number += 1
     finally:
-        _repeated.reset(token)
+        _inside_attempt.reset(token)
 
 
 def _explain(attempts: int, seconds: float, limit: float, last: str, unreached: str) -> str:
@@ -145,8 +149,8 @@ def _explain(attempts: int, seconds: float, limit: float, last: str, unreached: 
     if unreached:
         return f"the network does not reach {unreached}: {text}. Check the network, its name servers and its firewall"
     return (
-        f"{text}. Check the network, the bucket's region and its quota; a longer time than {limit:g} s is "
-        f"given with ${SECONDS_VARIABLE}"
+        f"{text}. Check the network, the bucket's region and its quota, or allow more than {limit:g} s with "
+        f"${SECONDS_VARIABLE} or `seconds` of `remote`"
     )
 
 
@@ -156,7 +160,7 @@ def server_of(client: Any, path: str) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed later: 408, 429, 5xx, a broken connection, no answer, a short body."""
+    """Return whether the same request may succeed later: after 408, 429, 5xx, a broken connection, no answer, a short body."""
     if isinstance(error, (ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
     for key in ("status", "status_code", "code"):
