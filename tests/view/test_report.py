@@ -16,6 +16,7 @@ from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.report import packing_report
 from grain_sft.transforms import NgramFilter
 from grain_sft.view import report as report_module
+from grain_sft.view.pictures import draw_pictures
 from grain_sft.view.report import make_report
 from grain_sft.view.text import TokenTexts
 
@@ -283,3 +284,9 @@ def test_a_mixture_is_reported_source_by_source(mixture, tmp_path, capsys):
     whats = [each["what"] for each in report["left_out"]]
     assert "chats: padding of rows" in whats and "web: ends of 1 files that fill no row" in whats
     assert "Not compared for a mixture" in out.read_text()
+
+
+def test_a_source_whose_name_begins_with_an_underscore_is_in_the_legend():
+    sources = {"columns": {"source": []}, "tokens": {"_a": [1, 2], "b": [3, 4]}, "steps": [0, 1]}
+    report = {"lengths": {}, "packing": {}, "left_out": [], "sources": sources, "throughput": []}
+    assert ">_a<" in draw_pictures(report)["mixture"].svg
