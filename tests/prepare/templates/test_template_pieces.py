@@ -87,7 +87,7 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_ordinary
         ("primer", chat(("user", "hello?")), "none of 'assistant'"),
         ("primer", {"items": [{"role": "assistant", "content": "b", "weight": 0.5}]}, "messages[0].weight"),
         ("primer", {"items": [{"role": "user", "content": "b", "weight": 1}]}, "messages[0].weight"),
-        ("openchat", chat(("user", "a"), ("system", "b")), "system after the first"),
+        ("openchat", chat(("user", "a"), ("system", "b")), "a system message after the first message"),
         ("episode", chat(("toolresult", "x")), "messages[0].role: 'toolresult'"),
         ("episode", chat(("user", "x")), "none of 'assistant'"),
         ("episode_tool", chat(("user", "x")), "none of 'assistant' or 'assistant_toolcall'"),
