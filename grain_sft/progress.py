@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: a line that is rewritten on a terminal, and a new line now and then elsewhere."""
+"""Progress of long work on stderr: one line, rewritten, on a terminal; elsewhere, a new line every few seconds."""
 
 import contextlib
 import sys
@@ -7,32 +7,32 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-EVERY = 5.0  # seconds between lines where stderr is not a terminal
+EVERY = 5.0  # seconds between lines, if stderr is not a terminal
 _REWRITTEN_EVERY = 0.2  # seconds, on a terminal
-_BAR = 30  # columns
+_BAR_COLUMNS = 30
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the work, the amount that is done, and the amount in all."""
+"""Function of the name of the work, the amount that is done, and the total amount."""
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """Show on stderr how much of the work is done, and the time that is left."""
+    """Yield a function that shows on stderr how much of the work is done, and the time that is left."""
     terminal = sys.stderr.isatty()
-    work, first, began, shown = "", 0, 0.0, 0.0
+    work, done_before, began, shown = "", 0, 0.0, 0.0
 
     def show(what: str, done: int, total: int) -> None:
-        nonlocal work, first, began, shown
+        nonlocal work, done_before, began, shown
         now = time.monotonic()
         if what != work:
-            work, first, began, shown = what, done, now, now
+            work, done_before, began, shown = what, done, now, now
         if now - shown < (_REWRITTEN_EVERY if terminal else EVERY):
             return
         shown = now
-        part, rate = done / max(1, total), (done - first) / (now - began)
+        part, rate = done / max(1, total), (done - done_before) / (now - began)
         left = f", {(total - done) / rate:.0f} s left" if rate else ""
-        bar = f" {'━' * int(part * _BAR):<{_BAR}}" if terminal else ":"
+        bar = f" {'━' * int(part * _BAR_COLUMNS):<{_BAR_COLUMNS}}" if terminal else ":"
         _show(f"{what}{bar} {part:.0%}{left}", terminal)
 
     try:
@@ -44,8 +44,8 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def elapsed(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how long the work `what` has taken, where its end is not known; yield a function that renames it.
-    Nothing is left on a terminal."""
+    """Show on stderr how long the work `what` has taken, for work of unknown length. Yield a function that renames the work.
+    On a terminal the line is cleared at the end."""
     names, ended, began = [what], threading.Event(), time.monotonic()
     terminal = sys.stderr.isatty()
 
@@ -65,7 +65,7 @@ def elapsed(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def with_progress(results: Iterable[T], total: int, what: str) -> Iterator[T]:
-    """Yield `results`, and show on a terminal how many of `total` are done."""
+    """Yield `results`, and show how many of `total` are done if stderr is a terminal."""
     with progress_bar() as show:
         for number, result in enumerate(results):
             if sys.stderr.isatty():

@@ -15,14 +15,14 @@ from grain_sft.prepare import CHAT_TOKENS, train_tokenizer
 from grain_sft.storage import write_bytes
 
 VOCAB_SIZE = 8000
-MESSAGE, DOCUMENT = 330, 1800  # bytes of the median message and document
-BPE, UNIGRAM, JSON = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
+MESSAGE, DOCUMENT = 330, 1800  # characters of the median message and document
+BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
 _COMMON = """
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 path, model, out, template = sys.argv[1:5]
-load_tokenizer(model).encode(["imports all that it needs"])
+load_tokenizer(model).encode(["import the tokenizer's library before the clock starts"])
 def ours(number):
     begin = time.process_time()
     manifest = prepare(Request((Dataset((path,)),), template, model, "olmo"), f"{out}-{number}", workers=1)
@@ -62,16 +62,16 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 
 
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the speed of `prepare` and of each tokenizer's own batch call, by CPU time on one core, and the memory of
-    `prepare` for a tenth of the documents and for all."""
+    """Yield a table of the speed of `prepare` and of each tokenizer's own batch call, in CPU time on one core, and of the
+    memory of `prepare` for a tenth of the documents and for all of them."""
     rows = {}
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
         text = "\n".join(entry.text for entry in docstrings())
         models = _tokenizers(here, text)
         kinds = {f"documents, {name}": ("text", name, scale.texts) for name in models}
-        for kind, (template, name, most) in ({"chats": ("primer", BPE, scale.conversations)} | kinds).items():
-            for count in (max(1, most // 10), most):
+        for kind, (template, name, largest) in ({"chats": ("primer", BPE, scale.conversations)} | kinds).items():
+            for count in (max(1, largest // 10), largest):
                 path, out, row = here / f"{template}-{count}.jsonl", here / kind, f"{kind}, {count:,}"
                 if not path.exists():
                     _write(path, text, count, chats=kind == "chats")
@@ -84,29 +84,29 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def _tokenizers(here: Path, text: str) -> dict[str, str]:
-    """Train tokenizers on the lines of `text`; return their paths by name."""
+    """Train a tokenizer of each kind on the lines of `text`, and return their paths by name."""
     lines = [line for line in text.splitlines() if line]
-    found = {BPE: str(here / "bpe.model"), UNIGRAM: str(here / "unigram.model")}
-    for path in found.values():
+    paths = {BPE: str(here / "bpe.model"), UNIGRAM: str(here / "unigram.model")}
+    for path in paths.values():
         write_bytes(path, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS, model_type=Path(path).stem))
     if all(importlib.util.find_spec(name) for name in ("tokenizers", "transformers")):
         import tokenizers
 
-        made = tokenizers.Tokenizer(tokenizers.models.BPE())
-        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.decoder = tokenizers.decoders.ByteLevel()
+        trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+        trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trained.decoder = tokenizers.decoders.ByteLevel()
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=VOCAB_SIZE, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
         )
-        made.train_from_iterator(lines, trainer)
-        found[JSON] = str(here / "tokenizer.json")
-        made.save(found[JSON])
-    return found
+        trained.train_from_iterator(lines, trainer)
+        paths[HUGGING_FACE] = str(here / "tokenizer.json")
+        trained.save(paths[HUGGING_FACE])
+    return paths
 
 
 def _write(path: Path, text: str, count: int, *, chats: bool) -> None:
-    """Write conversations of two messages, or plain documents, which are cut from `text` at random."""
+    """Write `count` conversations of two messages, or plain documents, whose texts are random parts of `text`."""
     draw = random.Random(0)
 
     def cut(median: int, spread: float) -> str:

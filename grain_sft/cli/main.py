@@ -1,9 +1,10 @@
-"""Entry point of `grain-sft COMMAND ...`. A function of the command's name in another module of this package declares it.
+"""Entry point of `grain-sft COMMAND ...`. Each command is declared by a function of its name in a module of `grain_sft.cli`.
 Functions import what they need, so that the Ctrl-C handler is installed before the slow imports begin."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 
 from grain_sft.cli.interrupts import STATUS, Guard
@@ -39,7 +40,7 @@ COMMANDS = {
         "make an episode-indexed dataset of chats with tool calls; an older tool's name for prepare",
     ),
 }
-"""Module that declares each command, and its summary."""
+"""By command: the module of `grain_sft.cli` that declares it, and its summary."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that need no JAX, because they do not infer the host from it."""
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. None means `sys.argv[1:]`; Ctrl-C then ends the process.
+      argv: Arguments after the name of the program. None means `sys.argv[1:]`, and that Ctrl-C ends the process.
 
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
@@ -63,7 +64,7 @@ def console() -> None:
 
 
 def declare(command: str, parser: Parser) -> None:
-    """Add the arguments of `command` to `parser`, and as the default `run` the function that carries it out."""
+    """Add the arguments of `command` to `parser`, and set its default `run` to the function that runs the command."""
     import importlib
 
     module = importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}")
@@ -71,14 +72,16 @@ def declare(command: str, parser: Parser) -> None:
 
 
 def _guarded(*, ends_process: bool) -> int:
+    """Run the command line of this process, which Ctrl-C ends."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed, as by `2>&-`: no other file may get its descriptor
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
     arguments = sys.argv[1:]
     name = " ".join(["grain-sft", *[word for word in arguments if word in COMMANDS][:1]])
     return Guard(name, ends_process=ends_process).run(lambda: _run(arguments, own_process=True))
 
 
 def _run(arguments: list[str], *, own_process: bool) -> int:
-    import os
-
     from grain_sft.cli.arguments import Parser
     from grain_sft.errors import GrainSftError
     from grain_sft.version import __version__
@@ -94,8 +97,8 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
                 subparser.set_defaults(parser=subparser)
                 declare(name, subparser)
         options, unknown = parser.parse_known_args(arguments)
-    options.unknown = [word for word in unknown if word != "--"]
-    if options.unknown and getattr(options, "runner", None) is None:  # with a runner, they are Beam's options
+    options.unknown = [word for word in unknown if word != "--"]  # with --runner, options of Beam
+    if options.unknown and getattr(options, "runner", None) is None:
         options.parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
     prefix = f"grain-sft {options.command}:"
     try:
@@ -118,7 +121,13 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 
 @contextlib.contextmanager
 def _grain_without_jax() -> Iterator[None]:
-    """Have Grain imported without JAX, which takes a third of the time, at the end of the context if not within it."""
+    """Hide JAX within the context, and import Grain by its end: without JAX this takes a third of the time.
+
+    Does nothing in a process that has imported JAX already.
+    """
+    if "jax" in sys.modules:
+        yield
+        return
     import importlib
 
     from absl import logging

@@ -27,8 +27,8 @@ class ProcessRows:
 
     Attributes:
       shape: Shape of the global array.
-      rows: int64 [n], ascending numbers of the rows of which the devices hold a part.
-      indices: Part of the array by device.
+      rows: int64 [n], ascending indices of the rows that are on the devices, at least in part.
+      indices: Rows and columns of the array that each device holds.
       first: First process that holds row 0.
     """
 
@@ -53,7 +53,7 @@ def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None
 
     Args:
       sharding, shape: Sharding and shape [rows, length] of the global array.
-      process: Index of the process. None means this one.
+      process: Index of the process; None means this one.
 
     Raises:
       PipelineError: the sharding does not divide the array evenly.
@@ -72,13 +72,13 @@ def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None
 
 
 def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, Any]:
-    """Return the part of an array by device, in the order of the sharding's devices."""
+    """Return the rows and columns of an array that each device holds, in the order of the sharding's devices."""
     try:
         return dict(sharding.devices_indices_map(shape))
     except ValueError as error:
         raise PipelineError(
-            f"{sharding} can't divide batches of {shape[0]} rows of {shape[1]} tokens: {error}. Take a global batch and a "
-            "sequence length that are multiples of how often the mesh divides them."
+            f"{sharding} can't divide batches of {shape[0]} rows of {shape[1]} tokens: {error}. Take a global batch size and a "
+            "sequence length that are multiples of the numbers of parts that the mesh divides them into."
         ) from error
 
 
@@ -97,25 +97,25 @@ class Block(NamedTuple):
 class Placement(abc.ABC):
     """Transfer of global batches of one shape to the devices."""
 
-    reads: npt.NDArray[np.int64]  # [n], rows of the global batch that this process reads a part of
-    blocks: list[Block]  # that this process reads
-    writer: int  # process that writes for all
+    reads: npt.NDArray[np.int64]  # [n], slots of the global batch that this process reads, at least in part
+    blocks: list[Block]  # rows and columns that this process reads
+    writer: int  # process that writes observers' files for all processes
     shape: tuple[int, int]  # of the arrays that are put on the devices
     sharding: Sharding  # of these arrays
 
     @abc.abstractmethod
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """Return a device's part of the arrays of `blocks`."""
+        """Return the rows and columns `index` of the array that `put` returns, from this process's arrays of `blocks`."""
 
     def put(self, arrays: Sequence[npt.NDArray[Any]]) -> jax.Array:
-        """Return the global array of the arrays of `blocks`. Called in any thread."""
+        """Return a global array of `self.shape` with this process's arrays of `blocks`. Called in any thread."""
         part = functools.partial(self.part, arrays)
-        # earlier versions of JAX lack the argument
+        # only a process without devices needs `dtype`, which earlier versions of JAX lack
         named = {} if self.sharding.addressable_devices else {"dtype": arrays[0].dtype}
         return jax.make_array_from_callback(self.shape, self.sharding, part, **named)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        """Return the array for the trainer. Called in the trainer's thread."""
+        """Return the trainer's array, made of one that `put` returned. Called in the trainer's thread."""
         return array
 
 
@@ -124,9 +124,9 @@ class DirectPlacement(Placement):
 
     Args:
       sharding, shape: Sharding and shape [rows, L] of the global arrays.
-      batch_rows: Rows of the global batch; the other rows are filled.
+      batch_rows: Number of rows of the global batch; the rows after them are 0.
       order: Order of the columns.
-      divides: Whether a process reads only the columns that its devices have.
+      divides: Whether a process reads only the columns that its devices hold.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class DirectPlacement(Placement):
         parts = []
         for columns in self._order.sources(*index[1].indices(self.shape[1])[:2], self.shape[1]):
             number, begin = self._block_of(columns)
-            # a device's rows are consecutive in the block, too
+            # rows of one device are consecutive in the array, so also in the block
             first = int(self.blocks[number].rows.searchsorted(start))
             parts.append(arrays[number][first : first + stop - start, columns[0] - begin : columns[1] - begin])
         return _filled(parts, stop - start)
@@ -155,7 +155,7 @@ class DirectPlacement(Placement):
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
-    """Return the blocks of the global batch on the devices of a process, ordered by column, each column once."""
+    """Return the blocks that a process reads, by their first column. No column is in two blocks."""
     length, rows_of = mine.shape[1], dict[Columns, npt.NDArray[np.bool_]]()
     for rows, columns in mine.indices.values():
         for each in order.sources(columns.start, columns.stop, length):
@@ -171,7 +171,12 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
 
 
 class LoaderPlacement(Placement):
-    """Placement in which some processes put the same number of rows on each of their devices and a collective spreads them."""
+    """Placement in which some processes put equally many rows on each of their devices; a collective spreads them.
+
+    Args:
+      sharding, shape, batch_rows, order: As in `DirectPlacement`.
+      loaders: Indices of the processes that read the batch.
+    """
 
     def __init__(
         self,
@@ -183,7 +188,7 @@ class LoaderPlacement(Placement):
         loaders: Sequence[int],
     ) -> None:
         self._sources = order.sources(0, shape[1], shape[1])
-        devices = list(_parts(sharding, shape))  # a computation on both shardings needs this order
+        devices = list(_parts(sharding, shape))  # `spread` needs one order of devices in both shardings
         loading = [number for number, device in enumerate(devices) if device.process_index in loaders]
         if not loading:
             raise PipelineError(f"loaders={list(loaders)}: none of these processes has a device of {sharding}.")
@@ -192,8 +197,8 @@ class LoaderPlacement(Placement):
         self.shape = (len(devices) * self._each, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
         blocks = np.array_split(np.arange(batch_rows), range(self._each, len(loading) * self._each, self._each))
-        places = np.zeros(shape[0], np.int32)  # index of each row of the batch among the rows that are put
-        self._read: dict[int, slice] = {}  # rows of each device among those that this process reads
+        places = np.zeros(shape[0], np.int32)  # index of each row of the batch in the array that `put` returns
+        self._read: dict[int, slice] = {}  # rows of `reads` by number of the device they are put on
         self.reads = np.zeros(0, np.int64)
         for number, block in zip(loading, blocks, strict=True):
             places[block] = number * self._each + np.arange(len(block))
@@ -201,19 +206,23 @@ class LoaderPlacement(Placement):
                 self._read[number] = slice(len(self.reads), len(self.reads) + len(block))
                 self.reads = np.append(self.reads, block)
         self.blocks = [Block(self.reads, None)]
-        filling = np.arange(shape[0])[:, None] >= batch_rows
-        self._spread = jax.jit(lambda array: jax.numpy.where(filling, 0, array[places]), out_shardings=sharding)
+        filling = np.arange(shape[0])[:, None] >= batch_rows  # rows after the batch
+
+        def spread(array: jax.Array) -> jax.Array:
+            return jax.numpy.where(filling, jax.numpy.zeros((), array.dtype), array[places])
+
+        self._spread = jax.jit(spread, out_shardings=sharding)
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
         rows = arrays[0][self._read.get(index[0].indices(self.shape[0])[0] // self._each, slice(0))]
         return _filled([rows[:, start:stop] for start, stop in self._sources], self._each)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        spread: jax.Array = self._spread(array)  # all processes run collectives in one order
-        return spread
+        placed: jax.Array = self._spread(array)  # the trainer's thread: all processes run collectives in one order
+        return placed
 
 
 def _filled(parts: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
-    """Return parts of rows next to each other, filled up to `count` rows."""
+    """Return parts of the same rows joined along the columns, with rows of zeros up to `count` rows."""
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     return rows if len(rows) == count else np.pad(rows, ((0, count - len(rows)), (0, 0)))

@@ -10,27 +10,28 @@ import numpy.typing as npt
 
 from grain_sft.provenance.lines import Trace
 
-_BLOCK = 1 << 20  # documents that are marked in one array
+_BLOCK = 1 << 20  # documents per array of `seen`
 
 
 def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
-    """Return the documents and tokens of each source in a trace or in the parts of `iter_trace`. It needs a byte per document.
+    """Return the number of documents and tokens of each source. It takes about a byte of memory per document of the run.
+
+    Args:
+      parts: Trace, or the parts that `iter_trace` yields.
 
     Returns:
-      Columns by name, with a line for each source that occurs.
+      Columns by name, with a line for each source that occurs, even if all its tokens are withdrawn.
         source: Name of the source, or its number if it has no name.
-        documents: Number of distinct documents; 0 in a layout that does not follow documents.
+        documents: Number of distinct documents; 0 if the layout does not follow documents.
         segments, tokens: Number of segments, and of tokens that are not withdrawn.
-        share: Share of all tokens.
-        trainable: Number of tokens that take loss; absent where they were not counted.
+        share: Share of the tokens of all sources.
+        trainable: Number of tokens that take loss; absent if the trace did not count them.
     """
     counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
-    seen: dict[
-        int, npt.NDArray[np.bool_]
-    ] = {}  # of each block of numbers: the documents of a later stage may begin late
+    seen: dict[int, npt.NDArray[np.bool_]] = {}  # by block of document numbers, as a stage may use few of them
     names: tuple[str, ...] = ()
     for part in parts if isinstance(parts, Iterable) else [parts]:
-        part = part.select(part.instance >= 0)
+        part = part.select(part.instance >= 0)  # without rows of padding
         names, size = part.source_names, len(part.source_names)
         documents, lines = np.unique(part.document, return_index=True)
         documents, lines = documents[documents >= 0], lines[documents >= 0]
@@ -47,11 +48,11 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         added["segments"] = np.bincount(part.source[begins], minlength=size)
         tokens = part.stop - part.start - (0 if part.withdrawn is None else part.withdrawn)
         for name, values in (("tokens", tokens), ("trainable", part.trainable)):
-            if values is not None:  # added as float64, exact to 2^53
+            if values is not None:  # `bincount` adds float64, which is exact up to 2^53
                 added[name] = np.bincount(part.source, weights=values, minlength=size).astype(np.int64)
         counts = {name: column + counts.get(name, 0) for name, column in added.items()}
     counts["share"] = counts["tokens"] / max(1, int(counts["tokens"].sum()))
-    used = np.flatnonzero(counts["tokens"])
+    used = np.flatnonzero(counts["segments"])
     columns: dict[str, list[Any]] = {"source": [names[number] or str(number) for number in used.tolist()]}
     order = [name for name in ("documents", "segments", "tokens", "share", "trainable") if name in counts]
     return columns | {name: counts[name][used].tolist() for name in order}

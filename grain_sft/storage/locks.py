@@ -1,4 +1,4 @@
-"""Locks that survive forks and kills: of threads, of cache entries, and of unfinished files, which the next writer removes."""
+"""Locks of threads and files that forks and kills leave usable, and local files that appear when they are complete."""
 
 import atexit
 import contextlib
@@ -22,13 +22,13 @@ from grain_sft.errors import StorageError
 CACHE_DIR_VARIABLE = "GRAIN_SFT_CACHE_DIR"
 
 _UNFINISHED = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
-_LONGEST_NAME = 150  # bytes of the target's name
-_ABANDONED_AFTER = 86_400.0  # seconds; the locks of other hosts' files may be invisible here
+_LONGEST_NAME = 150  # bytes of the target's name in that of its unfinished file
+_ABANDONED_AFTER = 86_400.0  # seconds since the last write to another host's file, whose lock may be invisible here
 
 _thread_locks: weakref.WeakSet["ForkSafeLock"] = weakref.WeakSet()
 _file_locks: weakref.WeakSet["HeldLock"] = weakref.WeakSet()
-_cleaned: set[str] = set()  # folders
-_unfinished: set[str] = set()  # for a process that ends while it writes (Ctrl-C in native code)
+_cleaned: set[str] = set()  # folders, once per process
+_unfinished: set[str] = set()  # files to remove at exit, as Ctrl-C in native code ends the process while it writes
 
 
 class ForkSafeLock:
@@ -44,10 +44,13 @@ class ForkSafeLock:
 
 
 class HeldLock:
-    """An exclusive lock of the open file `fd`, which this object closes in the end. Usable as a context.
+    """Exclusive lock of an open file, usable as a context. `release` frees the lock and closes the file.
 
-    A process that is forked while the lock is held closes its copy of the descriptor: it would keep the lock for as long as it
-    lives, even after its parent ends.
+    A forked child closes its copy of the descriptor, which would keep the lock for as long as the child lives.
+
+    Args:
+      fd: Descriptor of the open file.
+      wait: Whether to wait while another process holds the lock.
 
     Raises:
       BlockingIOError: Another process holds the lock, and `wait` is false.
@@ -110,7 +113,7 @@ def _remove_unfinished() -> None:
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Return whether the open file `fd` still has this path."""
+    """Return whether `path` is still that of the open file `fd`."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), os.stat(path))
     return False
@@ -118,25 +121,25 @@ def is_at(fd: int, path: str) -> bool:
 
 @contextlib.contextmanager
 def locked(target: Path) -> Iterator[None]:
-    """Hold the lock of an unfinished file, so that one process of a machine makes it.
+    """Hold the lock of `target`, a file with the suffix `.lock` next to it, so that one process of a machine makes the target.
 
     Raises:
-      StorageError: Its folder can't be written to, or has no locks.
+      StorageError: The folder can't be written to, or its file system has no locks.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise StorageError(
-            f"{target.parent}: {target.name} can't be kept there ({error.strerror}). "
+            f"{target.parent}: {target.name} can't be written there ({error.strerror}). "
             f"Point ${CACHE_DIR_VARIABLE} to a folder on a local disk that can be written to."
         ) from error
     try:
         lock = HeldLock(fd)
     except OSError as error:
         raise StorageError(
-            f"{target.parent}: is on a file system without locks ({error.strerror}), which keep many processes from "
-            f"making the same file. Point ${CACHE_DIR_VARIABLE} to a folder on a local disk."
+            f"{target.parent}: the file system has no locks ({error.strerror}), which keep processes from making the same "
+            f"file at once. Point ${CACHE_DIR_VARIABLE} to a folder on a local disk."
         ) from error
     with lock:
         yield
@@ -144,7 +147,11 @@ def locked(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of the open file `fd`, which is closed in the end; do without where the file system has no locks."""
+    """Hold the lock of the open file `fd` and close the file at the end. On a file system without locks, hold none.
+
+    Raises:
+      StorageError: Another process holds the lock, and `wait` is false. Its message is `in_use`.
+    """
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(HeldLock(fd, wait=wait))
@@ -157,7 +164,7 @@ def exclusive(fd: int, in_use: str, *, wait: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Start processes that inherit a blocked SIGINT, because the process that starts them handles Ctrl-C."""
+    """Block SIGINT, which processes that are started in the context inherit: only this process handles Ctrl-C."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -167,7 +174,7 @@ def without_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a local file for writing that appears as `target` when it is complete and synced to disk.
+    """Yield a new local file that appears as `target` at the end of the context, complete and synced to disk.
 
     Until then it has a temporary name and its writer holds a lock. The kernel frees the lock however the writer ends.
     """
@@ -191,7 +198,7 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the names in `folder` to the disk."""
+    """Sync the entries of `folder`, such as a new name of a file, to disk."""
     fd = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -200,7 +207,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _create(target: Path) -> tuple[str, int, contextlib.AbstractContextManager[Any]]:
-    """Create an unfinished file next to `target`. Return its path, descriptor, and lock if the file system has locks."""
+    """Create an unfinished file next to `target`. Return its path, its descriptor, and its lock or an empty context."""
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     while True:
         path = os.path.join(target.parent, f".{name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.tmp")
@@ -234,7 +241,7 @@ def _clean(folder: str) -> None:
 
 
 def remove_abandoned(path: str) -> bool:
-    """Remove an unfinished file and return True, unless a living process makes it."""
+    """Remove an unfinished file and return True, or return False if a living process is writing it."""
     try:
         with HeldLock(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), wait=False):
             os.unlink(path)
@@ -245,5 +252,5 @@ def remove_abandoned(path: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return a name of this machine that is unique among the machines that write to one folder."""
+    """Return a hash of this machine's name, 8 hex digits, which tells apart the machines that write to one folder."""
     return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()

@@ -1,4 +1,4 @@
-"""Reader of tokens at (shard, offset), with a bounded set of open files that are checked against the index."""
+"""Reader of values of indexed files, such as the tokens of a corpus's shards. It keeps a bounded number of files open."""
 
 import itertools
 import os
@@ -19,44 +19,47 @@ from grain_sft.storage.remote.shards import RemoteShards
 from grain_sft.storage.vectored_copy import copies
 
 MOST_OPEN_FILES = 1024
-_MANY_PIECES = 8  # of a gather
-_SMALL_PIECE = 1 << 13  # bytes, on average
-_READ_INSTEAD = 1 << 8  # batches that are read after a copy that often waited for the disk
-_PIECES_A_WAIT = 16  # of a copy that does not often wait
+_MANY_PIECES = 8  # least number of pieces of a gather that is a copy from maps
+_SMALL_PIECE = 1 << 13  # bytes, most that its pieces have on average
+_MIN_PIECES_PER_WAIT = 16  # a copy with fewer pieces per wait for the disk is slower than reads
+_READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, after such a copy
 
 Ints = npt.NDArray[np.int64]
 IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
-"""Buffers that a read fills in order, in the form of `os.preadv`; each item is a byte."""
+"""Buffers of bytes that one `os.preadv` fills in order."""
 
 Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
-"""Pieces of files: number of the file of each, its first value, and its memory; and the bytes of all."""
+"""Pieces of files: each piece's file number, first value and buffers; last, the number of bytes of all pieces together."""
 
 Run = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
-"""Pieces that fill memory, whose items are values, in turn: the file of each, its first value, and its end in the memory."""
+"""Pieces that fill one memory without gaps: each piece's file number, first value, and end in the memory. Then the memory,
+whose items are values."""
 
 
 class ShardReader:
     """Reader of values of a set of files, such as a corpus's tokens. Safe in threads.
 
     Long pieces are read with `preadv` straight into the batch. Many small pieces are copied from maps of their files by one
-    system call (see `vectored_copy`), because a read costs a microsecond or more whatever its size. A copy waits for every page
-    that is not in the page cache, so that pieces of 6 KB take twice as long as reads of them, and pieces of 1 KB 1.3 times as
-    long. After such a copy, the next batches are read, and then a copy is tried again.
+    system call (see `vectored_copy`), because a read costs a microsecond or more whatever its size. Where the files are not in
+    the page cache, a copy is slower than reads: it waits for every page, and takes 1.3 times as long for pieces of 1 KB and
+    twice as long for pieces of 6 KB. After a copy that often waited, the next gathers use `preadv`; then a copy is tried again.
 
-    At most `max_open_files` stay open: the oldest makes room, and is closed when no thread reads from it.
+    At most `max_open_files` stay open. The file that has been open longest is checked and makes room. It is closed when no
+    thread reads from it.
 
     Args:
       shards: Files.
       itemsize: Bytes of a value, such as a token.
       max_open_files: Most open files; None means 1024, or a quarter of the process's limit (`ulimit -n`) if that is less.
-      scattered: Whether reads are far apart, and each once: the system reads nothing ahead, and nothing is mapped. A trace of a
-        corpus that is not in the page cache takes a third of the time.
-      remote: Options of remote files; None means those of the environment.
-      whole_rows: Whether a value is a stored row, with the arrays that follow its tokens.
+      scattered: Whether reads are far apart and not repeated. Then the system reads nothing ahead and no file is mapped: a
+        trace of a corpus that is not in the page cache takes a third of the time.
+      remote: Options of remote files. None means those of the environment.
+      whole_rows: Whether a value is a whole stored row, the tokens and the arrays after them. Otherwise, in files of stored
+        rows, a value is a token.
 
     Attributes:
-      plain: Whether no file is remote, and values follow each other.
+      plain: Whether no file is remote, and the values of a file have no gaps between them.
     """
 
     def __init__(
@@ -81,19 +84,19 @@ class ShardReader:
         self._open: dict[int, LocalFile] = {}  # oldest first
         self._verified: dict[int, Identity] = {}
         self._lock = ForkSafeLock()
-        self._left_to_read = 0  # batches
+        self._left_to_read = 0  # gathers until the next copy is tried
 
     def gather(
         self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview
     ) -> None:
-        """Fill the bytes `out[place : place + size]` with tokens of each shard from token `start` on.
+        """Fill the bytes `out[place : place + size]` of each piece with values of its shard from value `start` on.
 
         Raises:
-          CorpusFileError: The file is missing, unreadable, or not the one that was indexed.
+          CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
         if self._row is not None:
             shards, starts, places, sizes = self._by_row(self._row, shards, starts, places, sizes)
-        if not self._remote:  # which counts its own
+        if not self._remote:  # `RemoteShards` counts the bytes of local files too
             total = int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes)
             activity.count("local_bytes", total)
             if len(sizes) >= _MANY_PIECES and total <= len(sizes) * _SMALL_PIECE and not self._scattered:
@@ -110,9 +113,14 @@ class ShardReader:
         self._check(set(numbers))
 
     def _by_row(self, row: tuple[int, int], *pieces: IntsOrList) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the same pieces, cut where rows end. Their starts count the values between rows too."""
+        """Return the pieces cut at the ends of rows. Their starts count the gaps between rows too, in values.
+
+        Args:
+          row: Number of values of a row, and the distance from one row to the next, in values.
+          pieces: Shards, starts, places and sizes, as in `gather`.
+        """
         shards, starts, places, sizes = (np.asarray(each, np.int64) for each in pieces)
-        length, apart = row
+        length, stride = row
         stops = starts + sizes // self._itemsize
         first = starts // length
         counts = np.maximum(1, -(-stops // length) - first)
@@ -120,12 +128,12 @@ class ShardReader:
         of_row = first[piece] + np.arange(len(piece)) - (counts.cumsum() - counts)[piece]
         begins = np.maximum(starts[piece], of_row * length)
         ends = np.minimum(stops[piece], (of_row + 1) * length)
-        in_file = of_row * apart + begins - of_row * length
+        in_file = of_row * stride + begins - of_row * length
         to = places[piece] + (begins - starts[piece]) * self._itemsize
         return shards[piece], in_file, to, (ends - begins) * self._itemsize
 
     def _read(self, pieces: Pieces) -> None:
-        """Read pieces of `plain` files. The caller checks the files before the values are used."""
+        """Read pieces of local files. The caller calls `_check` before the values are used."""
         (shards, starts, buffers, num_bytes), num_read = pieces, 0
         opened, itemsize, preadv = self._open, self._itemsize, os.preadv
         if shards:
@@ -143,13 +151,13 @@ class ShardReader:
                 file.read_again(file.data_offset + start * itemsize, out)
 
     def _check(self, shards: Iterable[int]) -> None:
-        """Check, after reads of files, that these have not changed since they were indexed."""
+        """Check, after reads, that the files have not changed since they were indexed. `_make_room` checked those it closed."""
         for shard in shards:
             if (file := self._open.get(shard)) is not None:
                 file.check_unchanged()
 
     def values(self, shards: Ints | None, starts: Ints) -> npt.NDArray[np.uint8]:
-        """Return value `starts[i]` of file `shards[i]` (of the first file, without `shards`) for each i: [values, itemsize]."""
+        """Return value `starts[i]` of file `shards[i]` for each i: uint8 [n, itemsize]. `shards` None means the first file."""
         count, size = len(starts), self._itemsize
         found: npt.NDArray[np.uint8] = np.empty((count, size), np.uint8)
         numbers = [0] * count if shards is None else shards.tolist()
@@ -157,13 +165,12 @@ class ShardReader:
         return found
 
     def fill(self, runs: Sequence[Run]) -> Iterator[None]:
-        """Fill the memory of each run in turn, and yield after each, so that it is used while it is in the processor's cache.
-        The files are checked after the last run.
-        """
+        """Fill the memory of each run in turn, and yield after each, so that the caller uses it while it is in the processor's
+        cache. The files are checked after the last run."""
         if not self.plain or len(self._shards) > 1:
             yield from self.read_groups([self._pieces(run) for run in runs])
             return
-        # of one file without lists of buffers, which would make batches of padded rows 20 to 27 % slower
+        # one file needs no lists of buffers, which make batches of padded rows 20 to 27 % slower
         file = self._open.get(0) or self._open_file(0)
         fd, begin, size, preadv, total = file.fd, file.data_offset, self._itemsize, os.preadv, 0
         first = next((starts[0] for _, starts, _, _ in runs if starts), 0)
@@ -190,7 +197,7 @@ class ShardReader:
         return shards, starts, buffers, sum(len(out) for (out,) in buffers)
 
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
-        """Fill memory like `fill`, one group of pieces at a time."""
+        """Fill the buffers of each group in turn, and yield after each. The files are checked after the last group."""
         if self.plain:
             for group in groups:
                 self._read(group)
@@ -210,14 +217,14 @@ class ShardReader:
             yield
 
     def _copy(self, shards: Ints, starts: Ints, places: Ints, sizes: Ints, out: memoryview) -> bool:
-        """Copy pieces from maps of their files, and return True, where that is possible and faster than reads."""
+        """Copy pieces from maps of their files. Return False if they are still to be read, with `preadv`."""
         if self._left_to_read:
             self._left_to_read -= 1
             return False
         distinct = sorted(set(shards.tolist())) if len(self._shards) > 1 else [0]
         if 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
             return False
-        files = [self._mapped(shard) for shard in distinct]  # open until the end, while other threads make room
+        files = [self._mapped(shard) for shard in distinct]  # this list keeps them open while other threads make room
         if not all(file.address for file in files):
             return False
         base, length = np.array(
@@ -229,12 +236,12 @@ class ShardReader:
         from_start, ends = starts * self._itemsize, places + sizes
         left = length - (from_start + sizes)
         if np.minimum.reduce(left | from_start | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
-            return False  # a read raises the error of wrong pieces
+            return False  # wrong pieces: a read raises the error
         activity.doing[get_ident()] = activity.COPYING, len(sizes), files[0].shard, len(files) - 1
         waits = _disk_waits()
         done = copies(from_start + base, places, ends, out)
-        if (_disk_waits() - waits) * _PIECES_A_WAIT > len(sizes):
-            self._left_to_read = _READ_INSTEAD
+        if (_disk_waits() - waits) * _MIN_PIECES_PER_WAIT > len(sizes):
+            self._left_to_read = _READS_AFTER_SLOW_COPY
         for file in files:
             file.check_unchanged()
         return done
@@ -248,7 +255,7 @@ class ShardReader:
         return file
 
     def _open_file(self, shard: int) -> LocalFile:
-        """Open a shard in place of the one that has been open longest."""
+        """Return the open file of a shard; open it, and make room for it, if it is not open."""
         with self._lock.lock:
             found = self._open.get(shard)
             if found is None:
@@ -259,16 +266,17 @@ class ShardReader:
             return found
 
     def _make_room(self, descriptors: int, keep: LocalFile | None = None) -> None:
-        """Drop the files that have been open longest, until `descriptors` more may be opened."""
+        """Check and drop the files that have been open longest, until `descriptors` more may be opened."""
         in_use = len(self._open) + sum(1 for file in self._open.values() if file.address)
         for shard, file in list(self._open.items()):
             if in_use + descriptors <= self._max_open_files:
                 return
             if file is not keep:
+                file.check_unchanged()  # a batch that is being read may have tokens of it
                 del self._open[shard]
                 in_use -= 2 if file.address else 1
 
 
 def _disk_waits() -> int:
-    """Return the page faults of this thread, so far, that waited for a disk."""
+    """Return the number of page faults of this thread, so far, that waited for a disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -1,4 +1,4 @@
-"""`verify`: whether a path is a corpus, a plan or a config, and the checks of it."""
+"""`verify`: checks of a corpus, a plan or a config."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from grain_sft.verify.check_pipeline import check_pipeline, check_plan_file
 from grain_sft.verify.finding import Report
 
 KINDS = ("corpus", "plan", "config")
-_LARGEST_CONFIG = 1 << 20  # bytes; an index of many files is larger
+_LARGEST_CONFIG = 1 << 20  # bytes; a larger .json file is an index
 
 
 def verify(
@@ -33,20 +33,20 @@ def verify(
     """Check that a corpus, a plan or a config is sound.
 
     Args:
-      where: Corpus, as `open_corpus` takes it; or path of a plan, as `grain-sft pack` prints it; or path of a config.
-      full: Whether everything is read, in bounded memory, and not only sizes, headers, boundaries and the ends of files.
-      what: "corpus", "plan" or "config"; None: inferred from its name and its first bytes.
-      vocab_size: Number of ids; None: that of prepare.json, or of the tokenizer next to the corpus.
-      corpus: Corpus of a plan.
-      receipt: Receipt that a config must have.
-      host: Host that a config's batches are made for; None: the only one.
+      where: Path of a corpus, as in `open_corpus`; of a plan, as `grain-sft pack` prints it; or of a config.
+      full: Whether to read everything, in bounded memory, rather than only sizes, headers, boundaries and the ends of files.
+      what: "corpus", "plan" or "config". None infers it from the name and the first bytes of `where`.
+      vocab_size: Number of ids of the vocabulary. None means that of prepare.json, or of the tokenizer next to the corpus.
+      corpus: Corpus that a plan is compared with; None checks the plan alone.
+      receipt: Code that a config's receipt must have.
+      host: Host whose batches of a config are checked. None means `Host(0, 1)`.
       options: Options of `open_corpus`, by name.
 
     Returns:
-      Report of the findings. A corpus that cannot be opened is one.
+      Report of the findings. That a corpus cannot be opened is a finding, not an error.
 
     Raises:
-      CorpusError: an unknown `what`.
+      CorpusError: `what` is unknown.
     """
     path = files.normalize(where)
     kind = what or _inferred(path)
@@ -75,21 +75,21 @@ def verify(
 
 
 def _check_config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:
-    """Check that a config loads, and its corpus, layout, sampler and batches."""
+    """Check that a config loads, then the corpora, layout, sampler and batches of each stage."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
-        checked: dict[tuple[str, ...], int | None] = {}  # corpora, which stages may share
+        checked: dict[tuple[str, ...], int | None] = {}  # vocabulary sizes of the corpora, which stages may share
         for number, stage in enumerate(pipeline.stages, 1):
             of_stage = report if number == 1 else Report("config", f"stage {number}", report.full)
             sizes = []
             for name, part in stage.source.layout.parts.items():
-                paths = tuple(shard.path for shard in part.corpus.shards)
+                corpus = (part.corpus.fingerprint, *(shard.path for shard in part.corpus.shards))
                 of_part = Report("corpus", name, report.full) if name else of_stage
-                if paths not in checked:
-                    checked[paths] = check_corpus(of_part, part.corpus, "", vocab_size)
+                if corpus not in checked:
+                    checked[corpus] = check_corpus(of_part, part.corpus, "", vocab_size)
                     if name:
                         of_stage.take(of_part)
-                sizes.append(checked[paths])
+                sizes.append(checked[corpus])
             if not of_stage.has_wrong("files"):
                 largest = None if None in sizes else max(filter(None, sizes), default=None)
                 check_pipeline(of_stage, stage, path, largest)
@@ -100,12 +100,12 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
         report.figures["receipt"] = pipeline.receipt.code
         if receipt is not None and receipt != pipeline.receipt.code:
             listed = "; ".join(f"{name}: {part}" for name, part in pipeline.receipt.parts.items())
-            sentence = f"its receipt is {pipeline.receipt.code}, expected {receipt}. Its parts: {listed}."
+            sentence = f"its receipt is {pipeline.receipt.code}, expected {receipt}. Compare its parts: {listed}."
             report.wrong("receipt", path, sentence)
 
 
 def _inferred(path: str) -> str:
-    """Return which of `KINDS` a path is, by its name and its first bytes."""
+    """Return one of `KINDS`, inferred from the name and the first bytes of a path."""
     if path.endswith((".yaml", ".yml")):
         return "config"
     if path.endswith(artifact.SUFFIX):
@@ -116,7 +116,7 @@ def _inferred(path: str) -> str:
         with open(path, "rb") as file:
             head = file.read(_LARGEST_CONFIG + 1)
     except OSError:
-        return "corpus"  # opening it gives the reason
+        return "corpus"  # `open_corpus` reports the reason
     if head.startswith(artifact.MAGIC):
         return "plan"
     with contextlib.suppress(ValueError, RecursionError):

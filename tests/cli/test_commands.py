@@ -3,9 +3,11 @@
 import argparse
 import io
 import json
+import shlex
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -172,3 +174,22 @@ def test_work_without_an_end_shows_how_long_it_has_taken(terminal, monkeypatch):
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
     assert shown.getvalue().endswith("\r\x1b[K" if terminal else " s\n")
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_command_works_where_a_standard_stream_is_closed(closed, mix, tmp_path):
+    out = tmp_path / "index.json"
+    arguments = ["index", str(mix), *ARRAYS, "--tokenizer-name", "tok", "-o", str(out)]
+    command = shlex.join([sys.executable, "-m", "grain_sft.cli.main", *arguments])
+    done = subprocess.run(["sh", "-c", f"exec {command} {closed}>&-"], capture_output=True, text=True)
+    assert done.returncode == 0 and out.exists(), done
+
+
+def test_a_command_that_needs_no_jax_leaves_one_that_was_imported_in_place(monkeypatch):
+    imported = types.ModuleType("jax")
+    monkeypatch.setitem(sys.modules, "jax", imported)
+    monkeypatch.setattr(sys, "argv", ["grain-sft", "trace", "--help"])
+    monkeypatch.setattr("grain_sft.cli.main.Guard.run", lambda self, command: command())
+    with pytest.raises(SystemExit):
+        main()
+    assert sys.modules["jax"] is imported

@@ -89,7 +89,7 @@ def test_the_tables_of_config_keys_are_those_of_the_code_and_explain_every_key()
 
 def test_the_keys_of_remote_files_are_those_that_are_taken(tmp_path):
     given = {"seconds": 1, "requests": 2, "cache": {"folder": str(tmp_path), "max_bytes": "1GiB", "unit": "4MiB"}}
-    RemoteOptions.of(given)
+    assert RemoteOptions.of({"cache": RemoteOptions.of(given).cache}).cache == RemoteOptions.of(given).cache
     options, limits = options_of(RemoteOptions), RemoteOptions()
     assert list(options) == list(given)
     for wrong, where in ({"x": 1}, "remote"), ({"cache": {"x": 1}}, "remote: cache"):

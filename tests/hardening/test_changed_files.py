@@ -88,16 +88,17 @@ def test_a_shard_that_changes_in_a_run_is_noticed_before_a_wrong_row_is_delivere
 def test_a_shard_that_is_overwritten_in_place_is_noticed_and_one_that_was_only_touched_is_read_on(
     tmp_path, length, overwritten
 ):
-    """By a reader that has it open, and by one that opens it."""
+    """By a reader that has it open, by one that opens it, and by one that closes it in the batch that read it."""
     write_counted(tmp_path, files=4, rows=200)
-    source = source_of(tmp_path, length)
+    source, of_two_files = source_of(tmp_path, length), source_of(tmp_path, length, max_open_files=2)
     rows = range(len(source))
     before = source.read(rows)["tokens"]
+    of_two_files.read(rows[: len(rows) // 2])
     path = tmp_path / "00001.npy"
     with path.open("r+b") as file:
         file.write(np.full(3, 7, np.uint32).tobytes() if overwritten else path.read_bytes()[:12])
     os.utime(path, (1, 1))
-    for each in (source, NpyDataSource(source.layout)):
+    for each in (source, NpyDataSource(source.layout), of_two_files):
         if overwritten:
             with pytest.raises(CorpusFileError, match=rf"{path}.* it was replaced"):
                 each.read(rows)

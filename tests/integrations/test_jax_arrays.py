@@ -177,6 +177,12 @@ def test_rows_after_the_batch_are_zero_and_take_no_loss(pipeline):
     assert all(array.shape == (12, LENGTH) and not np.asarray(array)[8:].any() for array in batch.values())
 
 
+@pytest.mark.parametrize("loaders", [None, [0]])
+def test_arrays_keep_their_dtype_whoever_loads(pipeline, loaders):
+    options = {"loaders": loaders, "prepare": lambda step, block, batch: {"bool": batch["inputs"] > 0}}
+    assert next(GlobalBatches(pipeline, sharding(), num_rows=12, **options))["bool"].dtype == bool
+
+
 def test_batches_whose_shape_changes_at_a_step(folder):
     lengthened = {"steps": 2, "layout": {"sequence_length": 2 * LENGTH}}
     stages = [{"steps": 2}, lengthened, {"sampler": {"global_batch_size": 16}}]

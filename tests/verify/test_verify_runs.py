@@ -142,6 +142,10 @@ def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
         report = check(path, full=full)
         assert report.sound, sentences(report)
         assert report.figures["olmo"]["documents"] == report.figures["primer"]["documents"] == 300
+    again = {"again": mixture["olmo"] | {"eos_token_id": VOCABULARY}}
+    path.write_text(json.dumps(sections("", LENGTH) | {"corpus": {"mixture": mixture | again}}))
+    assert f"eos_token_id is {VOCABULARY}, but the vocabulary has" in sentences(check(path, full=False))
+    path.write_text(json.dumps(sections("", LENGTH) | {"corpus": {"mixture": mixture}}))
     poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
     poke(roots["primer"] / "train_input_ids.bin", np.uint16, 2100, 1000)
     assert ("vocabulary", "train_input_ids.bin", "token 2100") in wrongs(check(path))

@@ -1,4 +1,4 @@
-"""Order: which row is at each index of an epoch, with all that the package must know of it."""
+"""Order: entry of the table of orders, which decide the row at each index of an epoch."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from grain_sft.errors import SamplerError
 Ints = npt.NDArray[np.int64]
 CacheDir = str | os.PathLike[str] | None
 RowsAt = Callable[[int, Ints], Ints]
-"""Rows at some indices of an epoch: called with the epoch, from 0, and int64 [n]; returns int64 [n]."""
+"""Function of an epoch, from 0, and of indices, int64 [n], that returns the rows at these indices, int64 [n]."""
 
-EPOCHS_KEPT = 2  # a batch may straddle two
+EPOCHS_KEPT = 2  # epochs whose rows are cached, because a batch may straddle two
 
 
 class Costs(NamedTuple):
-    """Costs of rows, and the steps that they are read in.
+    """Costs of the rows, and the bounds of the steps that read them.
 
     Attributes:
       rows: Function that returns the cost of each row, int64 [num_rows].
-      cuts: Function of an epoch that returns the index at which each of its steps begins, and the one after the last index
-        that is read: int64 [steps + 1].
+      cuts: Function of an epoch that returns int64 [steps + 1]: the first index of each of its steps, then the index after
+        the last one that is read.
     """
 
     rows: Callable[[], Ints]
@@ -35,7 +35,7 @@ class Costs(NamedTuple):
 
 
 class MakeOrder(Protocol):
-    """Maker of an order of `num_rows` rows. It raises `SamplerError` for a number of rows or a seed that it cannot take."""
+    """Function that returns the `RowsAt` of `num_rows` rows. It raises `SamplerError` for an unsupported number or seed."""
 
     def __call__(self, num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt: ...
 
@@ -45,14 +45,14 @@ class Order:
     """Entry of the table of orders.
 
     Args:
-      make: Makes the order of a number of rows, as a `MakeOrder`; with `by_cost` it also takes `costs: Costs`. Over all
-        indices of an epoch it has every row once.
-      host_blocks: Whether host h reads the h-th contiguous block of each epoch, rather than rows h, h + H, ... of each
-        batch. Then batches depend on the number of hosts.
+      make: A `MakeOrder`; if `by_cost`, it also takes `costs: Costs`. Every epoch has each row once, unless the order draws
+        with replacement, as `random` does.
+      host_blocks: Whether host h of H reads the h-th contiguous block of each epoch, so that batches depend on H. Otherwise
+        it reads rows h, h + H, ... of each batch.
       runs_on: Whether batches straddle epochs, whatever `last_batch` is.
-      sequential: Whether rows are read as they are numbered, so that no seed is used.
-      by_cost: Whether the order takes the `Costs` of the rows. Sources of a mixture, whose rows share steps, cannot have it.
-      epoch_seed: Seed of an epoch's generator, from the run's seed and the epoch, for the audit log.
+      sequential: Whether rows are read in ascending order, without a seed.
+      by_cost: Whether the order depends on the `Costs` of the rows. A mixture refuses it, because its sources share steps.
+      epoch_seed: Function of the run's seed and an epoch that returns the seed of that epoch, for the audit log.
     """
 
     make: Callable[..., RowsAt]
@@ -64,10 +64,12 @@ class Order:
 
     @classmethod
     def from_permutation(cls, permutation: Callable[[int, int, int], Any], **traits: Any) -> Order:
-        """Return an order with `traits`, the other fields, that is kept in memory, an epoch at a time.
+        """Return the order of a function that permutes one epoch. Its last `EPOCHS_KEPT` results stay in memory.
 
-        `permutation` is a function of (seed, epoch, num_rows) that returns every row once: integers [num_rows], the same
-        on every machine.
+        Args:
+          permutation: Function of (seed, epoch, num_rows) that returns every row once: integers [num_rows], the same on
+            every machine.
+          traits: Other fields of `Order`, except `by_cost`.
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
@@ -75,7 +77,10 @@ class Order:
             def rows_of(epoch: int) -> Ints:
                 rows = np.asarray(permutation(seed, epoch, num_rows))
                 if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
-                    raise SamplerError(f"order {permutation!r}, epoch {epoch}: expected each of {num_rows} rows once.")
+                    raise SamplerError(
+                        f"order {permutation!r}, epoch {epoch}: expected each of {num_rows} rows once; found an array of shape "
+                        f"{list(rows.shape)} that repeats or lacks rows. Return a permutation of range({num_rows})."
+                    )
                 return rows.astype(np.int64)
 
             return lambda epoch, indices: rows_of(epoch)[indices]
@@ -84,5 +89,5 @@ class Order:
 
     @classmethod
     def of(cls, entry: Order | Callable[[int, int, int], Any]) -> Order:
-        """Return `entry`, or the order of a bare function of (seed, epoch, num_rows)."""
+        """Return `entry` if it is an order, else the order of the function `entry`, as `from_permutation`."""
         return entry if isinstance(entry, cls) else cls.from_permutation(entry)  # type: ignore[arg-type]

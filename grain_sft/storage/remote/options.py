@@ -1,4 +1,4 @@
-"""Options of remote shards: the time for retries, and the cache on the local disk."""
+"""Options of remote files: limits of time and requests, and the cache on the local disk."""
 
 import os
 import re
@@ -28,8 +28,8 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Args:
       folder: Folder on a local disk. Nothing else may be in it.
-      max_bytes: Maximum size of the cache, such as `200GiB`.
-      unit: Size of a block, which is fetched and kept as a whole, or `shard` for whole shards.
+      max_bytes: Maximum size of the cache in bytes, or text such as `200GiB`.
+      unit: Size of the blocks that are fetched and kept, in bytes or text such as `4MiB`. `shard` or None means whole shards.
     """
 
     folder: str
@@ -37,17 +37,17 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unit: int | str | None = "4MiB"
 
     def __post_init__(self) -> None:
-        """Convert the sizes to bytes and check them. A unit of None means whole shards."""
+        """Convert the sizes to bytes and check them."""
         max_bytes = parse_bytes(self.max_bytes, "cache: max_bytes")
         whole = self.unit in (None, "shard")
         unit = None if whole else parse_bytes(self.unit, "cache: unit (or 'shard')")
         if not self.folder or files.is_remote(self.folder):
-            raise CorpusError(f"cache folder {self.folder}: expected a folder on a local disk, not a URL.")
+            raise CorpusError(f"cache: folder is {self.folder!r}; expected a folder on a local disk, not a URL.")
         if unit is not None and unit < SMALLEST_UNIT:
             raise CorpusError(f"cache {self.folder}: unit is {unit} bytes; expected {SMALLEST_UNIT} or more.")
         if max_bytes < (least := 2 * (unit or SMALLEST_UNIT)):
             raise CorpusError(
-                f"cache {self.folder}: max_bytes is {max_bytes}; expected at least {least}, two of its units."
+                f"cache {self.folder}: max_bytes is {max_bytes}; expected at least {least}, the size of two units."
             )
         for name, value in {"folder": files.normalize(self.folder), "max_bytes": max_bytes, "unit": unit}.items():
             msgspec.structs.force_setattr(self, name, value)
@@ -58,53 +58,56 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     Args:
       seconds: Time for which failing requests for a file are repeated before the failure is an error.
-      requests: Number of concurrent requests of one read.
-      cache: Local cache of the files; None for none.
+      requests: Maximum number of concurrent requests of one read.
+      cache: Local cache of the files. None means that nothing is cached.
     """
 
     cache: CacheOptions | None = None
 
     @property
     def limits(self) -> Limits:
-        """Former attribute that held `seconds` and `requests`."""
+        """Return the options themselves, which have `seconds` and `requests` now. Deprecated."""
         warnings.warn("RemoteOptions.limits is now RemoteOptions itself.", DeprecationWarning, stacklevel=2)
         return self
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the options of $GRAIN_SFT_REMOTE_SECONDS, $GRAIN_SFT_REMOTE_REQUESTS and $GRAIN_SFT_SHARD_CACHE."""
-        folder, bound = os.environ.get(FOLDER_VARIABLE), os.environ.get(BYTES_VARIABLE)
-        if folder and not bound:
-            raise CorpusError(f"${FOLDER_VARIABLE} is {folder}, but its bound is missing: set ${BYTES_VARIABLE}.")
+        """Return the options of $GRAIN_SFT_REMOTE_SECONDS and _REQUESTS, and $GRAIN_SFT_SHARD_CACHE, its _BYTES and _UNIT."""
+        folder, max_bytes = os.environ.get(FOLDER_VARIABLE), os.environ.get(BYTES_VARIABLE)
+        if folder and not max_bytes:
+            raise CorpusError(
+                f"${FOLDER_VARIABLE} is {folder}, but ${BYTES_VARIABLE}, its maximum size, is not set. Set it."
+            )
         unit = [given] if (given := os.environ.get(UNIT_VARIABLE)) else []
-        cache = CacheOptions(folder, bound, *unit) if folder and bound else None
+        cache = CacheOptions(folder, max_bytes, *unit) if folder and max_bytes else None
         return msgspec.structs.replace(super().from_environment(), cache=cache)
 
     @classmethod
     def of(cls, given: "RemoteOptions | Mapping[str, Any] | None") -> "RemoteOptions":
-        """Return the options of a mapping, as in a config. The environment gives those that are left out.
+        """Return `given`, or the options of a mapping, such as a config's. The environment gives those that are missing.
 
         Raises:
-          CorpusError, StorageError: An unknown key or a wrong value.
+          CorpusError: An unknown key or a wrong value.
+          StorageError: `seconds` or `requests` is not above zero, or not a number in the environment.
         """
         if isinstance(given, RemoteOptions):
             return given
         options, stated = cls.from_environment(), dict(given or {})
         cache = stated.get("cache")
         if isinstance(cache, Mapping):
-            cache = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in cache.items()}
-            stated["cache"] = cache
+            paths = {key: os.fspath(value) for key, value in cache.items() if isinstance(value, os.PathLike)}
+            stated["cache"] = {**cache, **paths}
         try:
             check(stated, options_of(RemoteOptions), "remote")
         except ConfigError as error:
             raise CorpusError(str(error)) from error
-        if cache:
-            stated["cache"] = CacheOptions(**cache)
+        if isinstance(cache, Mapping):
+            stated["cache"] = CacheOptions(**stated["cache"])
         return msgspec.structs.replace(options, **stated)
 
 
 def parse_bytes(text: object, what: str) -> int:
-    """Return the bytes of an integer, or of text such as 500GB, 1.5 TiB or 4096."""
+    """Return the number of bytes that an integer, or text such as 500GB, 1.5 TiB or 4096, states for the option `what`."""
     if isinstance(text, int) and not isinstance(text, bool):
         return text
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
