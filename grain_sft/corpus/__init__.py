@@ -18,7 +18,7 @@ from grain_sft.corpus.formats.metadata import LABEL_MASKS, PREPARE, SPLIT, Json,
 from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.pairs import pair_lengths
 from grain_sft.corpus.formats.rows import ROWS_FORMAT, ROWS_MANIFEST, ROWS_VERSION, row_files, scan_rows
-from grain_sft.corpus.formats.scanning import THREADS
+from grain_sft.corpus.formats.scanning import SUBSETS, THREADS
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
 from grain_sft.corpus.mixture import MixtureCorpus
 from grain_sft.corpus.open import AUTO, check_tokenizer, open_corpus
@@ -26,7 +26,7 @@ from grain_sft.corpus.shard import TOKEN_DTYPES, RowFormat, Shard, TokenDtype, a
 
 __all__ = [
     "AUTO", "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "PREPARE", "ROWS_FORMAT",
-    "ROWS_MANIFEST", "ROWS_VERSION", "SPLIT", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata",
+    "ROWS_MANIFEST", "ROWS_VERSION", "SPLIT", "SUBSETS", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata",
     "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader",
     "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype", "TokenFile", "are_long",
     "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths", "part_by_part", "row_files",

@@ -1,6 +1,7 @@
 """Conversion of a corpus to another format, with the same documents in the same order."""
 
 import glob
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,6 +73,7 @@ def convert(
     made, target, where = FORMATS[format], Target(output), files.normalize(corpus)
     target.check_writable()
     splits = _open(where, dtype=dtype, eos_token_id=eos_token_id)
+    _refuse_own_files(target.output, splits.values())
     if made.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
         raise PrepareError(
             f"{where}: preference pairs are not converted. Prepare their records again, in another format."
@@ -113,6 +115,19 @@ def convert(
     return target.produce(identity, make, overwrite=overwrite)
 
 
+def _refuse_own_files(output: str, corpora: Iterable[Corpus]) -> None:
+    """Raise a `PrepareError` if a token file that is read lies in the output, which is deleted before it is written."""
+    folder = _real(output)
+    for shard in itertools.chain.from_iterable(corpus.shards for corpus in corpora):
+        if _real(shard.path).startswith(f"{folder}/"):
+            raise PrepareError(f"{shard.path}: the output {output} would replace this file. Give another output.")
+
+
+def _real(path: str) -> str:
+    """Return the path without links; a URL unchanged."""
+    return path if files.is_remote(path) else os.path.realpath(path)
+
+
 def format_of(corpus: str | os.PathLike[str]) -> str:
     """Return the name of the format that a prepared corpus was written in.
 
@@ -122,7 +137,8 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
     where = files.normalize(corpus)
     if (name := _manifest(where).get("format")) not in FORMATS:
         raise PrepareError(
-            f"{files.join(where, MANIFEST)}: states no format. Give the format of the output (--format)."
+            f"{files.join(where, MANIFEST)}: does not exist or states no format. Check the path of the corpus, or give the "
+            "format of the output (--format)."
         )
     return str(name)
 

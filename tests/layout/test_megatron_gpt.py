@@ -206,6 +206,8 @@ WRONG = {
     "mask of mmap": (BLEND, {"variant": "mmap", "eod_mask_loss": True}, "never takes loss on the prediction of an EOD"),
     "split of several": ("blend, split", {"variant": "mmap_npy"}, "corpus.split does. Give layout.document_split"),
     "split of Megatron": (BLEND, {"document_split": "9,1"}, "splits the sequences of each prefix. Give corpus.split"),
+    "part of no split": (BLEND, {"variant": "mmap_npy", "document_subset": "valid"}, "with document_split, such as"),
+    "endless surplus": (BLEND, {"surplus": float("inf")}, "surplus=inf: expected a finite number"),
     "seed": (BLEND, {"seed": 2**32}, "less than 2..32, which numpy's RandomState takes"),
 }
 

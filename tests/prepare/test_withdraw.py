@@ -1,6 +1,7 @@
 """Corpora that are rewritten without some of their documents."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -89,11 +90,22 @@ def test_names_that_fit_no_document_are_refused(folder, tmp_path, named, message
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("corpus", "output"), [("out", "out"), ("out/train", "out"), ("link", "out"), ("out", "link")])
+def test_an_output_that_would_replace_the_corpus_is_refused(folder, tmp_path, corpus, output, capsys):
+    shutil.copytree(folder / "olmo", tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    files = digests(tmp_path / "out")
+    command = ["withdraw", str(tmp_path / corpus), "4", "--format", "olmo", "--output", str(tmp_path / output)]
+    assert main([*command, "--overwrite"]) == 1
+    assert "would replace this file. Give another output" in capsys.readouterr().err
+    assert digests(tmp_path / "out") == files
+
+
 def test_a_corpus_without_a_manifest_states_no_format(tmp_path, capsys):
     np.array([5, 2, 6, 7, 2], np.uint16).tofile(tmp_path / "x.npy")
     command = ["withdraw", str(tmp_path / "x.npy"), "0", "--output", str(tmp_path / "out")]
     assert main(command) == 1
-    assert "states no format. Give the format of the output (--format)" in capsys.readouterr().err
+    assert "states no format. Check the path of the corpus, or give the format of the output" in capsys.readouterr().err
     assert main([*command, "--format", "megatron", "--dtype", "uint16", "--eos-token-id", "2"]) == 0
     assert [each.tokens.tolist() for each in grain_sft.open_corpus(tmp_path / "out").iter_documents()] == [[6, 7, 2]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, as_sequence_length
-from grain_sft.corpus import Corpus
+from grain_sft.corpus import SUBSETS, Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout, LeftOut
 from grain_sft.layout.megatron.blending import Blend
@@ -55,7 +56,7 @@ class MegatronGptLayout(Layout):
         this number is joined with the next segment. 0 joins none. None means 25 in MaxText's variants, else 0.
       surplus: Share of additional rows that each data set of a blend has, `mid_level_dataset_surplus`.
       document_split: Shares of the documents of each data set, such as "99,1": MaxText's `mmap_npy_split`. None means all.
-      document_subset: Share that is read: "train", "valid" or "test".
+      document_subset: Part of `document_split` that is read: "train", "valid" or "test".
       index_dir: Local folder of indices that megatron-core (`--data-cache-path`) or MaxText (`mmap_npy`) made, with or without
         blends. They are checked and read; indices that do not fit are an error. None makes the indices.
       cache_dir: Folder, or URL in a bucket, of cached indices; None for the cache folder.
@@ -101,8 +102,17 @@ class MegatronGptLayout(Layout):
             num_samples = as_integer("num_samples", num_samples, 1, LayoutError)
         if (seed := as_integer("seed", seed, 0, LayoutError)) >= 2**32:
             raise LayoutError(f"seed={seed}: expected less than 2**32, which numpy's RandomState takes.")
-        if not surplus >= 0:
-            raise LayoutError(f"surplus={surplus!r}: expected a number, 0 or more.")
+        if eod_token_id is not None:
+            eod_token_id = as_integer("eod_token_id", eod_token_id, 0, LayoutError)
+        if max_segments_per_row is not None:
+            max_segments_per_row = as_integer("max_segments_per_row", max_segments_per_row, 0, LayoutError)
+        if not 0 <= surplus < math.inf:
+            raise LayoutError(f"surplus={surplus!r}: expected a finite number, 0 or more.")
+        if document_subset not in SUBSETS or (document_split is None and document_subset != "train"):
+            raise LayoutError(
+                f"document_subset={document_subset!r}: expected one of {', '.join(SUBSETS)}, with document_split, such as "
+                "document_split='99,1'."
+            )
         if eod_mask_loss and traits.masks_targets:
             raise LayoutError(
                 f"eod_mask_loss=True: variant {variant} never takes loss on the prediction of an EOD. Remove eod_mask_loss."
