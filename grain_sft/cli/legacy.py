@@ -1,4 +1,4 @@
-"""Commands with the options of older tools, which make what `grain-sft prepare` makes of the same conversations."""
+"""Commands with the names and options of older tools. Each runs `grain-sft prepare`."""
 
 import argparse
 import functools
@@ -56,13 +56,13 @@ def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, 
 
 
 def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> int:
-    """Prepare the corpus: the datasets of chats in `output_dir`; the primer's cache, with its name, below `out_dir`."""
+    """Prepare the corpus: a dataset of chats goes to `output_dir`, a primer's cache to the folder `primer` in `out_dir`."""
     source = "" if "output_dir" in options else template
     output = files.join(files.normalize(options.out_dir), template) if source else options.output_dir.rstrip("/")
     request = Request(
         datasets=(Dataset((options.input,)),),
         template=template,
-        tokenizer=_tokenizer(options.tokenizer, options.input, f"{output}.tokenizer.model"),
+        tokenizer=_tokenizer(options, f"{output}.tokenizer.model"),
         format=TEMPLATES[template].format,
         source=source,
         **values_of(options, names),
@@ -70,23 +70,28 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
     return run_request(request, output, options)
 
 
-def _tokenizer(given: str | None, conversations: str, trained: str) -> str:
-    """Return the tokenizer that was given, or the first of these: $GRAIN_SFT_TOKENIZER, one of `TOKENIZER_PATHS`, one that
-    was trained on the conversations and is kept at `trained`."""
-    if given is not None:
-        return given
+def _tokenizer(options: argparse.Namespace, trained: str) -> str:
+    """Return the path of --tokenizer; else the first that exists of $GRAIN_SFT_TOKENIZER, `TOKENIZER_PATHS` and `trained`;
+    else train one on the conversations and write it to `trained`."""
+    if options.tokenizer is not None:
+        return str(options.tokenizer)
     for path in (os.environ.get(TOKENIZER_VARIABLE), *TOKENIZER_PATHS, trained):
         if path and files.exists(path):
             print(f"tokenizer {path}")
             return path
     for vocab_size in VOCAB_SIZES:
         try:
-            lines = conversation_lines([conversations], special_tokens=CHAT_TOKENS)
+            on_error = vars(options).get("on_error", "stop")
+            lines = conversation_lines([options.input], special_tokens=CHAT_TOKENS, on_error=on_error)
             files.write_bytes(trained, train_tokenizer(lines, vocab_size, CHAT_TOKENS))
             break
         except PrepareError:
             if vocab_size == VOCAB_SIZES[-1]:
                 raise
-    print(f"tokenizer {trained}: none was given with --tokenizer or ${TOKENIZER_VARIABLE}, or found; this one of")
-    print(f"          {vocab_size:,} pieces was trained on {conversations}. Give your model's own to train that model.")
+    print(
+        f"tokenizer {trained}: neither --tokenizer nor ${TOKENIZER_VARIABLE} was given, and no other was found. This one, of"
+    )
+    print(
+        f"          {vocab_size:,} pieces, was trained on {options.input}. To train a model of yours, give its tokenizer."
+    )
     return trained

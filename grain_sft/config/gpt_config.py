@@ -1,4 +1,4 @@
-"""Keys of a trainer's `GPTConfig` that the episode-indexed loader reads, and the sections that they mean."""
+"""Translation of a trainer's `GPTConfig` (the keys that the episode-indexed loader reads) into sections of a config."""
 
 import difflib
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ TRAINERS = (
     *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
     *("eval_batch_size", "train_batch_size", "val_batch_size", "transformer"),
 )
-"""Keys of trainers that look like some of ours and are not."""
+"""Trainers' own keys that resemble ours: they are ignored, not refused as misspelt."""
 
 
 class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,11 +60,11 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 GPT_CONFIG = options_of(GPTConfig)
 
 _REPLACED_BY = {
-    DATASET_DIR: ("corpus", {"path"}),
+    DATASET_DIR: ("corpus", {"path", "mixture"}),
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""Section and keys that replace each required key."""
+"""For each required key, the section and the keys in it, any one of which replaces it."""
 
 _NEAR = 0.8  # ratio of difflib from which an unknown key counts as a misspelt one of ours
 
@@ -76,8 +76,11 @@ def is_gpt_config(stated: Mapping[str, Any]) -> bool:
 
 
 def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the sections that a GPTConfig means, under those that accompany its keys; raise a `ConfigError` where a required
-    key is missing, a value has the wrong type, or a key is nearly one of ours."""
+    """Return the sections that a GPTConfig means. Sections of ours in the same config override them.
+
+    Raises:
+      ConfigError: A required key is missing, a value has the wrong type, or an unknown key is nearly one of ours.
+    """
     ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
@@ -89,7 +92,7 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
         section, names = _REPLACED_BY[key]
         given = sections.get(section)
         if not isinstance(given, Mapping) or not names & given.keys():
-            hint = ""
+            hint = f" Add it, or {section}.{min(names)}."
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
@@ -107,11 +110,11 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _check_others(others: list[Any], where: str) -> None:
-    """Refuse keys that look like misspelt ones of ours; the rest is the trainer's."""
+    """Refuse keys that look like misspelt ones of ours. The other keys are the trainer's and are only logged."""
     for key in others:
         near = difflib.get_close_matches(str(key), (*GPT_CONFIG, *SECTIONS, *TOP), n=1, cutoff=_NEAR)
         if near and key not in TRAINERS:
-            why = "A trainer's own keys are ignored, but this one is too similar"
-            raise ConfigError(f"{where}: unknown key {key!r}. The nearest known: {near[0]!r}. ({why}.)")
+            why = "A trainer's other keys are ignored, but this one looks like a misspelt key of ours"
+            raise ConfigError(f"{where}: unknown key {key!r}. The nearest known: {near[0]!r}. {why}.")
     if others:
         logging.info("%s: ignored keys of the trainer: %s.", where, ", ".join(map(str, others)))

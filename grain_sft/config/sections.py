@@ -1,4 +1,4 @@
-"""Sections of a config, the options of each (those of the constructors that it calls, and a few), and their JSON Schema."""
+"""Options of each section of a config, and the JSON Schema. Most are arguments of the constructors that the section calls."""
 
 from typing import Annotated, Any
 
@@ -139,7 +139,7 @@ def _without(options: Options, *names: str) -> dict[str, Option]:
 
 TOP: Options = options_of(Top)
 _OWN = options_of(CorpusSection)
-CORPUS: Options = {**_OWN, **_without(options_of(open_corpus), "where"), **_OWN}
+CORPUS: Options = {**_OWN, **_without(options_of(open_corpus), "where"), **_OWN}  # own keys come first, and override
 INDEX_SAMPLER: Options = _without(
     options_of(IndexSampler), "num_instances", "host", "costs", "chunk_size", "start", "cache_dir"
 )
@@ -166,7 +166,7 @@ LAYOUT: Options = {
 SECTIONS = ("corpus", "layout", "sampler")
 
 SIZES = ("global_batch_size", "global_batch_tokens")
-"""Keys of which a section `sampler`, or an entry of its schedule, has one."""
+"""Keys for the size of a batch. A section `sampler` has one of them, an entry of its schedule at most one."""
 
 _OPEN = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
 

@@ -85,16 +85,19 @@ def _reason(internal: str, vocab_size: int) -> str:
     return f"SentencePiece can't make {vocab_size:,} pieces of this text: {internal}"
 
 
-def conversation_lines(paths: Sequence[str], schema: str = "auto", special_tokens: Sequence[str] = ()) -> Iterator[str]:
+def conversation_lines(
+    paths: Sequence[str], schema: str = "auto", special_tokens: Sequence[str] = (), *, on_error: str = "stop"
+) -> Iterator[str]:
     """Yield the lines of all messages in files of conversations, at most `MAX_LINES`, but none that spells a special token.
+    With `on_error` "skip", bad records are left out.
 
     Raises:
-      RecordError: A record is bad; with its file and line.
+      RecordError: A record is bad, and `on_error` is "stop". The message has its file and line.
       CorpusFileError: A file can't be read.
     """
     lines = (
         line[start : start + MAX_LINE // 4]  # no character takes more than four bytes
-        for text in _texts(paths, schema)
+        for text in _texts(paths, schema, on_error)
         for line in text.splitlines()
         if not any(token in line for token in special_tokens)
         for start in range(0, len(line), MAX_LINE // 4)
@@ -102,9 +105,11 @@ def conversation_lines(paths: Sequence[str], schema: str = "auto", special_token
     return itertools.islice(lines, MAX_LINES)
 
 
-def _texts(paths: Sequence[str], schema: str) -> Iterator[str]:
+def _texts(paths: Sequence[str], schema: str, on_error: str) -> Iterator[str]:
     for entry, number, raw in inputs.all_records(inputs.each_input([paths])):
         try:
             yield from (message.content for message in read_record(raw, schema).messages)
         except RecordError as error:
+            if on_error == "skip":
+                continue
             raise RecordError(f"{entry.path}:{number}: {error}") from error

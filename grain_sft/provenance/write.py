@@ -1,4 +1,4 @@
-"""Writers of columns and a receipt: an aligned table, JSON lines, CSV or Parquet. Each call writes some lines."""
+"""Writers of lines, given as columns, below a receipt: an aligned table, JSON lines, CSV or Parquet."""
 
 import contextlib
 import csv
@@ -18,7 +18,7 @@ SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 class Labels(NamedTuple):
-    """Column of repeated texts: `texts[number]` for each of `numbers`, int64 [lines]; "" for -1."""
+    """Column of repeated texts. `numbers`, int64 [lines], holds the index in `texts` of each line's text; -1 is ""."""
 
     numbers: npt.NDArray[np.int64]
     texts: Sequence[str]
@@ -27,27 +27,27 @@ class Labels(NamedTuple):
 Column = npt.NDArray[Any] | Labels | list[Any]
 Columns = Mapping[str, Column]
 Writer = Callable[[Columns], None]
-"""Function that writes lines. All calls have the same names and types of columns."""
+"""Function that appends lines to a file. Every call passes columns of the same names and types."""
 
 
 @contextlib.contextmanager
 def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a writer of lines to a file. The file appears when it is complete.
+    """Yield a function that writes lines to a file. The file appears under its name when the block ends without an error.
 
     Args:
       kind: Name of one of `WRITERS`.
-      output: Local path or URL; None for standard output.
+      output: Local path or URL; None or "" for standard output.
       receipt: Receipt of the pipeline. CSV and tables begin with a line `# <code> <about>`, and JSON lines with an object
         of the receipt and its parts. A Parquet file has them in its metadata.
       about: Description of the lines, in a few words.
 
     Raises:
       StorageError: The file can't be written.
-      PipelineError: Parquet goes to standard output.
+      PipelineError: The format is binary, and no file is named.
       MissingExtraError: Parquet needs pyarrow, which is not installed.
     """
     make, binary = WRITERS[kind]
-    if output is None and binary:
+    if binary and not output:
         raise PipelineError(f"format {kind}: expected a file, because the format is not text. Name one with --output.")
     target: Any = files.atomic_write(output, "wb" if binary else "w") if output else contextlib.nullcontext(sys.stdout)
     with target as file, make(file, receipt, about) as write:

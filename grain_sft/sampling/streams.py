@@ -1,4 +1,4 @@
-"""Streams of rows, read epoch after epoch, and the slots of batches that hold them."""
+"""Streams of rows, read epoch after epoch, and the slots of the batches that the rows fill."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class SourceOrder:
       epochs: Number of epochs after which the source is exhausted; None means never.
       on_exhausted: What its mixture does then: "stop", "renormalize" or "fail", as in `Mixture`. None means what the mixture
         does for all of its sources.
-      chunk_size: Number of consecutive rows that the order keeps together, as `chunk_size` of OLMo-core's data loader: it
-        orders chunks of that many rows. Divides `num_instances`.
-      start: Epoch and index in its order of the first row that is read; not (0, 0) where an earlier stage of a run read rows.
+      chunk_size: Number of consecutive rows that stay together: the order is one of chunks of that many rows, as with
+        `chunk_size` of OLMo-core's data loader. Divides `num_instances`.
+      start: Epoch, and index in its order, of the first row to read; (0, 0) unless an earlier stage of the run read rows.
 
     Raises:
       SamplerError: An argument out of bounds, or an order that does not exist.
@@ -62,7 +62,9 @@ class SourceOrder:
                 f"{found}. Take the rows of a layout with max_target_sequence_length, or another chunk_size."
             )
         if self.epochs is not None and self.start >= (self.epochs, 0):
-            raise SamplerError(f"no row is left: the {self.epochs} epochs were read before. Take more epochs.")
+            raise SamplerError(
+                f"epochs={self.epochs}: no row is left, because earlier stages read these epochs. Take more epochs."
+            )
 
     @property
     def num_rows(self) -> int | None:
@@ -81,7 +83,7 @@ class SourceOrder:
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows, without a seed that is not used."""
+        """Text of all that decides the rows. It has the order and the seed only if rows are shuffled by a seed."""
         drawn = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
         how = "" if self.on_exhausted is None else f", on_exhausted={self.on_exhausted!r}"
         return f"SourceOrder({self.num_instances}, {drawn}, epochs={self.epochs}{how}{self.changes_text})"
@@ -93,7 +95,7 @@ class SourceOrder:
         return chunks + (f", start={self.start}" if self.start != (0, 0) else "")
 
     def rows_at(self, cache_dir: CacheDir, costs: Costs | None = None) -> RowsAt:
-        """Return the function that maps (epoch, indices) to rows. `costs` is for an order by cost.
+        """Return the function that maps (epoch, indices) to rows. Only an order by cost reads `costs`, the cost of each row.
 
         Raises:
           SamplerError: The order is by cost, and there are no `costs`.
@@ -106,10 +108,10 @@ class SourceOrder:
                     "IndexSampler(..., costs=layout.row_costs); for a source of a mixture take another order."
                 )
             needed["costs"] = costs
-        size = self.chunk_size
-        made = order.make(self.num_instances // size, seed=self.seed, cache_dir=cache_dir, **needed)
         if not self.shuffle:
             return lambda epoch, indices: indices
+        size = self.chunk_size
+        made = order.make(self.num_instances // size, seed=self.seed, cache_dir=cache_dir, **needed)
         return made if size == 1 else lambda epoch, indices: made(epoch, indices // size) * size + indices % size
 
     def epoch_seed(self, epoch: int) -> int:
@@ -118,7 +120,7 @@ class SourceOrder:
 
 
 class EpochSpan(NamedTuple):
-    """First and last step that read rows of an epoch, the number of rows that are read, and the index of the first of them."""
+    """First and last step that read rows of an epoch, number of these rows, and index in the epoch of the first of them."""
 
     first: int
     last: int
@@ -133,12 +135,13 @@ class EpochStream:
     Attributes:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
       source: Number of rows, order, seed and epochs.
-      first_row: Number of its first row among the rows of all streams.
-      begin: Function of a step that returns the epoch of its first row, and the number of rows of that epoch in earlier steps.
+      first_row: Number of the stream's first row among the rows of all streams.
+      begin: Function of a step that returns the epoch of the step's first row, and the number of rows of that epoch in earlier
+        steps.
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
       rows_at: Function of (epoch, indices) that returns rows of the stream, numbered from 0.
       num_blocks: Number of hosts if each reads its own block of the epoch, else 1.
-      batching: Text of what cuts an epoch into batches, where a stage with other batches can only begin with an epoch; else "".
+      batching: Text of the rule that cuts epochs into batches, if a stage by another rule has to begin with an epoch; else "".
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""HTML page of a report: sections with a picture and its figures."""
+"""HTML page of a report. Each section has a table of figures, and most have a picture."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
         "packing": ("Packing, by algorithm", _packing(report["packing"])),
         "attention": ("Attention, over the devices of a step", _attention(report["attention"])),
         "left_out": ("Truncated, dropped, padded", _left_out(report)),
-        "sources": ("Sources, and what of them takes loss", _sources(report)),
+        "sources": ("Sources, and how many of their tokens take loss", _sources(report)),
         "mixture": ("The mixture over steps", _mixture(report["sources"])),
         "filter": ("Rows that the filter rejects", _filter(report["filter"])),
         "throughput": ("Speed, and the limit", _throughput(report["throughput"])),
@@ -38,7 +38,7 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
-    longest = run["sequence_length"]  # batches of shorter rows have more of them, and as many tokens
+    longest = run["sequence_length"]  # a batch of shorter rows has more rows and as many tokens
     of_lengths = run["rows_of_lengths"] or {longest: run["rows"]}
     lines = [
         ("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files"),
@@ -67,21 +67,23 @@ def _packing(found: Report) -> str:
         return _note(found["error"])
     head = ["algorithm", "rows", "padding", "no padding", "truncated", "dropped", "split"]
     head += ["segments", "median", "max", "attention", "s"]
-    lines: list[Sequence[object]] = []
+    used, lines = None, list[Sequence[object]]()
     for each in found["algorithms"]:
+        title = algorithm_title(each)
+        used = title if each["algorithm"] == found["used"] else used
         if "error" in each:
-            lines.append((each["algorithm"], each["error"]))
+            lines.append((title, each["error"]))
             continue
         segments = each["segments_a_row"]
         shares = (f"{each['padding_share']:.4%}", f"{1 - each['padding_share']:.4%}")
         cut = (each["truncated_tokens"], each["dropped_tokens"], each["split_documents"])
         counts = (round(segments["mean"], 2), segments["median"], segments["max"])
         measured = round(each["attention"][0]["shuffled"], 2), round(each["seconds"], 2)
-        lines.append((algorithm_title(each), each["rows"], *shares, *cut, *counts, *measured))
-    used = "" if found["used"] is None else f" This config packs by {found['used']}."
-    note = "Truncated and dropped in tokens, split in documents, segments a row; attention: the highest cost over the mean of "
-    note += f"devices with one random row each. One epoch of each, packed for this report.{used}"
-    return _note(found["sampled"]) + _note(note) + _table("packing-table", head, lines, used=found["used"])
+        lines.append((title, each["rows"], *shares, *cut, *counts, *measured))
+    note = "One epoch, packed for this report by each algorithm. Truncated and dropped: tokens. Split: documents. Segments: "
+    note += "mean, median and most of a row. Attention: the highest cost of a device over the mean, one random row a device."
+    note += "" if found["used"] is None else f" This config packs by {found['used']}."
+    return _note(found["sampled"]) + _note(note) + _table("packing-table", head, lines, used=used)
 
 
 def _attention(found: Sequence[Report]) -> str:
@@ -147,7 +149,7 @@ def _throughput(found: Report | None) -> str:
     digits = {"mtok_per_s": 1, "ms_per_batch": 3, "of_limit": 3}
     lines = [(each["name"], *(round(each[key], count) for key, count in digits.items())) for each in found["rows"]]
     size, seconds = f"{found['tokens']:,}", f"{found['seconds']:g}"
-    note = _note(f"Batches of {size} tokens, some {seconds} s each, on the machine that made this page.")
+    note = _note(f"Batches of {size} tokens, about {seconds} s per line, on the machine that made this page.")
     return note + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
 
 
@@ -160,8 +162,8 @@ def _table(
     used: str | None = None,
     code: bool = False,
 ) -> str:
-    """Return an HTML table. Its first `words` columns are text. The line that begins with `used` is marked. With `code`, the
-    last column is text of tokens. The last cell of a line shorter than `head` spans the remaining columns."""
+    """Return an HTML table. Its first `words` columns are text, the others numbers; with `code`, the last column is text of
+    tokens. The line whose first cell is `used` is highlighted. In a line shorter than `head`, the last cell spans the rest."""
     count = len(head)
 
     def row(tag: str, line: Sequence[object]) -> str:

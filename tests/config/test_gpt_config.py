@@ -140,6 +140,13 @@ def test_what_the_loader_has_no_default_for_is_needed(data, tmp_path):
         assert (key == "dataset_dir") == (f'{{"inherits": "{path}", "dataset_dir": "data/chat_sft"}}' in message)
 
 
+def test_a_mixture_replaces_the_dataset_dir(data, tmp_path):
+    base = write(tmp_path / "base.json", {**GPT_CONFIG, "epoch_drop_last": True, "batch_size": 2})
+    mixture = {name: {"path": str(data / "train"), "weight": 1} for name in ("a", "b")}
+    pipeline = load({"inherits": str(base), "corpus": {"mixture": mixture}})
+    assert [stream.name for stream in pipeline.sampler.streams] == ["a", "b"]
+
+
 def test_a_dataset_that_does_not_say_its_eot_needs_a_pad_id(tmp_path):
     folder = write_dataset(tmp_path / "data")
     (folder / "dataset_metadata.json").unlink()

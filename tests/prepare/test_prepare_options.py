@@ -161,6 +161,19 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     assert stamps(place.folder) == before
 
 
+def test_the_tokenizer_that_an_episode_tool_trains_leaves_out_bad_records(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.folder)
+    monkeypatch.delenv("GRAIN_SFT_TOKENIZER", raising=False)
+    write_chats(Path("chats.jsonl"), 100)
+    with open("chats.jsonl", "a") as file:
+        file.write('{"messages": 3}\nnot JSON\n')
+    line = ["prepare-chat-sft", "--input", "chats.jsonl", "--output_dir", "data", "--on-error"]
+    assert "chats.jsonl:101: messages" in place.fails([*line, "stop"])
+    assert "rejected 2" in place.succeeds([*line, "skip"])
+
+
 def test_a_trained_tokenizer_is_the_same_again_and_gives_back_every_text(place: Place) -> None:
     model, again = place.folder / "a.model", place.folder / "b.model"
     for path in (model, again):

@@ -2,11 +2,16 @@
 
 import hashlib
 import multiprocessing
+import os
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import grain_sft
 from grain_sft import IndexSampler
 from grain_sft.errors import StorageError
 from grain_sft.sampling.orders import exact, permute
@@ -36,6 +41,19 @@ def test_processes_that_start_at_once_make_an_order_once_and_it_is_the_one_made_
     before = made.stat().st_mtime_ns
     assert digest_of_an_order(tmp_path) == expected and made.stat().st_mtime_ns == before
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".arrays", ".lock"]
+
+
+def test_the_process_that_makes_an_order_imports_what_its_parent_does(tmp_path):
+    """The parent finds the package in its working directory alone, as a notebook does in a checkout."""
+    (tmp_path / "grain_sft").symlink_to(Path(grain_sft.__file__).parent)
+    program = f"""if True:
+        from pathlib import Path
+        from grain_sft.sampling.orders import exact
+        exact._write(Path("order"), {depends()}, ("PCG64", 5))"""
+    python = [sys._base_executable, "-c", program]
+    packages = {**os.environ, "PYTHONPATH": str(Path(np.__file__).parents[1])}  # their .pth files are not read
+    subprocess.run(python, cwd=tmp_path, env=packages, check=True)
+    assert (tmp_path / "order").exists()
 
 
 def test_an_order_of_another_seed_dtype_or_length_in_its_place_is_made_again(tmp_path):

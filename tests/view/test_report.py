@@ -16,6 +16,7 @@ from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.report import packing_report
 from grain_sft.transforms import NgramFilter
 from grain_sft.view import report as report_module
+from grain_sft.view import report_page
 from grain_sft.view.pictures import draw_pictures
 from grain_sft.view.report import make_report
 from grain_sft.view.text import TokenTexts
@@ -83,6 +84,11 @@ def test_packing_is_what_each_algorithm_makes(report, pipeline, tmp_path):
         options = {"algorithm": each["algorithm"], "batch_rows": 4, "cache_dir": tmp_path}
         packed = PackedLayout(pipeline.source.layout.corpus, LENGTH, **options)
         assert {name: each[name] for name in each if name != "seconds"} == packing_report(packed)
+
+
+def test_the_algorithm_of_the_config_is_marked_also_if_it_packs_whole_batches(report):
+    page = report_page({**report, "packing": {**report["packing"], "used": "multipack"}}, {})
+    assert re.findall("<tr class=used><td class=text>([^<]*)<", page) == ["multipack x 4"]
 
 
 def test_attention_is_that_of_the_devices_of_each_step(report, pipeline):

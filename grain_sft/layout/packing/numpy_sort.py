@@ -95,7 +95,7 @@ def argsort_of(ties: str) -> Iterator[Argsort | None]:
 def _start(sort: str) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if name != "NPY_ENABLE_CPU_FEATURES"}
     environment["NPY_DISABLE_CPU_FEATURES"] = disabled_for(sort)
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     command, pipe = [sys.executable, "-P", "-W", "ignore", "-c", _PROGRAM], subprocess.PIPE
     try:
         return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)

@@ -1,6 +1,7 @@
 """The spans of contents and of the assistant's turns in a rendered chat.
 
-They are found by the text around them in a rendering with markers, not by searching: a user may quote the assistant.
+The chat is rendered again with markers in place of contents, and the text around the markers gives the spans. Searching for
+the contents would go wrong where a user quotes the assistant.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from grain_sft.prepare.templates.chat_template import REASONING, ChatTemplate, M
 
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
-KEPT = 1000  # sequences of roles whose texts are cached
+KEPT = 1000  # templates with a sequence of roles, for which `around_contents` is cached
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RenderedChat:
 
     @functools.cached_property
     def contents(self) -> Spans | None:
-        """Span of every message's content, if the rest of the text is the same in any chat of these roles."""
+        """Span of every message's content; None if other text than the contents depends on more than the roles."""
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
         return _filled(around_contents(self.template, self.roles), self.messages, self.text)
@@ -42,12 +43,14 @@ class RenderedChat:
 
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """Return the texts around contents in any chat of these roles; None if some content is not rendered once, in order."""
+    """Return `_around_contents` of all messages of a chat in which they have only these roles and contents."""
     return _around_contents(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
 
 def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
-    """Return start and stop of the assistant's text in each of the messages `turns`, without its end of turn.
+    """Return the spans of the assistant's text in the messages `turns`, without the token that ends a turn.
+
+    A turn that the template leaves out has no span.
 
     Raises:
       RecordError: The span of a turn can't be determined.
@@ -66,7 +69,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
 def _around_contents(
     template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int]
 ) -> list[str] | None:
-    """Return the texts around the contents of `turns` in a chat; None if some content does not occur once, in order."""
+    """Return the texts before, between and after the contents of `turns`; None unless each is rendered once, in order."""
     marks, marked = Marks(messages, tools, template.source), list(messages)
     for turn in turns:
         marked[turn] = {**marked[turn], "content": marks.mark(turn)}
@@ -75,7 +78,7 @@ def _around_contents(
 
 
 def _filled(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
-    """Return the spans of contents if `text` is `around` with the contents between, trimmed as templates do."""
+    """Return the spans of the contents if putting them, trimmed or not, between the texts `around` makes `text`; else None."""
     if around is None:
         return None
     for change in (str, str.strip, str.lstrip, str.rstrip):
@@ -88,7 +91,7 @@ def _filled(around: list[str] | None, messages: Messages, text: str) -> Spans | 
 
 
 def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, int] | None:
-    """Return the span of one turn by the text around it; None for a turn that the template leaves out."""
+    """Return the span of one turn, from renderings with other content in it; None if the template leaves the turn out."""
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
     starts: list[int] = []
@@ -110,8 +113,8 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     if not message.get("content") and template.attempt([*before, *after], tools) == text:
         return None
     raise RecordError(
-        f"messages[{turn}]: what the chat template makes of this message does not show in the text around it, so which "
-        "tokens take loss is unknown. Mark the turns in the template with {% generation %}."
+        f"messages[{turn}]: the chat template renders this message so that its start or end can't be found in the text, so "
+        "the tokens that take loss are unknown. Mark the turns in the template with {% generation %}."
     )
 
 
@@ -126,7 +129,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
 
 
 def _around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
-    """Return the text before and after the marked content with its thoughts."""
+    """Return the texts before and after the marked content and its thoughts; None for both if it is not rendered once."""
     matches = list(marks.pattern.finditer(rendered or ""))
     found = {match[1]: match for match in matches}
     if rendered is None or "0" not in found or len(found) != len(matches):

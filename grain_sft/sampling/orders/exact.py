@@ -1,6 +1,6 @@
-"""Orders of other systems, bit for bit: permutations by numpy's generators of up to billions of rows.
+"""Orders of other systems, bit for bit: permutations of up to billions of rows, made by numpy's generators.
 
-Large ones are made once per machine and shared by all its processes."""
+A large permutation is made once per machine; all processes of the machine map its file."""
 
 import functools
 import hashlib
@@ -23,17 +23,17 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Ints, MakeOrd
 from grain_sft.storage import artifact, files
 
 _VERSION = 1
-_SEEDS = 1 << 32  # of RandomState
+_SEEDS = 1 << 32  # RandomState takes seeds below
 
 IN_MEMORY_ROWS = 1 << 21
-"""Permutations of fewer rows take tens of milliseconds and are kept in memory."""
+"""Permutations of fewer rows take tens of milliseconds to make: each process makes its own, in memory."""
 
 
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> MakeOrder:
     """Return the order `name` that shuffles each epoch with a generator of numpy, seeded with `seed_of(seed, epoch)`."""
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-        seed_of(seed, 0)  # refuse the seed now
+        seed_of(seed, 0)  # raises here, rather than at the first batch, if the generator does not take the seed
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
         def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
@@ -44,7 +44,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
             rows = permutation(epoch)
             found = rows[indices].astype(np.int64)
             if isinstance(rows, np.memmap):
-                # Otherwise an epoch would leave all of it resident: the kernel maps 64 KiB or more around each index.
+                # The kernel maps 64 KiB or more around each index; without this, an epoch would leave the whole file resident.
                 rows.base.madvise(mmap.MADV_DONTNEED)  # type: ignore[union-attr]
             return found
 
@@ -56,8 +56,8 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
     """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from the cache folder.
 
-    A file is made under a lock, in a process of its own, so that no training process holds it: a minute for 724,000,000
-    rows. A hash of its rows is compared whenever a process opens it: 3.5 s of processor time, on up to 8 cores.
+    A child process makes the file, under a lock, so that no training process needs the memory: a minute for 724,000,000
+    rows. Each process that opens the file checks its hash: 3.5 s of processor time for these rows, on up to 8 cores.
 
     Args:
       depends: What identifies the file: order, rows, seed and epoch.
@@ -89,7 +89,7 @@ def _write(target: Path, depends: Mapping[str, Any], generator: tuple[str, int])
     num_rows: int = depends["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     try:
         result = subprocess.run(command, env=environment, capture_output=True, text=True)
     except OSError as error:
