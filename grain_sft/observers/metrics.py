@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the histograms' buckets."""
 
-_MOST_UNCOUNTED = 1 << 10  # batches
+_MOST_UNCOUNTED = 1 << 10  # batches kept before they are counted
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _NEXT_STEP = "grain_sft_next_step", "Step of the next batch to be handed out."
 _COUNTERS = {
@@ -45,7 +45,7 @@ _HISTOGRAMS = {
 
 
 class BulkHistogram:
-    """Histogram that many values are added to at once. prometheus_client's takes 4 us for each, 5 % of a small batch."""
+    """Histogram that counts many values at once. prometheus_client's takes 4 us a value, 5 % of the time of a small batch."""
 
     def __init__(self, name: str, text: str) -> None:
         self._text, self._counts, self._sum = (name, text), np.zeros(len(SECONDS) + 1, np.int64), 0.0
@@ -67,9 +67,9 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and handed out, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one. It keeps numbers, and updates prometheus_client's metrics when these are collected, because a dozen
-    of its calls take longer than the copies of a small batch. Where several processes share a folder,
-    $PROMETHEUS_MULTIPROC_DIR, it updates them after each batch. Without prometheus_client nothing is exported.
+    Each process has one. It keeps lists of numbers, and counts them when the metrics are collected: a dozen calls of
+    prometheus_client for each batch would take longer than to copy a small batch. If several processes share a folder,
+    $PROMETHEUS_MULTIPROC_DIR, it counts each batch at once. Without prometheus_client nothing is exported.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Metrics(Observer):
         self._handed_out: list[float] = []  # step, rows, tokens, seconds per batch; flat: no objects for the GC
         self._most = 0 if _FOLDER_VARIABLE in os.environ else _MOST_UNCOUNTED
         self._lock = threading.Lock()
-        # no process is forked while a metric is changed, whose own lock would stay locked there
+        # no fork while a metric changes: the metric's own lock would stay locked in the child
         os.register_at_fork(
             before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
         )
@@ -88,7 +88,7 @@ class Metrics(Observer):
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        own: dict[str, Any] = {"registry": None}  # they are collected through this object
+        own: dict[str, Any] = {"registry": None}  # `collect` of this object returns their values
         shared = {
             name: Histogram(*text, buckets=SECONDS, **own) for name, text in _HISTOGRAMS.items() if not self._most
         }
@@ -107,7 +107,7 @@ class Metrics(Observer):
             self._count()
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        if delivery is self._last:  # an exception interrupted its return, and it is handed out again
+        if delivery is self._last:  # handed out again, because an exception interrupted next()
             return
         self._last = delivery
         self._handed_out.extend((delivery.step, delivery.rows, delivery.tokens, delivery.seconds))
@@ -125,7 +125,7 @@ class Metrics(Observer):
             for name, histogram in self._histograms.items():
                 if self._most:
                     histogram.observe(seconds[name])
-                else:  # prometheus_client's, whose values are in a file
+                else:  # a histogram of prometheus_client, whose values are in a shared file
                     for value in seconds[name]:
                         histogram.observe(value)
             for name, counter in self._counters.items():
@@ -143,7 +143,7 @@ class Metrics(Observer):
 
 
 def _take(values: list[float]) -> list[float]:
-    """Remove and return the items of a list, to which other threads may append meanwhile."""
+    """Remove and return the items of a list. Other threads may append to it meanwhile."""
     found = values[:]
     del values[: len(found)]
     return found

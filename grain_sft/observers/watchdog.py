@@ -1,4 +1,5 @@
-"""Watchdog: logs what a run waits for while it waits, and a summary from time to time.
+"""Watchdog: logs of what a run waits for during a stall, and summaries at an interval.
+
 One thread checks all open iterators of the process, about once a second. It exists while an iterator is open."""
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-_CHECKS = 8  # within the time that is called a stall
+_CHECKS = 8  # before a wait becomes a stall
 _LONGEST_PAUSE = 1.0  # seconds
 _STATES = {
     "R": "running", "S": "waiting", "D": "waiting for a disk or network file system", "T": "stopped by a signal",
@@ -38,11 +39,11 @@ _STATES = {
 
 
 Wait = tuple[int, float]
-"""A step that is waited for, and since when on `time.perf_counter`'s clock."""
+"""A step that a caller waits for, and the time of `time.perf_counter` at which the wait began."""
 
 
 def _seconds(variable: str) -> float:
-    """Return the seconds after which a stall is logged, or between two summaries, from the environment; 0 means never."""
+    """Return the seconds that an environment variable holds: to the log of a stall, or between summaries. 0 means never."""
     text = os.environ.get(variable) or str(_DEFAULTS[variable])
     try:
         number = float(text)
@@ -54,14 +55,14 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch(abc.ABC):
-    """Something that waits: its stalls are logged while they last."""
+    """Base class of watches, which log stalls while they last."""
 
     def __init__(self, stall: float, summary: float) -> None:
         self.stall, self.summary = stall, summary
         self._next_warning: dict[Wait, float] = {}
 
     def stalls(self, waits: list[Wait], now: float) -> list[Wait]:
-        """Return those of the current waits that are to be logged now, each again after twice as long."""
+        """Return the waits to log now. A wait is logged after `stall` seconds, and again whenever its time has doubled."""
         if not self.stall:
             return []
         self._next_warning = {wait: self._next_warning.get(wait, self.stall) for wait in waits}
@@ -73,7 +74,7 @@ class _Watch(abc.ABC):
 
     @abc.abstractmethod
     def check(self, now: float) -> bool:
-        """Log what has to be logged now; return whether this still exists."""
+        """Log the stalls and summaries that are due at `now`. Return False if the watched object no longer exists."""
 
 
 class _IteratorWatch(_Watch):
@@ -99,13 +100,13 @@ class _IteratorWatch(_Watch):
         return True
 
     def _describe(self, iterator: StepIterator[Any]) -> list[str]:
-        """Return lines on what the iterator waits for, and on how long steps took before."""
+        """Return lines that name what the iterator waits for, and how long earlier steps took."""
         pids = iterator.worker_pids()
         if pids is None:
             lines = activity.describe_makers(iterator.pipeline) or ["no thread is making a batch"]
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
-            lines = [f"it is to come from worker process {pids[0]}; {states}" if pids else "no worker process is alive"]
+            lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
         if recent := list(self._dog.recent):
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
         if self._stats.steps:
@@ -144,8 +145,8 @@ class Watchdog(Observer):
     """Observer that logs stalls and summaries of all iterators of this process.
 
     Attributes:
-      recent: Seconds that each of the last batches took to be made.
-      stalled: Pipelines, by id, and steps whose stall was logged and has not ended.
+      recent: Seconds that it took to make each of the last 256 batches.
+      stalled: Pairs of a pipeline's id and a step whose stall was logged and has not ended.
     """
 
     def __init__(self) -> None:
@@ -157,10 +158,10 @@ class Watchdog(Observer):
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Begin in a new process, which has no thread of the watchdog."""
+        """Set the state of a process that has no thread of the watchdog yet; a forked child keeps none of the parent's."""
         self._watches: dict[object, _Watch] = {}
         self._lock = threading.Lock()
-        # neither Event nor Thread.start: they hang when an exception, as Ctrl-C, arrives inside them
+        # neither Event nor Thread.start: both hang if an exception such as KeyboardInterrupt arrives inside them
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -223,7 +224,7 @@ class Watchdog(Observer):
                 watches = dict(self._watches)
             try:
                 gone = [key for key, watch in watches.items() if not watch.check(perf_counter())]
-            except Exception as error:  # a run doesn't end because of what watches it
+            except Exception as error:  # an error of the watchdog must not end the run
                 logging.warning("The watchdog of stalls failed: %r", error)
                 self._over, gone = True, []
             with self._lock:
@@ -237,7 +238,7 @@ class Watchdog(Observer):
 
 
 def _state(pid: int) -> str:
-    """Return the system's state of a process."""
+    """Return the state of a process, from /proc."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             letter = file.read().rpartition(")")[2].split()[0]
@@ -247,7 +248,7 @@ def _state(pid: int) -> str:
 
 
 def _short(seconds: float) -> str:
-    """Return a time with two digits: "58 µs", "1.2 ms", "3.4 s"."""
+    """Return a time with two or three digits and its unit: "58 µs", "1.2 ms", "3.4 s"."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.{1 if seconds < 10 * size else 0}f} {unit}"

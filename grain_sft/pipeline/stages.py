@@ -43,7 +43,7 @@ class StagedPipeline(Pipeline):
     Attributes:
       stages: `Pipeline` of each stage, from `first_step` to `end_step` of the run. A stage whose steps are all skipped has
         none.
-      gaps: For each stage, the number of tokens of its streams between the earlier stages' last row and its first.
+      gaps: For each stage, the number of tokens that lie in its streams between the earlier stages' last row and its first row.
 
     Raises:
       PipelineError: There are no stages, a stage before the last has no end, or a stage has more steps than its epochs.
@@ -110,8 +110,11 @@ class StagedPipeline(Pipeline):
         return type(self)(stages, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the runs of the first `count` stages that may have gone on as this one: for one stage, a run without stages;
-        one whose last stage has no end, one with its present end, and one that ended with `last_step`."""
+        """Return the runs that may have become this one when more stages were added to their `count`.
+
+        Their last stage has no end, or its present end, or ended with `last_step`. With `count` 1, a run without stages comes
+        first.
+        """
         *before, last = self._stated[:count]
         steps = self._skips.data_step(last_step) + 1 - self._planned[count - 1].first_step
         ends: list[dict[str, Any]] = [{"steps": None, "tokens": None}, {}]
@@ -155,7 +158,7 @@ class StagedPipeline(Pipeline):
             parts |= {f"stage {number}: {name}": since + part for name, part in own.items()}
         for number, stage in enumerate(self._stated, 1):
             own = amendment_parts(stage.amendments_of(self.amendments))
-            if own != amendment_parts(self.amendments):  # a document has other numbers in this stage, or none
+            if own != amendment_parts(self.amendments):  # a document has another number in this stage, or none
                 parts |= {f"stage {number}: {name}": part for name, part in own.items()}
         return Receipt(parts | amendment_parts(self.amendments))
 
@@ -172,5 +175,5 @@ class StagedPipeline(Pipeline):
 
 
 def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:
-    """Return what amendments skip and withdraw."""
+    """Return the amendments without their weights; those that neither skip nor withdraw are left out."""
     return [dataclasses.replace(each, reweight={}) for each in amendments if each.skip or len(each.withdraw)]

@@ -54,12 +54,12 @@ class Target:
     def produce(
         self, identity: Mapping[str, Any], make: Callable[[], dict[str, Any]], *, overwrite: bool, wait: bool = False
     ) -> dict[str, Any]:
-        """Make the corpus, unless it is finished, and return its manifest, with "already": True if it was finished before.
+        """Make the corpus unless it is finished, and return its manifest, with "already": True if it was finished before.
 
         Args:
-          identity: All that decides the corpus, as JSON, and its hash as "key".
+          identity: JSON object of all that decides the corpus, and of its hash, the "key".
           make: Function that writes the corpus and returns its manifest.
-          overwrite: Whether another corpus or other unfinished work may be replaced.
+          overwrite: Whether to replace another corpus, or the unfinished work of another one.
           wait: Whether to wait for another process that makes the same output.
         """
         found = self.finished(identity, overwrite=overwrite)
@@ -71,16 +71,20 @@ class Target:
                     manifest = make()
                     self._publish()
                     return manifest
-        self.discard()
+                self.discard()
+        elif self.remote or os.path.isdir(self.work):
+            # work left by an interrupted run goes; that of another process, which now replaces this corpus, stays
+            with contextlib.suppress(StorageError), self._locked(wait=False):
+                self.discard()
         return {**found, "already": True}
 
     def check_writable(self) -> None:
-        """Raise an error if the output can't be written. A finished corpus may be read-only."""
+        """Raise an error if the output can't be written. Where a corpus is finished, it may be read-only."""
         if not files.exists(self.manifest):
             files.check_writable(self.output, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
-        """Return the manifest if this corpus is finished, else None. Raise an error if the output must not be replaced."""
+        """Return the manifest if this corpus is finished, else None. Raise an error if other files are in the way."""
         if files.exists(self.manifest):
             found = _load(self.manifest)
             if found.get("key") == identity["key"]:
@@ -102,7 +106,7 @@ class Target:
         return None
 
     def changed(self, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-        """Return an error message: the output holds `what` of the identity `found`, which differs from `identity`."""
+        """Return an error message: the output holds `what`, a corpus or work of the identity `found`, not of `identity`."""
         listed = "\n  ".join([*differences(_compared(found), _compared(identity))][:20] or ["its key"])
         return (
             f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n"

@@ -28,7 +28,7 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
     missed where the tokenizer divides its middle differently in context; a shorter text is then found.
 
     Raises:
-      CorpusError: The text is empty, or the documents can't be found.
+      CorpusError: The text is empty, the documents can't be found, or a token is not in the tokenizer's vocabulary.
       CorpusFileError: Files can't be read.
     """
     if not text:
@@ -37,8 +37,19 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
         )
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
     chosen = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
-    found = [number for number in chosen.tolist() if text in tokenizer.decode(corpus.document(number).tokens.tolist())]
-    return np.array(found, np.int64)
+    return np.array([number for number in chosen.tolist() if text in _decode(corpus, tokenizer, number)], np.int64)
+
+
+def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
+    """Return the text of a document."""
+    tokens = corpus.document(number).tokens
+    highest = int(tokens.max(initial=0))
+    if highest >= tokenizer.vocab_size:
+        raise CorpusError(
+            f"document {number}: has token {highest}; expected tokens below {tokenizer.vocab_size}, as the tokenizer has. "
+            "Give the tokenizer that made the corpus."
+        )
+    return tokenizer.decode(tokens.tolist())
 
 
 def find_tokenizer(corpus: Corpus) -> str | None:

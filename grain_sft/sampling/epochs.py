@@ -1,4 +1,4 @@
-"""Epochs: the steps at which the epochs of a run begin, for batches whose size may change."""
+"""Epochs: which steps read which rows of each epoch, for batches whose size may change."""
 
 import functools
 import math
@@ -14,15 +14,17 @@ from grain_sft.sampling.streams import EpochSpan
 
 
 class RunningEpochs:
-    """Epochs of `num_rows` rows of a stream that follow each other without a gap: a step may straddle two. Step 0 begins at
-    `start`, an epoch and an index in it."""
+    """Epochs of `num_rows` rows each that follow one another without a gap, so that a step may have rows of two.
+
+    Step 0 begins at `start`, an epoch and an index in it.
+    """
 
     def __init__(self, num_rows: int, sizes: BatchSizes, start: tuple[int, int] = (0, 0)) -> None:
         self._num_rows, self._sizes = num_rows, sizes
         self._before = start[0] * num_rows + start[1]  # rows of all epochs before step 0
 
     def begin(self, step: int) -> tuple[int, int]:
-        """Return the epoch that `step` begins in, and the index of its first row there."""
+        """Return the epoch of the first row of `step`, and the index of that row in the epoch."""
         return divmod(self._sizes.before(step) + self._before, self._num_rows)
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
@@ -34,7 +36,7 @@ class RunningEpochs:
         return self._sizes.step_of(max(0, epoch * self._num_rows - self._before))
 
     def span(self, epoch: int, num_steps: int | None) -> EpochSpan | None:
-        """Return the steps that read an epoch in a run of `num_steps` (None means without end); None if no step does."""
+        """Return the steps that read an epoch in a run of `num_steps` (None: a run without end); None if no step does."""
         begin = epoch * self._num_rows - self._before  # counted from step 0
         first, end = max(0, begin), begin + self._num_rows
         if num_steps is not None:
@@ -44,22 +46,29 @@ class RunningEpochs:
         return EpochSpan(self._sizes.step_of(first), self._sizes.step_of(end - 1), end - first, first - begin)
 
     def cuts(self, epoch: int) -> Ints:
-        """Return the index in an epoch at which each of its steps begins, or 0 for one that began in an earlier epoch, and the
-        one after the last index that is read: int64 [steps + 1]."""
+        """Return the index in an epoch at which each of its steps begins, then the end of the last: int64 [steps + 1].
+
+        A step that begins in an earlier epoch counts from index 0. The run has to begin with an epoch."""
         first = epoch * self._num_rows - self._before
         end = first + self._num_rows
         steps = np.arange(self._sizes.step_of(first), self._sizes.step_of(end - 1) + 1)
         return np.append(np.maximum(self._sizes.begins(steps)[0], first), end) - first
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the step that reads each index of an epoch, int64 [n], -1 where none does; and its slot in the step."""
+        """Return the step that reads each of `indices` of an epoch, -1 where none does, and the slot there: int64 [n] each."""
         rows = indices + (epoch * self._num_rows - self._before)
         steps = self._sizes.steps_of(np.maximum(rows, 0))
         return np.where(rows < 0, -1, steps), rows - self._sizes.begins(steps)[0]
 
 
 class _Piece(NamedTuple):
-    """Steps of one size: the first, the epoch and index at which it begins, and the steps in that and in later epochs."""
+    """Consecutive steps of one batch size.
+
+    Attributes:
+      step, epoch, start: First step, and the epoch and index at which it begins.
+      steps_left: Number of steps in the rest of that epoch.
+      steps_per_epoch: Number of steps in each later epoch.
+    """
 
     step: int
     size: int
@@ -82,8 +91,8 @@ class _Piece(NamedTuple):
 
 
 class EndingEpochs(RunningEpochs):
-    """Epochs that each begin with a step. An epoch ends where the next batch is not full, and its remaining rows are dropped;
-    or, with `fill`, where it has no rows left, and its last batch is filled up."""
+    """Epochs that each begin with a step. The rows of an epoch that don't make a full batch are dropped or, with `fill`, make a
+    last batch that is filled up."""
 
     def __init__(self, num_rows: int, sizes: BatchSizes, start: tuple[int, int] = (0, 0), *, fill: bool) -> None:
         super().__init__(num_rows, sizes, start)

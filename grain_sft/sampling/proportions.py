@@ -1,4 +1,4 @@
-"""Proportions: which source each row of a mixture comes from, and how many of that source come before it."""
+"""Proportions: the source of each row of a mixture, and the number of rows of that source before it."""
 
 import contextlib
 import math
@@ -19,11 +19,11 @@ Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]
 
 TABLE_ROWS = 1 << 22
-"""Longest period of weights that a table is made for; above, `HalvingTree`."""
+"""Longest period of weights that has a `ScheduleTable`; longer periods take a `HalvingTree`."""
 
 
 class _Phase(NamedTuple):
-    """Rows that are divided by constant weights: the first, and the rows of each source before it."""
+    """Rows divided by constant weights, from `row` on; `counts` are the rows of each source before `row`."""
 
     row: int
     counts: tuple[int, ...]
@@ -31,23 +31,24 @@ class _Phase(NamedTuple):
 
 
 class Proportions:
-    """Sources of rows by number, each with its share: a pure function of the row, at constant time.
+    """The source of each row of a mixture, in proportion to the shares: a pure function of the row, in constant time.
 
     With constant weights whose common denominator is at most `TABLE_ROWS` (4,194,304), each source is less than one row from
-    its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, `bound` is the distance: at
+    its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, it is at most `bound` away: at
     most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
 
-    Weights may change at some rows. Rows before a change do not depend on it. After it, each source keeps its deficit, its
-    share so far minus its rows, so that its rows follow its cumulative share. With up to three sources each stays within one
-    row of it. With more, no rule can promise that without foreseeing the change: of 6 sources of equal weight, 3 have no row
-    after row 3; if only these 3 have a weight from there on, one of them comes to 7/6 rows. A source whose weight becomes 0
-    keeps its deficit, and the others share the difference.
+    Weights may change at some rows. Rows before a change do not depend on it. After it, each source keeps its deficit, which
+    is its share so far minus its rows. So its rows follow its cumulative share: within one row, with up to three sources. With
+    more, no rule can promise that without foreseeing the change: of 6 sources of equal weight, 3 have no row after row 3; if
+    only these 3 have a weight from there on, one of them comes to 7/6 rows. A source whose weight becomes 0 keeps its deficit,
+    and the others share the difference.
 
     Args:
       changes: Pairs of a row and the shares from it on, which sum to 1; the first is for row 0.
-      limits: Rows of each source; None for any number.
-      on_exhausted: What happens when a source has no row left, for each source. "stop": the rows end before the first row that
-        it lacks. "fail": the same, and `failure` is set. "renormalize": after its last row the others divide its share.
+      limits: Number of rows of each source; None if it has no end. Read only with `on_exhausted`.
+      on_exhausted: What happens when a source has no row left, for each source; empty if none ends. "stop": the rows end
+        before the first row that it lacks. "fail": the same, and `failure` is set. "renormalize": after its last row the others
+        divide its share.
 
     Attributes:
       length: Number of rows; None if they never end, or end in a failure.
@@ -147,7 +148,7 @@ class Proportions:
         return [before + more for before, more in zip(phase.counts, local, strict=True)]
 
     def find(self, source: int, rows: Ints) -> Ints:
-        """Return the row of the mixture at which `source` gives each of its `rows` (int64 [n], from 0); -1 for never."""
+        """Return the row of the mixture that is each of the `rows` of `source` (int64 [n], from 0); -1 where none is."""
         found = np.full(len(rows), -1, np.int64)
         which = np.searchsorted(self._counts[:, source], rows, side="right") - 1
         for number in np.unique(which).tolist():
@@ -164,14 +165,14 @@ Path = tuple[tuple[Proportions, int], ...]
 
 
 def count_drawn(path: Path, row: int) -> int:
-    """Return how many rows the source at the end of a path gives before `row` of the whole."""
+    """Return the number of rows of the source at the end of a path before `row` of the outermost mixture."""
     for proportions, source in path:
         row = proportions.counts(row)[source]
     return row
 
 
 def find_drawn(path: Path, numbers: Ints) -> Ints:
-    """Return the row of the whole at which the source at the end of a path gives each of its rows `numbers`; -1 for never."""
+    """Return the row of the outermost mixture that is each of the rows `numbers` of the source at the end of a path, or -1."""
     for proportions, source in reversed(path):
         found = np.full(len(numbers), -1, np.int64)
         found[numbers >= 0] = proportions.find(source, numbers[numbers >= 0])
@@ -184,7 +185,7 @@ def as_shares(weights: Sequence[tuple[str, object]]) -> Shares:
     exact = [_as_weight(name, weight) for name, weight in weights]
     whole = sum(exact, Fraction(0))
     if not whole:
-        raise SamplerError(f"weights {', '.join(name for name, _ in weights)}: expected one above 0.")
+        raise SamplerError(f"weights {', '.join(name for name, _ in weights)}: all are 0; expected one above 0.")
     return tuple(weight / whole for weight in exact)
 
 

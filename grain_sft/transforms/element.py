@@ -1,4 +1,4 @@
-"""Checks of the dict that a transform takes, and traits that a transform may have."""
+"""Checks of transforms and of the dict that they receive, and traits that a transform may have."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
     for key in keys:
         if key not in element:
             raise TransformError(
-                f"{transform!r} needs the key {key!r} and was given {', '.join(map(repr, element))}. "
-                "ShiftTargets makes a batch of the source's dict, so what takes that dict comes before it."
+                f"{transform!r} needs the key {key!r}, but the dict has {', '.join(map(repr, element))}. "
+                "ShiftTargets turns the source's dict into a batch: place transforms of that dict before it."
             )
 
 
@@ -23,7 +23,7 @@ def check_maps(transforms: Sequence[object]) -> None:
     for transform in transforms:
         if isinstance(transform, type) and issubclass(transform, grain.transforms.Map):
             name = transform.__name__
-            raise PipelineError(f"transform {name} is a class. Expected an object of it. Write {name}().")
+            raise PipelineError(f"transform {name} is a class; expected an object. Write {name}().")
         if not isinstance(transform, grain.transforms.Map):
             raise PipelineError(
                 f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes "
@@ -32,8 +32,10 @@ def check_maps(transforms: Sequence[object]) -> None:
 
 
 def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
-    """Return the number of columns before and after its own that a column of a batch depends on after `transforms`; None if it
-    may depend on all. A transform states these as `column_reach`; a subclass with another `map` states them anew."""
+    """Return how many columns before and after it a column of the transformed batch depends on; None if it may depend on all.
+
+    A transform states both numbers in its attribute `column_reach`. A subclass that overrides `map` has to state them again.
+    """
     before = after = 0
     for transform in transforms:
         reach = getattr(transform, "column_reach", None)
@@ -57,7 +59,7 @@ def trait(transform: object, name: str) -> bool:
         "splits_rows": makes arrays of other lengths than the sequence length, the same in every batch;
         "trims_columns": changes nothing but the length of rows;
         "cuts_columns": cuts the same columns off every batch;
-        "divides_segments": divides the segments of the batch into shorter ones;
+        "divides_segments": divides segments of the batch into shorter ones;
         "positions_apart": makes positions that do not follow the segments;
         "filters_repetition": has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """

@@ -211,7 +211,7 @@ print(registry.get_sample_value("grain_sft_read_bytes_total", {"store": "local"}
     environment = {"GRAIN_SFT_STALL_SECONDS": "0.3", "PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "counts")}
     lines, errors, _ = script(folder, program, 4.0, **environment)
     assert lines == ["16.0", "4.0", "True"]
-    worker = re.search(r"Step \d: no batch after .* s\.\n  it is to come from worker process (\d+); \1 is ", errors)
+    worker = re.search(r"Step \d: no batch after .* s\.\n  worker process (\d+) makes it; \1 is ", errors)
     assert worker, errors
     names = r"Worker process (\d+): no batch after .* s\.\n  .*: making step 2 for .*: in the transform Sleeper"
     assert re.search(names, errors), errors

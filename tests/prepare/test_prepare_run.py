@@ -99,6 +99,20 @@ def test_two_runs_do_not_share_an_output(place: Place) -> None:
     place.assert_whole(request)
 
 
+def test_a_finished_corpus_asked_for_again_leaves_the_run_that_replaces_it(place: Place) -> None:
+    old, new = place.request(), place.request(inputs=place.chats[:3])
+    place.prepare(old)
+    found: list[bool] = []
+
+    def again(what: str, done: int, total: int) -> None:
+        if what == "Rendering" and done and not found:
+            found.append(place.prepare(old)["already"])
+
+    place.prepare(new, overwrite=True, progress=again)
+    assert found == [True]
+    place.assert_whole(new)
+
+
 @pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_a_finished_run_started_again_does_nothing(format: str, place: Place) -> None:
     command = place.command(place.request(format=format), "--val-frac", "0.2")
@@ -214,7 +228,7 @@ def test_a_folder_with_other_files_is_left_alone(more: list[str], place: Place) 
         ("/proc/grain_sft/out", "can't be written: /proc: "),
         ("/", "is the root of the file system"),
         ("o" * 250, "can't be made (File name too long)"),
-        ("a\0b", "has NUL"),
+        ("a\0b", "contains NUL"),
         (os.fsdecode(b"a\xffb"), "not UTF-8"),
     ],
 )

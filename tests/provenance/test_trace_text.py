@@ -105,6 +105,12 @@ def test_no_tokenizer_or_another_is_refused(corpus, chats, tmp_path):
         documents_with_text(corpus, tokenizer_of(corpus), "")
 
 
+def test_a_tokenizer_without_a_token_of_the_corpus_is_refused(chats, write_tokens):
+    other = open_corpus(write_tokens("other.npy", [7, 9, 2, 7000, 2]), dtype="uint32", eos_token_id=2)
+    with pytest.raises(CorpusError, match="document 1: has token 7000; expected tokens below 500,"):
+        documents_with_text(other, tokenizer_of(other, str(chats / "tokenizer")), "z")
+
+
 def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_path, capsys):
     (tmp_path / "run.json").write_text(json.dumps(sections(chats, 64, global_batch_size=1, epochs=2)))
     for asked, times in ((["--find", "violet zeppelin"], 4), (["--record", "two.jsonl:6"], 2), (["--find", "qqq"], 0)):

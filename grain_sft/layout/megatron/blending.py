@@ -1,13 +1,13 @@
-"""The blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
+"""Blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
 
-Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, the first of equals, in 64-bit floating point.
+Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64. Of equals, the first is chosen.
 In megatron-core this is a loop, and each of its steps depends on the step before. Here thousands of chains run at once, each
 over its own block of `BLOCK` samples:
 
 1. Each chain guesses `taken` at its first sample in proportion to the weights.
-2. It runs some steps before its first sample, which correct the guess: a data set with one sample too many waits for its turn.
+2. It begins some steps before its first sample. They correct the guess: a data set with a sample too many is chosen later.
 3. Each chain's first `taken` is compared with the last of the chain before it. Chains that differ run again from that value,
-   so the result is the loop's whatever the guesses were.
+   so the result is that of the loop for any guesses.
 
 `bench --only megatron` measures this against the compiled loop.
 """
@@ -27,17 +27,17 @@ Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.unsignedinteger]
 
 BLOCK = 1 << 10
-"""Samples of a chain."""
+"""Number of samples of a chain."""
 
 STEPS = 4
-"""Number of steps, per data set, that correct a guess."""
+"""Number of steps per data set that a chain runs to correct its guess."""
 
 _CHAINS = 1 << 13  # run at once, so that their arrays stay in the processor's cache
 _ROWS = 64  # steps whose choices are transposed at once
 
 
 class Blend(NamedTuple):
-    """A blend.
+    """The data set of each sample, with the counts that find a sample's number in its data set.
 
     Attributes:
       chosen: uint8 or uint16 [samples], number of the data set of each sample.
@@ -54,7 +54,7 @@ class Blend(NamedTuple):
         number: Ints = self.taken[block, dataset]
         by_block = block.argsort(kind="stable")
         borders = np.flatnonzero(np.diff(block[by_block])) + 1
-        for asked in np.split(by_block, borders) if len(rows) else ():  # rows in order are in one or two blocks
+        for asked in np.split(by_block, borders) if len(rows) else ():  # a batch of rows in order has one or two blocks
             first = int(block[asked[0]]) * BLOCK
             here = self.chosen[first : first + BLOCK]
             order = here.argsort(kind="stable")

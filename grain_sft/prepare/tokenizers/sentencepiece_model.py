@@ -22,7 +22,7 @@ BEGINS = re.compile(rb"\n[\x03-\x7f]\n.{1,122}?\x15", re.DOTALL)
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4
 _MARKER = re.compile(rf"{MARKER.pattern}|<(?:start|end)_of_\w+>", re.DOTALL)
-"""Texts of user-defined pieces that are control tokens, such as `<|eot|>` and Gemma's `<start_of_turn>`."""
+"""Texts that make a user-defined piece a control token, such as `<|eot|>` and Gemma's `<start_of_turn>`."""
 
 
 _FILE = """
@@ -36,7 +36,7 @@ message_type {
   name: "Model" field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: ".pieces.Piece" label: LABEL_REPEATED }
 }
 """
-"""The pieces of a model; a parsed model keeps all other fields. Format: google/sentencepiece, src/sentencepiece_model.proto."""
+"""The fields that are read here; parsing keeps the others. From google/sentencepiece, src/sentencepiece_model.proto."""
 _model_class = functools.cache(lambda: message_class(_FILE, "pieces.Model"))
 
 
@@ -71,18 +71,18 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return sentencepiece.SentencePieceProcessor(model_proto=self._safe_model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Tokenizer`. Uses one thread, because a preparation has a process per core."""
+        """See `Tokenizer`. Encode in one thread, because a preparation has a process per core."""
         found: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
         return found
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """See `Tokenizer`. SentencePiece makes the arrays itself, in recent versions."""
+        """See `Tokenizer`. Recent versions of SentencePiece make the arrays."""
         if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):
             return super().encode_arrays(texts)
         return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """See `Tokenizer.token_spans`. Spans are found in the normalized text and mapped back."""
+        """See `OneFileTokenizer`. Find the spans in the normalized text and map them back to `text`."""
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.errors import CorpusError
+
 CHAT_TEMPLATE = "chat_template.jinja"
 """File name of a directory's own chat template."""
 
@@ -111,7 +113,12 @@ class OneFileTokenizer(Tokenizer):
         self.empty_ids = () if self.bos_token_id is None else (self.bos_token_id,)
         self.template_variables = {f"{name}_token": text for name, (text, _) in named.items()}
         template = self._contents.get(CHAT_TEMPLATE)
-        self.chat_template = None if template is None else template.decode()
+        try:
+            self.chat_template = None if template is None else template.decode()
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{self._where}: byte {error.start} of {CHAT_TEMPLATE} is not UTF-8. Save the template as UTF-8."
+            ) from error
 
 
 def hash_files(contents: Mapping[str, bytes]) -> str:

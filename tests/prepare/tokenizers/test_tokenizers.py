@@ -172,6 +172,9 @@ def test_the_chat_template_of_a_directory_belongs_to_its_tokenizer(tmp_path, sav
     assert (bare.chat_template, found.chat_template) == (None, "{{ messages }}é")
     assert bare.sha256 != found.sha256 and "chat_template.jinja" in found.files()
     assert pickle.loads(pickle.dumps(found)).chat_template == found.chat_template
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}é", encoding="latin-1")
+    with pytest.raises(CorpusError, match=r"chat_template\.jinja is not UTF-8|can't decode byte 0xe9 in position 14"):
+        load_tokenizer(tmp_path).chat_template  # noqa: B018
 
 
 def test_llama_3_is_recognized_by_its_ranks(tmp_path):
