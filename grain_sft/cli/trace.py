@@ -103,7 +103,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             found += provenance.numbers_of_document(run, name, number).tolist()
         return found, f"document {', '.join(f'{name}:{number}'.lstrip(':') for name, number in options.document)}"
     failed: list[tuple[str, CorpusError]] = []
-    parts = [(name, part, of) for name, part, of in run.parts if part.follows_documents or not name]
+    parts = list(run.parts)
     for name, part, layout in parts:
         try:
             if options.record is not None:

@@ -54,7 +54,7 @@ class OpenedSources:
 
 def make_corpus(section: Section, where: str) -> Corpus:
     """Return the corpus of a section."""
-    options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id")}
+    options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     corpus = open_corpus(section["path"], **options)
     if "tokenizer" in options:
         path = os.path.join(os.path.dirname(where), options["tokenizer"])

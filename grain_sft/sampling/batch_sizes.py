@@ -125,8 +125,25 @@ class JoinedSizes(BatchSizes):
         return sizes.step_of(row - self._rows_before[at] + sizes.before(first + shift)) - shift
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        found = np.array([(self.before(step), self.at(step)) for step in steps.tolist()], np.int64).reshape(-1, 2)
-        return found[:, 0], found[:, 1]
+        before, found = np.zeros_like(steps), np.zeros_like(steps)
+        ranges = np.maximum(np.searchsorted(self._firsts, steps, side="right") - 1, 0)
+        for at in np.unique(ranges).tolist():
+            here, (first, sizes, shift) = np.flatnonzero(ranges == at), self._ranges[at]
+            rows, found[here] = sizes.begins(np.maximum(steps[here], first) + shift)
+            before[here] = self._rows_before[at] + rows - sizes.before(first + shift)
+        return before, found
+
+    def steps_of(self, rows: Ints) -> Ints:
+        steps, ranges = np.zeros_like(rows), np.searchsorted(self._rows_before, rows, side="right") - 1
+        for at in np.unique(ranges).tolist():
+            here, (first, sizes, shift) = np.flatnonzero(ranges == at), self._ranges[at]
+            steps[here] = sizes.steps_of(rows[here] - self._rows_before[at] + sizes.before(first + shift)) - shift
+        return steps
+
+    def check_from(self, step: int, hosts: int) -> None:
+        for (first, sizes, shift), end in zip(self._ranges, [*self._firsts[1:], sys.maxsize], strict=True):
+            if end > step:
+                sizes.check_from(max(step, first) + shift, hosts)
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:

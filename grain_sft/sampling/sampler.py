@@ -137,13 +137,15 @@ class Sampler(abc.ABC):
         """Return the same run, seen from another host."""
         return type(self)(**self.__getstate__() | {"host": host})
 
-    @abc.abstractmethod
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
         """Return the sampler whose streams, by name, begin at an epoch and an index in its order, not at (0, 0).
 
         Raises:
-          SamplerError: A stream has no row left, or its order composes whole epochs.
+          SamplerError: A stream has no row left, its order composes whole epochs, or the sampler cannot begin inside an epoch.
         """
+        raise SamplerError(
+            "an earlier stage reads these rows, and this sampler reads whole epochs. Give it another seed."
+        )
 
     def reweighted(self, step: int, weights: Mapping[str, Any]) -> Self:
         """Return the same run with other weights of some sources of a mixture from `step` on; before it, nothing differs.

@@ -87,8 +87,11 @@ class ShiftTargets(Map):
             self._cached = (segments, loss_mask, result)
         return result
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_arrays", "_cached")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _arrays=Arrays(), _cached=None)
 
     def __repr__(self) -> str:
         return "ShiftTargets()"

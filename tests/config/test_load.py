@@ -49,6 +49,10 @@ def test_the_host_given_is_the_one_that_reads_and_else_this_process_of_jax(confi
     assert grain_sft.load(config).sampler.host == Host(0, 1)
 
 
+def test_a_null_mixture_is_none(config):
+    same_batches(load({**config, "corpus": {**config["corpus"], "mixture": None}}), load(config))
+
+
 def test_one_key_in_two_sections_and_yamls_anchors_are_fine(config, tmp_path):
     text = yaml.safe_dump({key: value for key, value in config.items() if key != "sampler"})
     path = tmp_path / "a.yaml"

@@ -125,6 +125,19 @@ def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_p
     assert "no such input" in capsys.readouterr().err
 
 
+def test_a_text_is_found_in_a_mixture_of_windows(corpus, chats, tmp_path, capsys):
+    config = sections(chats, 64, global_batch_size=1, order="shuffle")
+    mixture = {
+        **config,
+        "corpus": {"mixture": {"chats": {"weight": 1, **config["corpus"]}}},
+        "layout": {"kind": "windows", "sequence_length": 64},
+    }
+    (tmp_path / "run.json").write_text(json.dumps(mixture))
+    assert main(["trace", str(tmp_path / "run.json"), "--find", "violet zeppelin", "--format", "jsonl"]) == 0
+    head, *lines = map(json.loads, capsys.readouterr().out.splitlines())
+    assert "2 documents, seen" in head["about"] and lines
+
+
 def test_a_summary_counts_by_source(corpus, tmp_path):
     pipeline = pipeline_of(PackedLayout(corpus, 64, cache_dir=tmp_path), global_batch_size=2, epochs=2)
     whole = trace(pipeline, range(pipeline.sampler.num_steps))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from grain_sft import Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
+from grain_sft.sampling.batch_sizes import BatchSizes, JoinedSizes
 
 ORDERS = ("shuffle", "olmo", "episode", "openchat", "sequential")  # with epochs, in every way to end them
 SIZES = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16, 24])
@@ -141,3 +142,16 @@ def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
     for step in (begin, begin + 3, begin + 2):
         if step < end:
             np.testing.assert_array_equal(one.rows(step), make().rows(step))
+
+
+def test_joined_sizes_answer_for_arrays_what_they_answer_for_numbers():
+    sizes = JoinedSizes([(0, BatchSizes(4), 3), (5, BatchSizes(6, [(10, 12)]), 2)])
+    steps = np.arange(20)
+    before, found = sizes.begins(steps)
+    assert before.tolist() == [sizes.before(step) for step in range(20)]
+    assert found.tolist() == [sizes.at(step) for step in range(20)]
+    rows = np.arange(int(before[-1]))
+    assert sizes.steps_of(rows).tolist() == [sizes.step_of(row) for row in rows.tolist()]
+    sizes.check_from(5, 3)
+    with pytest.raises(SamplerError, match="4 hosts"):
+        sizes.check_from(5, 4)

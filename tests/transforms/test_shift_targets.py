@@ -1,5 +1,7 @@
 """ShiftTargets: targets, segments and weights of rows and batches."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,15 @@ def test_segmentation_is_not_kept_for_arrays_that_can_change():
     first = shift.map(row)["targets_segmentation"]
     assert shift.map(row)["targets_segmentation"] is first
     assert shift.map({**row, "loss_mask": np.ones(8, np.bool_)})["targets_segmentation"].any()
+
+
+class Scaled(ShiftTargets):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+
+def test_a_subclass_is_pickled_with_its_attributes():
+    copy = pickle.loads(pickle.dumps(Scaled(2.0)))
+    assert copy.scale == 2.0
+    assert copy.map(packed_row()).keys() == ShiftTargets().map(packed_row()).keys()

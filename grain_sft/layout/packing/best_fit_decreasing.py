@@ -30,6 +30,8 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
       spaces: int64 [rows], number of free tokens in each row that is already open. New rows are numbered after these. None
         means no open rows.
     """
+    if spaces is None:
+        capacity = min(capacity, int(lengths.sum()))  # a smaller capacity holds all in one row: the rows do not change
     few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
     if few or max_segments is not None:

@@ -9,7 +9,7 @@ import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from grain_sft.errors import CorpusFileError, import_extra
+from grain_sft.errors import CorpusFileError, GrainSftError, import_extra
 from grain_sft.prepare.records.scanner import Scanner
 from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.prepare.records.unpacked import check_digest, read_exactly
@@ -55,6 +55,8 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
             batch.validate(full=True)
             found += batch.num_rows
             yield from rows_of(batch)
+    except GrainSftError:
+        raise
     except (ArrowException, OSError, ValueError) as error:
         where = f"{entry.path}: bytes {unit.start} to {unit.stop}"
         raise CorpusFileError(f"{where}: can't be read as Arrow ({error}). Write the file again.") from error
@@ -110,6 +112,8 @@ def _parts(scanner: Scanner, least: int) -> tuple[tuple[Part, ...], bool]:
             if start - begin >= least:
                 parts.append(scanner.part(rows))
                 begin, rows, batches = start, 0, 0
+    except GrainSftError:
+        raise
     except (ArrowException, OSError, ValueError) as error:
         raise CorpusFileError(
             f"{path}: byte {start}: not a message of Arrow. Is the file damaged? Write it again."

@@ -12,8 +12,9 @@ from record_files import arrow_stream as stream
 from record_files import read_all as read
 from record_files import units_of
 
-from grain_sft.errors import CorpusFileError, MissingExtraError
+from grain_sft.errors import CorpusFileError, MissingExtraError, RemoteTimeoutError
 from grain_sft.prepare.records import inputs
+from grain_sft.prepare.records.scanner import Scanner
 
 arrow = pytest.importorskip("pyarrow")
 GOLDEN = Path(__file__).parents[2] / "golden/inputs"
@@ -121,8 +122,20 @@ def test_a_file_that_changes_after_it_was_scanned_is_an_error(tmp_path):
     path.write_bytes(stream(rows_of(40)))
     entry, units = units_of(path)
     path.write_bytes(path.read_bytes().replace(b"lines11", b"lines12"))
-    with pytest.raises(CorpusFileError, match="changed while it was read"):
+    with pytest.raises(CorpusFileError, match=r"a\.arrow: changed while it was read\. Start again\.$"):
         list(inputs.read_records(entry, units[0]))
+
+
+def test_a_failing_read_is_not_called_a_damaged_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.arrow"
+    path.write_bytes(stream(rows_of(40)))
+
+    def take(self: Scanner, count: int) -> bytes:
+        raise RemoteTimeoutError("gs://b/a.arrow: no answer in 120 s")
+
+    monkeypatch.setattr(Scanner, "take", take)
+    with pytest.raises(RemoteTimeoutError, match=r"^gs://b/a\.arrow: no answer"):
+        inputs.list_inputs([[str(path)]])
 
 
 def test_compressed_as_a_whole_is_refused_and_pyarrow_is_named(tmp_path, monkeypatch):
