@@ -47,3 +47,10 @@ def test_an_argument_by_position_warns_and_an_argument_given_twice_is_an_error()
         assert Steps().iter(3) == 3  # type: ignore[misc]
     with pytest.raises(TypeError, match="positional"):
         Steps().iter(3, start_step=5)  # type: ignore[misc]
+
+
+def test_the_former_name_of_read_config_is_found():
+    from grain_sft import config
+
+    with pytest.warns(DeprecationWarning, match="read_config"):
+        assert config.stated is config.read_config

@@ -30,6 +30,13 @@ FORMER_KEYS = {"when_dry": "on_exhausted"}
 Config = str | os.PathLike[str] | Mapping[str, Any]
 
 
+def __getattr__(name: str) -> Any:
+    if name != "stated":
+        raise AttributeError(f"module 'grain_sft.config' has no attribute {name!r}")
+    warnings.warn("grain_sft.config.stated is now read_config. Call that.", DeprecationWarning, stacklevel=2)
+    return read_config
+
+
 def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """Return the pipeline that a config describes.
 

@@ -56,12 +56,10 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
         epoch, or in a mixture when every source has been read once.
 
     Returns:
-      Columns by name.
-        step: Number of steps done.
-        epoch: Epoch in which the next step begins, from 0.
-        steps_into_epoch: Number of steps done that read only rows of that epoch.
-        rows_into_epoch: Number of rows of that epoch that earlier steps read.
-        rows, tokens: Totals of all batches so far, padding and filling rows included.
+      Columns by name: `step`, the number of steps done; `epoch`, in which the next step begins, from 0; `steps_into_epoch`, the
+      number of steps done that read only rows of that epoch; `rows_into_epoch`, the number of rows of that epoch that earlier
+      steps read; `rows` and `tokens`, totals of all batches so far, padding and filling rows included.
+
       A mixture has the columns `epoch of NAME` and `rows into epoch of NAME` of each source instead of the three columns of
       epochs. A run with stages has neither.
 
