@@ -18,7 +18,7 @@ DERIVED = (
     *("seed", "shuffle", "val_frac", "min_length", "max_length", "long_documents", "keep", "on_error", "special_text"),
     *("seq_level_weight", "condition", "system_prompt", "source"),
 )
-"""Fields of `Request` that are options as they are declared there."""
+"""Fields of `Request` from which options of the same name, type and default are made."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
 """Spellings of the fields of `Request` that are sizes of files, in the formats that have parts."""
 
@@ -72,7 +72,7 @@ def _schema(text: str) -> str:
 
 
 def add_run_options(parser: Parser) -> None:
-    """Add the options of how a corpus is made, which change nothing in it."""
+    """Add the options that decide how a corpus is made, but none of its bytes."""
     add = parser.add_argument
     add("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
     add("--overwrite", action="store_true", help="replace an output of another request")
@@ -119,10 +119,11 @@ def datasets_of(words: Sequence[str]) -> list[Dataset]:
     found: list[Dataset] = []
     takes_amount = False
     for word in words:
-        takes_amount, expected = _AMOUNT.fullmatch(word) is None, takes_amount
-        if takes_amount:
+        if _AMOUNT.fullmatch(word) is None:
             found.append(Dataset((word,)))
-        elif expected:
+            takes_amount = True
+        elif takes_amount:
+            takes_amount = False
             found[-1] = Dataset(found[-1].paths, word)
         else:
             raise PrepareError(f"{word!r}: an amount follows an input, once. Write ./{word} for a file of that name.")
@@ -136,7 +137,7 @@ def run_request(request: Request, output: str, options: argparse.Namespace) -> i
             how = values_of(options, ("workers", "overwrite"))
             manifest = preparing.prepare(request, output, **how, progress=progress)
     elif options.workers is not None:
-        raise PrepareError("--workers is of a preparation on this machine. Give the options of Beam's runner instead.")
+        raise PrepareError("--workers counts processes of this machine. Give the option of Beam's runner instead.")
     else:
         from grain_sft.prepare import beam
 
@@ -169,7 +170,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
         count = manifest.get(key) or 0
-        if format.found_by_eos and 0 < 2 * count < documents:  # where there are more, the template ends them so
+        if format.found_by_eos and 0 < 2 * count < documents:  # otherwise the template ends most documents so
             print(
                 f"note     {count:,} of {documents:,} documents {what} the EOS token. In local files OLMo-core finds "
                 "documents by it, unless use_array_if_local=False is set; this project reads the .csv.gz files."

@@ -38,10 +38,10 @@ PREFIX = "content-sha256:"
 FINGERPRINT_VERSION = 1
 
 _VERSION = 1
-_SETTLED = 2.0  # seconds after which a file's times tell whether it was written to again
-_REMEMBERED_FROM = 1 << 20  # bytes of all files; fewer are hashed as fast as they are looked up
-_AT_ONCE = 16 * hashing.BLOCK  # of a remote file
-_VERSIONS = ("generation", "ETag", "etag", "version_id")
+_SETTLED = 2.0  # seconds without a write after which any later write changes a file's times
+_REMEMBERED_FROM = 1 << 20  # bytes of all files; for fewer, a look into the cache takes as long as hashing
+_AT_ONCE = 16 * hashing.BLOCK  # bytes of a remote file that are fetched together
+_VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change with an object's bytes
 
 Read = Callable[[], list[str]]
 
@@ -78,7 +78,7 @@ def hashes_of(stored: Sequence[FileStamp], read: Read | None = None, *, of: str 
 
 
 def recall(stored: Sequence[FileStamp], *, of: str = "bytes") -> list[str] | None:
-    """Return the hashes if they are cached or the files are small; None if many bytes would have to be read."""
+    """Return the hashes `of` the files if they are cached, or if bytes are hashed and the files are small; else None."""
     if sum(file.size for file in stored) < _REMEMBERED_FROM and of == "bytes":
         return read_hashes(stored)
     if (depends := _depends(stored, of)) is None:
@@ -123,11 +123,11 @@ def _read_remote(file: FileStamp) -> str:
 
 
 def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
-    """Return a value that changes whenever these files are written to; None if there is none, or the files are small.
+    """Return the key of cached hashes, which changes whenever one of the files is written to; None: cache no hashes.
 
-    It is device, inode, size, and the times of the last change of bytes and of metadata; of an object in a bucket its URL,
-    size, and generation or entity tag. A file that was written to within the last two seconds has no such
-    value: another write could leave its times as they are.
+    A local file is identified by its device, inode, size, and times of the last change of bytes and of metadata; an object in
+    a bucket by its URL, size and version. Hashes are not cached if the files are small, if an object has no version, or if a
+    file was written to in the last two seconds: another write could leave its times as they are.
     """
     if sum(file.size for file in stored) < _REMEMBERED_FROM:
         return None
@@ -154,7 +154,7 @@ def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
 
 
 def _folder(stored: Sequence[FileStamp]) -> Any:
-    """Return the folder of hashes: those of remote files are in the cache that machines share, if there is one."""
+    """Return the folder of cached hashes: None, the cache that machines share, for remote files; else this machine's."""
     return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
 
 
@@ -195,8 +195,8 @@ def fingerprint_of(corpus: Corpus) -> str:
 def content_of_boundaries(corpus: Corpus, hashes: list[str]) -> str:
     """Return the key of the documents of boundary files that have these hashes.
 
-    The last token of each shard, which its digest covers, and the number of sources decide whether a document continues in
-    the next part.
+    The key also covers what decides whether a document continues in the next part: the last token of each shard, by the
+    shard's digest, and the number of sources.
     """
     of_files = [
         [shard.num_tokens, shard.digest, file.kind, file.continues, found, *(file.sequences or ())]
@@ -236,7 +236,7 @@ def content_of_corpus(corpus: Corpus) -> str:
 
 
 def hashed_of(corpus: Corpus) -> str:
-    """Return a name of the values that a scan of tokens hashes: the argument `of` of `hashes_of`."""
+    """Return the name of what a scan for EOS hashes, for the argument `of` of `hashes_of`."""
     ranges = [(shard.num_tokens, shard.boundaries.sequences) for shard in corpus.shards if shard.boundaries is not None]
     if any(sequences is not None for _, sequences in ranges):
         return f"tokens of ranges {[num_tokens for num_tokens, _ in ranges]}"

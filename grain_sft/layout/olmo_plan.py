@@ -43,7 +43,7 @@ class OlmoPlan:
 def find_plan(
     corpus: Corpus, options: PackingOptions, work_dir: Path, paths: Sequence[str], use_array_if_local: bool | None
 ) -> OlmoPlan:
-    """Return the plan that OLMo-core made in `work_dir`. Other arguments are those of `PackedLayout.from_olmo_core`.
+    """Return the plan that OLMo-core made in `work_dir`. The other arguments are those of `PackedLayout.from_olmo_core`.
 
     Raises:
       LayoutError: The plan does not exist, or OLMo-core would misread a token file.
@@ -205,8 +205,8 @@ def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: s
     for path, shard in zip(paths, shards, strict=True):
         if from_boundaries([path], use_array):
             file = shard.boundaries
-            beside = file.path if file is not None and file.kind == "csv" else shard.path.replace(".npy", ".csv.gz")
-            parts.append(f"metadata={path},sha256={hashlib.sha256(files.read_bytes(beside)).hexdigest()}")
+            sidecar = file.path if file is not None and file.kind == "csv" else shard.path.replace(".npy", ".csv.gz")
+            parts.append(f"metadata={path},sha256={hashlib.sha256(files.read_bytes(sidecar)).hexdigest()}")
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
@@ -220,5 +220,5 @@ def _plans_in(folder: Path) -> str:
         return "no plan, because it does not exist"
     prefix = "instance-offsets-"
     found = Counter(path.name.removeprefix(prefix).split("-")[0] for path in folder.glob(f"{prefix}*.npy"))
-    listed = ", ".join(f"{length} ({count})" for length, count in sorted(found.items()))
+    listed = ", ".join(f"{length} ({found[length]})" for length in sorted(found, key=lambda text: (len(text), text)))
     return f"plans of sequence_length {listed}" if found else "no plan"

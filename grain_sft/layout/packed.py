@@ -43,15 +43,15 @@ class PackedLayout(Layout):
         anew packs all of them together.
       ties: Order of documents of equal length: "stable", the same on every machine; "numpy", that of numpy's sort here and
         now, which OLMo-core uses and which depends on the CPU and on numpy's version; or "numpy:avx512", "numpy:avx2" or
-        "numpy:baseline", that of the same numpy on a CPU with AVX-512, with AVX2, or with neither. A CPU replays those that
-        need no more than it has.
+        "numpy:baseline", that of the same numpy on a CPU with AVX-512, with AVX2, or with neither. A CPU replays the orders
+        of CPUs whose instructions it has.
       max_segments: Most documents of a row; None for any number.
       boundaries: Where documents end: as the corpus states it ("auto"), or after each EOS token, file by file ("eos"), as
         OLMo-core finds them in local files.
       bos_token_id: Token that must follow an EOS for the EOS to end a document; None for no such token.
       seed: Seed of an algorithm that packs each epoch anew.
-      epochs: Epochs that such an algorithm packs. Their rows are numbered one epoch after the other, and are meant to be read
-        in that order.
+      epochs: Number of epochs that such an algorithm packs. Rows are numbered epoch after epoch, and are meant to be read in
+        that order.
       batch_rows: Rows of a global batch, for an algorithm that packs whole batches.
       cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
@@ -97,7 +97,7 @@ class PackedLayout(Layout):
         options = (long_documents, source_group_size, ties, max_segments, boundaries, bos_token_id, seed, batch_rows)
         self.packing = PackingOptions(sequence_length, algorithm, *options).checked()
         if max_segments is not None and not entry.bounds_segments:
-            raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} does not bound documents a row.")
+            raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} can't limit the documents of a row.")
         if entry.packs_per_epoch:
             self.packing = dataclasses.replace(self.packing, source_group_size=len(corpus.shards))
         self.corpus = corpus
@@ -120,14 +120,14 @@ class PackedLayout(Layout):
         """Return the layout of a plan that OLMo-core 3.0.0 made on any CPU.
 
         Args:
-          corpus, sequence_length, long_documents, source_group_size, bos_token_id: As OLMo-core had them.
+          corpus, sequence_length, long_documents, source_group_size, bos_token_id: The values of OLMo-core's run.
           work_dir: OLMo-core's work directory, which has a folder `dataset-common`.
           paths: Paths of the token files as OLMo-core was given them; None for those of the corpus.
-          use_array_if_local: As OLMo-core was given it.
+          use_array_if_local: OLMo-core's option of this name; None where it was not given.
           cache_dir: Folder, or URL in a bucket, where the checked plan is kept; None for the cache folder.
 
         Raises:
-          LayoutError: The plan does not exist, is damaged, or is of other documents.
+          LayoutError: The plan does not exist, is damaged, or holds other documents.
           CorpusError, CorpusFileError: The documents cannot be found.
           StorageError: The plan cannot be read.
         """
@@ -189,7 +189,7 @@ class PackedLayout(Layout):
         return self._each_row(np.maximum)
 
     def _each_row(self, function: np.ufunc) -> Ints:
-        """Return what `function` makes of the squares of the segments' lengths of each row."""
+        """Return the squared lengths of each row's segments, reduced by `function`: int64 [rows]."""
         squares = (np.square(plan.length.astype(np.int64)) for plan in self.plans)
         begins = (np.append(0, plan.ends[:-1]) for plan in self.plans)
         return np.concatenate([*map(function.reduceat, squares, begins)])

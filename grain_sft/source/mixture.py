@@ -17,9 +17,9 @@ from grain_sft.source.npy import NpyDataSource, RowSource
 class MixtureSource(RowSource):
     """Rows of several sources by number: first all of the first, then all of the second, and so on.
 
-    Keys and dtypes are those of `NpyDataSource`, the same for every row: `tokens` in the widest dtype of all sources, and
-    `loss_weights` where any source has them (1 for a token that takes loss in a source that has none). Padding is each
-    source's own; a `FILL_ROW` is padded as the first source pads.
+    Every row has the keys of `NpyDataSource` in the same dtypes. `tokens` have the widest dtype of all sources. If any source
+    has `loss_weights`, all rows have them: a source without weights gives 1 where a token takes loss, else 0. Each source
+    pads its rows with its own padding token; a `FILL_ROW` has that of the first source.
 
     Args:
       sources: Sources by name, of one sequence length.
@@ -39,22 +39,22 @@ class MixtureSource(RowSource):
             self._dtypes["loss_weights"] = np.float32
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        """Return the arrays of rows, each read by its source; a mask stands for weights where a source has none."""
+        """Return the arrays of `indices`, [rows, L] each. Errors are those of `RowSource.read`."""
         rows, _ = checked_rows(indices, self.layout)
         shape, real = (len(rows), self.layout.sequence_length), np.flatnonzero(rows != FILL_ROW)
         batch = {key: np.empty(shape, dtype) for key, dtype in self._dtypes.items()}
-        found = [(name, real[index], own) for name, index, own in self.layout.split(rows[real])]
+        reads = [(name, real[index], own) for name, index, own in self.layout.split(rows[real])]
         if len(real) < len(rows):
             filled = np.flatnonzero(rows == FILL_ROW)
-            found.append((next(iter(self.sources)), filled, rows[filled]))
-        for name, index, own in found:
+            reads.append((next(iter(self.sources)), filled, rows[filled]))
+        for name, index, own in reads:
             element = self._readers[name].read(own)
             for key, array in batch.items():
                 array[index] = element["loss_mask"] if key not in element else element[key]
         return batch
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return the mixture with some of `sources` replaced by others of the same rows."""
+        """Return the mixture that reads these `sources`, of the same rows, in place of its own of the same names."""
         changed = copy.copy(self)
         changed._readers = {**self.sources, **sources}
         return changed

@@ -27,7 +27,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
 
     Raises:
       MissingExtraError: MaxText is not installed.
-      GrainSftError: data that do not fit, or that failed during the run.
+      GrainSftError: The config contradicts MaxText's, or reading the data failed during the run.
     """
     trainer = options.of_trainer
     try:
@@ -50,7 +50,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
         made.append(make_eval_iterator(config, mesh, process_indices, options=options))
         return made[-1]
 
-    def weights_are_of(step: int) -> None:
+    def continue_from_weights(step: int) -> None:
         for config, batches, process_indices in training:
             if batches.next_step != step * trainer.batches_per_step(config):
                 logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
@@ -64,9 +64,9 @@ def train(arguments: Sequence[str], options: Options) -> None:
     interface.make_olmo_grain_train_iterator = training_batches
     interface.make_olmo_grain_eval_iterator = evaluation_batches
     trainer.check_first(module, check)
-    trainer.follow(module, weights_are_of)
+    trainer.follow(module, continue_from_weights)
     try:
-        module.main([str(module.__file__), *arguments])  # by the path MaxText finds the trainer's default config
+        module.main([str(module.__file__), *arguments])  # MaxText finds the trainer's default config by this path
     finally:
         for batches in made:
             batches.close()

@@ -1,7 +1,8 @@
 """Expected control tokens of a rendered chat: those in the template's own text, not in the chat's texts.
 
 In most chats, the template's text depends only on the roles, and only that text is searched. Any other chat is rendered
-again with each character exchanged for an unused one. Exchanged back, it equals the chat unless the template changes texts.
+again with each character of its texts exchanged for a character that the chat does not have: what is left unexchanged is the
+template's own text. Exchanging the characters back must give the chat again, unless the template changes texts.
 """
 
 import bisect
@@ -28,7 +29,7 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 
 
 class Expected(NamedTuple):
-    """Control tokens that the template writes. If it changes the chat's texts, they are not `placed`: only ids are exact."""
+    """Control tokens that the template writes. Their places are known only if `placed`: the template changes no text."""
 
     controls: list[Control]
     placed: bool
@@ -53,10 +54,10 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     keys, compared = chat.template.literals
     names = _kept_names(keys, special)
 
-    def without_words(text: str) -> str:
+    def exchange_all(text: str) -> str:
         return text.translate(table)
 
-    def with_words(text: str) -> str:
+    def exchange_uncompared(text: str) -> str:
         """Exchange a text, but keep the texts that the template compares others with, unless they overlap a control token."""
         spelled = [match.span() for match in special.pattern.finditer(text)]
         parts, stop = [], 0
@@ -66,13 +67,13 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
                 stop = match.end()
         return "".join([*parts, text[stop:].translate(table)])
 
-    plain = _render_exchanged(chat, names, without_words)
+    plain = _render_exchanged(chat, names, exchange_all)
     if plain is None:
-        raise RecordError("messages: the chat template renders them only with these texts, so its own text is unknown.")
+        raise RecordError("messages: the chat template refuses them with other texts, so its own text is unknown.")
     expected = Expected(_of_literals(plain, find), placed=plain.translate(back) == chat.text)
     if expected.placed:
         return expected
-    careful = _render_exchanged(chat, names, with_words)
+    careful = _render_exchanged(chat, names, exchange_uncompared)
     if careful is None or careful.translate(back) != chat.text:
         return expected
     again = Expected(_of_literals(careful, find), placed=True)
@@ -81,6 +82,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
 
 @functools.lru_cache(maxsize=KEPT)
 def _of_roles(template: ChatTemplate, roles: tuple[str, ...], find: Find) -> list[tuple[int, Control]]:
+    """Return (index of the literal, control token in it) of the template's text around the contents of these roles."""
     return _between(around_contents(template, roles) or [], find)
 
 

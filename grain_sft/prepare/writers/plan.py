@@ -19,13 +19,13 @@ from grain_sft.storage import files
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A part of a split that is written by itself: documents `start` to `stop` of its order.
+    """A part of a split that is written by itself: documents [start, stop) of the split's order.
 
     Attributes:
       split: "train" or "val".
       number: Number of the part in its split, from 0.
-      skip: Tokens of the first document that are in the part before.
-      tokens: Tokens of this part.
+      skip: Number of tokens of the first document that the part before holds.
+      tokens: Number of tokens of this part.
     """
 
     split: str
@@ -53,7 +53,7 @@ class Plan:
     """A corpus that is about to be written.
 
     Attributes:
-      folder: Folder of the files, local or remote; not yet the output's own name.
+      folder: Folder that the files are written to, local or remote; a local one is renamed to the output at the end.
       request: Request of the corpus.
       tokenizer: Description of the tokenizer, as JSON.
       documents: Documents by number.
@@ -94,7 +94,7 @@ class Plan:
             file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def metadata(self, split: str, eos_token_id: int | None) -> dict[str, Any]:
-        """Return a split's metadata; `eos_token_id` is the token that ends a document in the meaning of the format."""
+        """Return a split's metadata; `eos_token_id` is the token that ends a document in this format."""
         return split_metadata(
             format=self.request.format,
             split=split,
@@ -108,7 +108,7 @@ class Plan:
         )
 
     def write_metadata(self, eos_token_id: int | None) -> None:
-        """Write corpus.json into the folder of each split, for a split that is copied alone; see `metadata`."""
+        """Write `metadata` to corpus.json in the folder of each split, so that one split can be copied without the other."""
         for split in self.splits:
             self.write_json(f"{split}/{SPLIT}", self.metadata(split, eos_token_id))
 
@@ -155,7 +155,7 @@ class Format:
 
 @contextlib.contextmanager
 def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
-    """Open files that appear whole, the first one last: where it exists, all do."""
+    """Open new files for writing. They appear under their names when all are complete, the first one last."""
     with contextlib.ExitStack() as stack:  # which closes, and so renames, in the opposite order
         yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
 
@@ -164,7 +164,7 @@ def refuse_weights(plan: Plan) -> None:
     """Refuse weights other than 0 and 1, for a format that can't express them."""
     if not plan.binary:
         raise PrepareError(
-            f"format {plan.request.format}: a token takes loss or not, but this template gave weights other than 0 and 1. "
+            f"format {plan.request.format}: can't hold the template's weights other than 0 and 1. "
             "Choose the format openchat or episodes, or leave --seq-level-weight and weights out."
         )
 
