@@ -37,6 +37,11 @@ def filesystem(path: str) -> Any:
 
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
+            if (
+                _has_emulator()
+            ):  # gcsfs reads the variable at each request, so an open file would move to another server
+                emulator = os.environ["STORAGE_EMULATOR_HOST"]
+                options["endpoint_url"] = emulator if "://" in emulator else f"http://{emulator}"
             return GoogleStorage(session_kwargs=_session_options("session_kwargs", "gs", "gcs"), **options)
         if protocol in ("s3", "s3a"):
             from grain_sft.storage.remote.s3_storage import S3Storage
