@@ -35,7 +35,8 @@ class MixtureCorpus(Corpus):
     def of(cls, parts: tuple[Corpus, ...]) -> MixtureCorpus:
         """Return the mixture of some corpora, or raise CorpusError if two were made with different tokenizers."""
         known = [part for part in parts if part.tokenizer_sha256 is not None]
-        for first, other in zip(known[:1] * len(known), known, strict=True):
+        for other in known[1:]:
+            first = known[0]
             if other.tokenizer_sha256 != first.tokenizer_sha256:
                 raise CorpusError(
                     f"{other.shards[0].path}: the corpus was made with the tokenizer {other.tokenizer!r} (sha256 "

@@ -18,6 +18,7 @@ from typing import Self
 import msgspec
 
 from grain_sft import errors
+from grain_sft.child_environment import child_environment
 from grain_sft.errors import GrainSftError, PrepareError
 from grain_sft.prepare.job import Job, write_tasks
 from grain_sft.prepare.records import inputs
@@ -113,7 +114,7 @@ def _started() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         # with -m, Python would warn that the package has imported the module already
         [sys.executable, "-P", "-c", "from grain_sft.prepare import workers; workers.serve()"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+        env=child_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the workers

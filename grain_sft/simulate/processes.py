@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from grain_sft.child_environment import child_environment
 from grain_sft.config import read_config
 from grain_sft.errors import PipelineError
 from grain_sft.sampling import Host
@@ -131,7 +132,7 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
     """Return the figures of `host_process.measure` for one host, in its own process with empty caches. A cache of derived
     files in a bucket is kept."""
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment = child_environment()
         if files.cache_url() is None:
             environment[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
         request = {

@@ -1,7 +1,6 @@
 """numpy's default argsort with the order of equal values of another CPU: in a process that uses less of this one."""
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -9,6 +8,7 @@ from collections.abc import Collection, Iterator
 import numpy as np
 from numpy._core import _multiarray_umath as _umath  # type: ignore[attr-defined]
 
+from grain_sft.child_environment import child_environment
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing.algorithm import Argsort, Ints
 
@@ -93,9 +93,8 @@ def argsort_of(ties: str) -> Iterator[Argsort | None]:
 
 
 def _start(sort: str) -> subprocess.Popen[bytes]:
-    environment = {name: value for name, value in os.environ.items() if name != "NPY_ENABLE_CPU_FEATURES"}
-    environment["NPY_DISABLE_CPU_FEATURES"] = disabled_for(sort)
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment = child_environment() | {"NPY_DISABLE_CPU_FEATURES": disabled_for(sort)}
+    environment.pop("NPY_ENABLE_CPU_FEATURES", None)
     command, pipe = [sys.executable, "-P", "-W", "ignore", "-c", _PROGRAM], subprocess.PIPE
     try:
         return subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe)

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import mmap
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from absl import logging
 
+from grain_sft.child_environment import child_environment
 from grain_sft.errors import SamplerError, StorageError
 from grain_sft.sampling.orders import permute
 from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Ints, MakeOrder, Order, RowsAt
@@ -89,9 +89,8 @@ def _write(target: Path, depends: Mapping[str, Any], generator: tuple[str, int])
     num_rows: int = depends["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     try:
-        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        result = subprocess.run(command, env=child_environment(), capture_output=True, text=True)
     except OSError as error:
         raise StorageError(f"{target}: no process could be started to make it ({error}).") from error
     if result.returncode:

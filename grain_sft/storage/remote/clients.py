@@ -37,11 +37,9 @@ def filesystem(path: str) -> Any:
 
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
-            if (
-                _has_emulator()
-            ):  # gcsfs reads the variable at each request, so an open file would move to another server
-                emulator = os.environ["STORAGE_EMULATOR_HOST"]
-                options["endpoint_url"] = emulator if "://" in emulator else f"http://{emulator}"
+            if emulator := _emulator():
+                # gcsfs alone reads the variable at each request, and would move open files to another server
+                options["endpoint_url"] = emulator
             return GoogleStorage(session_kwargs=_session_options("session_kwargs", "gs", "gcs"), **options)
         if protocol in ("s3", "s3a"):
             from grain_sft.storage.remote.s3_storage import S3Storage
@@ -63,16 +61,19 @@ def lacks_credentials(path: str, error: BaseException) -> bool:
     status = str(getattr(error, "code", None) or getattr(error, "status", None))
     return (
         path.startswith(("gs://", "gcs://"))
-        and not _has_emulator()
+        and not _emulator()
         and (status in ("401", "403") or str(error).startswith("Forbidden"))
         and "token" not in _configured("gs", "gcs")
         and not _may_find_credentials()
     )
 
 
-def _has_emulator() -> bool:
-    """Return whether $STORAGE_EMULATOR_HOST names a server; gcsfs takes "default" for Google's."""
-    return os.environ.get("STORAGE_EMULATOR_HOST", "") not in ("", "default")
+def _emulator() -> str:
+    """Return the URL of the server that $STORAGE_EMULATOR_HOST names, else ""; gcsfs takes "default" for Google's."""
+    host = os.environ.get("STORAGE_EMULATOR_HOST", "")
+    if host in ("", "default"):
+        return ""
+    return host if "://" in host else f"http://{host}"
 
 
 def _configured(*protocols: str) -> dict[str, Any]:
@@ -101,7 +102,7 @@ def _may_find_credentials() -> bool:
     )
     if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or any(map(os.path.exists, credential_files)):
         return True
-    if os.environ.get("NO_GCE_CHECK", "").lower() == "true" or _has_emulator():
+    if os.environ.get("NO_GCE_CHECK", "").lower() == "true" or _emulator():
         return False
     host = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "169.254.169.254"
     return _answers_as_metadata_server(host)
