@@ -1,4 +1,4 @@
-"""Materialising: packed rows, written in the order of their plan as a corpus of the format rows."""
+"""Materialising: writing the rows of a packed layout, in order, as a corpus of format rows."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from grain_sft.storage import files
 if TYPE_CHECKING:
     from grain_sft.source import NpyDataSource
 
-SHARD_BYTES = 1 << 30  # of rows
-_CHUNK_TOKENS = 1 << 20  # read and written at once
+SHARD_BYTES = 1 << 30
+_CHUNK_TOKENS = 1 << 20  # tokens read and written at once
 _LOSS_SIZES = {None: 0, "bool": 1, "float32": 4}  # bytes of a token's loss
 
 
@@ -45,29 +45,29 @@ def materialize(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write the rows of `layout` to the folder `output`, which `open_corpus` opens for a `MaterializedLayout`.
+    """Write the rows of all epochs of `layout` to the folder `output`, a corpus for `MaterializedLayout`.
 
-    The folder appears whole, by one rename; in a bucket its files appear one by one, rows.json last. The same call
-    continues interrupted work shard by shard, and leaves a finished folder of the same rows unchanged.
+    A local folder appears whole, by one rename; in a bucket its files appear one by one, rows.json last. The same call
+    continues interrupted work at the first unfinished shard, and leaves a finished folder of the same rows unchanged.
 
     Args:
-      layout: Packed layout of any algorithm, whose rows of all epochs are written.
+      layout: Packed layout of any algorithm.
       output: Folder that is new, empty, or holds the same rows; local, or a URL.
-      shard_bytes: Most bytes of rows in a file, which holds at least a row.
-      progress: Function of an activity, rows written, and all rows.
+      shard_bytes: Maximum number of bytes of rows in a file. A file holds at least one row.
+      progress: Function of the activity, the number of rows written, and the number of all rows.
 
     Returns:
       The content of rows.json.
 
     Raises:
-      LayoutError: The layout packs nothing, or the output holds something else.
-      StorageError: Space or permission is missing.
+      LayoutError: The layout is not a packed one, or the output holds something else.
+      StorageError: The disk is too small or the folder can't be written.
       CorpusError, CorpusFileError: The corpus can't be read.
     """
     if not layout.plans:
-        raise LayoutError(f"{layout!r}: only a PackedLayout's rows can be written out.")
+        raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
     if not os.fspath(output):
-        raise LayoutError("an empty path: give the folder that the rows are to be written to.")
+        raise LayoutError("output: is an empty path. Give the folder to write the rows to.")
     manifest, row = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     target, identity = _Target(output), {name: manifest[name] for name in ("key", "made_of")}
     report = progress or (lambda what, done, total: None)
@@ -90,21 +90,18 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Begin anew where unfinished rows are others, but not in a bucket, where their files are under final names."""
+        """Replace unfinished work on other rows, but not in a bucket, where its files already have their final names."""
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
         unfinished = "unfinished work on " if what == "unfinished work" else ""
-        return (
-            f"{self.output}: holds {unfinished}other rows ({found.get('made_of')}). Give another folder, or remove this one "
-            "yourself."
-        )
+        return f"{self.output}: holds {unfinished}other rows ({found.get('made_of')}). Give another folder, or remove this one."
 
 
 def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], np.dtype[Any]]:
-    """Return the content of rows.json but the fingerprint, and the dtype of a row.
+    """Return the content of rows.json without the fingerprint, and the dtype of a row.
 
-    Reads all files, unless this machine has cached their hashes.
+    `Corpus.content_hash` reads all files, unless this machine has cached their hashes.
     """
     corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
@@ -138,8 +135,8 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
 def _write(
     layout: PackedLayout, manifest: dict[str, Any], row: np.dtype[Any], target: Target, progress: Progress
 ) -> dict[str, Any]:
-    """Write all shards, and then rows.json, whose content is returned."""
-    from grain_sft.source import NpyDataSource  # only here: grain is slow to import
+    """Write all shards, then rows.json. Return its content."""
+    from grain_sft.source import NpyDataSource  # imported late: grain is slow to import
 
     if not target.remote:
         needed = len(layout) * (row.itemsize + layout.sequence_length * _LOSS_SIZES[manifest["loss"]])
@@ -152,9 +149,9 @@ def _write(
             )
     source, begin = NpyDataSource(layout), 0
     for number, count in enumerate(manifest["rows_of_shards"]):
-        files_of = row_files(number, manifest["loss"])
-        paths = [files.join(target.stage, files_of[kind]) for kind in sorted(files_of)]  # documents, loss, rows
-        if not files.exists(paths[0]):  # written last
+        names = row_files(number, manifest["loss"])
+        paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
+        if not files.exists(paths[0]):  # the file of documents appears last
             _write_shard(source, range(begin, begin + count), row, paths, progress)
         begin += count
         progress("rows", begin, len(layout))
@@ -170,7 +167,7 @@ def _write(
 def _write_shard(
     source: NpyDataSource, rows: range, dtype: np.dtype[Any], paths: Sequence[str], progress: Progress
 ) -> None:
-    """Write the files of one shard; each appears whole, the one of documents last."""
+    """Write the files of one shard. Each appears whole, and the first of `paths` last."""
     from grain_sft.transforms import ShiftTargets
 
     length = source.layout.sequence_length
@@ -182,7 +179,7 @@ def _write_shard(
             made = np.zeros(len(element["tokens"]), dtype)
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             for name in made.dtype.names or ():
-                if name == "ends":  # the number of a row's segments, and where each ends
+                if name == "ends":  # the number of segments of a row, then the end of each
                     counts = np.bincount(row, minlength=len(made))
                     made[name][:, 0] = counts
                     made[name][row, 1 + np.arange(len(row)) - (counts.cumsum() - counts)[row]] = stop
@@ -199,7 +196,7 @@ def _write_shard(
 
 
 def _segments(segment_ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return row, start and stop of every segment, int64 [segments] each; padding has the segment id 0."""
+    """Return the row, start and stop of every segment, int64 [segments] each. Padding, of segment id 0, is not a segment."""
     padded = np.pad(segment_ids, ((0, 0), (1, 1)))
     change = padded[:, 1:] != padded[:, :-1]
     row, start = np.nonzero(change[:, :-1] & (segment_ids != 0))

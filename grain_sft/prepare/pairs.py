@@ -1,4 +1,4 @@
-"""Preference pairs: the document of a pair, from the documents of its two conversations."""
+"""Preference pairs: one document from the two conversations of a pair."""
 
 import numpy as np
 
@@ -6,32 +6,34 @@ from grain_sft.errors import RecordError
 from grain_sft.prepare.templates import Rendered, Result
 
 CHOSEN, REJECTED = 1, 2
-"""Loss of the tokens of the two responses in the document of a pair; 0 is the prompt."""
+"""Loss of the tokens of the two responses in the document of a pair; the prompt's is 0."""
 
 
 def pair_of(chosen: Result, rejected: Result) -> Rendered:
-    """Return a prompt, a chosen and a rejected response as one document, whose loss names the part of each token.
+    """Return a prompt, a chosen and a rejected response as one document, in which each token's loss names its part.
 
-    The prompt is what comes before the first token that takes loss, the same in both. Tokens after the last one that takes loss
-    are left out. In documents that take loss everywhere, the prompt is the tokens that both begin with, as in MaxText's
-    `DPODataFormatting`.
+    The prompt is the tokens before the first one that takes loss, the same in both conversations. A response is all tokens from
+    there to the last one that takes loss. If every token of both takes loss, the prompt is their longest common prefix, as in
+    MaxText's `DPODataFormatting`.
 
     Raises:
-      RecordError: one of the two could not be rendered, their prompts differ, or the responses are equal.
+      RecordError: A conversation could not be rendered, a response takes no loss, the prompts differ, or the responses are
+        equal.
     """
     both: list[Rendered] = []
-    for result in (chosen, rejected):
+    for name, result in (("chosen", chosen), ("rejected", rejected)):
         if isinstance(result, RecordError):
             raise result
+        if not result.loss.any():
+            raise RecordError(f"{name}: no token of the response takes loss. Remove the weight 0 or the record.")
         both.append(result)
     if all(each.loss.all() for each in both):
         shortest = min(len(each.tokens) for each in both)
         differing = np.flatnonzero(both[0].tokens[:shortest] != both[1].tokens[:shortest])
         first = int(differing[0]) if len(differing) else shortest
     else:
-        firsts = [int(np.argmax(each.loss != 0)) for each in both]
-        first = firsts[0]
-        if firsts[1] != first or not np.array_equal(both[0].tokens[:first], both[1].tokens[:first]):
+        first, other = (int(np.argmax(each.loss != 0)) for each in both)
+        if other != first or not np.array_equal(both[0].tokens[:first], both[1].tokens[:first]):
             raise RecordError(
                 "prompt: the template renders it differently before the two responses, so they share none. Choose another "
                 "template."

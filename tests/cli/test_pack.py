@@ -132,7 +132,7 @@ def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, figures):
         ("--sequence-length 64 --algorithm multipack --max-segments 2", 1, "can't limit the documents of a row"),
         ("--sequence-length 64 --algorithm multipack --batch-rows 9000", 1, "leaves no row"),
         ("--sequence-length 64 --format primer", 1, "is not of the format primer"),
-        ("--sequence-length 64 --algorithm multipack --materialize=", 1, "an empty path: give the folder"),
+        ("--sequence-length 64 --algorithm multipack --materialize=", 1, "output: is an empty path"),
         ("", 2, "--sequence-length"),
         ("--sequence-length 0", 2, "--sequence-length"),
         ("--sequence-length 8 --algorithm best", 2, "--algorithm"),

@@ -86,7 +86,7 @@ def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, lay
 
 
 def test_only_packed_rows_are_written_out_and_where_nothing_else_is(tmp_path, layout):
-    with pytest.raises(LayoutError, match=r"PaddedLayout\(.*only a PackedLayout's rows can be written out"):
+    with pytest.raises(LayoutError, match=r"PaddedLayout\(.*only the rows of a PackedLayout can be written"):
         materialize(PaddedLayout(layout.corpus, LENGTH), tmp_path / "rows")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("mine")

@@ -24,6 +24,10 @@ def said(*texts):
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
 
 
+def untrained(text):
+    return [{"role": "assistant", "content": text, "weight": 0}]
+
+
 def shapes(number):
     """The same pair in each shape that the field has; and its prompt, chosen and rejected texts."""
     prompt, chosen, rejected = (
@@ -147,6 +151,12 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
         ({"chosen": "a", "prompt": "b"}, {}, "rejected"),
         ({"chosen": said("a", "b"), "rejected": said("a", "b")}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
+        ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
+        (
+            {"prompt": "a", "chosen": said("a ", "b"), "rejected": said("a ", "c")},
+            {},
+            "begins with a message of the user",
+        ),
         (shapes(1)[0][0], {"max_length": 10}, "pairs are cut by their layout"),
     ],
 )

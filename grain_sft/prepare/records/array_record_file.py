@@ -20,7 +20,7 @@ from grain_sft.prepare.records.example import fields_of
 from grain_sft.prepare.records.scanner import Scanner
 from grain_sft.prepare.records.strict_json import parse_json
 from grain_sft.prepare.records.units import Input, Part, Unit
-from grain_sft.prepare.records.unpacked import check_digest, read_exactly, text_of
+from grain_sft.prepare.records.unpacked import check_digest, decoded, read_exactly
 from grain_sft.storage import files
 
 SAMPLE = 100  # records, at most, that decide the encoding of a file
@@ -76,7 +76,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordEr
         if entry.note == "json":
             yield record
         elif entry.note == "text":
-            yield {"text": text_of(record)}
+            yield {"text": decoded(record)}
         elif (found := fields_of(record)) is not None:
             yield found
         else:

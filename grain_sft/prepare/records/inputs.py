@@ -1,8 +1,8 @@
 """Inputs: files of records, cut into units that can be read in any order and on any machine.
 
-Lines are cut every few MiB, and belong to the unit that has their first byte; Parquet is cut in its row groups, Arrow at its
-record batches, ArrayRecord at its groups, compressed files and arrays between records. A text is one unit. Small units are
-rendered in groups. Cuts and groups depend on the files alone, and no output depends on them.
+Files of lines are cut every few MiB, and a line belongs to the unit that has its first byte. Parquet is cut in its row groups,
+Arrow at its record batches, ArrayRecord at its chunks, compressed files and arrays between records. A text is one unit. Small
+units are rendered in groups. Units and groups depend only on the files, and no output depends on units and groups.
 """
 
 import concurrent.futures
@@ -23,16 +23,16 @@ from grain_sft.prepare.records.unpacked import read_exactly
 from grain_sft.storage import files
 
 BLOCK = 1 << 20  # bytes
-MAX_BLOCKS = 8  # of a unit
-MANY_BLOCKS = 1024  # an input of more gets units of more than one block
-_TAIL = 1 << 14  # bytes that are read first to find the end of a unit's last line
-GROUP_BYTES = 1 << 18  # of smaller units that are rendered together
+MAX_BLOCKS = 8  # blocks in a unit
+MANY_BLOCKS = 1024  # blocks in an input, above which its units have more than one
+_TAIL = 1 << 14  # bytes read first to find the end of a unit's last line
+GROUP_BYTES = 1 << 18  # bytes of a group of units
 
 SCAN_THREADS = 8
 PAUSE = 0.2  # seconds between two reports of progress
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
-"""Kinds of files that give rows instead of JSON: modules of `matches`, `describe` and `rows`."""
+"""Kinds of files whose records are rows: modules with `matches`, `describe` and `rows`."""
 
 
 def list_inputs(
@@ -40,11 +40,12 @@ def list_inputs(
 ) -> list[Input]:
     """Return the files of every dataset, in order.
 
-    The first bytes of a file decide its kind. All files but JSONL and Parquet are read whole to find their cuts.
+    A file's first bytes, and for some kinds its name, decide its kind. All files except JSONL and Parquet are read whole to
+    find where they can be cut.
 
     Args:
       datasets: Paths, globs and folders of each dataset, local or remote.
-      progress: Function of the activity, the bytes read, and the bytes of all files.
+      progress: Function of the activity, the number of bytes read, and the number of bytes of all files.
 
     Raises:
       CorpusFileError: A path names no file, or a file is damaged.
@@ -69,13 +70,13 @@ def list_inputs(
 
 
 def each_input(datasets: Sequence[Sequence[str]]) -> Iterator[Input]:
-    """Yield what `list_inputs` returns, and read each file when its turn comes."""
+    """Yield the inputs that `list_inputs` returns, but open each file only when its turn comes."""
     for named in _named(datasets):
         yield _describe(*named, lambda position: None)
 
 
 def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
-    """Return dataset, path and size of each file."""
+    """Return the dataset number, path and size of each file."""
     names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in walk.expand(path)]
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
         return list(pool.map(lambda name: (*name, _size(name[1])), names))
@@ -97,7 +98,7 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
 
 
 def scan_unit(entry: Input, unit: Unit) -> Unit:
-    """Return a unit with the number of records that begin in it, and the hash of its bytes."""
+    """Return `unit` with its number of records and the hash of its bytes."""
     if unit.digest:
         return unit
     if entry.kind in ROW_FILES:
@@ -112,7 +113,7 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return the inputs with numbers of records and digests, and the scanned `units` with numbers of their first records."""
+    """Return `inputs` with their numbers of records and digests, and the scanned `units` with their first records' numbers."""
     placed: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
         before = placed[unit.input]
@@ -130,9 +131,9 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
 
 
 def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit, ...], ...]:
-    """Return groups of consecutive units of one dataset, of `GROUP_BYTES` at most together, or one larger unit.
+    """Return groups of consecutive units of one dataset: units of at most `GROUP_BYTES` in total, or one larger unit.
 
-    A group is rendered at once, so that thousands of small files don't take a file of unfinished work each.
+    Each group has one file of unfinished work, so that thousands of small files don't make thousands of them.
     """
     groups: list[list[Unit]] = []
     size = 0
@@ -148,13 +149,13 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
 
 
 def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[str, Any] | RecordError]]:
-    """Yield number and record of each record of a unit: a line without its end, an array's element or a row.
+    """Yield the number and the content of each record of a unit: a line, an array's element, or a row.
 
-    A record that can't be decoded is a RecordError, which `schema.read_record` raises.
+    Blank lines are skipped but counted. A record that can't be decoded is a RecordError, which `schema.read_record` raises.
 
     Args:
       entry: Input of the unit.
-      unit: Unit of the input. Its blank lines are left out.
+      unit: Unit of the input.
 
     Raises:
       CorpusFileError: The file can't be read, or has changed.
@@ -168,7 +169,7 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
     else:
         data = unpacked.read_part(entry.path, entry.size, entry.compression, unit)
     if entry.kind == "text":
-        yield unit.first, {"text": unpacked.text_of(data)}
+        yield unit.first, {"text": unpacked.decoded(data)}
         return
     if entry.kind == "array":
         yield from enumerate(unpacked.elements(data), unit.first)
@@ -183,23 +184,23 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
 
 
 def all_records(entries: Iterable[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any] | RecordError]]:
-    """Yield input, number from 1 and record of all inputs, in order, as `read_records` does."""
+    """Yield the input, number from 1, and content of every record of all inputs, in order; see `read_records`."""
     for entry in entries:
         first = 1
         for unit in plan_units([entry]):
             for number, raw in read_records(entry, dataclasses.replace(unit, first=first)):
                 yield entry, number, raw
-            first += scan_unit(entry, unit).records
+            first += unit.records or scan_unit(entry, unit).records
 
 
 def _lines_of(entry: Input, unit: Unit) -> bytes:
-    """Return the bytes of the lines that begin in a unit: from its first line's start to its last line's end."""
+    """Return the bytes of the lines that begin in a unit, up to the end of the last line."""
     before = min(1, unit.start)
     data = read_exactly(entry.path, entry.size, unit.start - before, unit.stop)
     unpacked.check_digest(entry.path, memoryview(data)[before:], unit.digest)
     start = data.find(b"\n", 0, len(data) - 1) + 1 if before else 0
     if start < before:
-        return b""  # inside one line
+        return b""  # no line begins in the unit
     lines, more, stop = [memoryview(data)[start:]], data, unit.stop
     while not more.endswith(b"\n") and stop < entry.size:
         more = read_exactly(entry.path, entry.size, stop, stop + max(_TAIL, stop - unit.stop))
@@ -215,14 +216,14 @@ def _size(path: str) -> int:
     check_name("input", path)
     size = files.size(path)
     if not files.is_remote(path) and os.path.isdir(path):
-        raise CorpusFileError(f"{path}: is a folder. Name it as an input of its own, not by a glob, or its files.")
+        raise CorpusFileError(f"{path}: is a folder. Name the folder itself instead of a glob, or name its files.")
     if not files.is_remote(path) and not os.path.isfile(path):
         raise CorpusFileError(f"{path}: is not a regular file. Expected a file that can be read more than once.")
     return size
 
 
 def _describe(dataset: int, path: str, size: int, read: Callable[[int], None]) -> Input:
-    """Return the input of a file, and call `read` with the bytes read so far."""
+    """Return the input of a file. Call `read` with the number of bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
     for kind, module in ROW_FILES.items():
         if module.matches(path, head):

@@ -1,4 +1,7 @@
-"""Conversations: the one form of every schema's records, and the checks of their messages, which name the path of a fault."""
+"""Conversations: the form that records of all schemas are parsed into, and the checks of their messages.
+
+Errors name the path of a fault in the record.
+"""
 
 import contextlib
 from collections.abc import Mapping
@@ -23,22 +26,22 @@ _CALLS = ("tool_calls", "function_calls")
 _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     **dict.fromkeys(("name", "context", "think", "cite", "tool_call_id"), ("a string", (str,))),
     "tool_calls": ("a list", (list, NoneType)),
-    **dict.fromkeys(("function_calls", "functions"), ("a list", (list, str, NoneType))),  # text in OLMo's data
+    **dict.fromkeys(("function_calls", "functions"), ("a list", (list, str, NoneType))),  # strings in OLMo's data
 }
-_MAX_WEIGHT = 1e30  # what a float32 holds, with room
+_MAX_WEIGHT = 1e30  # well below the largest float32
 
 DOCUMENT = "document"
-"""Role of a plain document, its record's only message."""
+"""Role of the only message of a plain document."""
 
 
 class Message(msgspec.Struct, frozen=True):
-    """One turn.
+    """One turn of a conversation.
 
     Attributes:
-      role: Role in the record ("user", "assistant", "toolresult", ...); a template lists those that it renders.
-      content: Text; "" where the record has none (an assistant that only calls tools).
-      weight: Weight of the loss; None where the record has none.
-      extra: Other keys of the message, as parsed; `content` itself where it is not a string (a tool's result as JSON).
+      role: Role in the record ("user", "assistant", "toolresult", ...). A template lists the roles that it renders.
+      content: Text; "" if the record has none, as in a message that only calls tools.
+      weight: Weight of the loss; None if the record has none.
+      extra: Other keys of the message, as parsed, and `content` if it is not a string, as in a tool's JSON result.
     """
 
     role: str
@@ -48,15 +51,15 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """One record.
+    """One parsed record.
 
     Attributes:
       messages: Turns, in order; at least one.
-      system: System text outside the messages; None where the record has none.
+      system: System text outside the messages; None if the record has none.
       context: The record's `context`: metadata of the episode tools, which no template renders.
       condition: Words before OpenChat's role prefixes ("GPT4 Correct"); "" for none.
       tools: The record's `tools`, for chat templates that render them.
-      rejected: Of a preference pair, the conversation with the rejected response; this one has the chosen response.
+      rejected: Conversation with the rejected response of a preference pair, whose chosen response is in `messages`; else None.
     """
 
     messages: tuple[Message, ...]
@@ -68,11 +71,11 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False) -> list[Message]:
-    """Return the messages {"role", "content", ...} under a key, in order; `exact` refuses other keys than these two."""
+    """Return the messages {"role", "content", ...} under a key. With `exact`, refuse other keys than these two."""
     messages = []
     for index, entry in enumerate(entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
-        short = len(entry) == 2 and role != "assistant_toolcall"  # the usual case; a call also has a name
+        short = len(entry) == 2 and role != "assistant_toolcall"  # the usual case; a tool call also has a name
         if short and type(content) is str and type(role) is str and role in roles and "\0" not in content:
             messages.append(Message(role, content))
         else:
@@ -101,7 +104,7 @@ def _message(entry: Record, where: str, roles: Roles) -> Message:
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message. The JSON of tool calls and results goes to `extra` instead."""
+    """Return the text of a message. Put the JSON of a tool call or result into `extra` instead."""
     content = entry.get("content")
     if role == "assistant_toolcall":
         if not isinstance(extra.get("name"), str):
@@ -145,7 +148,7 @@ def role_of(entry: Record, where: str, roles: Roles, key: str = "role") -> str:
 
 
 def text_of(entry: Record, key: str, where: str = "the record") -> str:
-    """Return the text under a key. Bytes, such as those of a binary column of Parquet, are a text where they are UTF-8."""
+    """Return the text under a key. Bytes in UTF-8, as in a binary column of Parquet, are decoded."""
     value = entry.get(key)
     if isinstance(value, bytes):
         with contextlib.suppress(UnicodeDecodeError):
@@ -158,12 +161,12 @@ def text_of(entry: Record, key: str, where: str = "the record") -> str:
 
 
 def optional_text(record: Record, key: str) -> str | None:
-    """Return the text under a key of a record; None where it has none."""
+    """Return the text under a key of a record, or None if it is absent or null."""
     return None if record.get(key) is None else text_of(record, key)
 
 
 def weight_of(entry: Record, where: str) -> float | None:
-    """Return the weight of a message, a number from 0 up; None where it has none."""
+    """Return the weight of a message, or None if it has none. Refuse a weight that is not a number from 0 to 1e30."""
     weight = entry.get("weight")
     if weight is None:
         return None
@@ -173,7 +176,7 @@ def weight_of(entry: Record, where: str) -> float | None:
 
 
 def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
-    """Refuse the misspelling of a known key that is absent. Other keys are metadata, or a chat template reads them."""
+    """Refuse an unknown key that looks like a misspelled known one. Other keys are metadata, or for chat templates."""
     if entry.keys() <= known:
         return
     absent = tuple(sorted(known - entry.keys()))
@@ -183,5 +186,5 @@ def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
 
 
 def _misspelled(entry: Record, key: str) -> str:
-    """Return a hint where a key of the entry is nearly the one that is missing."""
+    """Return a hint if `key` is missing and another key of the entry is similar to it, else ""."""
     return "" if key in entry else next(filter(None, (suggestion(name, (key,)) for name in entry)), "")

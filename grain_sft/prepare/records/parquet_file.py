@@ -1,6 +1,6 @@
-"""Parquet files of records, read by row groups, and a large row group by several parts of it.
+"""Parquet files of records, read by row groups. A large row group is several parts.
 
-The rows of a part are reached by decoding those before it in the row group, so a process reads it forward, once.
+A part is reached by decoding the rows before it in its row group, so each thread reads a file forward, once.
 """
 
 import itertools
@@ -10,22 +10,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, import_extra
-from grain_sft.prepare.records.arrow_file import rows_of
+from grain_sft.prepare.records.arrow_file import errors_named, rows_of
 from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.storage import files, open_remote
 
-PART_BYTES = 1 << 25  # decompressed, of a row group; pandas writes a million rows in one
-_BATCH = 1024  # rows
-_BUFFER = 1 << 22  # bytes that are read of a column at once
+PART_BYTES = 1 << 25  # decompressed bytes of a part; pandas writes a million rows in one row group
+_BATCH = 1024  # rows decoded at once
+_BUFFER = 1 << 22  # bytes of a column read at once
 
 
 def matches(path: str, head: bytes) -> bool:
-    """Return whether a file is of Parquet, by its first bytes and its name."""
+    """Return whether a file is a Parquet file, by its first bytes or its name."""
     return head.startswith(b"PAR1") or path.endswith(".parquet")
 
 
 def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
-    """Return the parts and the version of a file. The bytes of a part are an equal share of `size`, for its hash alone."""
+    """Return the parts and the version of a file. The bytes of each part are an equal share of the file, only to be hashed."""
     version, metadata = _version(path), _open(path).metadata
     rows: list[int] = []
     for number in range(metadata.num_row_groups):
@@ -37,28 +37,26 @@ def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> t
 
 
 _reading = threading.local()
-"""Its `rows`: name of the file that this thread reads, number of the next row, and an iterator from there on."""
+"""`_reading.rows`: path and version of the file that this thread reads, index of the next row, and an iterator from it on."""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
-    name, first = (entry.path, entry.note), unit.first - 1
+    key, first = (entry.path, entry.note), unit.first - 1
+    stop = first + unit.records
     _check_version(entry)
-    known, position, following = getattr(_reading, "rows", None) or ((), 0, iter(()))
+    open_file, position, following = getattr(_reading, "rows", None) or ((), 0, iter(()))
     _reading.rows = None  # after an error, begin again
-    try:
-        if known != name or position != first:
+    with errors_named(f"{entry.path}: rows {unit.first} to {stop} can't be read"):
+        if (open_file, position) != (key, first):
             following = _rows_from(entry.path, first)
         yield from itertools.islice(following, unit.records)
-    except (OSError, ValueError) as error:
-        where = f"rows {unit.first} to {first + unit.records}"
-        raise CorpusFileError(f"{entry.path}: {where} can't be read ({error}).") from error
     _check_version(entry)
-    _reading.rows = (name, first + unit.records, following)
+    _reading.rows = (key, stop, following)
 
 
 def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file from number `first`, from 0."""
+    """Yield the rows of a file from index `first` on."""
     file = _open(path)
     for group in range(file.metadata.num_row_groups):
         count = file.metadata.row_group(group).num_rows
@@ -75,7 +73,7 @@ def _check_version(entry: Input) -> None:
 
 
 def _version(path: str) -> str:
-    """Return the version of a file: of a local one, the time of its last change."""
+    """Return the version of a remote file, or the time of the last change of a local file."""
     if files.is_remote(path):
         return files.size_and_version(path)[1] or ""
     with files.reading(path):
@@ -86,8 +84,6 @@ def _open(path: str) -> Any:
     import_extra("pyarrow", f"{path}: reading Parquet", "pyarrow", "parquet")
     from pyarrow import parquet
 
-    try:
+    with errors_named(f"{path}: can't be read as Parquet"):
         source = open_remote(path) if files.is_remote(path) else path
         return parquet.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)  # else a whole row group is in memory
-    except (OSError, ValueError) as error:
-        raise CorpusFileError(f"{path}: can't be read as Parquet ({error}).") from error

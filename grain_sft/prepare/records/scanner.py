@@ -1,4 +1,4 @@
-"""One pass over a file, which finds where the file can be cut, and hashes its parts."""
+"""Forward reading of a file that hashes its parts."""
 
 import hashlib
 from collections.abc import Callable
@@ -14,7 +14,7 @@ class Scanner:
     Args:
       path: Path or URL.
       size: Bytes of the file.
-      read: Function that is called with the number of bytes read, before each block.
+      read: Function that is called before each block with the number of bytes read so far.
 
     Attributes:
       position: Offset of the next byte.
@@ -23,39 +23,37 @@ class Scanner:
     def __init__(self, path: str, size: int, read: Callable[[int], None] = lambda position: None) -> None:
         self.path, self.size, self.position = path, size, 0
         self._read = read
-        self._block, self._offset = b"", 0  # the block in memory, and the file's offset of its first byte
-        self._begin, self._hash = 0, hashlib.sha256()  # of the part that has begun
+        self._block, self._offset = b"", 0  # the block in memory, and the offset of its first byte
+        self._begin, self._hash = 0, hashlib.sha256()  # start and hash of the next part
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes, and pass them. Raise a CorpusFileError where the file has fewer."""
+        """Return the next `count` bytes, and advance. Raise a CorpusFileError if the file has fewer."""
         taken = bytearray()
         while len(taken) < count:
             taken += self._next(count - len(taken))
         return bytes(taken)
 
     def skip(self, count: int) -> None:
-        """Pass `count` bytes. Raise a CorpusFileError where the file has fewer."""
+        """Advance by `count` bytes. Raise a CorpusFileError if the file has fewer."""
         while count:
             count -= len(self._next(count))
 
     def part(self, records: int) -> Part:
-        """Return the part of `records` records from the end of the last part to here."""
+        """Return a part with `records` records, from the end of the previous part to `position`."""
         found = Part(self._begin, self.position, records, self._hash.hexdigest())
         self._begin, self._hash = self.position, hashlib.sha256()
         return found
 
     def _next(self, most: int) -> memoryview:
-        """Pass and return between 1 and `most` bytes."""
+        """Return the next bytes, at least 1 and at most `most`, and advance."""
         if self.position >= self.size:
             raise CorpusFileError(
                 f"{self.path}: ends at byte {self.size}, inside a record. Is it cut short? Copy it again."
             )
         if self.position >= self._offset + len(self._block):
             self._read(self.position)
-            self._block, self._offset = (
-                read_exactly(self.path, self.size, self.position, self.position + BLOCK),
-                self.position,
-            )
+            self._offset = self.position
+            self._block = read_exactly(self.path, self.size, self._offset, self._offset + BLOCK)
         start = self.position - self._offset
         found = memoryview(self._block)[start : start + most]
         self._hash.update(found)

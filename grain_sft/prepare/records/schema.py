@@ -1,9 +1,9 @@
-"""Schemas: the forms of records in the field, read into conversations. Errors name the path of a fault in the record."""
+"""Schemas: the common forms of records, parsed into conversations. Errors name the path of a fault in the record."""
 
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -41,9 +41,9 @@ class Schema:
 
     Attributes:
       parse: Function from a record to its conversation.
-      keys: Keys of a record.
+      keys: Keys of a record, which `--schema` can map.
       turn_keys: Keys of its messages that `--schema` can map.
-      signs: Keys that identify its records: all have them, and those of no other schema do. Empty where other keys decide.
+      signs: Keys that only records of this schema have, all of them; empty if "auto" does not infer the schema by such keys.
     """
 
     parse: Callable[[Record], Conversation]
@@ -53,13 +53,13 @@ class Schema:
 
 
 def parse_record(record: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation that a parsed record holds.
+    """Return the conversation of a parsed record.
 
     Args:
-      record: Object, as parsed from JSON or a row of Parquet.
-      schema: Name in SCHEMAS, or a name and the record's own keys, `prompt_completion:prompt=question,completion=answer`;
-        "auto" infers the schema of each record from its keys.
-      messages: Schema of records with the key 'messages', where `schema` is "auto".
+      record: Parsed JSON object, or row of Parquet.
+      schema: Name in SCHEMAS, perhaps with the record's own keys, as `prompt_completion:prompt=question,completion=answer`;
+        or "auto", which infers the schema of each record from its keys.
+      messages: Schema of records with the key 'messages' if `schema` is "auto".
 
     Raises:
       RecordError: The record is not of that schema.
@@ -82,7 +82,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
 
 
 def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") -> Conversation:
-    """Return the conversation of a record as `inputs.read_records` gives it: JSON as bytes, a row or a RecordError."""
+    """Return the conversation of a record from `inputs.read_records`: bytes of JSON, a row, or a RecordError to raise."""
     if isinstance(raw, RecordError):
         raise raw
     return parse_record(parse_json(raw) if isinstance(raw, bytes) else raw, schema, messages=messages)
@@ -90,10 +90,10 @@ def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") ->
 
 @functools.lru_cache(maxsize=64)
 def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
-    """Return the name of a schema, and for each of its keys that is mapped the key in the file.
+    """Return the name of a schema, and a mapping from its renamed keys to the keys in the file.
 
     Raises:
-      PrepareError: The schema does not exist, a pair is not KEY=KEY, or the schema has no such key.
+      PrepareError: The schema does not exist, a pair is not KEY=KEY, or the schema has no such key or has it twice.
     """
     name, colon, rest = schema.partition(":")
     if name not in SCHEMAS and name != "auto":
@@ -104,16 +104,20 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
         if not (key and equals and source):
             raise PrepareError(f"schema {schema!r}: {pair!r} is not a pair. Expected NAME:KEY=KEY_IN_THE_FILE,...")
         if name == "auto":
-            raise PrepareError(f"schema {schema!r}: keys can be mapped to those of a named schema only, not of 'auto'.")
+            raise PrepareError(
+                f"schema {schema!r}: only keys of a named schema can be mapped, not of 'auto'. Name the schema."
+            )
         known = (*SCHEMAS[name].keys, *SCHEMAS[name].turn_keys)
         if key not in known:
             raise PrepareError(f"schema {schema!r}: has no key {key!r}. Expected one of {_listed(known)}.")
+        if key in keys:
+            raise PrepareError(f"schema {schema!r}: maps {key!r} twice. Remove one of the two.")
         keys[key] = source
     return name, keys
 
 
 def _parse_messages(record: Record) -> Conversation:
-    """{"messages": [{"role", "content"}, ...]}; messages have these keys and no others."""
+    """{"messages": [{"role", "content"}, ...]}, without other keys in a message."""
     if record.get("tools"):
         raise RecordError(
             "key 'tools': schema 'messages' does not read it. Remove it, or give --schema chat and a template for tools."
@@ -123,7 +127,7 @@ def _parse_messages(record: Record) -> Conversation:
 
 
 def _parse_chat(record: Record, roles: Roles = _CHAT_ROLES) -> Conversation:
-    """{"messages", "system", "context", "tools"}, whose messages may have further keys; templates say which they read."""
+    """{"messages", "system", "context", "tools"}. A message may have further keys, which chat templates read."""
     messages = tuple(read_messages(record, "messages", roles))
     context = record.get("context")
     if context is not None and not isinstance(context, str):
@@ -151,7 +155,7 @@ def _parse_openchat(record: Record) -> Conversation:
 def _parse_sharegpt(record: Record) -> Conversation:
     """{"conversations": [{"from", "value", "weight"}], "system", "tools"}; turns may be {"role", "content"} as well."""
     tools = record.get("tools")
-    if isinstance(tools, str):  # LLaMA-Factory's data have the list as text
+    if isinstance(tools, str):  # JSON, in LLaMA-Factory's data
         record = {**record, "tools": parse_json(tools.encode()) if tools.strip() else None}
     messages: list[Message] = []
     for index, entry in enumerate(entries_of(record, "conversations")):
@@ -186,50 +190,54 @@ def _parse_alpaca(record: Record) -> Conversation:
 
 
 def _parse_prompt_completion(record: Record) -> Conversation:
-    """{"prompt", "completion"}: a text or a list of messages each. What the assistant says in the prompt takes no loss."""
-    messages: list[Message] = []
-    for key, role in (("prompt", "user"), ("completion", "assistant")):
-        if not isinstance(record.get(key), list):
-            messages.append(Message(role, text_of(record, key)))
-            continue
-        for message in read_messages(record, key, _CHAT_ROLES):
-            untrained = key == "prompt" and message.role.startswith("assistant")
-            messages.append(msgspec.structs.replace(message, weight=0.0) if untrained else message)
-    return Conversation(tuple(messages), system=optional_text(record, "system"))
+    """{"prompt", "completion"}, each a text or a list of messages. The assistant's messages in the prompt get weight 0."""
+    prompt, completion = _messages_of(record, "prompt", "user"), _messages_of(record, "completion", "assistant")
+    messages = (*_untrained(prompt), *completion)
+    return Conversation(messages, system=optional_text(record, "system"), tools=_tools(record))
 
 
 def _parse_preference(record: Record) -> Conversation:
-    """{"prompt", "chosen", "rejected"}: a text or a list of messages each. Responses may repeat the prompt, or be all there is:
-    then the messages that both begin with are the prompt. Only what the assistant says in a response takes loss."""
+    """{"prompt", "chosen", "rejected"}, each a text or a list of messages. Both responses may repeat the prompt. Messages that
+    both responses begin with belong to the prompt, in which the assistant's messages get weight 0."""
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
     document = not prompt and not isinstance(record.get("chosen"), list)
     responses = [_messages_of(record, key, DOCUMENT if document else "assistant") for key in ("chosen", "rejected")]
     if all(response[: len(prompt)] == prompt for response in responses):
         responses = [response[len(prompt) :] for response in responses]
-    shared = 0
-    while all(len(each) > shared + 1 for each in responses) and responses[0][shared] == responses[1][shared]:
-        shared += 1
-    untrained = [
-        msgspec.structs.replace(message, weight=0.0) if message.role.startswith("assistant") else message
-        for message in (*prompt, *responses[0][:shared])
-    ]
     for key, response in zip(("chosen", "rejected"), responses, strict=True):
         if not response:
             raise RecordError(f"{key}: has no message after the prompt. Expected a response.")
-    system = optional_text(record, "system")
-    chosen, rejected = (Conversation((*untrained, *each[shared:]), system=system) for each in responses)
+        if prompt and prompt[-1].role == "user" and response[0].role in ("system", "user"):
+            raise RecordError(
+                f"{key}: begins with a message of the {response[0].role}, and not with the messages of 'prompt'. Expected a "
+                "response, or the same prompt before both responses."
+            )
+    shared = 0
+    while all(len(each) > shared + 1 for each in responses) and responses[0][shared] == responses[1][shared]:
+        shared += 1
+    prompt = _untrained((*prompt, *responses[0][:shared]))
+    system, tools = optional_text(record, "system"), _tools(record)
+    chosen, rejected = (Conversation((*prompt, *each[shared:]), system=system, tools=tools) for each in responses)
     return msgspec.structs.replace(chosen, rejected=rejected)
 
 
 def _messages_of(record: Record, key: str, role: str) -> list[Message]:
-    """Return the messages of a key that holds a list of them, or the text of one of `role`."""
+    """Return the list of messages under a key, or one message of `role` from its text."""
     if isinstance(record.get(key), list):
         return read_messages(record, key, _CHAT_ROLES)
     return [Message(role, text_of(record, key))]
 
 
+def _untrained(messages: Iterable[Message]) -> list[Message]:
+    """Return messages in which those of the assistant have weight 0."""
+    return [
+        msgspec.structs.replace(message, weight=0.0) if message.role.startswith("assistant") else message
+        for message in messages
+    ]
+
+
 def _parse_text(record: Record) -> Conversation:
-    """{"text"}: a plain document, which template `text` renders."""
+    """{"text"}: a plain document, for template `text`."""
     return Conversation((Message(DOCUMENT, text_of(record, "text")),))
 
 
@@ -245,8 +253,8 @@ SCHEMAS: Mapping[str, Schema] = {
     "openchat": Schema(_parse_openchat, ("items", "condition", "system"), _ROLE_CONTENT, ("items",)),
     "sharegpt": Schema(_parse_sharegpt, ("conversations", "system", "tools"), _FROM_VALUE, ("conversations",)),
     "alpaca": Schema(_parse_alpaca, (*_ALPACA, "input", "system", "history"), (), _ALPACA),
-    "prompt_completion": Schema(_parse_prompt_completion, (*_PAIR, "system"), _ROLE_CONTENT, _PAIR),
-    "preference": Schema(_parse_preference, (*_PREFERENCE, "prompt", "system"), _ROLE_CONTENT, _PREFERENCE),
+    "prompt_completion": Schema(_parse_prompt_completion, (*_PAIR, "system", "tools"), _ROLE_CONTENT, _PAIR),
+    "preference": Schema(_parse_preference, (*_PREFERENCE, "prompt", "system", "tools"), _ROLE_CONTENT, _PREFERENCE),
     "text": Schema(_parse_text, ("text",)),
 }
 
@@ -262,8 +270,8 @@ _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_com
 
 
 def _detect(record: Record) -> str:
-    """Return the schema of a record, by its keys; one with none of the signs and the key 'text' is a plain document."""
-    if record.keys() == {"messages"}:  # the usual case; the comparisons below cost a tenth of reading a record
+    """Return the schema of a record, inferred from its keys. A record with 'text' and no schema's signs is a plain document."""
+    if record.keys() == {"messages"}:  # the usual case; the code below costs a tenth of reading a record
         return "chat"
     if "text" in record and record.keys().isdisjoint(_SIGN_KEYS):
         return "text"

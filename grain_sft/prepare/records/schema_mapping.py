@@ -24,19 +24,18 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
       record: Record with the keys of its file.
       keys: Mapping from schema keys to keys in the file.
     """
-    turn_keys = {source: key for key, source in keys.items() if key in TURN_KEYS}
-    result = _with_keys(record, {source: key for key, source in keys.items() if key not in TURN_KEYS})
+    turn_keys = {key: source for key, source in keys.items() if key in TURN_KEYS}
+    result = _with_keys(record, {key: source for key, source in keys.items() if key not in TURN_KEYS})
     for key, value in result.items():
-        if turn_keys and isinstance(value, list):
+        if turn_keys and isinstance(value, list) and key != "tools":
             result[key] = [_with_keys(turn, turn_keys) if isinstance(turn, dict) else turn for turn in value]
     return result
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
-    """Return `values` with keys renamed by `names`, {old: new}. A renamed key replaces an existing key of its new name."""
-    taken = {name for source, name in names.items() if source in values}
-    kept = {key: value for key, value in values.items() if key not in names and key not in taken}
-    return kept | {name: values[source] for source, name in names.items() if source in values}
+    """Return `values` with keys renamed by `names`, {new: old}. A renamed key replaces an existing key of its new name."""
+    renamed = {name: values[source] for name, source in names.items() if source in values}
+    return {key: value for key, value in values.items() if key not in names.values() and key not in renamed} | renamed
 
 
 def command_for(record: Record) -> str:

@@ -1,14 +1,14 @@
-"""Input files and their units: the results of a scan, and the pieces of work that are sent to workers."""
+"""Input files, their parts, and units: the pieces of work that workers render."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Whole records in the bytes `start` to `stop` of a file, decompressed.
+    """Whole records in the bytes `start` to `stop` of a file, counted after decompression.
 
     Attributes:
-      records: Number of the records; 0 until they are counted.
+      records: Number of records; 0 until they are counted.
       digest: SHA-256 of the bytes; "" until it is computed.
     """
 
@@ -20,18 +20,18 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """One file.
+    """An input file.
 
     Attributes:
-      dataset: Number of its dataset.
+      dataset: Number of the file's dataset.
       path: Path or URL.
       size: Bytes of the file.
       kind: "jsonl", "array", "text" (the file is one document), or a name in `inputs.ROW_FILES`.
       compression: "gzip", "zstd" or "".
-      parts: Parts that are read whole; None for plain lines, which can be cut anywhere.
-      records: Number of its lines, elements or rows, once it is scanned.
-      digest: Hash of its content, once it is scanned: SHA-256 over those of its units.
-      note: What its reader needs: the encoding of an ArrayRecord's records, the version of a Parquet file.
+      parts: Parts, each read whole; None for plain lines, which can be cut anywhere.
+      records: Number of lines, elements or rows; 0 until the file is scanned.
+      digest: SHA-256 of the digests of the file's units; "" until it is scanned.
+      note: Note for the reader of this kind: the encoding of an ArrayRecord's records, or the version of a Parquet file.
     """
 
     dataset: int
@@ -51,8 +51,8 @@ class Unit(Part):
 
     Attributes:
       number: Number among the units of all inputs.
-      input: Number of its input.
-      first: Number of its first line, element or row in its input.
+      input: Number of the unit's input.
+      first: Number of the unit's first line, element or row in its input, from 1.
     """
 
     number: int = 0
@@ -61,5 +61,5 @@ class Unit(Part):
 
     @property
     def size(self) -> int:
-        """Number of bytes, decompressed; of Parquet, an equal share of the file for each part."""
+        """Number of bytes after decompression; for Parquet, an equal share of the file for each part."""
         return self.stop - self.start

@@ -1,6 +1,6 @@
-"""Files that can be cut only between records, into parts of some MiB: compressed ones, JSON arrays, and texts.
+"""Compressed files, JSON arrays and texts, cut between records into parts of several MiB.
 
-A part of a compressed file is reached by decompressing the bytes before it, so a process reads it forward, once.
+A part of a compressed file is reached by decompressing the bytes before it, so each thread reads a file forward, once.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from grain_sft.prepare.records import walk
 from grain_sft.prepare.records.units import Part
 from grain_sft.storage import files
 
-BLOCK = 1 << 20  # bytes of a read
+BLOCK = 1 << 20  # bytes read at once
 MAX_RECORD = 1 << 28  # bytes; a longer record is a mistake
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-_OTHERS = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
+_UNSUPPORTED = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
 _ROWS = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
-_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes at once, which become 128 MiB at most
+_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes decoded at once, to at most 128 MiB
 _SPACE = b" \t\r\n"
 _HEAD = 64  # bytes that decide the kind of a file
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')
@@ -31,13 +31,13 @@ BOM = b"\xef\xbb\xbf"
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
-"""A whole object without others inside or a whole string, which are skipped: arrays of chats are read 3 times as fast as
-by strings alone. Otherwise a bracket, a comma, or the quote of a string that is not whole."""
+"""A whole object without nested ones, a whole string, a bracket, a comma, or the quote of a string that has no end. Objects
+and strings are skipped. Skipping objects makes reading arrays of chats 3 times as fast as skipping strings alone."""
 
 
 def compression_of(path: str, head: bytes) -> str:
-    """Return "gzip", "zstd" or "", by a file's first bytes. Other compressions are refused."""
-    for magic, command in _OTHERS.items():
+    """Return "gzip", "zstd" or "", by a file's first bytes. Refuse other compressions."""
+    for magic, command in _UNSUPPORTED.items():
         if head.startswith(magic):
             raise PrepareError(
                 f"{path}: is compressed in a way that is not supported. Expected plain, .gz or .zst files. "
@@ -47,9 +47,9 @@ def compression_of(path: str, head: bytes) -> str:
 
 
 def kind_of(path: str, size: int, compression: str) -> str:
-    """Return "array" or "jsonl", by the first character that is not blank, or "text". Compressed files of rows are refused.
+    """Return "text", or "array" or "jsonl" by the first character that is not blank. Refuse compressed files of rows.
 
-    A text has the name of one, and does not begin as a JSON object or an array of these does.
+    A text has a name that `walk.is_text` accepts, and does not begin like a JSON object or an array of objects.
     """
     head = b""
     for data in _decompressed(path, size, compression):
@@ -66,8 +66,8 @@ def kind_of(path: str, size: int, compression: str) -> str:
     return "array" if head.startswith(b"[") else "jsonl"
 
 
-def text_of(data: bytes) -> str | bytes:
-    """Return the text of a file; its bytes where they are not UTF-8, which the checks of a record refuse."""
+def decoded(data: bytes) -> str | bytes:
+    """Return the text of UTF-8 bytes. Return other bytes unchanged: the checks of a record refuse them."""
     try:
         return data.removeprefix(BOM).decode()
     except UnicodeDecodeError:
@@ -77,27 +77,28 @@ def text_of(data: bytes) -> str | bytes:
 def parts_of(
     path: str, size: int, compression: str, kind: str, least: int, read: Callable[[int], None]
 ) -> Iterator[Part]:
-    """Return the parts of a file, each of at least `least` bytes but the last; call `read` with the bytes read."""
+    """Yield the parts of a file, each of at least `least` bytes except the last. Call `read` with the number of bytes read."""
     data = _decompressed(path, size, compression, read)
     return {"array": _of_array, "jsonl": _of_lines, "text": _of_text}[kind](path, data, least)
 
 
 def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
-    """Refuse data that are not those of a known digest."""
+    """Refuse data whose SHA-256 is not `digest`, if that is known."""
     if digest and hashlib.sha256(data).hexdigest() != digest:
         raise CorpusFileError(f"{path}: changed while it was read. Start again.")
 
 
 def read_exactly(path: str, size: int, start: int, stop: int) -> bytes:
-    """Return bytes `start` to `stop` of a file of `size` bytes, or to its end; refuse one that became shorter."""
-    data = files.read_range(path, start, min(stop, size))
-    if len(data) < min(stop, size) - start:
+    """Return bytes `start` to min(`stop`, `size`) of a file of `size` bytes. Refuse a file that became shorter."""
+    stop = min(stop, size)
+    data = files.read_range(path, start, stop)
+    if len(data) < stop - start:
         raise CorpusFileError(f"{path}: was cut short while it was read (expected {size} bytes).")
     return data
 
 
 def elements(data: bytes) -> Iterator[bytes]:
-    """Yield the elements of a part of an array, unparsed."""
+    """Yield the bytes of each element in a part of an array."""
     depth = start = 0
     for place, token in _tokens(data):
         if token in b"[{":
@@ -111,7 +112,7 @@ def elements(data: bytes) -> Iterator[bytes]:
 
 
 def _tokens(data: bytes, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield place and byte of each bracket and comma outside whole objects and strings, and of the quote of an open string."""
+    """Yield the offset and byte of every one-byte match of `_TOKEN`."""
     for found in _TOKEN.finditer(data, start):
         if found.end() - found.start() == 1:
             yield found.start(), data[found.start()]
@@ -144,7 +145,8 @@ def _of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
 
 
 def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
-    """Yield the parts of an array. Each begins after a comma or the first bracket, and ends before a comma or the last one."""
+    """Yield the parts of an array. A part begins after a comma or the first bracket, and ends before a comma or the last
+    bracket."""
     data = b""
     while not (offset := data.find(b"[") + 1):
         data += next(pieces)
@@ -159,7 +161,7 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
             scanned = place + 1
             if token == ord('"'):
                 scanned = place
-                due = 2 * len(data) - scanned  # so that a long string is not read from its beginning for each piece
+                due = 2 * len(data) - scanned  # scan a long string again only when its bytes have doubled
                 break
             if token in b"[{":
                 depth += 1
@@ -195,7 +197,7 @@ def _part(data: bytes | bytearray, start: int, stop: int, offset: int, records: 
 def _decompressed(
     path: str, size: int, compression: str, read: Callable[[int], None] = lambda position: None
 ) -> Iterator[bytes]:
-    """Yield the bytes of a file in pieces, and then an empty one."""
+    """Yield the decompressed bytes of a file in pieces, then an empty piece."""
     decoder: Any = None
     for position in range(0, size, BLOCK):
         read(position)
@@ -206,9 +208,9 @@ def _decompressed(
         start = 0
         while start < len(data):
             if decoder is None:
-                start = len(data) - len(data[start:].lstrip(b"\0"))  # gzip pads with zeros
-                if start == len(data):
-                    break
+                if not data[start]:  # padding after a gzip member
+                    start += 1
+                    continue
                 decoder = _decoder(path, compression)
             stop = min(start + _STEPS[compression], len(data))
             try:
@@ -235,20 +237,21 @@ def _decoder(path: str, compression: str) -> Any:
     return zstandard.ZstdDecompressor().decompressobj()
 
 
-_open = threading.local()  # file: name, offset of the data, data and further pieces of the one that this thread reads
+_reading = threading.local()
+"""`_reading.file`: path, size and compression of the file that this thread reads, offset of the data, data, and next pieces."""
 
 
 def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
-    """Return the bytes of a part, which must not have changed since it was found.
+    """Return the bytes of a part, decompressed. Refuse a part that changed since it was found.
 
-    The parts of a compressed file are reached by decompressing what is before them: a step back begins again.
+    Reading an earlier part of a compressed file decompresses the file from the beginning.
     """
     if compression:
-        name, start, stop = (path, size, compression), part.start, part.stop
-        known, offset, data, pieces = getattr(_open, "file", None) or ((), 0, bytearray(), iter(()))
-        _open.file = None  # after an error, begin again
-        if known != name or start < offset:
-            offset, data, pieces = 0, bytearray(), _decompressed(*name)
+        key, start, stop = (path, size, compression), part.start, part.stop
+        open_file, offset, data, pieces = getattr(_reading, "file", None) or ((), 0, bytearray(), iter(()))
+        _reading.file = None  # after an error, begin again
+        if open_file != key or start < offset:
+            offset, data, pieces = 0, bytearray(), _decompressed(*key)
         while offset + len(data) < stop and (piece := next(pieces, b"")):
             skipped = min(start - offset, len(data))
             del data[:skipped]
@@ -257,7 +260,7 @@ def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
         found = bytes(data[start - offset : stop - offset])
         end = min(stop - offset, len(data))
         del data[:end]
-        _open.file = (name, offset + end, data, pieces)
+        _reading.file = (key, offset + end, data, pieces)
     else:
         found = files.read_range(path, part.start, part.stop)
     check_digest(path, found, part.digest)

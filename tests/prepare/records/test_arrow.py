@@ -72,6 +72,35 @@ def test_columns_with_dictionaries_are_read(changing, tmp_path, small_units):
     assert (len(units_of(tmp_path / "a.arrow")[1]) == 1) == changing
 
 
+def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, small_units):
+    """Both have the same size."""
+    for words in (["cat", "dog"] * 50, ["dog", "cat"] * 50):
+        batches = arrow.table({"text": arrow.array(words).dictionary_encode()}).to_batches(max_chunksize=10)
+        with (
+            arrow.OSFile(str(tmp_path / "a.arrow"), "wb") as out,
+            arrow.ipc.new_stream(out, batches[0].schema) as writer,
+        ):
+            for batch in batches:
+                writer.write_batch(batch)
+        assert len(units_of(tmp_path / "a.arrow")[1]) > 2
+        assert [raw["text"] for _, raw in read(tmp_path / "a.arrow")] == words
+
+
+def test_rows_that_are_no_records_are_a_sentence(tmp_path):
+    date = arrow.array([10**7], arrow.int32()).cast(arrow.date32())
+    for columns, names, message in (
+        (["a", date], ["text", "date"], "date value out of range"),
+        (["a", "b"], ["text", "text"], "two columns have the same name"),
+    ):
+        table = arrow.table([[each] if isinstance(each, str) else each for each in columns], names)
+        pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+        with arrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
+            writer.write_table(table)
+        for name in ("a.parquet", "a.arrow"):
+            with pytest.raises(CorpusFileError, match=rf"{name}: .*can't be read.*{message}"):
+                read(tmp_path / name)
+
+
 def test_files_without_rows_have_none(tmp_path):
     for make in (stream, file):
         (tmp_path / "a.arrow").write_bytes(make(rows_of(1), batch=1))

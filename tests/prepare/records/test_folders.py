@@ -50,7 +50,7 @@ def test_a_folder_without_records_stands_for_its_texts(tmp_path):
     texts = ["a.txt", "b/c.md", "b/d.txt"]
     files_in(tmp_path, [*texts, "b/e.py", ".cache/f.txt", "g.html"], "# A text\n")
     assert named(tmp_path) == sorted(f"{tmp_path}/{name}" for name in texts)
-    with pytest.raises(CorpusFileError, match=r"b: is a folder\. Name it as an input of its own, not by a glob"):
+    with pytest.raises(CorpusFileError, match=r"b: is a folder\. Name the folder itself instead of a glob"):
         named(tmp_path / "*")
     with pytest.raises(CorpusFileError, match=r"names no file\. Expected \.jsonl.* or a folder of them"):
         named(files_in(tmp_path / "empty", ["a.py"]))

@@ -83,6 +83,10 @@ def test_sharegpt_turns_have_weights_and_records_tools():
     for tools in ([{"name": "f"}], '[{"name": "f"}]'):
         assert parse_record({"conversations": turns, "tools": tools}).tools == ({"name": "f"},)
     assert parse_record({"conversations": turns, "tools": ""}).tools is None
+    tools = [{"name": "f"}]
+    assert parse_record({"prompt": "u", "completion": "a", "tools": tools}).tools == ({"name": "f"},)
+    pair = parse_record({"prompt": "u", "chosen": "a", "rejected": "b", "tools": tools})
+    assert pair.rejected is not None and pair.rejected.tools == pair.tools == ({"name": "f"},)
 
 
 def turn(turn: dict[str, Any], **more: Any) -> dict[str, Any]:

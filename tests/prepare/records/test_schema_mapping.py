@@ -57,8 +57,9 @@ def test_an_unknown_record_without_a_known_word_names_the_option():
         ("sharegpt:conversations", "'conversations' is not a pair"),
         ("sharegpt:", "'' is not a pair"),
         ("sharegpt:=x", "'=x' is not a pair"),
+        ("text:text=x,text=y", "maps 'text' twice"),
         ("sharegpt:messages=x", "has no key 'messages'. Expected one of 'conversations'"),
-        ("auto:messages=x", "a named schema only"),
+        ("auto:messages=x", "only keys of a named schema"),
     ],
 )
 def test_wrong_schemas_say_what_is_wrong(schema, said, capsys):
@@ -79,3 +80,9 @@ def test_a_mapped_key_that_is_absent_lists_the_keys_of_the_record():
 def test_every_schema_can_be_mapped():
     for name in SCHEMAS:
         assert check_schema(f"{name}:{'text' if name == 'text' else 'system'}=x")[1]
+
+
+def test_a_key_may_become_two_and_tools_keep_their_keys():
+    assert parse_record({"text": "x"}, "prompt_completion:prompt=text,completion=text").messages[1].content == "x"
+    record = {"messages": [{"name": "user", "content": "u"}], "tools": [{"name": "f"}]}
+    assert parse_record(record, "chat:role=name").tools == ({"name": "f"},)
