@@ -13,13 +13,13 @@ Entry = TypeVar("Entry")
 class Registry(Generic[Entry]):
     """Entries by name. A name of the form `package.module:Name` is an entry from outside, imported on first use.
 
-    An entry carries all that the package must know of it; nothing else compares names.
+    An entry carries everything that the package must know of it. No other code compares names.
 
     Args:
       noun: Singular noun for messages, such as "order".
       error: Class of the errors.
-      entries: Built-in entries by name; a text `package.module:Name` is imported on first use.
-      adapt: Function that makes an entry of an object that is registered or imported.
+      entries: Built-in entries by name, or their `package.module:Name`, imported on first use.
+      adapt: Function that turns a registered or imported object into an entry.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Registry(Generic[Entry]):
         return entry
 
     def __getitem__(self, name: str) -> Entry:
-        """Return the entry of a name; raise the table's error where there is none, or its module cannot be imported."""
+        """Return the entry of a name. Raise the table's error if there is none, or if it can't be imported."""
         outside = isinstance(name, str) and ":" in name
-        entry: Entry | str | None = name if outside else self._entries.get(name) if isinstance(name, str) else None
+        entry = name if outside else self._entries.get(name) if isinstance(name, str) else None
         if entry is None:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -61,10 +61,11 @@ class Registry(Generic[Entry]):
     def _imported(self, name: str) -> Entry:
         module, _, attribute = name.partition(":")
         try:
-            return self._adapt(getattr(importlib.import_module(module), attribute))
-        except (ImportError, AttributeError, ValueError) as error:
+            found = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:  # TypeError: a relative name
             message = f"{self._noun} {name!r} cannot be imported: {error}. Install its package, or fix the name."
             raise self._error(message) from error
+        return self._adapt(found)
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -73,20 +73,20 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
             f"{os.fspath(path)}: is empty. A run writes its log with its first batch. Give the log of a run that has begun."
         )
     *lines, last = data.split(b"\n")
-    halves = [last + CUT] if last else []  # a last line without newline is unfinished
-    parsed = [_parsed(line) for line in (*lines, *halves)]
+    unfinished = [last + CUT] if last else []  # it has no newline
+    parsed = [_parsed(line) for line in (*lines, *unfinished)]
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
-        if "chain" in following and "chain" not in fields:  # every finished line of an older log has one
+        if "chain" in following and "chain" not in fields:  # in an older log, only an unfinished line has none
             parsed[number] = {}
-    hosts = next((_number(fields.get("hosts")) for fields in parsed if fields.get("action") == LOAD), -1)
-    sampler = pipeline.sampler
-    if sampler.host_blocks and hosts > 0 and not sampler.global_batch_size % hosts:
+    loads = [number for number, fields in enumerate(parsed) if fields.get("action") == LOAD]
+    hosts, sampler = _number(parsed[loads[0]].get("hosts")) if loads else -1, pipeline.sampler
+    if sampler.host_blocks and hosts > 0 and not any(rows % hosts for rows in sampler.batch_sizes.sizes):
         pipeline = pipeline.replace(host=Host(0, hosts))
-    run, loads = _Run(pipeline), [number for number, fields in enumerate(parsed) if fields.get("action") == LOAD]
-    for begin, end in itertools.pairwise([0, *loads, len(parsed)]):
+    run = _Run(pipeline)
+    for begin, end in itertools.pairwise(sorted({0, *loads, len(parsed)})):
         completed = (_number(each.get("step")) for each in parsed[begin:end] if each.get("action") == COMPLETE)
-        runs = runs_of(pipeline, parsed[begin], max(completed, default=-1)) if begin < end else []
-        run = _checked(run, runs, parsed[begin:end]) if runs else run
+        runs = runs_of(pipeline, parsed[begin], max(completed, default=-1))
+        run = _checked(run, runs, parsed[begin:end])
     run.check_end(pipeline)
     checked = run.checked
     if not checked.entries and not checked.findings:
@@ -103,7 +103,7 @@ def _parsed(line: bytes) -> dict[str, str]:
 
 
 def _checked(run: _Run, pipelines: Sequence[Pipeline], lines: Sequence[Mapping[str, str]]) -> _Run:
-    """Return `run` after some more lines, which one of `pipelines` wrote: the one that the fewest contradict."""
+    """Return `run` after `lines`, as entries of one of `pipelines`: the one that gives the fewest findings."""
     found = []
     for pipeline in pipelines:
         following = run.as_written_by(pipeline)
@@ -130,17 +130,17 @@ class _Run:
         self._upcoming: Iterator[Event] = iter(())
         self._next: Event | None = None
         self._changes, self._num_stages = changes_of(pipeline), len(pipeline.stages)
-        self._added: list[tuple[str, str]] = []  # of `changes_of`, those that the load before the last one has not
-        self._since: int | None = 0  # step at which batches began; None after a changed line that may have stated it
+        self._added: list[tuple[str, str]] = []  # changes that the last load has and the load before it lacks
+        self._since: int | None = 0  # step at which batches began; None if a changed line may have stated another
         self._loaded = self._running = False
         self._lost = False  # whether the step is unknown because a line was changed; the next event states it
-        self._reach = -1  # steps below it may have been delivered; -1 before the first
+        self._reach = -1  # steps below it may have been delivered; -1 before the first load
         self._delivered = -1  # last step that was certainly delivered since the batches last began
         self._number = 0
         self._shifts = {0}  # accepted differences between the number of an entry and that of its line
 
     def as_written_by(self, pipeline: Pipeline) -> _Run:
-        """Return a copy of this state that goes on with the entries of `pipeline`."""
+        """Return a copy of this state that continues with entries of `pipeline`."""
         following, before = copy.copy(self), self.checked
         if pipeline is not self._pipeline:
             following._pipeline, following._events, following._upcoming = pipeline, Events(pipeline), iter(())
@@ -191,7 +191,7 @@ class _Run:
         self._reach = min([self._reach, *amended, *(each.first_step for each in stages[self._num_stages :])])
         self._changes, self._num_stages = changes, len(stages)
         sizes, hosts = self._pipeline.sampler.batch_sizes.sizes, _number(fields.get("hosts"))
-        if hosts < 1 or any(rows % hosts for rows in sizes):
+        if hosts < 1 or all(rows % hosts for rows in sizes):  # steps of other sizes may have had another number
             rows = " or ".join(map(str, sizes))
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
         self._compare(fields, self._events.load(hosts), {"hosts"})
@@ -257,7 +257,7 @@ class _Run:
         return None
 
     def _lose_step(self, message: str = "") -> None:
-        """Continue after a changed line, which may have been an entry of any kind."""
+        """Report `message`, if any, and continue after a changed line, which may have been an entry of any kind."""
         if message:
             self._report(message)
         self._loaded = self._running = self._lost = True

@@ -15,15 +15,14 @@ from grain_sft.transforms import trait
 
 Ints = npt.NDArray[np.int64]
 
-_TOKENS = 1 << 23  # tokens whose loss is read together
-_LONG = 512  # mean tokens of a piece from which a call per piece beats a pass over all pieces, 16 times at 2000 tokens
+_BLOCK_TOKENS = 1 << 23  # tokens whose loss is read together
+_LONG = 512  # mean length of pieces from which a call for each is faster than one pass: 16 times at 2,000 tokens
 
 
 class Sources:
     """Sources of a layout's documents: the inputs in the corpus's file of sources, or else the labels of a mix's shards.
 
-    In a mixture, each name is prefixed with the name of the mixture's source. A mixture's source with only one input has its
-    name alone.
+    In a mixture, names have the form `SOURCE/INPUT`, or `SOURCE` where that source of the mixture has only one input.
 
     Attributes:
       names: Names of the sources; "" for a source without a name.
@@ -39,7 +38,8 @@ class Sources:
             first = layout.first_document(name) if part.follows_documents else 0
             labels = [shard.label for shard in corpus.shards]
             own: tuple[str, ...] = tuple(dict.fromkeys(labels))
-            by_shard = np.array([own.index(label) for label in labels], np.int64)
+            numbers = {label: number for number, label in enumerate(own)}
+            by_shard = np.array([numbers[label] for label in labels], np.int64)
             if table is not None:
                 count = max(len(corpus.source_names), int(table[:, 0].max(initial=-1)) + 1)
                 own = (*corpus.source_names, *[""] * (count - len(corpus.source_names)))
@@ -69,8 +69,8 @@ class Sources:
 
 
 def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
-    """Return the numbers that document `number` of the source of a mixture has in a trace: one, if all stages with a source of
-    that name mean the same corpus by it. Without a source, return `number`.
+    """Return the numbers in a trace of document `number` of a mixture's source. They are several if stages have different
+    corpora under that name. Without a source, `number` is itself that of a trace.
 
     Raises:
       RowIndexError: No stage has the source or the document.
@@ -107,7 +107,7 @@ class TrainableTokens:
         if not self._transforms and self._loss is None:
             return found
         layout = self._source.layout
-        per_block = max(1, _TOKENS // layout.sequence_length)
+        per_block = max(1, _BLOCK_TOKENS // layout.sequence_length)
         for block in range(0, len(rows), per_block):
             some = slice(*pieces.row.searchsorted((block, block + per_block)).tolist())
             lengths = pieces.length[some]

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import SamplerError
+from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, RunDocuments
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.lines import iter_trace
 
-_ROWS = 1 << 16  # compared together
+_BLOCK_ROWS = 1 << 16  # rows compared together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Difference:
 
     Attributes:
       reasons: A sentence for each part of their receipts that differs; "here" is the first pipeline.
-      compared: Steps that were searched.
-      first_step: First step with different batches; None if all of `compared` are equal.
+      compared: Steps that were searched, up to the end of the longer run.
+      first_step: First step with different batches, or that only one run has; None if all of `compared` are equal.
       counted: Steps over which rows and documents were counted, from `first_step` on.
-      total_rows: Number of rows in the larger batch of each of the steps `counted`.
+      total_rows: Number of rows in `counted`. Where the batches of a step differ in size, the larger one counts.
       differing_rows: Number of these rows that differ.
-      documents: Number of documents in `counted` that only the first pipeline reads, and that only the second reads; None
-        where a layout does not follow documents.
+      documents: Number of documents in `counted` that only the first pipeline reads, and number that only the second reads;
+        None where a layout does not follow documents.
     """
 
     reasons: list[str]
@@ -42,17 +42,18 @@ class Difference:
 
 
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
-    """Return the first step at which two pipelines have different global batches, the reasons, and the numbers that differ.
+    """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
     Pipelines whose receipts differ only in the sampler and in amendments are compared by row numbers and withdrawn documents,
     without reading tokens. Others are compared by their batches.
 
     Args:
       one, other: Pipelines of host 0 of 1.
-      steps: Steps to search. None means all steps up to 10,000 after the last change of a schedule or amendment.
+      steps: Consecutive steps to search. None means all steps up to 10,000 after the last change of a schedule or amendment.
       count: Number of steps, from the first different one on, over which rows and documents are counted.
 
     Raises:
+      RowIndexError: `steps` are not consecutive, or begin before step 0.
       SamplerError: A pipeline has several hosts.
       CorpusFileError, CorpusError: Files can't be read.
     """
@@ -60,18 +61,21 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
         raise SamplerError(
             "difference: expected pipelines of one host, which read whole batches. Load them with Host(0, 1)."
         )
+    steps = range(_last_change(one, other) + 10_000) if steps is None else steps
+    if steps.step != 1 or steps.start < 0:
+        raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
     reasons = one.receipt.differences(other.receipt.parts)
-    ends = one.end_step, other.end_step
-    steps = range(min(max(ends), _last_change(one, other) + 10_000)) if steps is None else steps
-    shared = range(steps.start, max(steps.start, min(steps.stop, *ends)))
+    shorter, longer = sorted((one.end_step, other.end_step))
+    steps = steps[: max(0, longer - steps.start)]
+    shared = steps[: max(0, shorter - steps.start)]
     differs = _by_rows if _same_rows(one, other) else _by_batches
     first = next((step for step, rows in differs(one, other, shared) if rows), None)
     if first is None and len(shared) < len(steps):
-        first = shared.stop  # one of the pipelines ends there
+        first = shared.stop  # only one run has this step
     if first is None:
         return Difference(reasons, steps, None, range(0))
-    counted = range(first, min(first + count, max(ends)))
-    both = range(first, max(first, min(counted.stop, *ends)))
+    counted = range(first, min(first + count, longer))
+    both = counted[: max(0, shorter - first)]
     sizes = np.maximum(_sizes(one, counted), _sizes(other, counted))
     total_rows, unpaired = int(sizes.sum()), int(sizes[len(both) :].sum())
     differing = unpaired + sum(rows for _, rows in differs(one, other, both))
@@ -94,15 +98,15 @@ def _same_rows(one: Pipeline, other: Pipeline) -> bool:
     """Return whether equal row numbers mean equal rows, apart from withdrawn documents."""
     if max(len(one.stages), len(other.stages)) > 1:  # each stage has row numbers of its own
         return False
-    of_rows = {name for each in (one, other) for name in each.receipt.parts} - {"sampler"}
-    of_rows = {name for name in of_rows if not name.startswith("amendment ")}
-    return all(one.receipt.parts.get(name) == other.receipt.parts.get(name) for name in of_rows)
+    parts, other_parts = one.receipt.parts, other.receipt.parts
+    differing = (name for name in parts | other_parts if parts.get(name) != other_parts.get(name))
+    return all(name == "sampler" or name.startswith("amendment ") for name in differing)
 
 
 def _by_rows(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
     """Yield each step and the number of rows that differ, by row numbers and withdrawn documents."""
     size = max(*one.sampler.batch_sizes.sizes, *other.sampler.batch_sizes.sizes)
-    block = max(1, _ROWS // size)
+    block = max(1, _BLOCK_ROWS // size)
     for begin in range(steps.start, steps.stop, block):
         some = range(begin, min(begin + block, steps.stop))
         rows = [each.sampler.slots(some) for each in (one, other)]
@@ -111,13 +115,13 @@ def _by_rows(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int
             shorter = min(map(len, pair))
             differing = pair[0][:shorter] != pair[1][:shorter]
             if not differing.all() and any(each.at(step).withdrawals for each in (one, other)):
-                gone = [_withdrawn(each, step, row[:shorter]) for each, row in zip((one, other), pair, strict=True)]
-                differing |= np.array([mine != yours for mine, yours in zip(*gone, strict=True)], np.bool_)
+                spans = [_withdrawn(each, step, row[:shorter]) for each, row in zip((one, other), pair, strict=True)]
+                differing |= np.array([mine != yours for mine, yours in zip(*spans, strict=True)], np.bool_)
             yield step, int(differing.sum()) + abs(len(pair[0]) - len(pair[1]))
 
 
 def _withdrawn(pipeline: Pipeline, step: int, rows: Any) -> list[list[tuple[int, int]]]:
-    """Return the withdrawn spans of each of `rows` at `step`."""
+    """Return (first column, length) of each withdrawn span of each of `rows` at `step`."""
     found: list[list[tuple[int, int]]] = [[] for _ in rows]
     pipeline = pipeline.at(step)
     length = pipeline.source.layout.width(rows)
@@ -133,20 +137,18 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
         pair = one[step], other[step]
         sizes = [len(next(iter(batch.values()))) for batch in pair]
         shorter = min(sizes)
-        differing = np.ones(shorter, np.bool_)
-        if pair[0].keys() == pair[1].keys() and all(
-            pair[0][key].shape[1:] == pair[1][key].shape[1:] for key in pair[0]
-        ):
-            differing[:] = False
-            for key in pair[0]:
-                differing |= (pair[0][key][:shorter] != pair[1][key][:shorter]).any(axis=1)
+        shapes, other_shapes = ({key: array.shape[1:] for key, array in batch.items()} for batch in pair)
+        differing = np.full(shorter, shapes != other_shapes)
+        for key in shapes if shapes == other_shapes else ():
+            unequal = pair[0][key][:shorter] != pair[1][key][:shorter]
+            differing |= unequal.any(axis=tuple(range(1, unequal.ndim)))
         yield step, int(differing.sum()) + max(sizes) - shorter
 
 
 def _documents(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
-    """Return the numbers of documents that only `one` and only `other` read in `steps`; None if a layout follows none.
+    """Return how many documents only `one` reads in `steps`, and how many only `other`; None if a layout follows none.
 
-    Documents of other files are the same if they come from the same record of an input.
+    Documents of different files are the same if they come from the same record of an input.
     """
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):

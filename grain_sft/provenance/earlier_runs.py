@@ -1,4 +1,4 @@
-"""What a run was when it wrote an entry of its audit log: amendments and stages may have been added since."""
+"""Earlier versions of a run, which wrote its audit log before the latest amendments and stages were added."""
 
 import contextlib
 import json
@@ -9,8 +9,8 @@ from grain_sft.pipeline import Pipeline
 
 
 def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
-    """Return what the run may have been when it wrote the entry `load`, with the first of its present amendments and stages.
-    It may have ended with `last_step`."""
+    """Return the versions of a run that may have written the entry `load`. Each has some of the amendments and stages of
+    `pipeline`, the first ones, and may have ended with `last_step`."""
     parts = receipt_parts(load.get("receipt_parts"))
     if not parts:
         return [pipeline]
@@ -24,18 +24,18 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
 
 
 def changes_of(pipeline: Pipeline) -> list[tuple[str, str]]:
-    """Return (kind, text) of each amendment and each later stage of a run. A text begins with the first step that differs."""
+    """Return (kind, text) of each amendment and each later stage of a run. A text begins with the first step that changes."""
     changes = [("an amendment", str(each)) for each in pipeline.amendments]
     return changes + [("a stage", each) for each in pipeline.later_stages]
 
 
 def shown(kind: str, text: str) -> str:
-    """Return the text of a change as messages have it: the data of a stage are left out."""
+    """Return the text of a change for a message, without the data of a stage."""
     return text if kind == "an amendment" else text.partition(":")[0]
 
 
 def receipt_parts(text: str | None) -> dict[str, str]:
-    """Return the parts of the receipt in an entry; an empty dict for an entry without receipt."""
-    with contextlib.suppress(ValueError, TypeError):
-        return dict(json.loads(json.loads(text or "")))
+    """Return the parts of the receipt in an entry, as text; an empty dict if the entry has none that can be read."""
+    with contextlib.suppress(ValueError, TypeError, RecursionError):
+        return {name: str(part) for name, part in dict(json.loads(json.loads(text or ""))).items()}
     return {}

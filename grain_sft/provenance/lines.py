@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError, import_extra
 from grain_sft.html_table import html_columns
-from grain_sft.layout import FILL_ROW, Layout
+from grain_sft.layout import FILL_ROW, Layout, run_documents_named
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.columns import Sources, TrainableTokens
 from grain_sft.sampling import BatchSlots, Host, Sampler
@@ -31,8 +31,8 @@ _SHOWN = 10  # lines in a notebook
 class Trace:
     """Pieces of documents in the rows of some steps, as columns int64 [lines], ordered by step and slot.
 
-    A document that continues in the next shard is two pieces of one segment. A row that holds only padding is one line with 0
-    tokens and -1 in other columns.
+    A document that continues in the next shard is two pieces of one segment. A row that holds only padding is one line of 0
+    tokens, whose instance, segment, shard, document, source and record are -1.
 
     Attributes:
       step: Step, from 0.
@@ -181,11 +181,11 @@ def find_document(
       trainable: Whether to count tokens that take loss, as in `trace`.
 
     Raises:
-      RowIndexError: The corpus does not have the document.
+      RowIndexError: The run does not have the document.
       SamplerError: As in `trace`, or the run has fewer epochs.
     """
-    wanted, names = np.unique(np.atleast_1d(np.asarray(documents, np.int64))), _Names(pipeline)
-    parts = []
+    names, parts = _Names(pipeline), []
+    wanted = run_documents_named(names.documents, np.atleast_1d(np.asarray(documents, np.int64)).tolist())
     for stage, sources in zip(pipeline.stages, names.of_stages, strict=True):
         sampler, hosts = _hosts(stage.sampler, host)
         layout = stage.source.layout
@@ -221,7 +221,7 @@ class _Names:
 
 
 def _joined_names(of_stages: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return the names of all stages. A name that a stage has n times occurs n times."""
+    """Return the names of all stages. A name occurs as often as in the stage that has it most often."""
     return tuple(name for name, _ in dict.fromkeys(each for names in of_stages for each in _counted(names)))
 
 
@@ -236,7 +236,7 @@ def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _numbers_of(own: Sequence[str], names: Sequence[str]) -> Ints:
-    """Return the index of each of `own` in `names`, a result of `_joined_names`; a last -1 maps the index -1 to itself."""
+    """Return the index of each of `own` in `names`, a result of `_joined_names`, and then -1, at which the index -1 points."""
     table = {each: number for number, each in enumerate(_counted(names))}
     return np.array([*(table[each] for each in _counted(own)), -1], np.int64)
 
@@ -253,6 +253,7 @@ class _Lines:
         self._shard_numbers = _numbers_of([shard.path for shard in self._layout.corpus.shards], names.paths)
 
     def of(self, slots: BatchSlots) -> Trace:
+        """Return the lines of `slots`, in their order."""
         real, filling = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
         rows = slots.row[real]
         pieces = self._layout.pieces(rows)
@@ -283,11 +284,11 @@ class _Lines:
             for name, column in columns.items():
                 nothing = 0 if name in ("start", "stop", "trainable", "withdrawn") else -1
                 columns[name] = np.append(column, np.full(len(filling), nothing))[order]
-        mine = slots.select(at)
-        epoch = mine.epoch.copy()
-        for name, here, own in self._layout.split(mine.row):
-            part = self._layout.parts[name]
+        slots = slots.select(at)
+        epoch, not_filled = slots.epoch.copy(), np.flatnonzero(slots.row != FILL_ROW)
+        for name, here, own in self._layout.split(slots.row[not_filled]):
+            part, here = self._layout.parts[name], not_filled[here]
             epoch[here] = epoch[here] * part.epochs + part.epoch_of(own)[0]
         columns = {"trainable": None, "withdrawn": None} | columns
         columns |= {"source_names": self._all.sources, "paths": self._all.paths, "receipt": self._all.receipt}
-        return Trace(step=mine.step, epoch=epoch, row=mine.slot, host=mine.host, instance=mine.row, **columns)
+        return Trace(step=slots.step, epoch=epoch, row=slots.slot, host=slots.host, instance=slots.row, **columns)

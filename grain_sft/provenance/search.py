@@ -23,18 +23,16 @@ _BLOCK = 1 << 22  # tokens searched together
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The corpus is searched for the inner tokens of the text: the first and last token depend on their neighbours. Documents
-    that contain the inner tokens are decoded. A text of one or two tokens has none, so every document is decoded. A text is
-    missed where the tokenizer divides its middle differently in context; a shorter text is then found.
+    The corpus is searched for the inner tokens of the text, because its first and last token depend on their neighbours.
+    Documents that contain the inner tokens are decoded. A text of one or two tokens has none, so every document is decoded.
+    Where the tokenizer divides the middle of a text differently in context, the text is missed; search for a shorter one.
 
     Raises:
       CorpusError: The text is empty, the documents can't be found, or a token is not in the tokenizer's vocabulary.
       CorpusFileError: Files can't be read.
     """
     if not text:
-        raise CorpusError(
-            "text: empty; expected some words, because every document contains the empty text. Give some."
-        )
+        raise CorpusError("text: expected some words, found an empty text, which every document contains. Give some.")
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
     chosen = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
     return np.array([number for number in chosen.tolist() if text in _decode(corpus, tokenizer, number)], np.int64)
@@ -46,8 +44,8 @@ def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
     highest = int(tokens.max(initial=0))
     if highest >= tokenizer.vocab_size:
         raise CorpusError(
-            f"document {number}: has token {highest}; expected tokens below {tokenizer.vocab_size}, as the tokenizer has. "
-            "Give the tokenizer that made the corpus."
+            f"document {number}: has token {highest}; expected tokens below {tokenizer.vocab_size}, the size of the "
+            "tokenizer's vocabulary. Give the tokenizer that made the corpus."
         )
     return tokenizer.decode(tokens.tolist())
 
@@ -77,23 +75,22 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
     return tokenizer
 
 
-def _containing(corpus: Corpus, needles: Sequence[Sequence[int]]) -> Ints:
-    """Return the documents that contain one of `needles`, token for token."""
-    start, length = corpus.documents
-    order = np.argsort(start, kind="stable")
-    starts, stops = start[order], (start + length)[order]
+def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
+    """Return the documents that contain one of `needles`, token for token. Documents may be in any order and share tokens."""
     longest = max(map(len, needles))
-    found = [np.zeros(0, np.int64)]
+    found = {needle: [np.zeros(0, np.int64)] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
-            if max(needle) > np.iinfo(tokens.dtype).max or len(tokens) < len(needle):
+            if max(needle) > np.iinfo(tokens.dtype).max:
                 continue
-            at = np.flatnonzero(tokens[: len(tokens) - len(needle) + 1] == needle[0])
+            at = np.flatnonzero(tokens[: max(0, min(_BLOCK, len(tokens) - len(needle) + 1))] == needle[0])
             for offset, token in enumerate(needle[1:], 1):
                 at = at[tokens[at + offset] == token]
-            at += begin
-            document = starts.searchsorted(at, side="right") - 1
-            inside = (document >= 0) & (at + len(needle) <= stops[document])
-            found.append(order[document[inside]])
-    return np.unique(np.concatenate(found))
+            found[needle].append(at + begin)
+    start, length = corpus.documents
+    contained = np.zeros(len(start), np.bool_)
+    for needle, blocks in found.items():
+        at = np.concatenate(blocks)  # ascending
+        contained |= at.searchsorted(start) < at.searchsorted(start + length - len(needle), side="right")
+    return np.flatnonzero(contained)

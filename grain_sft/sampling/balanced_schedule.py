@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from grain_sft.sampling.orders import Ints
 
-_INT64 = 1 << 62
-_TRIED = 1 << 10  # first rows after a deficit at the start, among which the first late row is
+_INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
+_PROBED_ROWS = 1 << 10  # rows after a deficit at the start; if any row of the rule is late, one of these is
 
 Choices = npt.NDArray[np.unsignedinteger]
 
@@ -80,18 +80,18 @@ class ScheduleTable:
 
 @functools.lru_cache(maxsize=16)
 def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Choices, int]:
-    """Return the sources of the rows, uint8 or uint16, until they repeat or `num_rows` are chosen; and where the period begins.
+    """Return the sources of the rows until they repeat or `num_rows` are chosen, and the row at which the period begins.
 
-    The rule does not depend on `num_rows`, so that rows before a change of weights do not depend on the change.
+    The rule does not depend on `num_rows`, so rows before a change of weights do not depend on the change.
     """
     slack = _slack(weights, deficit)
-    beyond = np.zeros(len(weights), np.int64)  # rows of each source beyond its share; where they recur, all does
+    beyond = np.zeros(len(weights), np.int64)  # rows of each source beyond its share; if they recur, so do the sources
     begins: dict[bytes, int] = {}
     chosen: list[Choices] = []
     rows = 0
     for sources, _ in _periods(weights, deficit, slack, num_rows):
         begins[beyond.tobytes()] = rows
-        chosen.append(sources.astype(np.uint8 if len(weights) <= 1 << 8 else np.uint16))
+        chosen.append(sources.astype(np.min_scalar_type(len(weights) - 1)))
         rows += len(sources)
         beyond = beyond + np.bincount(sources, minlength=len(weights)) - weights
         if beyond.tobytes() in begins or rows == num_rows:
@@ -100,15 +100,15 @@ def _choices(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: 
 
 
 def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
-    """Return 1 minus the bound: that of `ScheduleTable` or, where a deficit at the start makes it impossible, a whole row.
+    """Return 1 minus the bound: that of `ScheduleTable` or, if a deficit at the start makes it impossible, a whole row.
 
-    Where a whole row is impossible too, the source that would exceed it first comes first."""
+    If a whole row is impossible too, the source that would exceed it first comes first."""
     tight, rows = Fraction(1, 2 * max(1, len(weights) - weights.count(0) - 1)), 0
-    for sources, kept in _periods(weights, deficit, tight, _TRIED) if any(deficit) else ():
+    for sources, kept in _periods(weights, deficit, tight, _PROBED_ROWS) if any(deficit) else ():
         rows += len(sources)
         if not kept:
             return Fraction(0)
-        if rows == _TRIED:
+        if rows == _PROBED_ROWS:
             break
     return tight
 
@@ -116,11 +116,11 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 def _periods(
     weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, num_rows: int | None
 ) -> Iterator[tuple[Ints, bool]]:
-    """Yield the sources of the next period of rows, `sum(weights)` or what is left of `num_rows`; and whether the rule took
-    each row after it was due and before it was late."""
+    """Yield the sources of the next `sum(weights)` rows, or of the rest of `num_rows`, and whether the rule took each row after
+    it was due and before it was late."""
     push, pop, number, period = heapq.heappush, heapq.heappop, len(weights), sum(weights)
     due: list[int] = []  # keys of rows that are due and not taken
-    passed = np.zeros(number, np.int64)  # rows of each source that are or were due
+    passed = np.zeros(number, np.int64)  # rows of each source that were due so far, taken or not
     for first in itertools.count(0, period):
         end = first + period if num_rows is None else min(first + period, num_rows)
         begins, keys = _waiting(weights, deficit, slack, passed, end)
@@ -142,10 +142,11 @@ def _periods(
 def _waiting(
     weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction, passed: Ints, end: int
 ) -> tuple[list[int], list[int]]:
-    """Return when each row is due, counted from 1, and its key, which encodes when it is late and its source; both sorted.
+    """Return two lists, sorted by the first: where in the mixture each row of a source is due, counted from 1; and its key,
+    `last * len(weights) + source`, where it is late after `last`.
 
-    The rows of each source begin at `passed`. They are the rows that are due by `end`, and enough later ones: a row is taken
-    before it is due where sources of weight 0 lack rows.
+    The rows of each source begin with row `passed`. They are the rows that are due by `end`, and enough later ones, because
+    rows are taken before they are due where sources of weight 0 lack rows.
     """
     number, period, spare = len(weights), sum(weights), int(sum(map(abs, deficit))) + 3
     firsts, keys = [], []
@@ -154,7 +155,7 @@ def _waiting(
         begin = int(passed[source])
         stop = max(begin, math.floor(Fraction(weight * end, period) - due) + 1) + spare
         unit = math.lcm(due.denominator, late.denominator)
-        dtype = np.int64 if (stop + 3) * unit * period * number < _INT64 else object
+        dtype = np.int64 if (stop + 3) * unit * period * number < _INT64_LIMIT else object
         numbers = np.arange(begin, stop).astype(dtype) * unit
         first = -((-(numbers + int(due * unit)) * period) // (weight * unit))
         last = (numbers + int(late * unit)) * period // (weight * unit) + 1

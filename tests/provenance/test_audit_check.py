@@ -103,6 +103,29 @@ def test_what_contradicts_a_log_or_is_not_in_it_is_named(make, tmp_path):
     assert str(note) == "line 2: the log begins at step 9, so earlier steps are not checked."
 
 
+def test_a_run_may_continue_on_hosts_that_divide_its_later_batches_alone(make, tmp_path):
+    schedule = [(8, 24)]
+    take(make(schedule=schedule), 0, 9, threads=0)
+    take(make(schedule=schedule, host=Host(0, 3)), 9, 12, threads=0)
+    confirmed(tmp_path / "audit", make(audit=None, schedule=schedule))
+
+
+def test_a_config_whose_batches_the_hosts_of_the_log_do_not_divide_is_contradicted(make, tmp_path):
+    take(make(order="maxtext", host=Host(0, 16)), 0, 3, threads=0)
+    other = make(audit=None, order="maxtext", schedule=[(8, 24)])
+    assert not check_audit(tmp_path / "audit.log", other).accepted
+
+
+@pytest.mark.parametrize("parts", [{"sampler": 7}, [[1, 2]], "[" * 100_000, "7"])
+def test_receipt_parts_that_are_not_text_are_named(make, tmp_path, parts):
+    take(make(), 0, 3, threads=0)
+    path = tmp_path / "audit.jsonl"
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(json.dumps(json.loads(first) | {"receipt_parts": parts}) + "\n" + rest)
+    [finding] = check_audit(path, make(audit=None)).findings
+    assert finding.line == 1 and finding.message.startswith("receipt_parts=")
+
+
 def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
     with pytest.raises(CorpusFileError, match="no such file"):
         check_audit(tmp_path / "none.log", make())

@@ -8,6 +8,7 @@ from batches import assert_same, load
 from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft.cli.main import main
+from grain_sft.errors import RowIndexError
 from grain_sft.provenance import difference, find_document, summarize, trace
 
 
@@ -62,6 +63,8 @@ def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
     for name, why in (("web:0", "no such source; expected one of late, early"), ("9999", "no stage of the run has it")):
         assert main([*command, name]) == 1
         assert why in capsys.readouterr().err
+    with pytest.raises(RowIndexError, match="document 9999: no stage of the run has it"):
+        find_document(pipeline, [number, 9999])
 
 
 def test_a_difference_counts_documents_by_their_files(several):

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from batches import pipeline_of, sections
+from sft_files import write_episodes
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
 from grain_sft.cli.main import main
@@ -78,6 +79,15 @@ def test_blocks_of_tokens_hide_no_text(corpus, monkeypatch):
     for block in (1, 2, 7, 64):
         monkeypatch.setattr("grain_sft.provenance.search._BLOCK", block)
         assert sorted(answers_of(corpus, documents_with_text(corpus, tokenizer, "violet zeppelin at"))) == [3, 11]
+
+
+def test_documents_that_share_tokens_are_all_found(corpus, tmp_path):
+    tokenizer = tokenizer_of(corpus)
+    [tokens] = tokenizer.encode(["the fox and a violet zeppelin at dawn so"])
+    root, count = write_episodes(tmp_path / "shared", [(np.array(tokens), np.ones(len(tokens), np.bool_))]), len(tokens)
+    episodes = [[0, count], [1, 0], [1, 2], [2, count - 2], [count - 2, 2]]  # the second is empty
+    np.array(episodes, "<u8").tofile(root / "train" / "shard_00000" / "episodes.idx")
+    assert documents_with_text(open_corpus(root), tokenizer, "a violet zeppelin at dawn").tolist() == [0, 3]
 
 
 def test_a_record_is_found_by_its_input_and_line(corpus):

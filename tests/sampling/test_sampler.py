@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import re
 import sys
 
 import grain
@@ -248,8 +249,9 @@ def test_an_order_from_outside_is_named_by_its_module():
     assert (found.row == 11 - found.index).all() and sorted(found.row.tolist()) == list(range(12))
     with pytest.raises(SamplerError, match="epoch 0: expected each of 3 rows once"):
         sampler(3, 1, f"{__name__}:of_three_rows").rows(0)
-    with pytest.raises(SamplerError, match=r"'no_such\.module:name' cannot be imported"):
-        sampler(3, 1, "no_such.module:name")
+    for name in ("no_such.module:name", ".computed:name", ":name"):
+        with pytest.raises(SamplerError, match=f"'{re.escape(name)}' cannot be imported"):
+            sampler(3, 1, name)
 
 
 @pytest.mark.parametrize(

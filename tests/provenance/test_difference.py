@@ -1,0 +1,40 @@
+"""Where the batches of two pipelines differ. test_amendments.py compares them with a search by brute force."""
+
+import grain
+import numpy as np
+import pytest
+
+from grain_sft import Pipeline
+from grain_sft.errors import RowIndexError
+from grain_sft.provenance import difference
+
+
+def test_steps_after_the_end_of_both_runs_do_not_differ(make):
+    one, other = (make(audit=None, epochs=1, seed=seed) for seed in (1, 2))
+    end = one.end_step
+    assert difference(one, one, steps=range(end + 5)).compared == range(end)
+    for steps in (range(end + 5), range(end, end + 5)):
+        assert difference(one, one, steps=steps).first_step is None
+    assert difference(one, other, steps=range(end, end + 5)).first_step is None
+    assert difference(one, make(audit=None, epochs=2, seed=1), steps=range(end + 5)).first_step == end
+    for steps in (range(0, 6, 2), range(-3, 6)):
+        with pytest.raises(RowIndexError, match="expected consecutive steps from 0 on"):
+            difference(one, other, steps=steps)
+
+
+class TokenInColumn(grain.transforms.Map):
+    """Adds the token in a column of each row: an array [rows]."""
+
+    def __init__(self, column):
+        self.column = column
+
+    def map(self, element):
+        return element | {"token": element["inputs"][:, self.column]}
+
+
+def test_arrays_with_any_number_of_axes_are_compared(make):
+    plain, steps = make(audit=None), range(3)
+    pair = [Pipeline(plain.source, plain.sampler, [*plain.transforms, TokenInColumn(column)]) for column in range(2)]
+    rows = np.concatenate([plain[step]["inputs"] for step in steps])
+    found = difference(*pair, steps=steps, count=len(steps))
+    assert found.differing_rows == np.count_nonzero(rows[:, 0] != rows[:, 1]) and found.total_rows == len(rows)
