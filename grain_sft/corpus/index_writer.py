@@ -1,6 +1,6 @@
 """Saved indexes of a corpus: this project's JSON, and that of MaxText's `olmo_grain` dataset type.
 
-MaxText's index: maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
+Source of MaxText's: maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def save(
         )
     if format not in _WRITERS:
         raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")
+    if os.path.realpath(path) in {os.path.realpath(file.path) for file in corpus.files()}:
+        raise CorpusError(f"{path}: is a file of the corpus, which the index would replace. Give another path.")
     data = _WRITERS[format](corpus, path, sequence_length, tokenizer)
     with files.atomic_write(path) as file:
         json.dump(data, file, indent=2)
@@ -79,6 +81,11 @@ def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokeni
         raise CorpusError(
             "format='maxtext': MaxText's index can't list loss masks: all tokens would take loss. Save the index as "
             "'grain_sft', or open the corpus with use_loss_mask=False."
+        )
+    if corpus.weights or any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards):
+        raise CorpusError(
+            "format='maxtext': MaxText's index lists whole files in order; it can't state the weights of a blend, or ranges "
+            "of a split. Save the index as 'grain_sft', or open the files without weights and split."
         )
     tokenizer = tokenizer or corpus.tokenizer or ""
     entries: list[dict[str, Any]] = []

@@ -93,7 +93,7 @@ def scan_loss(path: str, kind: LossKind) -> LossFile:
 
     def parse(stated: object) -> np.dtype[Any]:
         if stated not in values.headers:
-            raise CorpusError(f"{path}: its .npy header says dtype {stated!r}; expected {values.headers[0]!r}.")
+            raise CorpusError(f"{path}: its .npy header states dtype {stated!r}; expected {values.headers[0]!r}.")
         return values.dtype
 
     found = scan_array(path, values.dtype, parse)
@@ -128,7 +128,7 @@ class LossReader:
     ) -> None:
         self._losses, self._readers = losses, dict[LossKind, ShardReader]()
         for kind, one in {loss.kind: loss for loss in losses if loss is not None}.items():
-            # files of other kinds, which this `ShardReader` never reads, have a file of this kind in their place
+            # a file of this kind takes the place of files of other kinds, which this `ShardReader` never reads
             of_kind = [loss if loss is not None and loss.kind == kind else one for loss in losses]
             width = KINDS[kind].dtype.itemsize
             self._readers[kind] = ShardReader(of_kind, width, max_open_files, scattered=scattered, remote=remote)
@@ -144,8 +144,14 @@ class LossReader:
         length: Int64[np.ndarray, " pieces"],
         count: int,
     ) -> Shaped[np.ndarray, " count"]:
-        """Return bool or float32 [count]: from index `place` on, the loss of the `length` tokens of each `shard` from the token
-        offset `start` on; no loss elsewhere.
+        """Return bool or float32 [count]: the loss of pieces of shards, and no loss elsewhere.
+
+        Args:
+          shard: Shard of each piece.
+          start: Token offset of each piece in its shard.
+          place: Index in the result at which each piece begins.
+          length: Number of tokens in each piece.
+          count: Length of the result.
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.

@@ -52,9 +52,9 @@ class IndexHeader(NamedTuple):
 
 
 def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
-    """Return the header of an index of `size` bytes that begins with `head`, at least `HEADER_BYTES` unless it is shorter.
+    """Return the header of an index of `size` bytes whose first `HEADER_BYTES` are `head`.
 
-    The number of documents is followed by as many entries of the document index, or by one more: `size` tells which.
+    The document index has as many entries as the header states documents, or one more: `size` decides.
 
     Raises:
       CorpusError: The file is not an index of tokens, or is cut short or appended to.
@@ -92,7 +92,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
 
 
 def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
-    """Yield the parts of megatron-core's index of documents of one sequence each, which have `sizes` tokens."""
+    """Yield the parts of an index as megatron-core writes it, of documents of one sequence each, of `sizes` tokens."""
     code = next(code for code, name in CODES.items() if name == dtype.name)
     head = (
         VERSION.to_bytes(8, "little"),
@@ -123,9 +123,8 @@ def parse(
     Args:
       path: Path of the index, for messages.
       data: All bytes of the index.
-      num_tokens: Number of tokens of these sequences.
-      sequences: Range of sequences that count, from whose first token starts are counted; None: all. A document counts with
-        its sequences in the range.
+      num_tokens: Number of tokens in the sequences of the range.
+      sequences: Range of sequences, from whose first token starts are counted; None: all. Its ends cut through documents.
       by_sequence: Whether sequences are returned instead of documents.
 
     Raises:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -175,11 +176,11 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
-    listing = DirectoryListing()
+    listing, remapped = DirectoryListing(), options.remap(path)
     if not files.is_remote(path) and not os.path.exists(path):
-        path = options.remap(path)
+        path = remapped
     for form in formats() if format == AUTO else [FORMATS[format]()]:
-        at = path if form.lists_paths else options.remap(path)
+        at = path if form.lists_paths else remapped
         if is_glob(at) and not form.takes_globs:
             continue
         if not form.takes_globs and not form.lists_paths:
@@ -216,7 +217,9 @@ class _Root(NamedTuple):
         """Return the folder that the argument `root` of `open_corpus` names."""
         if root is None:
             return cls()
-        path = files.normalize(root).rstrip("/") + "/"
+        if not (path := files.normalize(root)):
+            raise CorpusError("root is an empty path; expected a folder. Leave it out to allow files of any folder.")
+        path = path.rstrip("/") + "/"
         local = None if files.is_remote(path) else os.path.realpath(path).rstrip("/") + "/"
         return cls(local or path, local)
 
@@ -225,15 +228,19 @@ class _Root(NamedTuple):
         for path in paths if self.folder else ():
             remote = files.is_remote(path)
             real = path if remote else os.path.realpath(path)
-            if not real.startswith(self.folder) or (remote and ".." in path.split("/")):
+            climbs = remote and ".." in urllib.parse.unquote(path).split("/")  # clients resolve %2e%2e in URLs, too
+            if climbs or not real.startswith(self.folder):
                 raise outside(path, real, self.folder)
 
     def checked(self, corpus: Corpus) -> Corpus:
-        """Check the files of a corpus. Return it with files that are checked again whenever they are opened."""
-        self.check(file.path for file in corpus.files())
+        """Check the files of a corpus. Return it with files that are checked again whenever they are opened.
+
+        Files that a format placed in a folder of its own, such as the cache, have that as their `root`.
+        """
+        self.check(file.path for file in corpus.files() if file.root is None)
         if self.local is None:
             return corpus
-        return corpus.map_files(lambda file: dataclasses.replace(file, root=self.local))
+        return corpus.map_files(lambda file: dataclasses.replace(file, root=file.root or self.local))
 
 
 def check_tokenizer(corpus: Corpus, given: str) -> None:

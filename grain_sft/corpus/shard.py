@@ -31,8 +31,8 @@ class Shard(FileStamp):
       label: Name of the source of these tokens in a mix; "" where there is none.
       loss: File that states which of these tokens take loss; None: all do.
       boundaries: File that states where documents begin and end; None: they end at each EOS.
-      row: Number of tokens in a row, and number of tokens that fit between the beginnings of two rows, where rows hold
-        something else after their tokens; None: tokens are contiguous.
+      row: Number of tokens in a written row, and from its beginning to that of the next, both in tokens, since other arrays
+        follow its tokens; None: tokens are contiguous.
     """
 
     num_tokens: Count
@@ -103,7 +103,7 @@ def _aligned(size: int) -> int:
 
 
 def token_dtype(name: object, where: str) -> Dtype:
-    """Return the numpy dtype of that name, if tokens are stored in it; `where` begins the message of the error."""
+    """Return the numpy dtype `name`. It is a CorpusError, whose message begins with `where`, if no tokens are stored in it."""
     try:
         dtype: Dtype = np.dtype(name)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError) as error:  # numpy parses 'u4,u4' and the like as Python
@@ -116,7 +116,7 @@ def token_dtype(name: object, where: str) -> Dtype:
     return dtype
 
 
-def scan_shard(path: str, label: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
+def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     """Return one token file as a shard, and its dtype. Without `dtype`, a raw file is uint32, if it looks like token ids."""
 
     def parse(stated: object) -> Dtype:
@@ -130,7 +130,7 @@ def scan_shard(path: str, label: str, dtype: Dtype | None) -> tuple[Shard, Dtype
     found = scan_array(path, dtype or np.dtype("uint32"), parse)
     if dtype is None and not found.stamp.data_offset:
         check_plausible(path, found.first, found.dtype)
-    return Shard(**vars(found.stamp), num_tokens=found.length, label=label), found.dtype
+    return Shard(**vars(found.stamp), num_tokens=found.length), found.dtype
 
 
 def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:

@@ -15,7 +15,7 @@ from grain_sft.storage.file_stamp import (
 )
 from grain_sft.storage.files import CACHE_DIR_VARIABLE, atomic_write, write_bytes
 from grain_sft.storage.locks import ForkSafeLock, HeldLock, exclusive, without_interrupts
-from grain_sft.storage.regular_files import inside, open_regular, outside, read_regular
+from grain_sft.storage.regular_files import inside, inside_also, open_regular, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote
 from grain_sft.storage.remote.options import CacheOptions, RemoteOptions
@@ -28,6 +28,6 @@ __all__ = [
     "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MOST_HEADER_BYTES", "MOST_OPEN_FILES", "Buffers", "CacheOptions", "Count",
     "FileStamp", "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "Run", "ShardReader", "activity", "artifact",
     "atomic_write", "cache_blocks", "describe", "digest_of", "exclusive", "files", "hashing", "identify", "inside",
-    "open_regular", "open_remote", "outside", "read_head", "read_regular", "read_whole", "remote_files",
+    "inside_also", "open_regular", "open_remote", "outside", "read_head", "read_regular", "read_whole", "remote_files",
     "replaced", "shard_cache", "size_change", "without_interrupts", "write_bytes",
 ]  # fmt: skip

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 
 from grain_sft.errors import CorpusError, CorpusFileError
 
-_root: contextvars.ContextVar[tuple[str, str] | None] = contextvars.ContextVar("grain_sft_root", default=None)
-"""Folder that must contain every opened file, and the one path that may lie outside."""
+_root: contextvars.ContextVar[tuple[tuple[str, ...], str] | None] = contextvars.ContextVar(
+    "grain_sft_root", default=None
+)
+"""Folders, one of which must contain every opened file, and the one path that may lie outside."""
 
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
@@ -23,7 +25,18 @@ def inside(root: str | None, but: str = "") -> Iterator[None]:
       root: Real path of the folder, with a slash at its end; None keeps the outer context's folder.
       but: Path that the user gave, which may lie outside of `root`.
     """
-    token = _root.set(_root.get() if root is None else (root, but))
+    token = _root.set(_root.get() if root is None else ((root,), but))
+    try:
+        yield
+    finally:
+        _root.reset(token)
+
+
+@contextlib.contextmanager
+def inside_also(folder: str) -> Iterator[None]:
+    """Make `open_regular` accept files in `folder`, too, as in `inside`; for files that this package itself names."""
+    bound = _root.get()
+    token = _root.set(bound and ((*bound[0], folder), bound[1]))
     try:
         yield
     finally:
@@ -61,7 +74,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         if bound is not None and os.fspath(path) != bound[1]:  # a link in the path may have changed since its check
             real = os.readlink(f"/proc/self/fd/{fd}") if os.path.exists("/proc/self/fd") else os.path.realpath(path)
             if not real.startswith(bound[0]):
-                raise outside(os.fspath(path), real, bound[0])
+                raise outside(os.fspath(path), real, bound[0][0])
         os.set_blocking(fd, True)
     except BaseException:
         os.close(fd)

@@ -105,6 +105,16 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
     assert (mixed.fingerprint, [shard.label for shard in mixed.shards]) == (both, ["web", "code"])
 
 
+@pytest.mark.parametrize("options", [{"split": "1,1", "subset": "valid"}, {"weights": True}])
+def test_maxtexts_index_lists_no_part_of_a_file_and_no_blend(tmp_path, options):
+    """MaxText would read the first tokens of the file, which are those of another subset, or ignore the weights."""
+    prefix = write_megatron(tmp_path / "a", DOCS)
+    corpus = open_corpus([0.5, prefix] if options.pop("weights", False) else prefix, **options)
+    with pytest.raises(GrainSftError, match="lists whole files in order"):
+        corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=4)
+    open_corpus(prefix).save(tmp_path / "index.json", format="maxtext", sequence_length=4)
+
+
 def test_layouts_read_every_token_of_a_split(tmp_path):
     prefixes = [write_megatron(tmp_path / name, DOCS) for name in "ab"]
     corpus = open_corpus(prefixes, split="3,4", subset="valid", eos_token_id=0)

@@ -45,6 +45,7 @@ def test_paths_that_are_not_a_mixs_are_remapped_too(tree, names):
     remap = {"/old/": f"{tree}/"}
     assert names("/old/a.npy", path_remap=remap) == ["a.npy"]
     assert names(["/old/b.npy", "/old/sub*/*.npy"], path_remap=remap) == ["b.npy", "sub-2/z.npy", "sub/c.npy"]
+    assert names(f"{tree}/c.npy", path_remap={f"{tree}/": f"{tree}/sub/"}) == ["sub/c.npy"]  # once
 
 
 def test_a_single_file_is_a_corpus_whatever_names_it(tree, monkeypatch):
@@ -85,6 +86,16 @@ def test_what_holds_no_tokens_is_refused(tmp_path, write_tokens):
     path.unlink()
     assert f"{path.parent}: holds no .npy file. Give a glob" in error_of(path.parent)
     assert "empty list of files: a corpus has at least one" in error_of([])
+    assert "root is an empty path" in error_of(tmp_path, root="")
+
+
+def test_an_index_replaces_no_file_of_its_corpus(tree):
+    corpus = open_corpus(tree / "sub")
+    (tree / "link.json").symlink_to(tree / "sub/c.npy")
+    for name in ("sub/c.npy", "sub/../sub/deep/a.npy", "link.json"):
+        with pytest.raises(GrainSftError, match="is a file of the corpus, which the index would replace"):
+            corpus.save(tree / name)
+    assert open_corpus(tree / "sub") == corpus
 
 
 def test_an_unknown_format_is_an_error_that_lists_the_known(tmp_path):

@@ -75,6 +75,17 @@ def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
     assert_documents(open_corpus(tmp_path), docs[:5])
 
 
+def test_with_a_root_the_file_is_in_it_and_its_arrays_are_in_the_cache(tmp_path):
+    docs = documents(weights=True)
+    folder = write_openchat(tmp_path / "data", docs, sources=True)
+    for _ in range(2):
+        assert_documents(open_corpus(folder, root=folder), docs, sources=True)
+    (tmp_path / "link.train.parquet").symlink_to(folder / "openchat.train.parquet")
+    (tmp_path / "other").mkdir()
+    for where in (folder, tmp_path):
+        assert "lies outside of" in error_of(where, root=tmp_path / "other")
+
+
 def test_a_row_of_several_sequences_is_as_many_documents(tmp_path):
     docs = documents(30, weights=True)
     pairs = {name: zip(values[::2], values[1::2], strict=True) for name, values in openchat_columns(docs).items()}

@@ -138,7 +138,9 @@ def test_a_mix_an_index_a_list_or_a_folder_leads_to_no_file_outside_of_the_root(
             grain_sft.open_corpus(where, root=data)
 
 
-@pytest.mark.parametrize("path", ["../secret/a.npy", "gs://bucket/a.npy", "gs://bucket/folder/../a.npy"])
+@pytest.mark.parametrize(
+    "path", ["../secret/a.npy", "gs://bucket/a.npy", *(f"gs://bucket/folder/{up}/a.npy" for up in ("..", "%2e%2E"))]
+)
 def test_a_file_outside_of_the_root_is_not_even_opened(folders, path):
     """A file that holds no tokens, or a URL, is refused for where it is, not for what it holds."""
     data, secret = folders
@@ -177,3 +179,6 @@ def test_a_file_of_an_sft_corpus_that_becomes_a_link_out_of_it_is_refused(tmp_pa
             read(bound)
     free.save(folder / "index.json")
     assert '"root"' not in (folder / "index.json").read_text()
+    (secret / name).write_bytes(b"secret")
+    with pytest.raises(CorpusError, match=outside):  # for where it is, not for what it holds
+        grain_sft.open_corpus(folder, root=folder)

@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 from pair_files import PAD, make_pairs, write_pairs
+from sft_files import documents, write_episodes
 
 import grain_sft
 from grain_sft import GrainSftError, Host
@@ -110,6 +111,23 @@ def test_what_does_not_fit_is_refused(tmp_path):
         PairsLayout(other, 48)
     with pytest.raises(GrainSftError, match="are not pairs with prompts of at most 8 tokens"):
         SplitPairs(8, PAD).map(grain_sft.NpyDataSource(PairsLayout(corpus, 48)).read(range(8)))
+
+
+def test_token_files_of_pairs_are_opened_by_a_list_or_a_mix_and_not_with_others(tmp_path):
+    corpus = grain_sft.open_corpus(write_pairs(tmp_path / "pairs", make_pairs(20, 5)))
+    paths = [shard.path for shard in corpus.shards]
+    (tmp_path / "mix.txt").write_text("".join(f"a,{path}\n" for path in paths))
+    for where in (paths, [tmp_path / "pairs"], f"{tmp_path}/pairs/train/shard_*/*", tmp_path / "mix.txt"):
+        found = grain_sft.open_corpus(where)
+        assert found.fingerprint == corpus.fingerprint
+        np.testing.assert_array_equal(
+            PairsLayout(found, 48).pieces(np.arange(20)), PairsLayout(corpus, 48).pieces(np.arange(20))
+        )
+    episodes = grain_sft.open_corpus(write_episodes(tmp_path / "episodes", documents()))
+    for first, second in ((corpus, episodes), (episodes, corpus)):
+        both = grain_sft.open_corpus([shard.path for each in (first, second) for shard in each.shards])
+        with pytest.raises(GrainSftError, match=f"{episodes.shards[0].path}: its documents are not preference pairs"):
+            PairsLayout(both, 48)
 
 
 def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, caplog):

@@ -80,7 +80,7 @@ def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, lay
     first, second, other = (tmp_path / "rows" / f"{name}.bin" for name in ("rows_0000", "rows_0001", "other"))
     for path, name in ((first, other), (second, first), (other, second)):
         path.rename(name)
-    for options in ({}, {"eos_token_id": eos}):
+    for options in ({}, {"eos_token_id": eos}, {"eos_token_id": eos + 1}):
         with pytest.raises(CorpusError, match="A file was replaced"):
             grain_sft.open_corpus(tmp_path / "rows", **options)
 

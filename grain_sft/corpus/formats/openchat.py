@@ -5,8 +5,10 @@ its content. In the file, labels and weights are shifted one to the left, to the
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
@@ -21,13 +23,13 @@ from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, 
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
 from grain_sft.corpus.loss import KINDS
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError, import_extra, shortened
-from grain_sft.storage import artifact, describe, files, open_remote, read_whole
+from grain_sft.storage import artifact, describe, files, inside_also, open_remote, read_whole
 
 METADATA_KEY = "grain_sft"
 """Key in the metadata of the file's schema, whose value is the corpus.json of other formats."""
 
 _SUFFIX = ".parquet"
-_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # by the name of a folder that the split would have
+_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # by the folder that other formats have for the split
 _NAMES = ("tokens.bin", "weights.bin", "documents.idx")  # uint32, float32, and uint64 pairs of start and length
 _VERSION = 4
 _ROWS = 1024  # decoded at once
@@ -62,7 +64,12 @@ class OpenChat(Format):
         if options.dtype is not None and options.dtype != np.uint32:
             raise CorpusError(f"{found}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
         parent, stem = files.parent(found), files.name_of(found).removesuffix(_SUFFIX)
-        unpacked, stated = _unpacked(found, listing.find(parent, f"{stem}.first_weights.bin"))
+        first_weights, cache = (
+            listing.find(parent, f"{stem}.first_weights.bin"),
+            os.path.realpath(files.cache_dir()) + "/",
+        )
+        with inside_also(cache):
+            unpacked, stated = _unpacked(found, first_weights)
         tokens, weights, documents = unpacked
         split = Split(
             files=(tokens,),
@@ -71,7 +78,9 @@ class OpenChat(Format):
             dtypes=("uint32",),
             sources=listing.find(parent, f"{stem}.sources.bin"),
         )
-        return scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, "pairs")], options)
+        with inside_also(cache):
+            corpus = scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, "pairs")], options)
+        return corpus.map_files(lambda file: dataclasses.replace(file, root=cache) if file.path in unpacked else file)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         if path.endswith(_SUFFIX):
@@ -87,7 +96,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, stated: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return prepare.json, or what the file itself states, which may be next to the prepare.json of another corpus."""
+    """Return the metadata of the folder; those that the file states if they name another tokenizer."""
     sidecar = read_metadata((files.parent(path),), listing)
     if stated is None:
         return sidecar
@@ -96,9 +105,9 @@ def _read_metadata(path: str, stated: dict[str, Any] | None, listing: DirectoryL
 
 
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
-    """Return the files of `_NAMES` that the Parquet file is unpacked to, where they do not exist, and its own metadata.
+    """Unpack the Parquet file to the cache, unless it is there. Return the paths of `_NAMES`, and the file's own metadata.
 
-    `first_weights` is the file of the weights of first tokens; "": they have none.
+    `first_weights` is the path of the weights of first tokens; "": no such file.
     """
     stamps = [describe(each) for each in (path, first_weights) if each]
     hashes = content.hashes_of(stamps)
@@ -139,14 +148,14 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
 class _Rows(NamedTuple):
     """Some rows, with the values of all of them in one array for each column, and the number of values in each row."""
 
-    first: int  # row number of the first, from 1
+    first: int  # number of the first row, from 1
     lengths: dict[str, Ints]
     values: dict[str, npt.NDArray[Any]]
 
 
 def _stated_metadata(path: str, version: str | None) -> dict[str, Any] | None:
     """Return the metadata that `grain-sft prepare` wrote into the file; None for a file of another tool."""
-    with _opened(path, version) as (_, file):
+    with _open_parquet(path, version) as (_, file):
         raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"null")
     try:
         found = json.loads(raw)
@@ -175,15 +184,15 @@ def _unpack(
     """Write tokens, weights and documents of all rows to the three files `out`, and return the number of documents."""
     tokens = documents = 0
     for rows in _read_rows(path, version):
-        _check(path, rows)
+        _check_rows(path, rows)
         length = rows.values["seqlens"].astype(np.int64)
         starts = np.cumsum(length) - length
         weights = np.zeros(int(length.sum()), "<f4")
         weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]  # a first token gets the last before it, which is 0
         if first_weights is not None:
-            mine = first_weights[documents : documents + len(length)]
-            if len(mine) == len(length):  # else the caller reports it
-                weights[starts[length > 0]] = mine[length > 0]
+            firsts = first_weights[documents : documents + len(length)]
+            if len(firsts) == len(length):  # else the caller reports it
+                weights[starts[length > 0]] = firsts[length > 0]
         out[0].write(rows.values["nz_input_ids"].astype("<u4").tobytes())
         out[1].write(weights.tobytes())
         out[2].write(np.stack([starts + tokens, length], axis=1).astype("<u8").tobytes())
@@ -192,7 +201,7 @@ def _unpack(
     return documents
 
 
-def _check(path: str, rows: _Rows) -> None:
+def _check_rows(path: str, rows: _Rows) -> None:
     """Check that the columns of every row fit together."""
     values, counts = rows.values, rows.lengths["nz_input_ids"]
     length = values["seqlens"].astype(np.int64)
@@ -216,15 +225,15 @@ def _check(path: str, rows: _Rows) -> None:
     positions = np.arange(len(ids)) - np.repeat(starts, length)
     not_weights = KINDS["float32"].wrong(weights.astype(np.float32), ids)
     other_labels = (weights[:-1] != 0) & (labels[:-1] != ids[1:])
-    for where, what in (
+    for invalid, what in (
         (values["nz_position_ids"] != positions, "nz_position_ids don't count from 0 in a sequence"),
         ((ids < 0) | (ids >= 1 << 31), "nz_input_ids holds a token id that int32 tokens don't have"),
         (not_weights, "nz_shifted_loss_weights holds a weight that is negative or not finite"),
         (is_last & (weights != 0), "the last of nz_shifted_loss_weights is not 0, though no token follows it"),
         (other_labels, "a label of nz_shifted_label_ids takes loss, but is not the next token"),
     ):
-        if where.any():
-            row = np.searchsorted(np.cumsum(counts), np.flatnonzero(where)[0], side="right")
+        if invalid.any():
+            row = np.searchsorted(np.cumsum(counts), np.flatnonzero(invalid)[0], side="right")
             raise _damaged(path, rows.first + int(row), what)
 
 
@@ -233,8 +242,8 @@ def _damaged(path: str, row: int, what: str) -> CorpusError:
 
 
 @contextlib.contextmanager
-def _opened(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
-    """Open the file, and yield pyarrow and the file as pyarrow.parquet opens it."""
+def _open_parquet(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
+    """Yield pyarrow and the opened Parquet file."""
     pyarrow = import_extra("pyarrow", f"{path}: reading Parquet", "pyarrow", "parquet")
     from pyarrow import parquet
 
@@ -247,7 +256,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
     """Yield all rows, some at a time, after a check of the columns and their types."""
     first = 1
     try:
-        with _opened(path, version) as (pyarrow, file):
+        with _open_parquet(path, version) as (pyarrow, file):
             names = file.schema_arrow.names
             for name in _COLUMNS:
                 if names.count(name) != 1:
@@ -256,7 +265,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
                     )
             for group in range(file.num_row_groups):  # together they would be kept until the last is read
                 for batch in file.iter_batches(_ROWS, [group], columns=list(_COLUMNS), use_threads=False):
-                    yield _rows(pyarrow.types, path, first, batch)
+                    yield _decode(pyarrow.types, path, first, batch)
                     first += batch.num_rows
     except GrainSftError:
         raise
@@ -267,7 +276,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
         raise CorpusError(f"{path}: can't be read as Parquet after row {first - 1} ({text}).") from error
 
 
-def _rows(types: Any, path: str, first: int, batch: Any) -> _Rows:
+def _decode(types: Any, path: str, first: int, batch: Any) -> _Rows:
     rows = _Rows(first, {}, {})
     for name in _COLUMNS:
         column = inner = batch.column(batch.schema.get_field_index(name))

@@ -12,8 +12,9 @@ import numpy as np
 
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats.episodes import Episodes
+from grain_sft.corpus.formats.metadata import DirectoryListing
 from grain_sft.errors import CorpusError, CorpusFileError
-from grain_sft.storage import read_whole
+from grain_sft.storage import files, read_whole
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -23,26 +24,32 @@ class Pairs(Episodes):
     """Format whose corpus is the shards of a split, sorted by name."""
 
     expected = "a directory with train/shard_*/pairs.idx or train/pairs.idx, or its train/ or val/ itself"
+    rank = 0  # before episodes, which has the same names of token and mask files
     index = "pairs.idx"
     kind = "preference"
+
+    def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        owner = super().owner(path, listing)
+        is_pairs = owner and self.index in (files.name_of(path), *listing.sidecars(path, self.index))
+        return owner if is_pairs else None
 
 
 def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
     """Return the numbers of tokens of the prompt, the chosen and the rejected response of each pair.
 
     Raises:
-      CorpusError: A corpus of another format.
+      CorpusError: Files of another format.
       CorpusFileError: A file is missing, or not the one that was indexed.
     """
-    if not corpus.of_pairs:
-        path = corpus.shards[0].path
+    indexes = [shard.boundaries for shard in corpus.shards if shard.boundaries and shard.boundaries.kind == Pairs.kind]
+    if len(indexes) < len(corpus.shards):
+        other = next(shard for shard in corpus.shards if shard.boundaries not in indexes)
         raise CorpusError(
-            f"{path}: its documents are not preference pairs. Expected a corpus in format pairs, as "
+            f"{other.path}: its documents are not preference pairs. Expected a corpus in format pairs, as "
             "`grain-sft prepare --format pairs` writes it."
         )
     lengths = corpus.documents.length  # which checks the files
-    files = [read_whole(shard.boundaries) for shard in corpus.shards if shard.boundaries is not None]
-    found = np.frombuffer(b"".join(files), "<u8").reshape(-1, 4)[:, 1:].astype(np.int64)
+    found = np.frombuffer(b"".join(map(read_whole, indexes)), "<u8").reshape(-1, 4)[:, 1:].astype(np.int64)
     if not np.array_equal(found.sum(axis=1), lengths):
         raise CorpusFileError(
             f"{corpus.shards[0].path}: a file of its corpus is being written to. Wait until it is complete."

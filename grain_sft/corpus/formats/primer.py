@@ -45,13 +45,14 @@ class Primer(Format):
         folder, (root, name) = files.parent(found), _root_and_split(found)
         for path in _files_of(found):
             if files.name_of(path) not in listing.names(folder):
-                raise CorpusError(f"{folder}: lacks {files.name_of(path)}: the cache is not whole. Copy it.")
+                raise CorpusError(
+                    f"{folder}: lacks {files.name_of(path)}: the cache is incomplete. Copy that file, too."
+                )
         split = self.split(found, listing)
         warn_unknown(folder, f"{SPLIT} and {_META}", split.metadata, options.eos_token_id)
         corpus = self.read_split(split, options, listing)
         if meta := listing.find(root, _META):
             counts = Json.load(meta).object("splits").object(name)
-            counts.count("num_examples")
             if counts.count("num_tokens") not in (None, corpus.num_tokens):
                 raise CorpusError(
                     f"{meta}: {name} has {counts.count('num_tokens')} tokens, but {corpus.shards[0].path} holds "

@@ -6,6 +6,7 @@
   - `loss_NNNN.bin`: uint8, or float32 weights; only where the corpus states which tokens take loss.
 """
 
+import dataclasses
 import re
 from typing import Annotated, Literal
 
@@ -27,7 +28,7 @@ ROWS_VERSION = 4
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 _Dtype = Literal["", "uint8", "uint16", "uint32"]
-_FILE = re.compile(r"(rows|loss)_\d{4}\.bin|documents_\d{4}\.idx")
+_FILE = re.compile(r"(rows|loss)_\d{4,}\.bin|documents_\d{4,}\.idx")
 
 
 class Rows(Format):
@@ -44,7 +45,8 @@ class Rows(Format):
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
             raise CorpusError(
-                f"{found}: {name}, but written rows hold their masks. Write them again from a corpus that was opened so."
+                f"{found}: {name}, but written rows hold their masks. Open the corpus that they were made of with {name}, and "
+                "write its rows again."
             )
         if data.get("format") != ROWS_FORMAT or data.get("version") != ROWS_VERSION:
             raise CorpusError(
@@ -52,11 +54,11 @@ class Rows(Format):
                 f"{ROWS_FORMAT!r}, version {ROWS_VERSION}. Write the rows again, or read them with the version that wrote them."
             )
         corpus = scan_rows(found, data, options, listing)
-        stated = data.text("fingerprint")
-        if options.eos_token_id in (None, data.count("eos_token_id")) and stated != corpus.fingerprint:
+        actual = dataclasses.replace(corpus, eos_token_id=data.count("eos_token_id")).fingerprint
+        if actual != (stated := data.text("fingerprint")):
             raise CorpusError(
-                f"{found}: its files are not those that {ROWS_MANIFEST} was written with (their fingerprint is "
-                f"{corpus.fingerprint}, expected {stated}). A file was replaced: copy the folder again, or write them again."
+                f"{found}: its files are not those that {ROWS_MANIFEST} was written with (their fingerprint is {actual}, "
+                f"expected {stated}). A file was replaced: copy the folder again, or write the rows again."
             )
         return corpus
 

@@ -1,10 +1,11 @@
 """Scanning: the corpus of the token files that a format names, each with its sidecar files, checked in parallel."""
 
 import concurrent.futures
+import contextvars
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -139,12 +140,13 @@ def corpus_of(
     return Corpus(shards=shards, dtype=dtype, **stated, **fields)
 
 
-def in_threads(function: Callable[..., T], *columns: Iterable[Any], work: str = "") -> list[T]:
+def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
     """Return the result of each call, in order; `work` names it where its progress is shown."""
+    context = contextvars.copy_context()  # holds the root that files must lie in
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         try:
-            results = pool.map(function, *columns)
-            return list(with_progress(results, len(list(columns[0])), work) if work else results)
+            results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
+            return list(with_progress(results, len(columns[0]), work) if work else results)
         except BaseException:  # Ctrl-C too
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -155,8 +157,8 @@ def _scan_parts(
 ) -> tuple[tuple[Shard, ...], Dtype]:
     """Return the shards of `parts`, at least one, and the dtype of their tokens.
 
-    Without a `dtype`, it is the width that fits the loss files; without loss files, that of each file's header, or uint32.
-    If `use_loss` is false and `dtype` is given, loss files are not opened.
+    If `dtype` is None, the sizes of the loss files decide, or else each file's header; a raw file without loss is uint32.
+    Loss files are not opened if `use_loss` is false and `dtype` is given.
     """
     if not use_loss and dtype is not None:
         parts = [part._replace(loss="") for part in parts]
@@ -188,7 +190,7 @@ def _scan_parts(
 
 
 def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
-    shard, dtype = scan_shard(part.tokens, "", dtype)
+    shard, dtype = scan_shard(part.tokens, dtype)
     if loss is not None:
         check_loss(shard, loss, dtype)
     boundaries = describe_boundaries(part.boundaries, part.boundaries_kind) if part.boundaries else None
@@ -205,7 +207,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
     values = loss.values
     count = min(shard.num_tokens, DIGEST_BYTES // values.dtype.itemsize)
     for first in sorted({0, shard.num_tokens - count}) if values.follow_tokens else ():
-        labels, tokens = _read(loss, values.dtype, first, count), _read(shard, dtype, first, count)
+        labels, tokens = _read_values(loss, values.dtype, first, count), _read_values(shard, dtype, first, count)
         if len(labels) != len(tokens):
             raise CorpusError(f"{loss.path}: was cut short while it was opened.")
         wrong = np.flatnonzero(values.wrong(labels, tokens))
@@ -217,7 +219,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
             )
 
 
-def _read(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
+def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) -> npt.NDArray[Any]:
     begin = file.data_offset + first * dtype.itemsize
     data = files.read_range(file.path, begin, begin + count * dtype.itemsize, version=file.version)
     return np.frombuffer(data, dtype)
@@ -227,7 +229,7 @@ def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
     """Return the dtype whose size fits a value of loss for each token; None where both files are empty."""
     size, head, _ = read_head(tokens)
     if head.startswith(MAGIC):
-        return scan_shard(tokens, "", None)[1]
+        return scan_shard(tokens, None)[1]
     if not size and not loss.count:
         return None
     for dtype in map(np.dtype, allowed):
