@@ -22,7 +22,7 @@ class ColumnsLayout(Layout):
       start, stop: First column, and the one after the last.
 
     Raises:
-      LayoutError: columns that the rows do not have, or a mixture, whose parts are cut one by one.
+      LayoutError: The rows lack these columns, have several lengths, or are those of a mixture.
     """
 
     kind = "columns"
@@ -35,6 +35,8 @@ class ColumnsLayout(Layout):
             )
         if len(layout.parts) > 1:
             raise LayoutError("columns of a mixture: take the columns of each source with MixtureSource.columns.")
+        if layout.row_lengths:
+            raise LayoutError(f"columns of {layout!r}: expected rows of one length. Read whole rows, and cut them.")
         self._layout, self._stop = layout, stop
         self.corpus, self.sequence_length, self.first_column = layout.corpus, stop - start, start
         self.follows_documents, self.one_segment = layout.follows_documents, layout.one_segment
@@ -63,13 +65,13 @@ class ColumnsLayout(Layout):
 
     @property
     def mean_segments(self) -> float:
-        """Mean number of segments in these columns of a row, if segments end anywhere in rows alike."""
+        """Estimate of the mean number of segments in these columns, as if segments ended equally often in every column."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
         """Return `Layout.row_segments` of these columns."""
         starts, lengths, ends, first = self._segments_of(row)
-        last = bisect.bisect_left(ends, self._stop, first)  # its segment reaches the end of the columns, if one does
+        last = bisect.bisect_left(ends, self._stop, first)  # the segment with the last column; len(ends) for padding
         starts, lengths = starts[first : last + 1], lengths[first : last + 1]
         if starts:
             if last < len(ends):
@@ -105,8 +107,12 @@ class ColumnsLayout(Layout):
     def num_documents(self) -> int:
         return self._layout.num_documents
 
+    @property
+    def sources(self) -> Ints | None:
+        return self._layout.sources
+
     def rows_of_documents(self, documents: Ints) -> Ints:
-        """Return the rows that have a token of `documents` in any column, also in none of these."""
+        """Return the whole rows that have a token of `documents`, even if these columns have none."""
         return self._layout.rows_of_documents(documents)
 
     def left_out(self) -> list[LeftOut]:

@@ -29,7 +29,7 @@ RECEIPT_VERSION = 2
 _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
 
 LeftOut = tuple[str, int | None, int | None]
-"""Description of what no row holds, with its numbers of documents and tokens; None for a number that is not counted."""
+"""What no row holds, in words, and its numbers of documents and of tokens; None for a number that is not counted."""
 
 
 class Layout(Protocol):
@@ -41,7 +41,7 @@ class Layout(Protocol):
     Attributes:
       corpus: Corpus whose tokens make the rows.
       sequence_length: Tokens of a row, padding included.
-      first_column: Column of the whole row that is column 0 here; not 0 only in columns of another layout.
+      first_column: Column of the whole row that is column 0 here; 0 except in a `ColumnsLayout`.
       kind: Name of the layout in reports; `package.module:Name` for a class from another package.
       follows_documents: Whether `pieces` names the document of each piece.
       one_segment: Whether each row is one segment.
@@ -54,7 +54,7 @@ class Layout(Protocol):
       row_documents: Function of a row number that returns the numbers of the documents of `row_segments`; None in a layout
         that lacks these or does not follow documents.
       row_begin: Function of a row number that returns the number of segments before those of `row_segments` in the whole row,
-        and the position of the first of these tokens; None where both are 0 in every row.
+        and the position of their first token in its segment; None where both are 0 in every row.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
       of_pairs: Whether the rows are preference pairs. No other layout may read a corpus of pairs.
       takes_weights: Whether the rows follow `corpus.weights`. No other layout may read a corpus that has some.
@@ -129,8 +129,8 @@ class Layout(Protocol):
         """Mean number of segments in a row; by default, over at most 65,536 evenly spaced rows."""
         if self.one_segment:
             return 1.0
-        found = self.pieces(np.unique(np.linspace(0, len(self) - 1, min(len(self), _BLOCK_ROWS)).astype(np.int64)))
-        return float(np.count_nonzero(found.segment_columns[1] == 0)) / (int(found.row[-1]) + 1)
+        rows = np.unique(np.linspace(0, len(self) - 1, min(len(self), _BLOCK_ROWS)).astype(np.int64))
+        return len(self.pieces(rows).segment_begins) / len(rows)
 
     @property
     def documents(self) -> Documents | None:
@@ -157,8 +157,9 @@ class Layout(Protocol):
         self._check_documents(documents)
         found = [np.zeros(0, np.int64)]
         if not self.follows_documents:
-            starts, lengths = (column[np.sort(documents)] for column in self.corpus.documents)
-            ends, starts = starts + lengths, np.append(starts, np.iinfo(np.int64).max)
+            starts, lengths = (column[documents] for column in self.corpus.documents)
+            order = np.flatnonzero(lengths)[np.argsort(starts[lengths > 0])]  # some formats list documents in any order
+            starts, ends = starts[order], np.append(0, np.maximum.accumulate((starts + lengths)[order]))
             begins = np.cumsum([0, *(shard.num_tokens for shard in self.corpus.shards)])
         for first, pieces in self._blocks():
             if self.follows_documents:
@@ -166,7 +167,7 @@ class Layout(Protocol):
                 wanted = np.isin(pieces.document, documents)
             else:
                 start = pieces.start + begins[pieces.shard]
-                wanted = starts[ends.searchsorted(start, side="right")] < start + pieces.length
+                wanted = ends[starts.searchsorted(start + pieces.length)] > start
             found.append(pieces.row[wanted] + first)
         return np.unique(np.concatenate(found))
 
@@ -196,7 +197,7 @@ class Layout(Protocol):
         tokens = segments = most = 0
         for _, pieces in self._blocks():
             tokens += int(pieces.length.sum())
-            firsts = pieces.row[pieces.segment_columns[1] == 0]
+            firsts = pieces.row[pieces.segment_begins]
             segments += len(firsts)
             most = max(most, int(np.bincount(firsts).max(initial=0)))
         padding = len(self) * self.sequence_length - tokens
@@ -208,7 +209,7 @@ class Layout(Protocol):
         costs = np.zeros(len(rows), np.int64)
         for first in range(0, len(rows), _BLOCK_ROWS):
             pieces = self.pieces(rows[first : first + _BLOCK_ROWS])
-            begins = np.flatnonzero(pieces.segment_columns[1] == 0)
+            begins = pieces.segment_begins
             np.add.at(costs, pieces.row[begins] + first, np.add.reduceat(pieces.length, begins) ** 2)
         return costs
 

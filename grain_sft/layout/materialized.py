@@ -44,7 +44,7 @@ class MaterializedLayout(Layout):
         return len(self.corpus.documents.start) / len(self)
 
     def pieces(self, rows: Ints) -> Pieces:
-        starts, lengths = self.corpus.documents  # the first call reads the documents
+        starts, lengths = self.corpus.documents
         first = rows * self.sequence_length
         begins = starts.searchsorted(first)
         row, within = expand_counts(starts.searchsorted(first + self.sequence_length) - begins)

@@ -35,11 +35,10 @@ class MixtureLayout(Layout):
         if len(set(lengths.values())) != 1:
             stated = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise LayoutError(f"the sources of a mixture have one sequence length, and these have {stated or 'none'}.")
-        several = [name for name, part in parts.items() if part.row_lengths]
-        if several:
+        if names := [name for name, part in parts.items() if part.row_lengths]:
             raise LayoutError(
-                f"source {several[0]} has rows of several lengths, in batches of one, but a mixture's batches hold rows of all "
-                "sources. Take another layout."
+                f"source {names[0]} has rows of several lengths, each in batches of its own, but a mixture's batches hold "
+                "rows of all sources. Take another layout."
             )
         of_pairs = {part.of_pairs for part in parts.values()}
         if True in of_pairs and (len(of_pairs) > 1 or len({repr(part.transforms) for part in parts.values()}) > 1):
@@ -112,16 +111,15 @@ class MixtureLayout(Layout):
             found = self._layouts[number].pieces(rows[index] - self.first_rows[number])
             document = np.full(len(found.row), -1, np.int64)
             if found.document is not None:
-                document = found.document + self._first_documents[number]
+                document = np.where(found.document < 0, -1, found.document + self._first_documents[number])
             shard = found.shard + self.first_shards[number]
             return (found.row, found.column, shard, found.start, found.length, *found.segment_columns, document)
 
         return Pieces(*join_parts(self.parts_of(rows), columns_of)) if len(rows) else self._layouts[0].pieces(rows)
 
     def rows_of_documents(self, documents: Ints) -> Ints:
-        """Return the rows that hold a token of `documents` (int64 [n]): numbers of the documents of all parts that follow
-        documents, then of the other parts. Those are counted, which may read all of their tokens, only if one is asked for.
-        """
+        """Return the rows that hold a token of `documents`, int64 [n]. Documents of parts that follow documents come first.
+        Those of the other parts are counted, which may read all of their tokens, only if `documents` has one of them."""
         found, known = [np.zeros(0, np.int64)], 0
         for name, part, _, own in split_documents(self, documents):
             found.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])

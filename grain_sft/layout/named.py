@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -23,13 +25,13 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 
     Args:
       layouts: Layout of each stage.
-      named: Each a document's number in the run (`RunDocuments`), as a trace prints it; `NAME:NUMBER`, a document of a
-        mixture's source; `INPUT:LINE`, the record of an input that the corpus was prepared from (see `documents_of_record`);
-        the name of a source or an input, for all its documents; or the path of a file of these, one a line. A name that one
-        stage knows holds for all that have its documents.
+      named: Each is one of: a document's number in the run (`RunDocuments`), as a trace prints it; `NAME:NUMBER`, a document
+        of a mixture's source; `INPUT:LINE`, a record of an input that the corpus was prepared from (see
+        `documents_of_record`); the name of a source or an input, for all its documents; the path of a file of these, one a
+        line. A name that fits in one stage also names its documents in the other stages.
 
     Raises:
-      RowIndexError: A name that is none of these, or a record that no document of the run was made of.
+      RowIndexError: A name is none of these, or no document of the run was made of a record.
       CorpusError, CorpusFileError: Documents or files cannot be read, or a name fits several inputs.
     """
     run = RunDocuments(layouts)
@@ -40,7 +42,12 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 
 def run_documents_named(run: RunDocuments, named: Named) -> Ints:
     """Return the numbers of documents of a run, int64 [n], ascending. `named` and errors are those of `documents_named_in`."""
-    numbers, found = _resolved(named, lambda name: [_in_layout(each, name) for each in run.layouts], len(run.layouts))
+    inputs = [{name: _Inputs(part.corpus) for name, part in layout.parts.items()} for layout in run.layouts]
+
+    def find(name: str) -> list[Ints | None]:
+        return [_in_layout(layout, own, name) for layout, own in zip(run.layouts, inputs, strict=True)]
+
+    numbers, found = _resolved(named, find, len(inputs))
     documents = [run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True)]
     known = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(known))
@@ -57,43 +64,34 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
       named: As in `documents_named_in`, without sources of a mixture.
 
     Raises:
-      RowIndexError, CorpusError, CorpusFileError: as in `documents_named_in`, or a number that is not of a document.
+      RowIndexError, CorpusError, CorpusFileError: As in `documents_named_in`, or no document has a number.
     """
+    inputs = list(map(_Inputs, corpora))
     firsts = np.cumsum([0, *(len(corpus.documents) for corpus in corpora)]).tolist()
 
     def find(name: str) -> list[Ints | None]:
-        found = [(_in_corpus(corpus, name), first) for corpus, first in zip(corpora, firsts, strict=False)]
-        given = [numbers + first for numbers, first in found if numbers is not None]
-        return [np.concatenate(given) if given else None]
+        found = [(each.documents_of(name), first) for each, first in zip(inputs, firsts, strict=False)]
+        return [_joined(numbers + first for numbers, first in found if numbers is not None)]
 
-    alone, (of_names,) = _resolved(named, find, 1)
-    numbers = np.union1d(alone, of_names)
+    given, (found,) = _resolved(named, find, 1)
+    numbers = np.union1d(given, found)
     if len(wrong := numbers[numbers >= firsts[-1]]):
         raise RowIndexError(f"document {wrong[0]}: expected 0 to {firsts[-1] - 1}, the corpus's documents.")
     return numbers
 
 
 def documents_of_record(corpus: Corpus, record: str) -> Ints:
-    """Return the numbers of the documents that come from a record of an input, ascending.
+    """Return the numbers of the documents that were made of a record of an input, ascending.
 
     Args:
       corpus: Corpus with a file of sources.
-      record: Line or row in the input, from 1, such as "17"; or with the input's name, the end of it, or its number before:
-        "chats.jsonl:17".
+      record: Line or row of the only input, from 1, such as "17"; or after the name of an input, the end of its name, or its
+        number: "chats.jsonl:17".
 
     Raises:
-      CorpusError: a corpus without a file of sources, or an input that it does not have.
+      CorpusError: The corpus has no file of sources, or lacks the input.
     """
-    table = sources_of(corpus)
-    if table is None:
-        hint = "`grain-sft prepare` writes that next to what it prepares; else ask for --document or --find"
-        raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
-    name, _, line = record.rpartition(":")
-    if not (line.isascii() and line.isdigit()):
-        raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
-    if (number := _input_named(corpus, table, name)) is None:
-        raise CorpusError(f"record {record!r}: no such input. Say which of {_inputs(corpus, table)}: INPUT:LINE.")
-    return np.flatnonzero((table[:, 0] == number) & (table[:, 1] == int(line)))
+    return _Inputs(corpus).documents_of_record(record)
 
 
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
@@ -101,6 +99,7 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
     found, own = layout.documents, layout.corpus.documents
     if found is None or found is own:
         return documents
+    documents = documents[own.length[documents] > 0]
     start, length = own.start[documents], own.length[documents]
     first = (found.start + found.length).searchsorted(start, side="right")
     of, number = expand_counts(np.maximum(found.start.searchsorted(start + length, side="left") - first, 0))
@@ -108,28 +107,36 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
 
 
 def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], places: int) -> tuple[Ints, list[Ints]]:
-    """Return the numbers among `named`, and for each of some places the documents of the names, each once. `find` returns those
-    of a name in each place, None where it is not known."""
+    """Return the numbers among `named`, and for each of `places` (layouts or corpora) the documents of all other names.
+
+    Args:
+      named: As in `documents_named_in`.
+      find: Function that returns the documents of a name in each place; None for a place that lacks the name.
+      places: Number of places.
+    """
     numbers: list[int] = []
     found = [[np.zeros(0, np.int64)] for _ in range(places)]
 
-    def add(named: Named) -> None:
+    def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
         for each in named:
-            if isinstance(each, int) or (each.isascii() and each.isdigit()):
-                if int(each) > _HIGHEST:
+            if not isinstance(each, str) or (each.isascii() and each.isdigit()):
+                number = int(each) if isinstance(each, str) else operator.index(each)
+                if not 0 <= number <= _HIGHEST:
                     raise RowIndexError(
                         f"document {each}: expected 0 to {_HIGHEST}. Take a number that a trace prints."
                     )
-                numbers.append(int(each))
+                numbers.append(number)
                 continue
-            given = [(place, of_name) for place, of_name in zip(found, find(each), strict=True) if of_name is not None]
-            for place, of_name in given:
-                place.append(of_name)
-            if given:
-                if not any(len(of_name) for _, of_name in given):
+            given = find(each) if each else []  # "" would be the only part of a layout, or the only input
+            if any(documents is not None for documents in given):
+                for place, documents in zip(found, given, strict=True):
+                    if documents is not None:
+                        place.append(documents)
+                if not any(documents is not None and len(documents) for documents in given):
                     raise RowIndexError(f"{each}: no document was made of this record. Take it out of the list.")
-            elif files.exists(each):
-                add(filter(None, (line.strip() for line in files.read_text(each).splitlines())))
+            elif each and each not in files_read and files.exists(each):
+                lines = map(str.strip, files.read_text(each).splitlines())
+                add(filter(None, lines), (*files_read, each))
             else:
                 raise RowIndexError(
                     f"{each!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an input, "
@@ -140,43 +147,78 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], places
     return np.array(numbers, np.int64), [np.unique(np.concatenate(place)) for place in found]
 
 
-def _in_layout(layout: Layout, name: str) -> Ints | None:
+def _joined(found: Iterable[Ints]) -> Ints | None:
+    listed = list(found)
+    return np.concatenate(listed) if listed else None
+
+
+def _in_layout(layout: Layout, inputs: Mapping[str, _Inputs], name: str) -> Ints | None:
+    """Return the documents of a source, `SOURCE:NUMBER`, an input or a record in a layout; None for a layout that lacks it.
+    `inputs` are those of each of `layout.parts`."""
     source, _, number = name.rpartition(":")
     if name in layout.parts:
         return np.arange(layout.parts[name].num_documents) + layout.first_document(name)
     if source in layout.parts and number.isascii() and number.isdigit():
         inside = int(number) < layout.parts[source].num_documents
         return np.array([layout.first_document(source) + int(number)]) if inside else None
-    found = {part: _in_corpus(layout.parts[part].corpus, name) for part in layout.parts}
-    given = [
+    found = {part: each.documents_of(name) for part, each in inputs.items()}
+    return _joined(
         numbers_in(layout.parts[part], numbers) + layout.first_document(part)
         for part, numbers in found.items()
         if numbers is not None
-    ]
-    return np.concatenate(given) if given else None
+    )
 
 
-def _in_corpus(corpus: Corpus, name: str) -> Ints | None:
-    """Return the documents of an input, or of one of its records; None for a corpus without that input."""
-    if (table := sources_of(corpus)) is None:
-        return None
-    if (number := _input_named(corpus, table, name)) is not None:
-        return np.flatnonzero(table[:, 0] == number)
-    source, _, line = name.rpartition(":")
-    known = source and line.isascii() and line.isdigit() and _input_named(corpus, table, source) is not None
-    return documents_of_record(corpus, name) if known else None
+class _Inputs:
+    """Inputs that a corpus was prepared from. The first use reads the file of sources."""
 
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
 
-def _input_named(corpus: Corpus, table: Ints, name: str) -> int | None:
-    """Return the number of the input with a name, the end of a name, or a number; "" is the only input."""
-    numbers: list[int] = np.unique(table[:, 0]).tolist()
-    names = dict(enumerate(corpus.source_names))
-    exact = [number for number in numbers if name in (str(number), names.get(number), "")]
-    found = exact or [number for number in numbers if names.get(number, "").endswith(f"/{name}")]
-    if len(found) > 1:
-        raise CorpusError(f"{name or 'a record'!r}: several inputs fit. Say which of {_inputs(corpus, table)}.")
-    return found[0] if found else None
+    @functools.cached_property
+    def _columns(self) -> Ints | None:
+        """Input of each document, and its line or row: int64 [2, documents]; None for a corpus without a file of sources."""
+        table = sources_of(self._corpus)
+        return None if table is None else np.ascontiguousarray(table.T)
 
+    @functools.cached_property
+    def _numbers(self) -> list[int]:
+        """Numbers of the inputs that documents were made of."""
+        found: list[int] = [] if self._columns is None else np.unique(self._columns[0]).tolist()
+        return found
 
-def _inputs(corpus: Corpus, table: Ints) -> str:
-    return ", ".join(corpus.source_names) or f"numbers 0 to {int(table[:, 0].max(initial=0))}"
+    def documents_of(self, name: str) -> Ints | None:
+        """Return the documents of an input, or of one of its records; None for a corpus without that input."""
+        if self._columns is None:
+            return None
+        if (number := self._number_of(name)) is not None:
+            return np.flatnonzero(self._columns[0] == number)
+        source, _, line = name.rpartition(":")
+        known = source and line.isascii() and line.isdigit() and self._number_of(source) is not None
+        return self.documents_of_record(name) if known else None
+
+    def documents_of_record(self, record: str) -> Ints:
+        """See the function `documents_of_record`."""
+        if self._columns is None:
+            hint = "`grain-sft prepare` writes that next to what it prepares; else ask for --document or --find"
+            raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
+        name, _, line = record.rpartition(":")
+        if not (line.isascii() and line.isdigit()):
+            raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
+        if (number := self._number_of(name)) is None:
+            raise CorpusError(f"record {record!r}: no such input. Say which of {self._listed}: INPUT:LINE.")
+        inputs, lines = self._columns
+        return np.flatnonzero((inputs == number) & (lines == int(line)))
+
+    def _number_of(self, name: str) -> int | None:
+        """Return the number of the input with a name, the end of a name, or a number; "" is the only input."""
+        names = dict(enumerate(self._corpus.source_names))
+        exact = [number for number in self._numbers if name in (str(number), names.get(number), "")]
+        found = exact or [number for number in self._numbers if names.get(number, "").endswith(f"/{name}")]
+        if len(found) > 1:
+            raise CorpusError(f"{name or 'a record'!r}: several inputs fit. Say which of {self._listed}.")
+        return found[0] if found else None
+
+    @property
+    def _listed(self) -> str:
+        return ", ".join(self._corpus.source_names) or f"numbers 0 to {max(self._numbers, default=0)}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 import numpy as np
@@ -18,9 +18,9 @@ from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, expand_counts
 class OlmoVslLayout(Layout):
     """Rows of several lengths: the powers of two from `min_sequence_length` to `sequence_length`, a bucket for each.
 
-    A document is cut into chunks of `sequence_length` tokens. The rest of it is cut into the powers of two that add up to its
-    length, longest first, and a last piece shorter than `min_sequence_length` is dropped. Each row holds one chunk, without
-    padding. A `CurriculumSampler` makes batches of one bucket each, with the same number of tokens in every batch.
+    A document is cut into chunks of `sequence_length` tokens. Its remainder is cut into the powers of two that add up to the
+    remainder's length, longest first; those below `min_sequence_length` are dropped. Each row holds one chunk, without padding.
+    A `CurriculumSampler` makes batches of one bucket each, with the same number of tokens in every batch.
 
     Rows are numbered bucket by bucket, shortest first, and by document within a bucket.
 
@@ -35,7 +35,8 @@ class OlmoVslLayout(Layout):
       row_counts: Number of rows of each of `row_lengths`.
 
     Raises:
-      LayoutError: A length is not a power of two, `min_sequence_length` is not the smaller, or no document reaches it.
+      LayoutError: A length is not a power of two, `min_sequence_length` is not the smaller, no document reaches it, or
+        `boundaries` has another value.
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
@@ -59,6 +60,8 @@ class OlmoVslLayout(Layout):
             raise LayoutError(
                 f"min_sequence_length={self.min_sequence_length}: expected less than sequence_length={self.sequence_length}."
             )
+        if boundaries not in get_args(Boundaries):
+            raise LayoutError(f"boundaries={boundaries!r}: expected one of {', '.join(get_args(Boundaries))}.")
         exponents = range(self.min_sequence_length.bit_length() - 1, self.sequence_length.bit_length())
         self.row_lengths = tuple(1 << exponent for exponent in exponents)
         self.boundaries, self._finder = boundaries, corpus.find_documents(boundaries)
@@ -66,15 +69,19 @@ class OlmoVslLayout(Layout):
         self.highest_token = found.highest_token
         by_files = corpus.has_boundary_files and boundaries == "auto"
         whole = part_by_part(corpus) if by_files else found
-        buckets = [_chunks(whole, length, self.sequence_length) for length in self.row_lengths]
-        self.row_counts = tuple(map(len, buckets))
-        self._start: Ints = np.concatenate(buckets)
+        documents, starts = zip(*(_chunks(whole, each, self.sequence_length) for each in self.row_lengths), strict=True)
+        self.row_counts = tuple(map(len, starts))
+        self._start: Ints = np.concatenate(starts)
+        self._document: Ints = np.concatenate(documents)
         if not len(self._start):
             raise LayoutError(
                 f"min_sequence_length={self.min_sequence_length} leaves no row: the longest of {len(whole)} documents has "
                 f"{whole.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
             )
-        self._document: Ints = found.start.searchsorted(self._start, side="right") - 1
+        if by_files:  # a document that continues in the next shard is counted once in `found`, but twice in `whole`
+            assert whole.shard_ends is not None and found.shard_ends is not None
+            shard = whole.shard_ends.searchsorted(self._document, side="right")
+            self._document -= (whole.shard_ends - found.shard_ends)[shard]
         self._ends: Ints = np.cumsum(self.row_counts)
         self._lengths = np.array(self.row_lengths, np.int64)
         self._offsets = ShardOffsets(corpus)
@@ -126,12 +133,10 @@ class OlmoVslLayout(Layout):
         )
 
 
-def _chunks(documents: Documents, length: int, longest: int) -> Ints:
-    """Return the first token of each chunk of `length` tokens, counted through the corpus, document after document."""
+def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints]:
+    """Return the document, and the first token counted through the corpus, of each chunk of `length` tokens."""
     if length < longest:  # at most one of a document, after its longer chunks
         of = np.flatnonzero(documents.length & length)
-        found: Ints = documents.start[of] + (documents.length[of] & -(2 * length))
-        return found
+        return of, documents.start[of] + (documents.length[of] & -(2 * length))
     of, number = expand_counts(documents.length // length)
-    starts: Ints = documents.start[of] + number * length
-    return starts
+    return of, documents.start[of] + number * length

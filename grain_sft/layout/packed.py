@@ -206,13 +206,15 @@ class PackedLayout(Layout):
     @functools.cached_property
     def sources(self) -> Ints | None:
         """Input and line of each of `documents`, as in `Corpus.sources`. If `documents` are not the corpus's own, each has the
-        source of the corpus's last document that starts at or before its first token."""
+        source of the corpus's document with tokens that starts last at or before its first token."""
         sources = sources_of(self.corpus)
         if sources is None or self._finder is self.corpus.find_documents():
             return sources
-        found, own = self.documents.start, self.corpus.documents.start
+        found, (start, length) = self.documents.start, self.corpus.documents
         assert self.corpus.sources is not None
-        return self.corpus.sources[np.maximum(own.searchsorted(found, side="right") - 1, 0)]
+        own = np.flatnonzero(length)
+        own = own[np.argsort(start[own])]  # some formats list documents in any order
+        return self.corpus.sources[own[np.maximum(start[own].searchsorted(found, side="right") - 1, 0)]]
 
     def epoch_of(self, rows: Ints) -> tuple[Ints, Ints]:
         epoch = self._begins[1:].searchsorted(rows, side="right")

@@ -85,6 +85,13 @@ class Pieces(NamedTuple):
             return np.ones(len(self.row), np.int64), self.column
         return self.segment, self.position
 
+    @property
+    def segment_begins(self) -> Ints:
+        """Index of the first piece of each segment of each row, int64 [segments]."""
+        segment = self.segment_columns[0]
+        begins = (self.row[1:] != self.row[:-1]) | (segment[1:] != segment[:-1])
+        return np.flatnonzero(np.append(True, begins)[: len(self.row)])
+
 
 class ShardOffsets:
     """Corpus-wide token ranges of the shards of a corpus."""

@@ -217,6 +217,8 @@ class NpyDataSource(RowSource):
             segment, position = pieces.segment_columns
             segment = segment.copy()
             segment[at] = 0
+            if pieces.position is None:
+                position = position + self.layout.first_column
             pieces = pieces._replace(segment=segment, position=position)
         whole, firsts = pieces.segment is None, pieces.offsets(shape[1])
         stack, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack)

@@ -7,6 +7,7 @@ from document_corpora import make
 from grain_sft import PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, LayoutError, RowIndexError
+from grain_sft.layout import OlmoVslLayout
 
 LAYOUTS = (WindowLayout, PaddedLayout, PackedLayout)
 
@@ -40,9 +41,11 @@ def test_a_row_of_more_tokens_than_int32_positions_count_is_refused(corpus, layo
         (PaddedLayout, {"min_tokens": 0}, "min_tokens=0: expected an integer, 1 or more"),
         (PaddedLayout, {"min_tokens": 100}, "no document of 2 has 100 tokens or more. Give a smaller min_tokens."),
         (PackedLayout, {"algorithm": "worst_fit"}, "algorithm 'worst_fit': expected one of best_fit_decreasing, "),
+        (PackedLayout, {"algorithm": "math:pi"}, "packing algorithm 3.14159"),
         (PackedLayout, {"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
         (PackedLayout, {"ties": "any"}, "ties='any': expected one of stable, numpy"),
         (PackedLayout, {"boundaries": "csv"}, "boundaries='csv': expected one of auto, eos"),
+        (OlmoVslLayout, {"boundaries": "csv", "min_sequence_length": 2}, "boundaries='csv': expected one of auto, eos"),
         (PackedLayout, {"source_group_size": 0}, "source_group_size=0: expected an integer, 1 or more"),
         (PackedLayout, {"source_group_size": True}, "source_group_size=True: expected an integer"),
         (PackedLayout, {"source_group_size": 0, "algorithm": "multipack"}, "source_group_size=0: expected an integer"),

@@ -7,8 +7,10 @@ import pytest
 from batches import assert_is_traced, load
 from mixed_corpora import mixed, mixture_config
 
+from grain_sft import PaddedLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.errors import GrainSftError
+from grain_sft.layout import MixtureLayout
 from grain_sft.provenance import check_audit, checkpoint_table, find_document, summarize, trace
 
 
@@ -101,3 +103,17 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     assert "layout of talks" in run("receipt")
     assert main(["trace", str(path), "--document", "talk:3"]) != 0
     assert "no such source; expected one of chat, talks, web" in capsys.readouterr().err
+
+
+class WithoutDocuments(PaddedLayout):
+    """Rows whose documents are not known."""
+
+    def pieces(self, rows):
+        return super().pieces(rows)._replace(document=np.full(len(rows), -1))
+
+
+def test_pieces_of_no_document_stay_so_in_a_mixture(folder):
+    corpus = open_corpus(folder / "talks")
+    layout = MixtureLayout({"one": PaddedLayout(corpus, 8), "two": WithoutDocuments(corpus, 8)})
+    found = layout.pieces(np.arange(len(layout))).document
+    assert found.tolist() == [*range(25), *[-1] * 25]

@@ -10,7 +10,8 @@ from prepared import CHAT_FORMATS, digests, record
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.layout import documents_named_in
+from grain_sft.errors import RowIndexError
+from grain_sft.layout import corpus_documents_named, documents_named_in, layout
 from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
 
@@ -81,6 +82,7 @@ def test_the_same_documents_again_are_done_and_others_are_refused(folder, tmp_pa
         (["chats.jsonl:3"], "'chats.jsonl': several inputs fit"),
         (["b/more.jsonl:80"], "b/more.jsonl:80: no document was made of this record"),
         (["nobody"], "'nobody' is not a document number"),
+        ([""], "'' is not a document number"),
         (["a/chats.jsonl", "b/chats.jsonl", "more.jsonl"], "no document of split train is left"),
     ],
 )
@@ -123,3 +125,19 @@ def test_amendments_name_records_as_the_command_does(folder):
             assert documents_named_in([layout], [name])[0].tolist() == np.flatnonzero(kept).tolist()
     with pytest.raises(grain_sft.GrainSftError, match="several inputs fit"):
         documents_named_in([layout], ["chats.jsonl:7"])
+
+
+def test_numbers_and_files_of_names(folder, tmp_path, monkeypatch):
+    corpus, reads = grain_sft.open_corpus(folder / "olmo"), []
+    read = layout.read_whole
+    monkeypatch.setattr(layout, "read_whole", lambda file: reads.append(file) or read(file))
+    (tmp_path / "names").write_text("a/chats.jsonl\nb/more.jsonl:1\nb/more.jsonl:2\n")
+    numbers = corpus_documents_named([corpus], [str(tmp_path / "names"), *np.arange(2)]).tolist()
+    assert len(reads) == 1 and numbers[:2] == [0, 1] and len(numbers) > 20
+    (tmp_path / "names").write_text(str(tmp_path / "names"))
+    padded = grain_sft.PaddedLayout(corpus, 64)
+    for name, message in ((str(tmp_path / "names"), "is not a document number"), (-1, "document -1: expected 0 to")):
+        with pytest.raises(RowIndexError, match=message):
+            corpus_documents_named([corpus], [name])
+        with pytest.raises(RowIndexError, match=message):
+            documents_named_in([padded], [name])

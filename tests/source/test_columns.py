@@ -14,7 +14,7 @@ from sft_files import documents, write_episodes, write_olmo
 import grain_sft
 from grain_sft import GrainSftError, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.integrations.context_order import ContextOrder
-from grain_sft.layout import MaterializedLayout, PackedLayout
+from grain_sft.layout import ColumnsLayout, MaterializedLayout, OlmoVslLayout, PackedLayout
 from grain_sft.prepare.materialize import materialize
 from grain_sft.storage.activity import counts
 
@@ -113,11 +113,12 @@ def test_columns_of_a_mixture(corpora):
 
 
 @pytest.mark.parametrize(
-    ("corpus", "layout"), [("masks", "windows"), ("masks", "packed"), ("masks", "padded"), ("long", "long padded")]
+    ("corpus", "layout"),
+    [*(("masks", each) for each in ("windows", "packed", "padded")), ("long", "long padded"), ("plain", "megatron")],
 )
 def test_columns_without_documents_that_are_withdrawn(corpora, corpus, layout):
     withdraw = [
-        {"from": 2, "documents": list(range(0, {"masks": 150, "long": 60}[corpus], 2))},
+        {"from": 2, "documents": list(range(0, {"long": 60}.get(corpus, 150), 2))},
         {"from": 9, "documents": [1, 3]},
     ]
     pipeline = load(config_of(corpora[corpus], layout, amendments=[{"withdraw": each} for each in withdraw]))
@@ -256,3 +257,18 @@ def test_columns_that_do_not_exist_are_refused(corpora, columns):
         load(config_of(corpora["plain"], "windows")).read(0, np.arange(2), columns=columns)
     with pytest.raises(GrainSftError, match=f"expected 0 <= start < stop <= {LENGTH}"):
         NpyDataSource(WindowLayout(opened(corpora["plain"]), LENGTH)).columns(*columns)
+
+
+def test_columns_of_rows_of_several_lengths_are_refused(corpora):
+    with pytest.raises(GrainSftError, match="expected rows of one length"):
+        NpyDataSource(OlmoVslLayout(opened(corpora["plain"]), 32, min_sequence_length=8)).columns(0, 16)
+
+
+def test_costs_counts_and_sources_of_columns(corpora):
+    whole = PackedLayout(opened(corpora["plain"]), LENGTH, boundaries="eos")
+    layout = ColumnsLayout(whole, 20, 50)
+    rows = NpyDataSource(whole).columns(20, 50).read(range(len(whole)))["segment_ids"]
+    counts = [np.unique(row[row > 0], return_counts=True)[1] for row in rows]
+    assert layout.row_costs().tolist() == [int((each**2).sum()) for each in counts]
+    assert layout.statistics["segments"] == sum(map(len, counts))
+    assert layout.sources is whole.sources

@@ -20,16 +20,16 @@ from grain_sft.layout.megatron.blending import Blend, blend_of, normalized
 from grain_sft.layout.megatron.stream import Cut, Stream, ends_of, sample_index
 from grain_sft.storage import files
 
-_DOCUMENTS, _OTHERS = "document_index.npy", ("sample_index.npy", "shuffle_index.npy")
+_DOCUMENTS, _SAMPLES, _SHUFFLE = _STREAM = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
-"""For each system: the end of its description's file name, its key of the prefixes' paths, and its key of the seed."""
+"""(end of the file name, key of the paths of prefixes, key of the seed) of megatron-core's description and MaxText's."""
 
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
-_ENDINGS = (_DOCUMENTS, *_OTHERS, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
+_ENDINGS = (*_STREAM, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
 
 
 def stamps_of(folder: str) -> list[list[Any]]:
-    """Return the name, size and modification time of each index file in a folder, ready for JSON.
+    """Return the name, size and modification time of each index file in a folder, by name, ready for JSON.
 
     Raises:
       LayoutError: The folder is not local, can't be read, or has no index files.
@@ -63,26 +63,26 @@ def read_stream(
       folder: Local folder of index files.
       path: Path of the data set's token file.
       sizes: Integers [documents], number of tokens of each document.
-      before: Number of documents of the prefix before the first of `sizes`. The index counts them too.
+      before: Number that the index gives to the first of the documents.
       num_samples: Number of samples that the run needs; None for one epoch.
       cut: How the stream is cut into samples.
-      seed: Seed that the description beside the index has to state.
+      seed: Seed that the index's description, if there is one, must state.
 
     Raises:
       LayoutError: No index belongs to this data set, or those that do are damaged or were made with other options.
     """
     tokens = int(sizes.sum(dtype=np.int64))
     epochs = cut.epochs_for(num_samples, max(1, tokens))
-    shapes = {_DOCUMENTS: (epochs * len(sizes),), "sample_index.npy": (cut.samples_in(epochs * tokens) + 1, 2)}
-    shapes["shuffle_index.npy"] = (shapes["sample_index.npy"][0] - 1,)
+    count = cut.samples_in(epochs * tokens)
+    shapes = {_DOCUMENTS: (epochs * len(sizes),), _SAMPLES: (count + 1, 2), _SHUFFLE: (count,)}
     wrong: list[str] = []
     sound: list[tuple[str, Stream]] = []
-    seen = 0
-    for name in sorted(name for name, *_ in stamps_of(folder) if name.endswith(_DOCUMENTS)):
+    described = 0
+    for name in (name for name, *_ in stamps_of(folder) if name.endswith(_DOCUMENTS)):
         start = os.path.join(folder, name.removesuffix(_DOCUMENTS))
         if not _describes(start, path, seed):
             continue
-        seen += 1
+        described += 1
         arrays = {each: _load(start + each) for each in shapes}
         if {each: array.shape for each, array in arrays.items()} != shapes:
             continue
@@ -107,8 +107,9 @@ def read_stream(
         )
     listed = ", ".join(f"{each} {list(shape)}" for each, shape in shapes.items())
     raise LayoutError(
-        f"{folder}: no index of {path} with {listed}. {seen} indices may belong to it, but have other shapes. Give the "
-        "index's num_samples, sequence_length and add_extra_token_to_sequence, or leave out index_dir."
+        f"{folder}: no index of {path} with {listed}. {described} indices of these paths and this seed, or without a "
+        "description, have other shapes. Give the index's num_samples, sequence_length, seed and "
+        "add_extra_token_to_sequence, or leave out index_dir."
     )
 
 
@@ -214,15 +215,15 @@ def _unsound(
     epochs: int,
     cut: Cut,
 ) -> str:
-    """Return the end of a message that names the fault of an index, from its file's name on; "" for a sound index."""
+    """Return the end of the file's name and a sentence about its fault; "" for a sound index."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."
     expected = sample_index(ends_of(sizes, order), cut)
     if (expected != samples).any():
         at = int((expected != samples).any(axis=1).argmax())
-        return f"sample_index.npy: sample {at} begins at {samples[at].tolist()}; expected {expected[at].tolist()}."
+        return f"{_SAMPLES}: sample {at} begins at {samples[at].tolist()}; expected {expected[at].tolist()}."
     seen = np.zeros(len(shuffle), np.bool_)
     if shuffle.min() < 0 or shuffle.max() >= len(seen):
-        return f"shuffle_index.npy: holds {shuffle.max()}; expected 0 to {len(seen) - 1}."
+        return f"{_SHUFFLE}: holds {shuffle.min()} to {shuffle.max()}; expected 0 to {len(seen) - 1}."
     seen[shuffle] = True
-    return "" if seen.all() else f"shuffle_index.npy: does not hold sample {int(seen.argmin())}."
+    return "" if seen.all() else f"{_SHUFFLE}: does not hold sample {int(seen.argmin())}."

@@ -109,7 +109,11 @@ class PackingAlgorithm:
 
     @classmethod
     def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:
-        """Return `entry`; a bare function becomes an algorithm with the default traits."""
+        """Return `entry`; a bare function becomes an algorithm with the default traits. Another object is a LayoutError."""
+        if not callable(entry):
+            raise LayoutError(
+                f"packing algorithm {entry!r}: expected a PackingAlgorithm, or a function (lengths, options) -> PackedRows."
+            )
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
@@ -138,7 +142,7 @@ def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
 
 
 def join_rows(parts: Iterable[PackedRows]) -> PackedRows:
-    """Return the rows of several packings, one packing after the other."""
+    """Return the rows of several packings, concatenated."""
     parts = [PackedRows(*[np.zeros(0, np.int64)] * 4), *parts]
     document, offset, length, ends = map(np.concatenate, zip(*parts, strict=True))
     pieces = np.array([len(part.document) for part in parts])

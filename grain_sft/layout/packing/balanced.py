@@ -1,8 +1,8 @@
 """Balanced packing: rows whose attention costs the same, as far as single long documents allow it.
 
-The cost of a row is the sum of the squares of its documents' lengths. As many rows are opened as the tokens fill. Long
-documents go to them longest first, in rounds: in each round every row of the lighter half gets one, the lightest row the
-longest. Short documents, which cost little and fill any space, are then placed by best fit.
+The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill, and
+places long documents in rounds, longest first: in the first round every row gets one; in each later round, every row of the
+lighter half, and the lightest row gets the longest. Best fit then places short documents, which cost little and fill any space.
 """
 
 import numpy as np
@@ -18,18 +18,20 @@ from grain_sft.layout.packing.algorithm import (
 from grain_sft.layout.packing.best_fit_decreasing import assign
 
 _SHORT = (0.3, 0.5)
-"""Shares of all tokens, in the shortest documents, that best fit places; a later one is tried where rows would be padded."""
-_PADDING = 0.005  # of all positions of rows, from which on the next share is tried
+"""Shares of the tokens, those of the shortest documents, that best fit places. The second is tried if the first pads rows."""
+_PADDING = 0.005  # most padding, as a share of all rows
 
 
 def balanced(lengths: Ints, options: PackingOptions) -> PackedRows:
     """Pack documents of `lengths`. If they are too few or too long to fill balanced rows, the rows are those of best fit."""
     order, capacity = longest_first(lengths, options), options.sequence_length
     decreasing = lengths[order]
-    full, most = decreasing.sum() / capacity, 1 - _PADDING
-    balanced = (_assign(decreasing, capacity, share) for share in _SHORT)
-    bins = next((bins for bins in balanced if full >= most * (bins.max() + 1)), None)
-    return rows_of(order, lengths, assign(decreasing, capacity) if bins is None else bins)
+    full_rows = decreasing.sum() / capacity
+    for share in _SHORT:
+        bins = _assign(decreasing, capacity, share)
+        if full_rows >= (1 - _PADDING) * (bins.max() + 1):
+            return rows_of(order, lengths, bins)
+    return rows_of(order, lengths, assign(decreasing, capacity))
 
 
 def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
@@ -40,7 +42,7 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
       short: Share of the tokens that best fit places.
     """
     totals = np.cumsum(lengths)
-    end = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # long documents are those before
+    end = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # number of long documents
     count = min(-(-int(totals[-1]) // capacity), end)
     bins, costs, spaces = np.full(len(lengths), -1), np.zeros(count, np.int64), np.full(count, capacity)
     begin, rows = 0, np.arange(count)

@@ -1,5 +1,5 @@
-"""Concatenate, then split: documents one after the other, cut wherever a row is full. No padding but in the last row,
-and documents in pieces: the baseline of comparisons."""
+"""Concatenate, then split: documents one after the other, cut where a row is full. Only the last row has padding. A baseline
+for comparisons."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""First-fit decreasing: documents, longest first, each go to the first row with space enough, or open a new one."""
+"""First-fit decreasing: each document, longest first, goes to the first row with enough space, or to a new row."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
-    """Return the row of each document, int64 [documents]; fewer documents where `max_rows` rows do not suffice.
+    """Return the row of each document, int64 [documents], up to the first document that does not fit into `max_rows` rows.
 
     Args:
       lengths: int64 [documents], each from 1 to `capacity`.

@@ -1,0 +1,45 @@
+"""Corpora whose index lists documents in any order, and some without tokens."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from sft_files import documents, write_episodes
+
+from grain_sft import PackedLayout, WindowLayout, open_corpus
+from grain_sft.corpus import Corpus
+from grain_sft.layout import Layout, OlmoVslLayout, numbers_in
+from grain_sft.storage import describe
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Corpus:
+    """41 documents of two shards; the last of each shard is empty."""
+    folder, random = write_episodes(tmp_path / "corpus", documents(39, 4), shards=2), np.random.default_rng(1)
+    for path in folder.rglob("episodes.idx"):
+        pairs = np.fromfile(path, "<u8").reshape(-1, 2)
+        np.concatenate([random.permutation(pairs), [(7, 0)]]).astype("<u8").tofile(path)
+    np.stack([np.zeros(41), np.arange(1, 42)], axis=1).astype("<i8").tofile(tmp_path / "sources.bin")
+    return dataclasses.replace(open_corpus(folder), sources_file=describe(str(tmp_path / "sources.bin")))
+
+
+def test_chunks_are_of_the_documents_that_hold_them(corpus):
+    layout = OlmoVslLayout(corpus, 16, min_sequence_length=2)
+    pieces, first = layout.pieces(np.arange(len(layout))), np.array([0, corpus.shards[0].num_tokens])
+    start, length = (column[pieces.document] for column in layout.documents)
+    before = first[pieces.shard] + pieces.start - start
+    assert (before >= 0).all() and (before + pieces.length <= length).all()
+
+
+def test_rows_of_windows_are_those_that_hold_a_token_of_the_documents(corpus):
+    layout = WindowLayout(corpus, 8)
+    for numbers in (*np.arange(len(corpus.documents))[:, None], np.array([5, 3, 17, 3])):
+        assert Layout.rows_of_documents(layout, numbers).tolist() == layout.rows_of_documents(numbers).tolist()
+
+
+def test_documents_by_eos_have_the_records_of_the_documents_that_hold_them(corpus):
+    layout = PackedLayout(corpus, 64, boundaries="eos")
+    for number, (_, record) in enumerate(layout.sources.tolist()):
+        assert layout.documents.start[number] == corpus.documents.start[record - 1]
+        assert numbers_in(layout, np.array([record - 1])).tolist() == [number]
+    assert numbers_in(layout, np.array([40])).tolist() == []
