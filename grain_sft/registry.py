@@ -45,8 +45,8 @@ class Registry(Generic[Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         """Return the entry of a name. Raise the table's error if there is none, or if it can't be imported."""
-        outside = isinstance(name, str) and ":" in name
-        entry = name if outside else self._entries.get(name) if isinstance(name, str) else None
+        stated = name if isinstance(name, str) else ""  # a config may hold a list here
+        entry = stated if ":" in stated else self._entries.get(stated)
         if entry is None:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -54,7 +54,7 @@ class Registry(Generic[Entry]):
             raise self._error(f"{self._noun} {name!r}: expected {expected}.{hint}")
         if isinstance(entry, str):
             entry = self._imported(entry)
-            if not outside:
+            if name in self._entries:
                 self._entries[name] = entry
         return entry
 

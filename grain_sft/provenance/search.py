@@ -67,7 +67,7 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
     path = find_tokenizer(corpus) if path is None else path
     if path is None:
         missing = f"{corpus.shards[0].path}: no folder 'tokenizer' is next to the corpus"
-        raise CorpusError(f"{missing}, so text can't be searched. Give the path of its tokenizer: --tokenizer.")
+        raise CorpusError(f"{missing}. Give the path of its tokenizer: --tokenizer.")
     tokenizer = load_tokenizer(path)
     if corpus.tokenizer_sha256 not in (None, tokenizer.sha256):
         other = f"is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with"
