@@ -86,6 +86,13 @@ def test_with_a_root_the_file_is_in_it_and_its_arrays_are_in_the_cache(tmp_path)
         assert "lies outside of" in error_of(where, root=tmp_path / "other")
 
 
+def test_a_file_and_its_sidecars_are_found_in_a_folder_that_cant_be_listed(tmp_path, monkeypatch):
+    docs, listdir = documents(weights=True), os.listdir
+    write_openchat(tmp_path, docs, sources=True)
+    monkeypatch.setattr(os, "listdir", lambda path: [] if str(path) == str(tmp_path) else listdir(path))
+    assert_documents(open_corpus(tmp_path / "openchat.train.parquet"), docs, sources=True)
+
+
 def test_a_row_of_several_sequences_is_as_many_documents(tmp_path):
     docs = documents(30, weights=True)
     pairs = {name: zip(values[::2], values[1::2], strict=True) for name, values in openchat_columns(docs).items()}

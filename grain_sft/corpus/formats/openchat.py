@@ -49,7 +49,7 @@ class OpenChat(Format):
         """Return the parquet file of a split: `path` itself, or the training split of the corpus that `path` names."""
         name, folder = files.name_of(path), files.parent(path)
         if name.endswith(_SUFFIX):
-            return path if name in listing.names(folder) else None
+            return path if listing.sidecars(path, name) else None
         if name.endswith((".npy", ".bin")):
             return None
         found = _of_split(path, "train", listing)
@@ -63,22 +63,17 @@ class OpenChat(Format):
         """Open a parquet file, whose columns are unpacked into arrays on first use."""
         if options.dtype is not None and options.dtype != np.uint32:
             raise CorpusError(f"{found}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
-        parent, stem = files.parent(found), files.name_of(found).removesuffix(_SUFFIX)
-        first_weights, cache = (
-            listing.find(parent, f"{stem}.first_weights.bin"),
-            os.path.realpath(files.cache_dir()) + "/",
-        )
+        stem, cache = files.name_of(found).removesuffix(_SUFFIX), os.path.realpath(files.cache_dir()) + "/"
         with inside_also(cache):
-            unpacked, stated = _unpacked(found, first_weights)
-        tokens, weights, documents = unpacked
-        split = Split(
-            files=(tokens,),
-            metadata=_read_metadata(found, stated, listing),
-            dtype=np.dtype(np.uint32),
-            dtypes=("uint32",),
-            sources=listing.find(parent, f"{stem}.sources.bin"),
-        )
-        with inside_also(cache):
+            unpacked, stated = _unpacked(found, listing.sidecar(found, f"{stem}.first_weights.bin"))
+            tokens, weights, documents = unpacked
+            split = Split(
+                files=(tokens,),
+                metadata=_read_metadata(found, stated, listing),
+                dtype=np.dtype(np.uint32),
+                dtypes=("uint32",),
+                sources=listing.sidecar(found, f"{stem}.sources.bin"),
+            )
             corpus = scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, "pairs")], options)
         return corpus.map_files(lambda file: dataclasses.replace(file, root=cache) if file.path in unpacked else file)
 
