@@ -180,11 +180,11 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     _clean(os.path.abspath(target.parent))
-    path, fd, lock = _create(target)
+    path, lock = _create(target)
     _unfinished.add(path)
     try:
-        with lock:
-            with os.fdopen(fd, mode, encoding=None if "b" in mode else "utf-8") as file:
+        with lock or contextlib.nullcontext():
+            with open(os.dup(lock.fd) if lock else path, mode, encoding=None if "b" in mode else "utf-8") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -206,22 +206,21 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _create(target: Path) -> tuple[str, int, contextlib.AbstractContextManager[Any]]:
-    """Create an unfinished file next to `target`. Return its path, its descriptor, and its lock or an empty context."""
+def _create(target: Path) -> tuple[str, HeldLock | None]:
+    """Create an unfinished file next to `target`. Return its path and its lock, None if the file system has no locks."""
     name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
     while True:
         path = os.path.join(target.parent, f".{name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.tmp")
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            lock = HeldLock(os.dup(fd), wait=False)
-            if is_at(fd, path):
-                return path, fd, lock
-            lock.release()
-        except BlockingIOError:  # another process removed it as abandoned before it was locked
-            pass
+            lock = HeldLock(fd, wait=False)
+        except BlockingIOError:  # another process removes it as abandoned
+            continue
         except OSError:
-            return path, fd, contextlib.nullcontext()
-        os.close(fd)
+            return path, None
+        if is_at(lock.fd, path):
+            return path, lock
+        lock.release()
 
 
 def _clean(folder: str) -> None:
@@ -252,5 +251,12 @@ def remove_abandoned(path: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return a hash of this machine's name, 8 hex digits, which tells apart the machines that write to one folder."""
-    return hashlib.blake2b(socket.gethostname().encode(), digest_size=4).hexdigest()
+    """Return a hash of the boot of this machine, 8 hex digits, which tells apart the machines that write to one folder.
+
+    Containers of two machines may have one name. Those of one machine share its boot, and see each other's locks.
+    """
+    try:
+        name = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        name = socket.gethostname()
+    return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()

@@ -131,6 +131,7 @@ def test_a_long_range_is_read_in_parts_and_comes_whole(proxy, client):
         ({"cache": "/tmp/x"}, "expected a section with folder, max_bytes"),
         ({"cache": {"folder": "x"}}, "lacks the key 'max_bytes'"),
         ({"cache": {"folder": "x", "max_bytes": "lots"}}, "'lots'"),
+        ({"cache": {"folder": "x", "max_bytes": "9" * 400}}, "9': expected bytes, such as"),
         ({"cache": {"folder": "x", "max_bytes": 1000}}, "the size of two units"),
         ({"cache": {"folder": "gs://x", "max_bytes": "1GB"}}, "local disk"),
     ],

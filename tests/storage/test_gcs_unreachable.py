@@ -106,3 +106,11 @@ def test_a_server_whose_first_answers_are_failures_has_been_reached(monkeypatch)
         return b"body"
 
     assert asyncio.run(retries.retried(attempt, 60, server="s3://never-reached")) == b"body"
+
+
+@pytest.mark.parametrize(("status", "repeated"), [(402, False), (429, True), (507, True)])
+def test_an_answer_that_s3fs_does_not_know_is_repeated_by_its_status(status, repeated):
+    error = OSError(errno.EIO, "An error occurred")
+    error.__cause__ = Exception()  # botocore's ClientError
+    error.__cause__.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
+    assert retries.is_transient(error) == repeated

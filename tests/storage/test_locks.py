@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from grain_sft.errors import StorageError
 from grain_sft.storage import files, locks
 
 KILLED = """
@@ -86,6 +88,16 @@ def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "HeldLock", late)
     files.write_bytes(str(tmp_path / "out"), b"x")
     assert taken and names_in(tmp_path) == ["out"]
+
+
+def test_a_writer_that_may_open_no_more_files_fails_and_leaves_none(tmp_path, monkeypatch):
+    def dup(fd):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched, pytest.raises(StorageError, match="Too many open files"):
+        patched.setattr(os, "dup", dup)
+        files.write_bytes(str(tmp_path / "out"), b"x")
+    assert not names_in(tmp_path)
 
 
 def is_free(path: Path) -> bool:

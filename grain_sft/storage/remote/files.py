@@ -114,7 +114,9 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
     if isinstance(error, GrainSftError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return CorpusFileError(f"{path}: no such file. Check the path, or map it with path_remap.")
+        return CorpusFileError(
+            f"{path}: no such file. Check the path; path_remap maps those that an index or a mix lists."
+        )
     if isinstance(error, ReplacedError):
         opened = f" ({version})" if version else ""
         return CorpusFileError(

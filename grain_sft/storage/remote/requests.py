@@ -18,6 +18,7 @@ from grain_sft.storage.remote.retries import (
     WrongBodyError,
     retried,
     server_of,
+    status_of,
 )
 
 NO_RANGES = "its server has no ranged reads. Copy the files to one that has"
@@ -140,7 +141,7 @@ async def _request_once(wanted: Range, client: Any) -> Body:
     try:
         data = await _read_range(wanted, client, stated)
     except Exception as error:
-        if version is not None and (isinstance(error, FileNotFoundError) or _precondition_failed(error)):
+        if version is not None and (isinstance(error, FileNotFoundError) or status_of(error) == 412):
             raise ReplacedError(str(error)) from error
         raise
     finally:
@@ -200,11 +201,3 @@ def check_encoding(stated: str | None, path: str = "") -> None:
 def _kind(version: str | None) -> str:
     """Return the kind of a version, such as "generation" or "ETag"."""
     return (version or "").partition(" ")[0]
-
-
-def _precondition_failed(error: BaseException) -> bool:
-    """Return whether a server answered 412, which means that the file is not the version that `If-Match` names."""
-    response = getattr(error.__cause__, "response", None)
-    if isinstance(response, Mapping):  # botocore's
-        return bool(response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412)
-    return str(getattr(error, "status", None) or getattr(error, "code", None)) == "412"

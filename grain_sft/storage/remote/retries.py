@@ -11,7 +11,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -163,16 +163,21 @@ def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed later: after 408, 429, 5xx, a broken connection, no answer, a short body."""
     if isinstance(error, (ReplacedError, RefusedBodyError, FileNotFoundError, PermissionError, GrainSftError)):
         return False
-    for key in ("status", "status_code", "code"):
-        status = str(getattr(error, key, ""))
-        if status.isdecimal() and int(status) >= 300:
-            expired = status == "401" and "Invalid Credentials" in str(error)  # gcsfs gets new ones
-            return status in ("408", "429") or int(status) >= 500 or expired
-    if isinstance(error, (WrongBodyError, EOFError)) or (
-        isinstance(error, OSError) and error.errno in _ANSWERED_ERRNOS
-    ):
+    if isinstance(error, (WrongBodyError, EOFError)) or _is_unanswered(error):
         return True
-    return _is_unanswered(error) or _is_named(error, _TRANSIENT_NAMES)
+    if status := status_of(error):
+        expired = status == 401 and "Invalid Credentials" in str(error)  # gcsfs gets new ones
+        return status in (408, 429) or status >= 500 or expired
+    return (isinstance(error, OSError) and error.errno in _ANSWERED_ERRNOS) or _is_named(error, _TRANSIENT_NAMES)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status of the answer that a client made an exception of, 0 if it states none."""
+    response = getattr(error.__cause__, "response", None)
+    if isinstance(response, Mapping):  # botocore's
+        return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    stated = (str(getattr(error, key, "")) for key in ("status", "status_code", "code"))
+    return next((int(status) for status in stated if status.isdecimal() and int(status) >= 300), 0)
 
 
 def _is_unanswered(error: BaseException) -> bool:
