@@ -21,19 +21,7 @@ from grain_sft.source.segment_reader import SegmentReader
 
 LENGTH = 64
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-@pytest.fixture
-def layout(tmp_path):
-    folder = write_episodes(tmp_path / "chats", documents(120, longest=90), shards=3)
-    return PackedLayout(grain_sft.open_corpus(folder), LENGTH)
-
-
-@pytest.fixture
-def written(tmp_path, layout):
-    """The folder of the rows of `layout`, in many files."""
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    return tmp_path / "rows"
+pytest_plugins = ["written_rows"]  # the fixtures `layout` and `written`
 
 
 def opened(folder):

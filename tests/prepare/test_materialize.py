@@ -6,7 +6,6 @@ import shutil
 import types
 
 import pytest
-from sft_files import documents, write_episodes
 
 import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout
@@ -17,19 +16,7 @@ from grain_sft.prepare.materialize import materialize
 
 LENGTH = 64
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-@pytest.fixture
-def layout(tmp_path):
-    folder = write_episodes(tmp_path / "chats", documents(120, longest=90), shards=3)
-    return PackedLayout(grain_sft.open_corpus(folder), LENGTH)
-
-
-@pytest.fixture
-def written(tmp_path, layout):
-    """The folder of the rows of `layout`, in many files."""
-    materialize(layout, tmp_path / "rows", shard_bytes=1 << 10)
-    return tmp_path / "rows"
+pytest_plugins = ["written_rows"]  # the fixtures `layout` and `written`
 
 
 def assert_same_files(found, expected):
