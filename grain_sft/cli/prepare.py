@@ -100,7 +100,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _template(word: str) -> str:
-    if word in TEMPLATES or _is_imported(word) or word.endswith((".jinja", ".j2", ".txt")) or files.is_file(word):
+    if word in TEMPLATES or _is_imported(word) or files.is_remote(word) or files.is_file(word):
         return word
     expected = f"one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
     raise argparse.ArgumentTypeError(f"{word!r} is neither a template nor a file. Give {expected}.")

@@ -40,7 +40,7 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       batch_sampling_mode: `sampler.order`: `episode` or `random`.
       epoch_seed: `sampler.seed`.
       epoch_shuffle: `sampler.shuffle`.
-      epoch_drop_last: `sampler.last_batch`: `drop` or `run_on`.
+      epoch_drop_last: `sampler.last_batch`: `drop` or `run_on`. The sources of a mixture always run on.
       pad_token_id: `corpus.pad_token_id`.
       episode_min_tokens: `layout.min_tokens`.
     """
@@ -101,7 +101,8 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
     corpus = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"], "pad_token_id": keys["pad_token_id"]}
     layout = {"kind": "padded", "keep": "last", "min_tokens": keys["episode_min_tokens"]}
     sampler = {"order": order, "seed": keys["epoch_seed"], "shuffle": endless or keys["epoch_shuffle"]}
-    sampler["last_batch"] = "drop" if endless or keys["epoch_drop_last"] else "run_on"
+    mixed = isinstance(own := sections.get("corpus"), Mapping) and "mixture" in own
+    sampler["last_batch"] = "drop" if endless or mixed or keys["epoch_drop_last"] else "run_on"
     corpus |= {"path": keys[DATASET_DIR]} if DATASET_DIR in keys else {}
     layout |= {"sequence_length": keys["block_size"] + 1} if "block_size" in keys else {}
     sampler |= {"global_batch_size": keys["batch_size"]} if "batch_size" in keys else {}

@@ -45,7 +45,7 @@ def train_tokenizer(
             model_type=model_type,
             vocab_size=vocab_size,
             byte_fallback=True,
-            user_defined_symbols=["\n", *special_tokens],
+            user_defined_symbols=list(dict.fromkeys(["\n", *special_tokens])),
             pad_id=0,
             eos_id=1,
             unk_id=2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import grain
@@ -95,6 +96,10 @@ class NgramFilter(grain.transforms.Map):
 
     def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_] | None:
         """Return which rows fail, bool [rows]; None where none does."""
+        activity.doing[get_ident()] = (
+            activity.TRANSFORMING,
+            self,
+        )  # a pipeline does not say so of a filter that it fuses
         rows, segments = tokens.reshape(-1, tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
             segments = segment_ids.reshape(rows.shape)

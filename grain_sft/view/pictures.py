@@ -66,13 +66,19 @@ def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str,
 def _element(name: str, svg: str) -> str:
     """Return an SVG file as an HTML element, with the page's colours and with ids that begin with `name`."""
     element = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    element = re.sub(r'\bid="', f'id="{name}-', element)
-    element = re.sub(r'(url\(|href=")#', rf"\1#{name}-", element)
     element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
-    element = re.sub(r' xmlns:?\w*="[^"]*"', "", element).replace("xlink:href", "href")
-    for colour, variable in _VARIABLES.items():
-        element = element.replace(colour, f"var(--{variable})")
+    element = re.sub("<[^>]+>", lambda tag: _tag(name, tag[0]), element)  # texts, such as names of sources, stay
     return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers are below"', 1).strip()
+
+
+def _tag(name: str, tag: str) -> str:
+    """Return a tag of an SVG file as one of the element `name`."""
+    tag = re.sub(r'\bid="', f'id="{name}-', tag)
+    tag = re.sub(r'(url\(|href=")#', rf"\1#{name}-", tag)
+    tag = re.sub(r' xmlns:?\w*="[^"]*"', "", tag).replace("xlink:href", "href")
+    for colour, variable in _VARIABLES.items():
+        tag = tag.replace(colour, f"var(--{variable})")
+    return tag
 
 
 def require_matplotlib() -> None:

@@ -29,6 +29,10 @@ def test_a_vocabulary_that_does_not_fit_is_a_sentence_with_a_size_that_works(tex
     assert train_tokenizer(texts, works, model_type=model_type)
 
 
+def test_a_special_token_that_is_given_twice_is_one():
+    assert train_tokenizer(WORDS, 300, ["<a>", "<a>"]) == train_tokenizer(WORDS, 300, ["<a>"])
+
+
 @pytest.mark.parametrize("texts", [[], [""]])
 def test_no_text_is_a_sentence(texts):
     with pytest.raises(PrepareError, match="hold no text to train on"):

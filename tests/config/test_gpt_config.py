@@ -140,8 +140,9 @@ def test_what_the_loader_has_no_default_for_is_needed(data, tmp_path):
         assert (key == "dataset_dir") == (f'{{"inherits": "{path}", "dataset_dir": "data/chat_sft"}}' in message)
 
 
-def test_a_mixture_replaces_the_dataset_dir(data, tmp_path):
-    base = write(tmp_path / "base.json", {**GPT_CONFIG, "epoch_drop_last": True, "batch_size": 2})
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_mixture_replaces_the_dataset_dir(data, tmp_path, drop_last):
+    base = write(tmp_path / "base.json", {**GPT_CONFIG, "epoch_drop_last": drop_last, "batch_size": 2})
     mixture = {name: {"path": str(data / "train"), "weight": 1} for name in ("a", "b")}
     pipeline = load({"inherits": str(base), "corpus": {"mixture": mixture}})
     assert [stream.name for stream in pipeline.sampler.streams] == ["a", "b"]

@@ -1,7 +1,9 @@
 """The launcher's command line and the checks of MaxText's config, without MaxText."""
 
+import contextlib
 import importlib.util
 import json
+import sys
 import types
 
 import jax
@@ -15,7 +17,7 @@ from grain_sft import GrainSftError, Host, load
 from grain_sft.config import read_config
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.jax_arrays import Block
-from grain_sft.integrations.maxtext import Options, main, split
+from grain_sft.integrations.maxtext import Options, launcher, main, split
 from grain_sft.integrations.maxtext.checks import check_batches, check_trainer, check_weights, prepare
 from grain_sft.integrations.maxtext.iterators import EvaluationBatches, MaxTextBatches
 from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS
@@ -262,6 +264,27 @@ def test_batches_end_with_maxtexts_steps_and_name_the_error_that_ended_them_befo
         next(failing)
     assert failing.failure is raised.value
     failing.close()
+
+
+def test_the_failure_of_the_data_is_raised_rather_than_what_maxtext_makes_of_it(config, sharding, monkeypatch):
+    failing = MaxTextBatches(load(str(config), host=Host(0, 1)), sharding, None, prepare=prepare(1, "here"))
+    interface = types.SimpleNamespace()
+
+    def run(arguments):
+        with contextlib.suppress(GrainSftError):
+            next(interface.make_olmo_grain_train_iterator(None, None, []))
+        raise AssertionError("of MaxText")
+
+    modules = {"input_pipeline": types.SimpleNamespace(input_pipeline_interface=interface)}
+    modules["trainers.pre_train.train"] = types.SimpleNamespace(__file__="", main=run, get_first_step=None)
+    for name, module in {
+        "maxtext": types.ModuleType("maxtext"),
+        **{f"maxtext.{each}": modules[each] for each in modules},
+    }.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(launcher, "make_train_iterator", lambda *_, options: failing)
+    with pytest.raises(GrainSftError, match="MaxText's vocab_size is 1"):
+        launcher.train([], Options())
 
 
 def test_each_evaluation_begins_at_the_first_batch(config, sharding):

@@ -1,6 +1,7 @@
 """NgramFilter: OLMo-core's verdict on every row."""
 
 from pathlib import Path
+from threading import get_ident
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from batches import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grain_sft import GrainSftError, NgramFilter
+from grain_sft import GrainSftError, NgramFilter, NpyDataSource, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.storage import activity
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "olmo_filter.npz")
 LENGTHS = sorted(int(name.split("_")[1]) for name in GOLDEN.files if name.startswith("rows_"))
@@ -25,6 +27,13 @@ def test_verdicts_on_batches_and_on_rows_are_those_of_olmo_core(length):
         np.testing.assert_array_equal(~filter.fails(rows.astype(dtype)), clean)
     for row, passes in zip(rows, clean, strict=True):
         assert (filter.map(element(row))["loss_mask"] == passes).all()
+
+
+def test_a_filter_that_is_part_of_the_read_is_what_its_thread_does(tmp_path):
+    np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
+    source, filter = NpyDataSource(WindowLayout(open_corpus(tmp_path / "a.npy", dtype="uint32"), 8)), NgramFilter()
+    ShiftTargets().read(source, np.array([0, 1]), filters=[filter])
+    assert activity.doing[get_ident()] == (activity.TRANSFORMING, filter)
 
 
 OTHERS = {

@@ -292,7 +292,8 @@ def test_a_mixture_is_reported_source_by_source(mixture, tmp_path, capsys):
     assert "Not compared for a mixture" in out.read_text()
 
 
-def test_a_source_whose_name_begins_with_an_underscore_is_in_the_legend():
-    sources = {"columns": {"source": []}, "tokens": {"_a": [1, 2], "b": [3, 4]}, "steps": [0, 1]}
+def test_sources_of_any_name_are_in_the_legend():
+    sources = {"columns": {"source": []}, "tokens": {"_a": [1, 2], 'id="x #0b7a75': [3, 4]}, "steps": [0, 1]}
     report = {"lengths": {}, "packing": {}, "left_out": [], "sources": sources, "throughput": []}
-    assert ">_a<" in draw_pictures(report)["mixture"].svg
+    svg = draw_pictures(report)["mixture"].svg
+    assert ">_a<" in svg and '>id="x #0b7a75<' in svg

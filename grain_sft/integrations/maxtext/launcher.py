@@ -70,8 +70,8 @@ def train(arguments: Sequence[str], options: Options) -> None:
     finally:
         for batches in made:
             batches.close()
-    for failure in filter(None, (batches.failure for batches in made)):
-        raise failure
+        for failure in filter(None, (batches.failure for batches in made)):
+            raise failure  # rather than the error that MaxText made of it
     for config, batches, _ in training:
         steps = batches.next_step // trainer.batches_per_step(config)
         logging.info("grain_sft: the run is complete: the data were read up to step %d of %d.", steps, config.steps)

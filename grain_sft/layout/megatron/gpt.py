@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -106,8 +105,8 @@ class MegatronGptLayout(Layout):
             eod_token_id = as_integer("eod_token_id", eod_token_id, 0, LayoutError)
         if max_segments_per_row is not None:
             max_segments_per_row = as_integer("max_segments_per_row", max_segments_per_row, 0, LayoutError)
-        if not 0 <= surplus < math.inf:
-            raise LayoutError(f"surplus={surplus!r}: expected a finite number, 0 or more.")
+        if not 0 <= surplus <= 1000:
+            raise LayoutError(f"surplus={surplus!r}: expected a number from 0 to 1000.")
         if document_subset not in SUBSETS or (document_split is None and document_subset != "train"):
             raise LayoutError(
                 f"document_subset={document_subset!r}: expected one of {', '.join(SUBSETS)}, with document_split, such as "

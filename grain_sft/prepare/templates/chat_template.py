@@ -73,7 +73,7 @@ class ChatTemplate:
         spans: Spans = []
         marked: list[str] = []
         stop = 0
-        self._jinja.Generation.marked = marked
+        token = self._jinja.marked.set(marked)
         try:
             for block in self._blocks(messages, tools, False):
                 start, stop = stop, stop + len(block)
@@ -84,7 +84,7 @@ class ChatTemplate:
                 elif marked:  # the tag is in a macro, a filter or a variable
                     break
         finally:
-            self._jinja.Generation.marked = None
+            self._jinja.marked.reset(token)
         if marked:
             raise RecordError(
                 f"messages: the chat template marks {shown(marked[0])} with {{% generation %}} inside a macro, filter or "

@@ -4,7 +4,8 @@ It does not import transformers, so a template renders the same text with every 
 """
 
 import json
-from typing import Any, ClassVar
+from contextvars import ContextVar
+from typing import Any
 
 import jinja2
 import jinja2.ext
@@ -13,16 +14,14 @@ import jinja2.sandbox
 
 from grain_sft.errors import PrepareError
 
+marked: ContextVar[list[str] | None] = ContextVar("grain_sft_marked", default=None)
+"""List to which the tag {% generation %} appends each text that it marks in this thread; None records no texts."""
+
 
 class Generation(jinja2.ext.Extension):
-    """The tag {% generation %}, which marks the assistant's texts.
-
-    Attributes:
-      marked: List to which the tag appends each text that it marks; None records no texts.
-    """
+    """The tag {% generation %}, which marks the assistant's texts."""
 
     tags = {"generation"}  # noqa: RUF012
-    marked: ClassVar[list[str] | None] = None
 
     def parse(self, parser: Any) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
@@ -31,8 +30,8 @@ class Generation(jinja2.ext.Extension):
 
     def _generated(self, caller: Any) -> str:
         text = str(caller())
-        if self.marked is not None:
-            self.marked.append(text)
+        if (texts := marked.get()) is not None:
+            texts.append(text)
         return text
 
 

@@ -1,6 +1,7 @@
 """`grain-sft prepare --template FILE`: Jinja chat templates from files, with SentencePiece models and tiktoken files."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tokenizer_makers import save_sentencepiece, save_tiktoken
 from grain_sft import open_corpus
 from grain_sft.cli.main import main
 from grain_sft.prepare import TEMPLATES, load_tokenizer
+from grain_sft.prepare.templates.chat_template import ChatTemplate
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
@@ -31,10 +33,24 @@ def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_p
     assert "expected one template" in capsys.readouterr().err
 
 
-def test_a_word_that_is_neither_template_nor_file_is_named(tmp_path, capsys):
+@pytest.mark.parametrize("word", ["primmer", "/nope.jinja"])
+def test_a_word_that_is_neither_template_nor_file_is_named(tmp_path, capsys, word):
     with pytest.raises(SystemExit):
-        main(["prepare", "x.jsonl", "--template", "primmer", "--tokenizer", "y", "--output", str(tmp_path / "out")])
-    assert "'primmer' is neither a template nor a file" in capsys.readouterr().err
+        main(["prepare", "x.jsonl", "--template", word, "--tokenizer", "y", "--output", str(tmp_path / "out")])
+    assert f"'{word}' is neither a template nor a file" in capsys.readouterr().err
+
+
+def test_threads_keep_apart_what_their_templates_mark(tmp_path):
+    """The first rendering waits, inside of its mark, for one in another thread."""
+    text = "{% for m in messages %}<u>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    template = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), text)
+
+    class Waits(dict):
+        def __getitem__(self, key):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(template.render_marked, [{"content": "inner"}]).result()[0]
+
+    assert template.render_marked([Waits()]) == ("<u><u>inner", [(3, 11)])
 
 
 class Shouted(TEMPLATES["text"]):
