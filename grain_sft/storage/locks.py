@@ -251,12 +251,7 @@ def remove_abandoned(path: str) -> bool:
 
 @functools.cache
 def _host() -> str:
-    """Return a hash of the boot of this machine, 8 hex digits, which tells apart the machines that write to one folder.
-
-    Containers of two machines may have one name. Those of one machine share its boot, and see each other's locks.
-    """
-    try:
-        name = Path("/proc/sys/kernel/random/boot_id").read_text()
-    except OSError:
-        name = socket.gethostname()
+    """Return a hash of this machine's name and boot, 8 hex digits, which tells apart the machines that write to one folder."""
+    boot = Path("/proc/sys/kernel/random/boot_id")  # containers of two machines may have one name
+    name = socket.gethostname() + (boot.read_text() if boot.exists() else "")
     return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
