@@ -79,11 +79,10 @@ class Metrics(Observer):
         self._most = 0 if _FOLDER_VARIABLE in os.environ else _MOST_UNCOUNTED
         self._lock = threading.Lock()
         # no fork while a metric changes: the metric's own lock would stay locked in the child
-        os.register_at_fork(
-            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
-        )
+        os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._histograms: dict[str, Any] = {}
         self._counters: dict[str, Any] = {}
+        self._sent = dict.fromkeys(activity.counts, 0)
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
@@ -98,8 +97,12 @@ class Metrics(Observer):
         read = Counter(*_READ, **own)
         self._metrics = (*self._histograms.values(), self._gauge, *self._counters.values(), read)
         self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
-        self._sent = dict.fromkeys(self._counters, 0)
         REGISTRY.register(self)
+
+    def _forked(self) -> None:
+        """Leave what is not counted yet to the parent."""
+        self._made, self._handed_out, self._sent = [], [], dict(activity.counts)
+        self._lock.release()
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         self._made.append(seconds)

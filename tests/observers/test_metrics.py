@@ -1,6 +1,7 @@
 """Metrics: what is counted is what was handed out."""
 
 import gc
+import os
 import re
 import sys
 import time
@@ -18,6 +19,7 @@ from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
 
 from grain_sft.errors import MissingExtraError
 from grain_sft.observers import metrics
+from grain_sft.storage import activity
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -115,6 +117,17 @@ def test_without_prometheus_client_a_server_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(MissingExtraError, match=r"pip install '\.\[metrics\]'"):
         metrics.start_server(0)
+
+
+def test_a_forked_child_leaves_to_its_parent_what_is_not_counted_yet():
+    before, status = counted("remote_retries_total"), 1
+    activity.count("remote_retries", 7)
+    if not (child := os.fork()):
+        try:
+            status = int(counted("remote_retries_total") - before)
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0 and counted("remote_retries_total") == before + 7
 
 
 def test_values_that_are_observed_at_once_are_in_the_buckets_of_prometheus_client():
