@@ -6,17 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
+import sft_files as sft
 from megatron_files import write_megatron
-from sft_files import (
-    EOS,
-    assert_documents,
-    documents,
-    error_of,
-    write_episodes,
-    write_olmo,
-    write_openchat,
-    write_primer,
-)
 
 import grain_sft
 
@@ -27,21 +18,21 @@ FORMATS = ("olmo", "episodes", "primer", "openchat")
 
 @pytest.fixture
 def docs():
-    return {name: documents(60, weights=name in ("episodes", "openchat")) for name in FORMATS}
+    return {name: sft.documents(60, weights=name in ("episodes", "openchat")) for name in FORMATS}
 
 
 @pytest.fixture
 def folder(tmp_path, docs):
     root = tmp_path / "data"
-    write_olmo(root / "olmo" / "train", docs["olmo"], part_tokens=300, sources=True)
-    write_olmo(root / "olmo" / "val", docs["olmo"][:5])
-    (root / "olmo" / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": EOS}}))
-    write_episodes(root / "episodes", docs["episodes"], shards=2)
-    write_episodes(root / "episodes", docs["episodes"][:5], split="val")
-    write_primer(root / "primer", docs["primer"][:5], split="val")
-    write_primer(root / "primer", docs["primer"], sources=True)
-    write_openchat(root / "openchat", docs["openchat"], sources=True)
-    write_openchat(root / "openchat", docs["openchat"][:5], split="eval")
+    sft.write_olmo(root / "olmo" / "train", docs["olmo"], part_tokens=300, sources=True)
+    sft.write_olmo(root / "olmo" / "val", docs["olmo"][:5])
+    (root / "olmo" / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": sft.EOS}}))
+    sft.write_episodes(root / "episodes", docs["episodes"], shards=2)
+    sft.write_episodes(root / "episodes", docs["episodes"][:5], split="val")
+    sft.write_primer(root / "primer", docs["primer"][:5], split="val")
+    sft.write_primer(root / "primer", docs["primer"], sources=True)
+    sft.write_openchat(root / "openchat", docs["openchat"], sources=True)
+    sft.write_openchat(root / "openchat", docs["openchat"][:5], split="eval")
     return root
 
 
@@ -75,8 +66,8 @@ def test_a_corpus_in_a_bucket_is_the_local_one(folder, bucket, docs, name, tmp_p
     assert again == remote
     named = grain_sft.open_corpus(f"{bucket}/{name}", format=name)
     for corpus in (remote, again, named, grain_sft.open_corpus(f"{bucket}/{name}/")):
-        assert_documents(corpus, docs[name], sources=name != "episodes")
-    assert_documents(grain_sft.open_corpus(f"{bucket}/{name}/val"), docs[name][:5])
+        sft.assert_documents(corpus, docs[name], sources=name != "episodes")
+    sft.assert_documents(grain_sft.open_corpus(f"{bucket}/{name}/val"), docs[name][:5])
     assert_same(grain_sft.open_corpus(f"/nowhere/{name}", path_remap={"/nowhere": bucket}), local)
 
 
@@ -88,20 +79,20 @@ def test_an_index_moves_with_its_files_and_is_remapped(folder, docs, name, tmp_p
     assert grain_sft.open_corpus(folder / "index.json") == local
     moved = tmp_path / "moved"
     shutil.move(folder, moved)
-    assert_documents(grain_sft.open_corpus(moved / "index.json"), docs[name], sources=name != "episodes")
+    sft.assert_documents(grain_sft.open_corpus(moved / "index.json"), docs[name], sources=name != "episodes")
     index = tmp_path / "elsewhere" / "index.json"
-    message = error_of(index)
+    message = sft.error_of(index)
     assert "can't be found" in message and "path_remap" in message
     again = grain_sft.open_corpus(index, path_remap={str(folder): str(moved)})
     assert_same(again, grain_sft.open_corpus(moved / name))
-    assert_documents(again, docs[name], sources=name != "episodes")
+    sft.assert_documents(again, docs[name], sources=name != "episodes")
 
 
 def test_a_loss_file_of_an_index_that_changed_is_named(folder, tmp_path):
     path = folder / "episodes" / "train" / "shard_00001" / "mask_weighted.bin"
     grain_sft.open_corpus(folder / "episodes").save(tmp_path / "index.json")
     path.write_bytes(path.read_bytes()[:-4])
-    assert f"{path}: the file shrank since it was indexed" in error_of(tmp_path / "index.json")
+    assert f"{path}: the file shrank since it was indexed" in sft.error_of(tmp_path / "index.json")
 
 
 @pytest.mark.parametrize("lists", [True, False])
@@ -113,10 +104,10 @@ def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, 
     patterns = {"olmo": "train/token_ids*.npy", "episodes": "train/*/tokens.bin", "primer": "train_input_ids.bin"}
     for name, pattern in patterns.items():
         parts = sorted(str(path.relative_to(folder / name)) for path in (folder / name).glob(pattern))
-        corpus = grain_sft.open_corpus([f"{bucket}/{name}/{part}" for part in parts], eos_token_id=EOS)
-        assert corpus.fingerprint == dataclasses.replace(local[name], eos_token_id=EOS).fingerprint, name
+        corpus = grain_sft.open_corpus([f"{bucket}/{name}/{part}" for part in parts], eos_token_id=sft.EOS)
+        assert corpus.fingerprint == dataclasses.replace(local[name], eos_token_id=sft.EOS).fingerprint, name
     for pattern in ("*.npy", "*"):
-        corpus = grain_sft.open_corpus(f"{bucket}/olmo/train/{pattern}", eos_token_id=EOS)
+        corpus = grain_sft.open_corpus(f"{bucket}/olmo/train/{pattern}", eos_token_id=sft.EOS)
         assert corpus.fingerprint == local["olmo"].fingerprint
 
 
@@ -130,14 +121,14 @@ def located(path, place):
 def megatron_config(place):
     rows = {"kind": "megatron_gpt", "sequence_length": 16, "num_samples": 60}
     blend = [0.3, f"{place}/web", 0.7, f"{place}/code"]
-    corpus = {"path": blend, "format": "megatron", "split": "3,1", "eos_token_id": EOS}
+    corpus = {"path": blend, "format": "megatron", "split": "3,1", "eos_token_id": sft.EOS}
     return {"corpus": corpus, "layout": rows, "sampler": {"global_batch_size": 4, "seed": 0, "epochs": 1}}
 
 
 def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     for name, count in (("web", 40), ("code", 30)):
-        write_megatron(tmp_path / "data" / name, [[tokens.tolist()] for tokens, _ in documents(count)])
+        write_megatron(tmp_path / "data" / name, [[tokens.tolist()] for tokens, _ in sft.documents(count)])
     client.put(f"{tmp_path / 'data'}/", "bucket/megatron/", recursive=True)
     bucket, local = "gs://bucket/megatron", str(tmp_path / "data")
     try:

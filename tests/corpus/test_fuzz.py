@@ -5,7 +5,6 @@ The other files of a corpus are damaged in tests/hardening/test_mutants.py.
 
 from __future__ import annotations
 
-import io
 import random
 import shutil
 import warnings
@@ -18,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_files import write_megatron
 from mutators import changed_bytes
+from sft_files import npy_bytes
 
 from grain_sft import GrainSftError, NpyDataSource, WindowLayout, open_corpus
 
@@ -41,30 +41,6 @@ def opened(path, data):
         except GrainSftError as error:
             assert str(path) in str(error)
             return None
-
-
-def npy_bytes(header: bytes, data: bytes, version: int = 1) -> bytes:
-    length = len(header).to_bytes(2 if version == 1 else 4, "little")
-    return b"\x93NUMPY" + bytes((version, 0)) + length + header + data
-
-
-@SETTINGS
-@given(draw=Randoms, dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]))
-def test_a_mutated_npy_file_is_what_numpy_reads_or_an_error(folder, draw, dtype):
-    stream = io.BytesIO()
-    np.save(stream, np.arange(40).astype(dtype))
-    data = changed_bytes(stream.getvalue(), draw, draw.randint(1, 6), reach=128)
-    corpus = opened(folder / "a.npy", data)
-    if corpus is None:
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        has_header = data.startswith(b"\x93NUMPY")
-        expected = np.load(io.BytesIO(data)) if has_header else np.frombuffer(data, np.uint32)
-    assert (corpus.num_tokens, corpus.dtype) == (len(expected), expected.dtype)
-    if len(expected):
-        source = NpyDataSource(WindowLayout(corpus, len(expected)))
-        np.testing.assert_array_equal(source[0]["tokens"], expected)
 
 
 descriptions = st.one_of(

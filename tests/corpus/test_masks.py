@@ -6,18 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from sft_files import (
-    EOS,
-    documents,
-    error_of,
-    joined,
-    masks_of,
-    tokens_of,
-    write_episodes,
-    write_olmo,
-    write_openchat,
-    write_primer,
-)
+import sft_files as sft
 
 from grain_sft import GrainSftError, open_corpus
 from grain_sft.config.nouns import make_corpus
@@ -26,98 +15,98 @@ from grain_sft.config.nouns import make_corpus
 @pytest.fixture
 def parts(tmp_path):
     """A raw corpus of OLMo-core, in three parts that cut through documents."""
-    return write_olmo(tmp_path / "sft", documents(), part_tokens=240)
+    return sft.write_olmo(tmp_path / "sft", sft.documents(), part_tokens=240)
 
 
 def test_parts_with_and_without_masks_are_refused_with_both_names(parts):
-    first, second = tokens_of(parts)[:2]
-    masks_of(parts)[1].unlink()
+    first, second = sft.tokens_of(parts)[:2]
+    sft.masks_of(parts)[1].unlink()
     for where in ([first, second], [second, first], f"{parts}/token_ids_part_*.npy"):
-        message = error_of(where)
-        assert f"{second}: has no loss mask, but {first} has {masks_of(parts)[0]}" in message
+        message = sft.error_of(where)
+        assert f"{second}: has no loss mask, but {first} has {sft.masks_of(parts)[0]}" in message
         assert "use_loss_mask=False" in message
     assert not open_corpus([first, second], dtype="uint16", use_loss_mask=False).has_loss
 
 
 def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):
-    masks, tokens = masks_of(parts), tokens_of(parts)
+    masks, tokens = sft.masks_of(parts), sft.tokens_of(parts)
     masks[1].write_bytes(masks[1].read_bytes()[:-1])
     expected = f"{masks[1]}: 239 values for 240 uint16 tokens in {tokens[1]}"
-    assert expected in error_of(f"{parts}/token*.npy")
-    assert expected in error_of(tokens, dtype="uint16", label_mask_paths=masks)
+    assert expected in sft.error_of(f"{parts}/token*.npy")
+    assert expected in sft.error_of(tokens, dtype="uint16", label_mask_paths=masks)
     assert open_corpus(tokens, dtype="uint16", use_loss_mask=False).ignores_loss
 
 
 def test_explicit_masks_are_taken_in_the_order_of_the_files(parts, tmp_path):
-    away, tokens = tmp_path / "masks", tokens_of(parts)
+    away, tokens = tmp_path / "masks", sft.tokens_of(parts)
     away.mkdir()
-    for number, mask in enumerate(masks_of(parts)):
+    for number, mask in enumerate(sft.masks_of(parts)):
         (away / f"m{number}.bin").write_bytes(bytes(1 - byte for byte in mask.read_bytes()))
         if number:
             mask.unlink()
-    expected = ~joined(documents())[1]
+    expected = ~sft.joined(sft.documents())[1]
     index = tmp_path / "index.json"
     for where in (f"{parts}/token_ids_part_*.npy", tokens, parts, f"{parts}/*.npy", index):
         for masks in (f"{away}/*.bin", [f"{away}/m0.bin", f"{away}/m[12].bin"], sorted(away.iterdir())):
-            corpus = open_corpus(where, eos_token_id=EOS, label_mask_paths=masks)
+            corpus = open_corpus(where, eos_token_id=sft.EOS, label_mask_paths=masks)
             np.testing.assert_array_equal(corpus.read(0, corpus.num_tokens)[1], expected)
         if not index.exists():
             corpus.save(index)
     keys = {"path": str(tmp_path / "sft/token_ids_*"), "dtype": "uint16", "label_mask_paths": f"{away}/*.bin"}
     np.testing.assert_array_equal(make_corpus(keys, "config").read(0, corpus.num_tokens)[1], expected)
-    message = error_of(tokens, label_mask_paths=f"{away}/m[01].bin")
+    message = sft.error_of(tokens, label_mask_paths=f"{away}/m[01].bin")
     assert "2 label masks for 3 token files" in message and str(tokens[2]) in message
-    assert "matches no file" in error_of(tokens, label_mask_paths=f"{away}/none*")
-    assert "use_loss_mask=False ignores them" in error_of(parts, label_mask_paths=f"{away}/*", use_loss_mask=False)
+    assert "matches no file" in sft.error_of(tokens, label_mask_paths=f"{away}/none*")
+    assert "use_loss_mask=False ignores them" in sft.error_of(parts, label_mask_paths=f"{away}/*", use_loss_mask=False)
 
 
 def test_a_saved_index_remembers_whether_masks_are_ignored(parts, tmp_path):
     index = tmp_path / "index.json"
-    for where in (parts, tokens_of(parts)):
-        open_corpus(where, eos_token_id=EOS, use_loss_mask=False).save(index)
+    for where in (parts, sft.tokens_of(parts)):
+        open_corpus(where, eos_token_id=sft.EOS, use_loss_mask=False).save(index)
         assert json.loads(index.read_text())["use_loss_mask"] is False
         ignoring = open_corpus(index)
         assert ignoring.ignores_loss and not ignoring.has_loss
         again = open_corpus(index, use_loss_mask=True)
-        assert again.fingerprint == open_corpus(parts, eos_token_id=EOS).fingerprint
-        open_corpus(where, eos_token_id=EOS).save(index)
+        assert again.fingerprint == open_corpus(parts, eos_token_id=sft.EOS).fingerprint
+        open_corpus(where, eos_token_id=sft.EOS).save(index)
         assert open_corpus(index).has_loss
         assert open_corpus(index, use_loss_mask=False).ignores_loss
 
 
 def test_an_index_that_did_not_look_for_masks_is_refused(parts, tmp_path):
     """Version 0.1.0 wrote such indexes of listed files."""
-    index, masks = tmp_path / "index.json", masks_of(parts)
-    open_corpus(tokens_of(parts), eos_token_id=EOS, use_loss_mask=False).save(index)
+    index, masks = tmp_path / "index.json", sft.masks_of(parts)
+    open_corpus(sft.tokens_of(parts), eos_token_id=sft.EOS, use_loss_mask=False).save(index)
     data = json.loads(index.read_text())
     del data["use_loss_mask"]
     index.write_text(json.dumps(data))
-    message = error_of(index)
+    message = sft.error_of(index)
     assert f"without its loss mask {masks[0]}" in message and "use_loss_mask=False" in message
     assert not open_corpus(index, use_loss_mask=False).has_loss
     for mask in masks:
         mask.unlink()
     assert not open_corpus(index).has_loss
-    for where, dtype in ((index, None), (tokens_of(parts), "uint16")):
+    for where, dtype in ((index, None), (sft.tokens_of(parts), "uint16")):
         expected = "use_loss_mask=True, but this file has no loss mask"
-        assert expected in error_of(where, dtype=dtype, use_loss_mask=True)
+        assert expected in sft.error_of(where, dtype=dtype, use_loss_mask=True)
 
 
 def test_a_maxtext_index_is_not_written_of_masked_tokens(parts, tmp_path):
     with pytest.raises(GrainSftError, match=r"can't list loss masks.*use_loss_mask=False"):
-        open_corpus(tokens_of(parts)).save(tmp_path / "index.json", format="maxtext", sequence_length=8)
+        open_corpus(sft.tokens_of(parts)).save(tmp_path / "index.json", format="maxtext", sequence_length=8)
 
 
-@pytest.mark.parametrize("write", [write_olmo, write_episodes, write_primer, write_openchat])
+@pytest.mark.parametrize("write", [sft.write_olmo, sft.write_episodes, sft.write_primer, sft.write_openchat])
 def test_masks_of_every_format_can_be_ignored(tmp_path, write):
-    root = write(tmp_path / "x", documents())
-    corpus = open_corpus(root, use_loss_mask=False, eos_token_id=EOS)
+    root = write(tmp_path / "x", sft.documents())
+    corpus = open_corpus(root, use_loss_mask=False, eos_token_id=sft.EOS)
     assert corpus.ignores_loss and corpus.read(0, 10)[1] is None
-    assert open_corpus(root, eos_token_id=EOS, use_loss_mask=True).has_loss
+    assert open_corpus(root, eos_token_id=sft.EOS, use_loss_mask=True).has_loss
 
 
 def test_masks_are_found_in_a_folder_that_cant_be_listed(parts, monkeypatch):
-    whole, paths, listdir = open_corpus(parts, eos_token_id=EOS), tokens_of(parts), os.listdir
+    whole, paths, listdir = open_corpus(parts, eos_token_id=sft.EOS), sft.tokens_of(parts), os.listdir
 
     def refuse(path):
         if str(path) == str(parts):
@@ -125,19 +114,19 @@ def test_masks_are_found_in_a_folder_that_cant_be_listed(parts, monkeypatch):
         return listdir(path)
 
     monkeypatch.setattr(os, "listdir", refuse)
-    corpus = open_corpus(paths, dtype="uint16", eos_token_id=EOS)
+    corpus = open_corpus(paths, dtype="uint16", eos_token_id=sft.EOS)
     assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards]
 
 
 def test_masks_of_other_names_than_their_tokens_are_not_ignored(parts):
-    for path in masks_of(parts):
+    for path in sft.masks_of(parts):
         path.rename(path.with_name(path.name.replace("part_00", "part_")))
     for where in (parts, f"{parts}/token_ids_part_*.npy", parts / "token_ids_part_0001.npy"):
-        message = error_of(where, dtype="uint16")
+        message = sft.error_of(where, dtype="uint16")
         assert "has no label mask of its name, but its folder holds labels_mask_part_00.npy" in message
         assert "label_mask_paths" in message
         assert not open_corpus(where, dtype="uint16", use_loss_mask=False).has_loss
-    assert open_corpus(tokens_of(parts), dtype="uint16", label_mask_paths=masks_of(parts)).has_loss
+    assert open_corpus(sft.tokens_of(parts), dtype="uint16", label_mask_paths=sft.masks_of(parts)).has_loss
 
 
 def test_explicit_masks_in_another_order_than_their_tokens_are_refused(tmp_path):
@@ -149,7 +138,7 @@ def test_explicit_masks_in_another_order_than_their_tokens_are_refused(tmp_path)
     pattern, tokens = f"{folder}/labels_mask_part_*.npy", f"{folder}/token_ids_part_*.npy"
     open_corpus(folder, dtype="uint16").save(index)
     for where in (folder, index):
-        message = error_of(where, dtype="uint16", label_mask_paths=pattern)
+        message = sft.error_of(where, dtype="uint16", label_mask_paths=pattern)
         assert "labels_mask_part_10.npy is listed for" in message and "token_ids_part_2.npy" in message
     corpus = open_corpus(tokens, dtype="uint16", label_mask_paths=pattern)
     assert corpus.shards == open_corpus(tokens, dtype="uint16").shards
@@ -159,13 +148,13 @@ def test_explicit_masks_in_another_order_than_their_tokens_are_refused(tmp_path)
 def test_a_masked_corpus_that_was_copied_without_its_masks_is_refused(parts, tmp_path, name):
     alone = tmp_path / "alone"
     alone.mkdir()
-    for path in tokens_of(parts):
+    for path in sft.tokens_of(parts):
         shutil.copy(path, alone)
     for where in (alone, f"{alone}/token_ids*"):
         assert not open_corpus(where, dtype="uint16").has_loss  # raw tokens of other tools have no masks
     metadata = {"format": "grain_sft corpus", "version": 1, "corpus_format": "olmo"}
     (alone / name).write_text(json.dumps(metadata if name == "corpus.json" else {"configuration": {}}))
-    for where in (alone, f"{alone}/token_ids*", tokens_of(alone)):
+    for where in (alone, f"{alone}/token_ids*", sft.tokens_of(alone)):
         expected = f"has no label mask, but {alone / name} is of a corpus with label masks"
-        assert expected in error_of(where, dtype="uint16")
+        assert expected in sft.error_of(where, dtype="uint16")
         assert not open_corpus(where, dtype="uint16", use_loss_mask=False).has_loss

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,29 +105,15 @@ def test_an_unknown_format_is_an_error_that_lists_the_known(tmp_path):
 
 
 def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, write_tokens, monkeypatch):
-    write_tokens("wiki/wiki.dump", [5, 3, 6, 7, 3], "uint16")
-    (tmp_path / "outside_format.py").write_text(
-        """
-import numpy as np
-from grain_sft.corpus import CorpusMetadata, Format, Split
-
-class Wikidump(Format):
-    expected = "a folder with wiki.dump"
-
-    def detect(self, path, listing):
-        return path if "wiki.dump" in listing.names(path) else None
-
-    def split(self, home, listing):
-        metadata = CorpusMetadata(eos_token_id=3)
-        return Split(files=(home + "/wiki.dump",), metadata=metadata, dtype=np.dtype("uint16"))
-"""
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    corpus = open_corpus(tmp_path / "wiki", format="outside_format:Wikidump")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "plugin")
+    write_tokens("wiki/a.tok", [5, 3, 6, 7, 3], "uint16")
+    write_tokens("wiki/a.pairs", [0, 2, 2, 3], "uint64")
+    name, other = (f"grain_sft_example.formats:{name}" for name in ("Articles", "Other"))
+    corpus = open_corpus(tmp_path / "wiki", format=name)
     assert [document.tokens.tolist() for document in corpus.iter_documents()] == [[5, 3], [6, 7, 3]]
     assert "holds no .npy file" in error_of(tmp_path / "wiki")
-    assert "expected a folder with wiki.dump" in error_of(tmp_path, format="outside_format:Wikidump")
-    assert "'outside_format:Other' cannot be imported" in error_of(tmp_path / "wiki", format="outside_format:Other")
+    assert "expected a folder with *.tok files" in error_of(tmp_path, format=name)
+    assert f"'{other}' cannot be imported" in error_of(tmp_path / "wiki", format=other)
 
 
 def test_a_format_from_outside_that_finds_no_files_is_an_error(tmp_path, monkeypatch):

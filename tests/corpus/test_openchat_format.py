@@ -7,16 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from sft_files import (
-    EOS,
-    assert_documents,
-    documents,
-    error_of,
-    joined,
-    openchat_columns,
-    write_openchat,
-    write_sources,
-)
+import sft_files as sft
 
 from grain_sft import NpyDataSource, WindowLayout, open_corpus
 
@@ -31,18 +22,19 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 def test_both_splits_are_read_by_each_of_their_names(tmp_path, cache):
-    train, val = documents(weights=True), documents(7, 1, weights=True)
-    write_openchat(tmp_path, train, sources=True)
-    write_openchat(tmp_path, val, split="eval")
-    (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": EOS}}))
+    train, val = sft.documents(weights=True), sft.documents(7, 1, weights=True)
+    sft.write_openchat(tmp_path, train, sources=True)
+    sft.write_openchat(tmp_path, val, split="eval")
+    (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": sft.EOS}}))
     for place in (tmp_path, tmp_path / "openchat.train.parquet"):
         corpus = open_corpus(place)
-        assert (corpus.dtype, corpus.has_loss, corpus.has_weights, corpus.eos_token_id) == (np.uint32, True, True, EOS)
-        assert_documents(corpus, train, sources=True)
-    assert_documents(open_corpus(tmp_path / "openchat", format="openchat"), train, sources=True)
+        assert corpus.has_loss and corpus.has_weights
+        assert (corpus.dtype, corpus.eos_token_id) == (np.uint32, sft.EOS)
+        sft.assert_documents(corpus, train, sources=True)
+    sft.assert_documents(open_corpus(tmp_path / "openchat", format="openchat"), train, sources=True)
     for place in ("val", "eval", "openchat.eval.parquet"):
-        assert_documents(open_corpus(tmp_path / place), val)
-    tokens, loss = joined(train)
+        sft.assert_documents(open_corpus(tmp_path / place), val)
+    tokens, loss = sft.joined(train)
     rows = len(tokens) // 8
     batch = NpyDataSource(WindowLayout(corpus, 8)).read(range(rows))
     np.testing.assert_array_equal(batch["loss_weights"], loss[: rows * 8].reshape(-1, 8))
@@ -50,16 +42,16 @@ def test_both_splits_are_read_by_each_of_their_names(tmp_path, cache):
 
 
 def test_the_weight_of_first_tokens_is_0_without_their_file(tmp_path):
-    docs = documents(weights=True)
-    write_openchat(tmp_path, docs, first_weights=False)
+    docs = sft.documents(weights=True)
+    sft.write_openchat(tmp_path, docs, first_weights=False)
     for _, loss in docs:
         loss[0] = 0
-    assert_documents(open_corpus(tmp_path), docs)
+    sft.assert_documents(open_corpus(tmp_path), docs)
 
 
 def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
-    docs = documents(weights=True)
-    write_openchat(tmp_path, docs)
+    docs = sft.documents(weights=True)
+    sft.write_openchat(tmp_path, docs)
     open_corpus(tmp_path)
     (folder,) = cache()
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
@@ -68,11 +60,11 @@ def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
     (folder / "tokens.bin").write_bytes(b"")
     assert open_corpus(tmp_path) == corpus
     assert [folder] == cache()
-    write_openchat(tmp_path, docs[:5])
-    assert_documents(open_corpus(tmp_path), docs[:5])
+    sft.write_openchat(tmp_path, docs[:5])
+    sft.assert_documents(open_corpus(tmp_path), docs[:5])
     shutil.rmtree(folder.parent)
     assert not cache()
-    assert_documents(open_corpus(tmp_path), docs[:5])
+    sft.assert_documents(open_corpus(tmp_path), docs[:5])
 
 
 def test_with_a_root_the_file_is_in_it_and_its_arrays_are_in_the_cache(tmp_path):
@@ -94,14 +86,14 @@ def test_a_file_and_its_sidecars_are_found_in_a_folder_that_cant_be_listed(tmp_p
 
 
 def test_a_row_of_several_sequences_is_as_many_documents(tmp_path):
-    docs = documents(30, weights=True)
-    pairs = {name: zip(values[::2], values[1::2], strict=True) for name, values in openchat_columns(docs).items()}
+    docs = sft.documents(30, weights=True)
+    pairs = {name: zip(values[::2], values[1::2], strict=True) for name, values in sft.openchat_columns(docs).items()}
     columns = {name: [one + other for one, other in values] for name, values in pairs.items()}
-    write_openchat(tmp_path, docs, columns=columns)
-    assert_documents(open_corpus(tmp_path), docs)
+    sft.write_openchat(tmp_path, docs, columns=columns)
+    sft.assert_documents(open_corpus(tmp_path), docs)
 
 
-DOCS = documents(30, weights=True)
+DOCS = sft.documents(30, weights=True)
 COUNT = len(DOCS[11][0])
 ONES = [1.0] * (COUNT - 1) + [0.0]
 
@@ -129,32 +121,32 @@ ONES = [1.0] * (COUNT - 1) + [0.0]
     ],
 )
 def test_rows_that_dont_fit_together_are_named(tmp_path, cache, changes, expected):
-    columns = openchat_columns(DOCS)
+    columns = sft.openchat_columns(DOCS)
     for name, value in changes.items():
         columns[name][11] = value
-    write_openchat(tmp_path, DOCS, columns=columns)
+    sft.write_openchat(tmp_path, DOCS, columns=columns)
     place = "" if expected.startswith("column") else "row 12: "
-    assert f"{tmp_path}/openchat.train.parquet: {place}{expected}" in error_of(tmp_path)
+    assert f"{tmp_path}/openchat.train.parquet: {place}{expected}" in sft.error_of(tmp_path)
     assert not cache()
 
 
 def test_columns_that_are_missing_or_of_another_type_are_named(tmp_path):
-    docs = documents(5, weights=True)
-    columns = openchat_columns(docs)
+    docs = sft.documents(5, weights=True)
+    columns = sft.openchat_columns(docs)
     for name in columns:
-        write_openchat(tmp_path, docs, columns={key: value for key, value in columns.items() if key != name})
-        assert f"has 0 columns {name}; expected the columns total_length, " in error_of(tmp_path)
+        sft.write_openchat(tmp_path, docs, columns={key: value for key, value in columns.items() if key != name})
+        assert f"has 0 columns {name}; expected the columns total_length, " in sft.error_of(tmp_path)
     for name, expected in (
         ("nz_input_ids", "column nz_input_ids is string; expected lists"),
         ("total_length", "column total_length holds string; expected numbers"),
     ):
         pa.parquet.write_table(pa.table({**columns, name: ["a"] * 5}), tmp_path / "openchat.train.parquet")
-        assert expected in error_of(tmp_path)
+        assert expected in sft.error_of(tmp_path)
 
 
 def test_files_beside_it_that_dont_fit_are_named(tmp_path):
-    docs = documents(5, weights=True)
-    write_openchat(tmp_path, docs)
+    docs = sft.documents(5, weights=True)
+    sft.write_openchat(tmp_path, docs)
     path = tmp_path / "openchat.train.first_weights.bin"
     for data, expected in (
         (bytes(16), "4 weights, but"),
@@ -162,25 +154,25 @@ def test_files_beside_it_that_dont_fit_are_named(tmp_path):
         (np.full(5, np.inf, "f4").tobytes(), "weight 0 is inf"),
     ):
         path.write_bytes(data)
-        assert expected in error_of(tmp_path)
+        assert expected in sft.error_of(tmp_path)
     path.unlink()
-    write_sources(tmp_path / "openchat.train.sources.bin", docs * 2)
-    assert "160 bytes; expected 80" in error_of(tmp_path)
-    write_openchat(tmp_path, docs)
+    sft.write_sources(tmp_path / "openchat.train.sources.bin", docs * 2)
+    assert "160 bytes; expected 80" in sft.error_of(tmp_path)
+    sft.write_openchat(tmp_path, docs)
     other = tmp_path / "other.train.parquet"
     os.link(tmp_path / "openchat.train.parquet", other)
-    assert "holds openchat.train.parquet and other.train.parquet" in error_of(tmp_path)
-    assert "dtype=uint16; tokens of the format openchat are read as uint32" in error_of(other, dtype="uint16")
+    assert "holds openchat.train.parquet and other.train.parquet" in sft.error_of(tmp_path)
+    assert "dtype=uint16; tokens of the format openchat are read as uint32" in sft.error_of(other, dtype="uint16")
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
-    write_openchat(tmp_path, documents(5))
+    sft.write_openchat(tmp_path, sft.documents(5))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "needs pyarrow, which is not installed. Run `pip install '.[parquet]'`" in error_of(tmp_path)
+    assert "needs pyarrow, which is not installed. Run `pip install '.[parquet]'`" in sft.error_of(tmp_path)
 
 
 def test_a_cache_that_cant_be_written_is_named(tmp_path, monkeypatch):
-    write_openchat(tmp_path, documents(5))
+    sft.write_openchat(tmp_path, sft.documents(5))
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "file"))
-    assert "can't be written" in error_of(tmp_path) and (tmp_path / "file").read_text() == ""
+    assert "can't be written" in sft.error_of(tmp_path) and (tmp_path / "file").read_text() == ""

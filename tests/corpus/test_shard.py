@@ -8,23 +8,18 @@ import sys
 import numpy as np
 import pytest
 import sft_files
+from sft_files import NPY_MAGIC as MAGIC
+from sft_files import npy_bytes
 
 from grain_sft import NpyDataSource, WindowLayout, open_corpus
 
 DTYPES = ("uint8", "uint16", "uint32", "uint64")
-MAGIC = b"\x93NUMPY"
 
 
 def write_npy(path, array, version=None, allow_pickle=False):
     with open(path, "wb") as file:
         np.lib.format.write_array(file, array, version=version, allow_pickle=allow_pickle)
     return path
-
-
-def npy_bytes(header, data=b"", version=1):
-    """A .npy file with the header text as given, right or wrong."""
-    text = header.encode() if isinstance(header, str) else header
-    return MAGIC + bytes((version, 0)) + struct.pack("<H" if version == 1 else "<I", len(text)) + text + data
 
 
 def stated(shape, descr="'<u4'"):

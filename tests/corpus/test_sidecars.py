@@ -8,18 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
-from sft_files import (
-    EOS,
-    assert_documents,
-    documents,
-    error_of,
-    joined,
-    masks_of,
-    tokens_of,
-    write_episodes,
-    write_olmo,
-    write_primer,
-)
+import sft_files as sft
 
 from grain_sft import open_corpus
 from grain_sft.config.nouns import make_corpus
@@ -28,17 +17,17 @@ from grain_sft.config.nouns import make_corpus
 @pytest.fixture
 def parts(tmp_path):
     """A raw corpus of OLMo-core, in three parts that cut through documents."""
-    return write_olmo(tmp_path / "sft", documents(), part_tokens=240, sources=True)
+    return sft.write_olmo(tmp_path / "sft", sft.documents(), part_tokens=240, sources=True)
 
 
 def ways(folder, tmp_path):
     """Every way of naming the parts, by name."""
     mix = tmp_path / "mix.txt"
-    mix.write_text("".join(f"label,{path}\n" for path in tokens_of(folder)))
+    mix.write_text("".join(f"label,{path}\n" for path in sft.tokens_of(folder)))
     index, masked, everything = tmp_path / "index.json", tmp_path / "masked.json", tmp_path / "all.json"
-    open_corpus(folder, eos_token_id=EOS).save(index)
-    open_corpus(tokens_of(folder), eos_token_id=EOS).save(masked)
-    plain = open_corpus(tokens_of(folder), eos_token_id=EOS, use_loss_mask=False)
+    open_corpus(folder, eos_token_id=sft.EOS).save(index)
+    open_corpus(sft.tokens_of(folder), eos_token_id=sft.EOS).save(masked)
+    plain = open_corpus(sft.tokens_of(folder), eos_token_id=sft.EOS, use_loss_mask=False)
     plain.save(everything, format="maxtext", sequence_length=8, tokenizer="mine")
     return {
         "directory": folder,
@@ -46,8 +35,8 @@ def ways(folder, tmp_path):
         "glob of all": f"{folder}/*.npy",
         "glob of everything": f"{folder}/*",
         "two globs": [f"{folder}/token_ids_part_*[01].npy", f"{folder}/token_ids_part_*[2-9].npy"],
-        "list": [str(path) for path in tokens_of(folder)],
-        "list of paths with masks": [*reversed(masks_of(folder)), *tokens_of(folder)],
+        "list": [str(path) for path in sft.tokens_of(folder)],
+        "list of paths with masks": [*reversed(sft.masks_of(folder)), *sft.tokens_of(folder)],
         "directory above": folder.parent,
         "mix": mix,
         "index": index,
@@ -58,27 +47,27 @@ def ways(folder, tmp_path):
 
 @pytest.mark.parametrize("dtype", [None, "uint16"])
 def test_masks_and_boundaries_are_found_however_the_parts_are_named(parts, tmp_path, dtype):
-    whole = open_corpus(parts, eos_token_id=EOS)
+    whole = open_corpus(parts, eos_token_id=sft.EOS)
     for name, where in ways(parts, tmp_path).items():
-        corpus = open_corpus(where, dtype=dtype, eos_token_id=EOS)
+        corpus = open_corpus(where, dtype=dtype, eos_token_id=sft.EOS)
         assert corpus.fingerprint == whole.fingerprint, name
         assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards], name
-        assert_documents(corpus, documents(), sources=corpus.sources is not None)
+        sft.assert_documents(corpus, sft.documents(), sources=corpus.sources is not None)
         assert corpus.sources is not None or name in ("MaxText's index", "mix"), name
-        config = {"path": [str(each) for each in where] if isinstance(where, list) else str(where), "eos_token_id": EOS}
-        assert make_corpus(config, "config").fingerprint == whole.fingerprint, name
+        path = [str(each) for each in where] if isinstance(where, list) else str(where)
+        assert make_corpus({"path": path, "eos_token_id": sft.EOS}, "config").fingerprint == whole.fingerprint, name
 
 
 @pytest.mark.parametrize(
     ("write", "patterns"),
     [
-        (write_episodes, ("train/shard_*/tokens.bin", "train/shard_*/*.bin", "train/shard_*/*")),
-        (write_primer, ("train_input_ids.bin", "train_*.bin", "*")),
+        (sft.write_episodes, ("train/shard_*/tokens.bin", "train/shard_*/*.bin", "train/shard_*/*")),
+        (sft.write_primer, ("train_input_ids.bin", "train_*.bin", "*")),
     ],
 )
 def test_sidecars_of_other_formats_are_found_for_listed_files(tmp_path, write, patterns):
-    docs = documents()
-    root = write(tmp_path / "x", docs, **({"shards": 3} if write is write_episodes else {"sources": True}))
+    docs = sft.documents()
+    root = write(tmp_path / "x", docs, **({"shards": 3} if write is sft.write_episodes else {"sources": True}))
     for path in root.glob("train/shard_*/"):
         (path / "segment_ids.bin").write_bytes(b"\0" * 7)
     whole = open_corpus(root)
@@ -86,37 +75,37 @@ def test_sidecars_of_other_formats_are_found_for_listed_files(tmp_path, write, p
         for where in (f"{root}/{pattern}", [f"{root}/{pattern}"], sorted(root.glob(pattern))):
             corpus = open_corpus(where)
             assert corpus == whole
-            assert_documents(corpus, docs, sources=corpus.sources is not None)
+            sft.assert_documents(corpus, docs, sources=corpus.sources is not None)
 
 
 def test_a_mask_without_its_tokens_among_the_files_is_named(parts):
-    mask, tokens = masks_of(parts), tokens_of(parts)
+    mask, tokens = sft.masks_of(parts), sft.tokens_of(parts)
     expected = f"{mask[0]}: belongs to the token file {tokens[0]}, which is not among the files"
-    assert expected in error_of([mask[0], tokens[1]], dtype="uint16")
+    assert expected in sft.error_of([mask[0], tokens[1]], dtype="uint16")
     for where in (mask[1], f"{parts}/labels_mask*.npy"):
-        assert "belongs to the token file" in error_of(where, dtype="uint8")
+        assert "belongs to the token file" in sft.error_of(where, dtype="uint8")
 
 
 @pytest.mark.parametrize("name", ["notes.json", "notes.txt", "data.parquet", "more.jsonl.gz"])
 def test_files_that_hold_no_tokens_by_their_names_are_refused(parts, name):
     (parts / name).write_bytes(b"12345678")
-    message = error_of(f"{parts}/*", dtype="uint8")
+    message = sft.error_of(f"{parts}/*", dtype="uint8")
     assert f"{name}: its name is not that of a token file" in message or f"{name}: a Parquet file" in message
 
 
 def test_a_part_is_joined_only_with_the_part_that_is_before_it(parts):
-    first, second, _ = tokens_of(parts)
-    corpus = open_corpus([second, first], eos_token_id=EOS)
-    for found, whole in zip(corpus.read(0, corpus.num_tokens), joined(documents()), strict=True):
+    first, second, _ = sft.tokens_of(parts)
+    corpus = open_corpus([second, first], eos_token_id=sft.EOS)
+    for found, whole in zip(corpus.read(0, corpus.num_tokens), sft.joined(sft.documents()), strict=True):
         np.testing.assert_array_equal(found, np.concatenate([whole[240:480], whole[:240]]))
-    together = open_corpus([first, second], eos_token_id=EOS)
+    together = open_corpus([first, second], eos_token_id=sft.EOS)
     assert together.num_documents == corpus.num_documents - 1  # the one that the parts cut through
     assert corpus.sources is None
 
 
 def test_dolmas_boundaries_of_five_columns_are_read_beside_any_tokens(tmp_path):
     """start, end, id, src, loc, as Python's csv writes them; ids may hold anything but a line break."""
-    docs = documents()
+    docs = sft.documents()
     for number, some in enumerate((docs[:25], docs[25:])):
         np.concatenate([tokens for tokens, _ in some]).astype("<u2").tofile(tmp_path / f"web-{number:05d}.npy")
         with gzip.open(tmp_path / f"web-{number:05d}.csv.gz", "wt", newline="") as file:
@@ -127,30 +116,30 @@ def test_dolmas_boundaries_of_five_columns_are_read_beside_any_tokens(tmp_path):
                 start += len(tokens)
     every = [(tokens, np.ones(len(tokens), np.bool_)) for tokens, _ in docs]
     for where in (tmp_path, f"{tmp_path}/*.npy", sorted(tmp_path.glob("*.npy")), f"{tmp_path}/*"):
-        assert_documents(open_corpus(where, dtype="uint16"), every)
-    assert_documents(open_corpus(tmp_path, dtype="uint16", eos_token_id=EOS), every)
+        sft.assert_documents(open_corpus(where, dtype="uint16"), every)
+    sft.assert_documents(open_corpus(tmp_path, dtype="uint16", eos_token_id=sft.EOS), every)
     (tmp_path / "web-00000.csv.gz").write_bytes(gzip.compress(b"0,5,a,b,0\nfive,9,a,b,1\n"))
-    assert "csv.gz:2: expected 'start,end' in digits, found 'five,9,a,b,1'" in error_of(tmp_path, dtype="uint16")
+    assert "csv.gz:2: expected 'start,end' in digits, found 'five,9,a,b,1'" in sft.error_of(tmp_path, dtype="uint16")
 
 
 def test_parts_of_two_tokenizers_are_not_one_corpus(tmp_path):
     for name, sha in (("a", "1" * 64), ("b", "2" * 64), ("c", "1" * 64)):
-        folder = write_olmo(tmp_path / name, documents())
-        (folder / "prepare.json").write_text(json.dumps({"tokenizer": {"sha256": sha, "eos_token_id": EOS}}))
-    message = error_of(f"{tmp_path}/[ab]/token_ids*.npy")
+        folder = sft.write_olmo(tmp_path / name, sft.documents())
+        (folder / "prepare.json").write_text(json.dumps({"tokenizer": {"sha256": sha, "eos_token_id": sft.EOS}}))
+    message = sft.error_of(f"{tmp_path}/[ab]/token_ids*.npy")
     assert f"{tmp_path}/a" in message and f"is {'1' * 64}, but that of {tmp_path}/b" in message
     corpus = open_corpus(f"{tmp_path}/[ac]/token_ids*.npy")
-    assert (corpus.tokenizer_sha256, corpus.eos_token_id, corpus.num_documents) == ("1" * 64, EOS, 80)
+    assert (corpus.tokenizer_sha256, corpus.eos_token_id, corpus.num_documents) == ("1" * 64, sft.EOS, 80)
 
 
 def test_a_split_without_metadata_says_so_where_its_format_has_them(tmp_path, caplog):
-    write_episodes(tmp_path / "e", documents())
-    write_olmo(tmp_path / "o", documents())
+    sft.write_episodes(tmp_path / "e", sft.documents())
+    sft.write_olmo(tmp_path / "o", sft.documents())
     shutil.copytree(tmp_path / "e" / "train", tmp_path / "alone")
     with caplog.at_level(logging.WARNING, logger="absl"):
         for path in (tmp_path / "e", tmp_path / "o"):
             open_corpus(path)
-        open_corpus(tmp_path / "alone", eos_token_id=EOS)
+        open_corpus(tmp_path / "alone", eos_token_id=sft.EOS)
         assert not caplog.records  # raw corpora of OLMo-core have no metadata
         assert open_corpus(tmp_path / "alone").eos_token_id is None
     (record,) = caplog.records
@@ -159,32 +148,32 @@ def test_a_split_without_metadata_says_so_where_its_format_has_them(tmp_path, ca
 
 @pytest.mark.parametrize("name", ["{}", "renamed_{}", "{}.bin"])
 def test_sidecars_are_found_for_links_to_tokens(parts, tmp_path, name):
-    whole = open_corpus(parts, eos_token_id=EOS)
+    whole = open_corpus(parts, eos_token_id=sft.EOS)
     links = tmp_path / "links"
     links.mkdir()
-    for path in tokens_of(parts):
+    for path in sft.tokens_of(parts):
         (links / name.format(path.name)).symlink_to(path)
     for where in [sorted(links.iterdir()), f"{links}/*"] + ([] if name.endswith(".bin") else [links]):
-        corpus = open_corpus(where, eos_token_id=EOS)
+        corpus = open_corpus(where, eos_token_id=sft.EOS)
         assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards]
         assert corpus.fingerprint == whole.fingerprint and corpus.num_documents == whole.num_documents
-    assert "root" in error_of(links / name.format("token_ids_part_0000.npy"), root=links)
+    assert "root" in sft.error_of(links / name.format("token_ids_part_0000.npy"), root=links)
 
 
-@pytest.mark.parametrize("write", [write_olmo, write_episodes, write_primer])
+@pytest.mark.parametrize("write", [sft.write_olmo, sft.write_episodes, sft.write_primer])
 def test_listed_corpora_and_a_directory_of_them_are_their_training_splits(tmp_path, write):
     for number, name in enumerate("ab"):
-        for split, docs in (("train", documents(seed=number)), ("val", documents(7, seed=number + 2))):
-            if write is write_olmo:
-                write_olmo(tmp_path / name / split, docs, part_tokens=240)
+        for split, docs in (("train", sft.documents(seed=number)), ("val", sft.documents(7, seed=number + 2))):
+            if write is sft.write_olmo:
+                sft.write_olmo(tmp_path / name / split, docs, part_tokens=240)
             else:
                 write(tmp_path / name, docs, split=split)
-    one, other = (open_corpus(tmp_path / name, eos_token_id=EOS).shards for name in "ab")
+    one, other = (open_corpus(tmp_path / name, eos_token_id=sft.EOS).shards for name in "ab")
     places = [[tmp_path / "a", tmp_path / "b"]]
-    for where in places if write is not write_olmo else [*places, tmp_path, [tmp_path]]:
-        found = open_corpus(where, eos_token_id=EOS).shards
+    for where in places if write is not sft.write_olmo else [*places, tmp_path, [tmp_path]]:
+        found = open_corpus(where, eos_token_id=sft.EOS).shards
         assert [(shard.path, shard.loss) for shard in found] == [(shard.path, shard.loss) for shard in one + other]
-    if write is write_olmo:  # a validation split without a training split beside it is a corpus
+    if write is sft.write_olmo:  # a validation split without a training split beside it is a corpus
         shutil.rmtree(tmp_path / "b" / "train")
         left = [str(path) for path in sorted(tmp_path.rglob("token_ids_part_*.npy")) if "a/val" not in str(path)]
-        assert [shard.path for shard in open_corpus(tmp_path, eos_token_id=EOS).shards] == left
+        assert [shard.path for shard in open_corpus(tmp_path, eos_token_id=sft.EOS).shards] == left

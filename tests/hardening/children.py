@@ -39,12 +39,10 @@ def write_counted(folder: Path, files: int, rows: int) -> None:
 
 def write_corpus_and_tokenizer(folder: Path) -> None:
     """An OLMo corpus in `folder`/olmo, and a tokenizer of chats in `folder`/spm.model."""
-    from grain_sft.prepare import train_tokenizer
-    from grain_sft.prepare.training import CHAT_TOKENS
+    from prepared import save_trained
 
     write_olmo(folder / "olmo", documents(3000), part_tokens=20_000)
-    words = [f"word {number} of the question, and the answer" for number in range(300)]
-    (folder / "spm.model").write_bytes(train_tokenizer(words, 350, CHAT_TOKENS))
+    save_trained(folder)
 
 
 def is_right(batch, rows) -> bool:

@@ -9,6 +9,7 @@ from sft_files import EOS, documents, write_olmo
 PROGRAM = f"""
 import hashlib, json, time
 from pathlib import Path
+from batches import sections
 import grain_sft
 from grain_sft.storage import artifact
 
@@ -19,11 +20,7 @@ if len(sys.argv) > 3:
 corpus = grain_sft.open_corpus(sys.argv[1], eos_token_id={EOS})
 found = hashlib.sha256()
 for kind, sampler in (("packed", {{"order": "olmo"}}), ("windows", {{"order": "shuffle"}}), ("padded", {{"order": "episode"}})):
-    config = {{
-        "corpus": {{"path": sys.argv[1], "eos_token_id": {EOS}}},
-        "layout": {{"kind": kind, "sequence_length": 64}},
-        "sampler": {{"seed": 5, "global_batch_size": 4, "epochs": 2, **sampler}},
-    }}
+    config = sections(sys.argv[1], 64, corpus={{"eos_token_id": {EOS}}}, layout=kind, seed=5, epochs=2, **sampler)
     pipeline = grain_sft.load(config, host=grain_sft.Host(0, 1))
     found.update(pipeline.receipt.code.encode())
     for batch in pipeline.iter():

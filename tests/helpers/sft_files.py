@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import grain_sft
 
 EOS = 2
+NPY_MAGIC = b"\x93NUMPY"
 
 
 def documents(count=40, seed=0, *, high=1000, weights=False, longest=30):
@@ -135,6 +137,12 @@ def write_openchat(
     if sources:
         write_sources(root / f"openchat.{split}.sources.bin", docs)
     return root
+
+
+def npy_bytes(header, data=b"", version=1):
+    """A .npy file with the header text as given, right or wrong."""
+    text = header.encode() if isinstance(header, str) else header
+    return NPY_MAGIC + bytes((version, 0)) + struct.pack("<H" if version == 1 else "<I", len(text)) + text + data
 
 
 def error_of(path, **options):

@@ -10,18 +10,10 @@ from typing import Any
 
 from grain_sft import open_corpus
 from grain_sft.corpus import Corpus
-from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
+from grain_sft.prepare import Dataset, Request, prepare
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 FIM = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
-
-
-def save_fim_tokenizer(folder: Path, *special_tokens: str) -> Path:
-    """Save a small SentencePiece model with FIM and other special tokens."""
-    path = folder / "spm.model"
-    words = [f"the question and the answer, word {number}" for number in range(100)]
-    path.write_bytes(train_tokenizer(words, 400, (*FIM, *special_tokens)))
-    return path
 
 
 def save_golden_tokenizer(folder: Path) -> Path:

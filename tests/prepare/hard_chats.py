@@ -61,6 +61,21 @@ def tool_chats() -> list[dict[str, Any]]:
     return found
 
 
+def episode_chats() -> list[dict[str, Any]]:
+    """Records of the episode schema: a context, passages, notes, thoughts and citations."""
+    found = []
+    for number, text in enumerate(TEXTS):
+        messages = [
+            {"role": "user", "content": f"u{number} {text}", "context": f"passage {text}"},
+            {"role": "assistant_context", "content": f"note {text}"},
+            {"role": "assistant", "content": f"a{number} {text}", "think": f"hm {text}", "cite": "doc.pdf"},
+        ]
+        found.append(
+            {"system": f"s {text}", "context": f"episode_id: {number}", "messages": messages * (1 + number % 2)}
+        )
+    return found
+
+
 def openchat_chats() -> list[dict[str, Any]]:
     """Records of OpenChat's schema, some with weights of their own."""
     found = []

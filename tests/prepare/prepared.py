@@ -4,14 +4,14 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grain_sft.cli.main import main
-from grain_sft.prepare import FORMATS, Dataset, Request, prepare
+from grain_sft.prepare import CHAT_TOKENS, FORMATS, Dataset, Request, prepare, train_tokenizer
 
 CHAT_FORMATS = [name for name in FORMATS if FORMATS[name].holds_loss and not FORMATS[name].of_pairs]
 """Formats of corpora of conversations."""
@@ -43,6 +43,25 @@ def write_chats(path: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
+
+
+def save_trained(
+    folder: Path, special: Sequence[str] = CHAT_TOKENS, size: int = 400, texts: Sequence[str] = ()
+) -> Path:
+    """Train a small SentencePiece model, of `texts` or a few words, and save it."""
+    path = folder / "spm.model"
+    texts = texts or [f"the question and the answer, word {number}" for number in range(100)]
+    path.write_bytes(train_tokenizer(texts, size, special))
+    return path
+
+
+def make_each_format(folder: Path, counts: dict[str, int]) -> Path:
+    """Write chats to files of these names, with a model, and prepare them in each format of `CHAT_FORMATS`."""
+    datasets = tuple(Dataset((str(write_chats(folder / name, count)),)) for name, count in counts.items())
+    model = str(save_trained(folder))
+    for form in CHAT_FORMATS:
+        prepare(Request(datasets, "primer", model, form, val_frac=0.2), folder / form, workers=1)
+    return folder
 
 
 def digests(out: Path, replace: tuple[str, str] = ("", "")) -> dict[str, str]:

@@ -53,6 +53,7 @@ def array_record(records: list[Record]) -> bytes:
         return write_array_record(Path(file.name), lines(records).splitlines()).read_bytes()
 
 
+zstd = zstandard.ZstdCompressor(write_checksum=True).compress
 KINDS: dict[str, Callable[[list[Record]], bytes]] = {
     "jsonl": lines,
     "json": array,
@@ -61,8 +62,8 @@ KINDS: dict[str, Callable[[list[Record]], bytes]] = {
     "array_record": array_record,
     "jsonl.gz": lambda records: gzip.compress(lines(records)),
     "json.gz": lambda records: gzip.compress(array(records)),
-    "jsonl.zst": lambda records: zstandard.compress(lines(records)),
-    "json.zst": lambda records: zstandard.compress(array(records)),
+    "jsonl.zst": lambda records: zstd(lines(records)),
+    "json.zst": lambda records: zstd(array(records)),
 }
 """Bytes of a file, by the end of its name."""
 COLUMNS = ("parquet", "arrow")

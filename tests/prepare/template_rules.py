@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prepared import CHATML
+from prepared import CHATML, save_trained
 from tokenizer_makers import byte_level_json, save_huggingface
 
-from grain_sft.prepare import TEMPLATES, Conversation, TemplateOptions, Tokenizer, parse_record, render, train_tokenizer
+from grain_sft.prepare import TEMPLATES, Conversation, TemplateOptions, Tokenizer, parse_record, render
 
 EOT = "<|end_of_turn|>"
 BLOCKS = ("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite")
@@ -140,17 +140,9 @@ REFERENCES: dict[str, Callable[[dict[str, Any]], list[Run]]] = {
 }
 
 
-def save_trained(folder: Path) -> Path:
-    """A SentencePiece model with the special tokens of every template."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "spm.model"
-    path.write_bytes(train_tokenizer([f"the question and the answer, word {n}" for n in range(100)], 450, SPECIAL))
-    return path
-
-
 def save_tokenizers(folder: Path) -> dict[str, str]:
     """A tokenizer for each template: for chat templates one of Hugging Face, with a template of its own for hf."""
-    spm, serialized = save_trained(folder), byte_level_json(SPECIAL)
+    spm, serialized = save_trained(folder, SPECIAL, 450), byte_level_json(SPECIAL)
     of_chats = {
         "olmo": save_huggingface(folder / "olmo", serialized, eos="<|endoftext|>"),
         "hf": save_huggingface(folder / "hf", serialized, eos="<|endoftext|>", chat_template=CHATML),

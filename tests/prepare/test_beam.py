@@ -9,16 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from prepared import StoppedError, chat, digests, stamps, stop_half_way
+from prepared import StoppedError, chat, digests, save_trained, stamps, stop_half_way
 
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError
-from grain_sft.prepare import Dataset, Request, prepare, train_tokenizer
+from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.run import make_corpus
 from grain_sft.prepare.target import Target
-from grain_sft.prepare.training import CHAT_TOKENS
 from grain_sft.storage import files
 
 pytest.importorskip("apache_beam")
@@ -44,7 +43,7 @@ def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with (folder / f"{number}.jsonl").open("w") as file:
             for _ in range(40 + 20 * number):
                 file.write(json.dumps(chat(*draw.choices(texts, k=2 * draw.randrange(1, 4)))) + "\n")
-    (folder / "spm.model").write_bytes(train_tokenizer(texts, 500, CHAT_TOKENS))
+    save_trained(folder, size=500, texts=texts)
     return folder
 
 

@@ -1,16 +1,15 @@
 """A run that was killed, at any moment, and started again gives the bytes of one that was not."""
 
-import gzip
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared import write_chats
+from documents import texts_of
+from prepared import record
 from record_files import KINDS
 
 KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "4"))
@@ -19,18 +18,14 @@ KILLS = int(os.environ.get("GRAIN_SFT_KILLS", "4"))
 _PROGRAM = """
 import json, os, random, shutil, signal, sys, time
 from pathlib import Path
-from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare, train_tokenizer
+from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare
 from grain_sft.storage import locks
 from grain_sft.prepare.records import inputs
-from prepared import digests
+from prepared import digests, save_trained
 
 inputs.GROUP_BYTES = 1  # a chunk for each unit
 folder, format, workers, kills = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-model = folder / "spm.model"
-if not model.exists():
-    words = [f"word {number} of the question, and the answer" for number in range(300)]
-    special = (*CHAT_TOKENS, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
-    model.write_bytes(train_tokenizer(words, 350, special))
+model = save_trained(folder, (*CHAT_TOKENS, "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"))
 options = {"template": "primer", "max_length": 60} | json.loads(sys.argv[5])
 [a], [b] = (map(str, folder.glob(pattern)) for pattern in ("a.*", "b.*"))
 request = Request(
@@ -73,60 +68,44 @@ print(f"{kills} killed, {unfinished} of them before the end, {longest:.2f} s")
 """
 
 
-def write(path: Path, count: int) -> None:
-    """Write lines; an array where the name ends in .json; compressed where it ends in .gz."""
-    lines = write_chats(path, count, bad=tuple(range(6, count, 97))).read_text().splitlines()
-    text = "[" + ",\n".join(lines) + "]" if path.suffix == ".json" else "".join(f"{line}\n" for line in lines)
-    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
-
-
-@pytest.mark.parametrize(
-    ("format", "workers", "names"),
-    [
-        ("olmo", 2, ("a.jsonl", "b.jsonl")),
-        ("openchat", 1, ("a.jsonl.gz", "b.json")),
-        *(
-            pytest.param(format, 1, ("a.jsonl", "b.jsonl"), marks=pytest.mark.heavy)
-            for format in ("olmo", "episodes", "primer")
-        ),
-    ],
-)
-def test_killed_and_started_again(tmp_path: Path, format: str, workers: int, names: tuple[str, str]) -> None:
-    if format == "openchat":
-        pytest.importorskip("pyarrow")
-    for name, count in zip(names, (1500, 600), strict=True):
-        write(tmp_path / name, count)
-    run(tmp_path, format, workers, KILLS if workers == 1 else 2, {})
-
-
-def write_texts(path: Path, count: int) -> None:
-    """Write texts in the kind of file, or the folder of them, that the name is of."""
-    draw = random.Random(path.name)
-    texts = ["".join(draw.choices("the answer \n\té漢😀", k=draw.randrange(200))) for _ in range(count)]
+def write(path: Path, template: str, count: int) -> None:
+    """Write chats, a few of them broken, or texts, in the kind of file, or the folder of texts, that the name is of."""
+    records = [record(number) if number % 97 != 5 else {"broken": number} for number in range(count)]
+    if template == "text":
+        records = [{"text": text} for text in texts_of(count, count)]
     if path.suffix == ".folder":
         path.mkdir()
-        for number, text in enumerate(texts):
-            (path / f"{number}.txt").write_text(text)
+        for number, each in enumerate(records):
+            (path / f"{number}.txt").write_text(each["text"])
     else:
-        path.write_bytes(KINDS[path.name.partition(".")[2]]([{"text": text} for text in texts]))
+        path.write_bytes(KINDS[path.name.partition(".")[2]](records))
+
+
+TEXT = {"template": "text", "fim_rate": 0.5, "empty": "keep", "max_length": 150}
+LINES = ("a.jsonl", "b.jsonl")
+CASES: list[tuple[dict[str, Any], str, int, int, tuple[str, str]]] = [
+    ({}, "olmo", 2, 2, LINES),
+    ({}, "openchat", 1, KILLS, ("a.jsonl.gz", "b.json")),
+    (TEXT, "olmo", 1, 3, ("a.jsonl", "b.array_record")),
+    (TEXT, "megatron", 1, 2, ("a.arrow", "b.jsonl")),
+]
+HEAVY = [({}, format, 1, KILLS, LINES) for format in ("olmo", "episodes", "primer")]
+HEAVY += [
+    (TEXT, format, 1, 25, names)
+    for format in ("olmo", "megatron")
+    for names in (("a.jsonl.gz", "b.arrow"), ("a.array_record", "b.folder"))
+]
 
 
 @pytest.mark.parametrize(
-    ("format", "names", "kills"),
-    [
-        ("olmo", ("a.jsonl", "b.array_record"), 3),
-        ("megatron", ("a.arrow", "b.jsonl"), 2),
-        *(
-            pytest.param(format, names, 25, marks=pytest.mark.heavy)
-            for format in ("olmo", "megatron")
-            for names in (("a.jsonl.gz", "b.arrow"), ("a.array_record", "b.folder"))
-        ),
-    ],
+    ("options", "format", "workers", "kills", "names"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.heavy) for case in HEAVY)],
 )
-def test_texts_killed_and_started_again(tmp_path: Path, format: str, names: tuple[str, str], kills: int) -> None:
-    for name, count in zip(names, (40 * kills, 10 * kills), strict=True):
-        write_texts(tmp_path / name, count)
-    run(tmp_path, format, 1, kills, {"template": "text", "fim_rate": 0.5, "empty": "keep", "max_length": 150})
+def test_killed_and_started_again(tmp_path, options, format, workers, kills, names):
+    pytest.importorskip("pyarrow")
+    for name, count in zip(names, (40 * kills, 10 * kills) if options else (1500, 600), strict=True):
+        write(tmp_path / name, options.get("template", ""), count)
+    run(tmp_path, format, workers, kills, options)
 
 
 def run(folder: Path, format: str, workers: int, kills: int, options: dict[str, Any]) -> None:

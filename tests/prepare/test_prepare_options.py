@@ -13,14 +13,7 @@ from prepared import CHAT_FORMATS, Place, stamps, write_chats
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import (
-    CHAT_TOKENS,
-    TEMPLATES,
-    TemplateOptions,
-    load_tokenizer,
-    parse_record,
-    render,
-)
+from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
 from grain_sft.prepare.records import inputs
 
 CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]

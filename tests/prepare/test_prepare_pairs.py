@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from prepared import CHATML
+from prepared import CHATML, chat
 from tokenizer_makers import byte_level_json, save_huggingface
 from tokenizers import Tokenizer
 
@@ -19,9 +19,8 @@ from grain_sft.prepare import Dataset, Request, convert, prepare
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 
 
-def said(*texts):
-    roles = ("user", "assistant") * len(texts)
-    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+def messages(*texts):
+    return chat(*texts)["messages"]
 
 
 def untrained(text):
@@ -30,18 +29,15 @@ def untrained(text):
 
 def shapes(number):
     """The same pair in each shape that the field has; and its prompt, chosen and rejected texts."""
-    prompt, chosen, rejected = (
-        f"question {number}?" + " why" * (number % 7),
-        f"yes {number}",
-        "no" + " way" * (number % 5),
-    )
-    both = {"chosen": said(prompt, chosen), "rejected": said(prompt, rejected)}
-    replies = {"chosen": said(prompt, chosen)[1:], "rejected": said(prompt, rejected)[1:]}
+    prompt, chosen = f"question {number}?" + " why" * (number % 7), f"yes {number}"
+    rejected = "no" + " way" * (number % 5)
+    both = {"chosen": messages(prompt, chosen), "rejected": messages(prompt, rejected)}
+    replies = {"chosen": messages(prompt, chosen)[1:], "rejected": messages(prompt, rejected)[1:]}
     records = [
         {"prompt": prompt, "chosen": chosen, "rejected": rejected},
         both | {"score": 0.5},
-        {"prompt": said(prompt)} | replies,
-        {"prompt": said(prompt)} | both,
+        {"prompt": messages(prompt)} | replies,
+        {"prompt": messages(prompt)} | both,
         {"prompt": prompt} | both,
         {"prompt": prompt} | replies,
     ]
@@ -98,7 +94,7 @@ def test_every_shape_gives_the_ids_of_the_rendered_chats(request_of, tokenizer, 
 
 def test_earlier_answers_are_of_the_prompt_and_take_no_loss(request_of, tmp_path):
     begin = ("a?", "b", "c?")
-    record = {"chosen": said(*begin, "d"), "rejected": said(*begin, "e")}
+    record = {"chosen": messages(*begin, "d"), "rejected": messages(*begin, "e")}
     prepare(request_of([record]), tmp_path / "out", workers=1)
     [(prompt, chosen, rejected)] = parts_of(open_corpus(tmp_path / "out" / "train"))
     assert len(chosen) == len(rejected) == 2 and len(prompt) > 20
@@ -116,15 +112,7 @@ def test_texts_without_a_prompt_share_the_tokens_that_both_begin_with(request_of
 def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of, tmp_path, tokenizer, capsys):
     request = request_of([record for number in range(8) for record in shapes(number)[0]], shuffle=False)
     path, out = request.datasets[0].paths[0], tmp_path / "out"
-    words = [
-        "prepare",
-        path,
-        "--template",
-        "hf",
-        "--tokenizer",
-        str(tokenizer),
-        *f"--format pairs --output {out}".split(),
-    ]
+    words = ["prepare", path, *f"--template hf --tokenizer {tokenizer} --format pairs --output {out}".split()]
     assert main([*words, "--dry-run", "1"]) == 0 and "| yes 0<|im_end|>no<|im_end|>" in capsys.readouterr().out
     assert main(words) == 0
     config = {"corpus": {"path": str(out)}, "layout": {"kind": "pairs", "sequence_length": 64}}
@@ -147,9 +135,9 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
     ("record", "options", "message"),
     [
         (shapes(1)[0][0], {"format": "olmo"}, r"pairs.jsonl:1: the record is a preference pair.* Give --format pairs"),
-        ({"messages": said("a", "b")}, {}, "the record is not a preference pair"),
+        ({"messages": messages("a", "b")}, {}, "the record is not a preference pair"),
         ({"chosen": "a", "prompt": "b"}, {}, "rejected"),
-        ({"chosen": said("a", "b"), "rejected": said("a", "b")}, {}, "the responses are equal"),
+        ({"chosen": messages("a", "b"), "rejected": messages("a", "b")}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
         (

@@ -19,12 +19,7 @@ from prepared import CHAT_FORMATS, Place, StoppedError, chat, digests, record, s
 from template_rules import SPECIAL
 
 from grain_sft.errors import PrepareError, RecordError, StorageError
-from grain_sft.prepare import (
-    Dataset,
-    Request,
-    convert,
-    train_tokenizer,
-)
+from grain_sft.prepare import Dataset, Request, convert, train_tokenizer
 from grain_sft.prepare.records import inputs
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from documents import documents_of, made, request_of, save_fim_tokenizer, texts_of, write
+from documents import FIM, documents_of, made, request_of, texts_of, write
+from prepared import save_trained
 
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
@@ -17,7 +18,7 @@ from grain_sft.prepare import Dataset, Request, dry_run, load_tokenizer, prepare
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_fim_tokenizer(tmp_path_factory.mktemp("spm"))
+    return save_trained(tmp_path_factory.mktemp("spm"), FIM)
 
 
 def test_text_becomes_batches(spm: Path, tmp_path: Path) -> None:

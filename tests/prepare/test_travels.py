@@ -7,31 +7,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared import CHAT_FORMATS, chat
+from batches import sections
+from prepared import CHAT_FORMATS, make_each_format, save_trained
 
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.cli.prepare import print_summary
 from grain_sft.errors import CorpusError
-from grain_sft.prepare import Dataset, Request, convert, prepare
-from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
+from grain_sft.prepare import convert
 
 pytest.importorskip("pyarrow")
-
-FORMATS = ("olmo", "episodes", "primer", "openchat")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chats, two tokenizers, and the chats in each format."""
-    path = tmp_path_factory.mktemp("travels")
-    texts = [f"what is {number} plus {number + 1}, please? it is {2 * number + 1}." for number in range(60)]
-    (path / "chats.jsonl").write_text("".join(json.dumps(chat(text[:25], text[25:])) + "\n" for text in texts))
-    for name, size in (("spm.model", 300), ("other.model", 310)):
-        (path / name).write_bytes(train_tokenizer(texts, size, CHAT_TOKENS))
-    for form in CHAT_FORMATS:
-        datasets = (Dataset((str(path / "chats.jsonl"),)),)
-        prepare(Request(datasets, "primer", str(path / "spm.model"), form, val_frac=0.2), path / form, workers=1)
+    path = make_each_format(tmp_path_factory.mktemp("travels"), {"chats.jsonl": 60})
+    (path / "other").mkdir()
+    save_trained(path / "other", size=310).rename(path / "other.model")
     return path
 
 
@@ -40,11 +33,7 @@ def stated(corpus: grain_sft.Corpus) -> dict[str, Any]:
 
 
 def config_of(corpus: Path | str, **options: str) -> dict[str, Any]:
-    return {
-        "corpus": {"path": str(corpus), **options},
-        "layout": {"kind": "padded", "sequence_length": 64},
-        "sampler": {"seed": 0, "global_batch_size": 4},
-    }
+    return sections(corpus, 64, layout="padded", corpus=options)
 
 
 @pytest.mark.parametrize("form", CHAT_FORMATS)
@@ -158,7 +147,7 @@ def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
         ["verify", corpus, "--tokenizer-name", other],
         ["index", corpus, "--tokenizer-name", "anything"],
         ["inspect", str(run), "--step", "0", "--tokenizer", other],
-        ["trace", str(run), "--find", "please", "--tokenizer", other],
+        ["trace", str(run), "--find", "question", "--tokenizer", other],
         ["report", str(run), "--seconds", "0", "--output", str(tmp_path / "r.html"), "--tokenizer", other],
     ):
         assert main(arguments) == 1, arguments

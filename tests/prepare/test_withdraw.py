@@ -1,19 +1,16 @@
 """Corpora that are rewritten without some of their documents."""
 
-import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from prepared import CHAT_FORMATS, digests, record
+from prepared import CHAT_FORMATS, digests, make_each_format
 
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.errors import RowIndexError
 from grain_sft.layout import corpus_documents_named, documents_named_in, layout
-from grain_sft.prepare import Dataset, Request, prepare
-from grain_sft.prepare.training import CHAT_TOKENS, train_tokenizer
 
 INPUTS = {"a/chats.jsonl": 24, "b/chats.jsonl": 12, "b/more.jsonl": 9}
 
@@ -22,17 +19,7 @@ INPUTS = {"a/chats.jsonl": 24, "b/chats.jsonl": 12, "b/more.jsonl": 9}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three inputs, two of one name, and their corpus in each format."""
     pytest.importorskip("pyarrow")
-    path, first = tmp_path_factory.mktemp("withdraw"), 0
-    for name, count in INPUTS.items():
-        (path / name).parent.mkdir(exist_ok=True)
-        (path / name).write_text("".join(json.dumps(record(first + number)) + "\n" for number in range(count)))
-        first += count
-    texts = [message["content"] for number in range(first) for message in record(number)["messages"]]
-    (path / "spm.model").write_bytes(train_tokenizer(texts, 300, CHAT_TOKENS))
-    datasets = tuple(Dataset((str(path / name),)) for name in INPUTS)
-    for form in CHAT_FORMATS:
-        prepare(Request(datasets, "primer", str(path / "spm.model"), form, val_frac=0.2), path / form, workers=1)
-    return path
+    return make_each_format(tmp_path_factory.mktemp("withdraw"), INPUTS)
 
 
 def records_of(corpus: grain_sft.Corpus) -> dict[tuple[int, int], tuple[list[int], list[float]]]:

@@ -120,32 +120,6 @@ def test_a_cut_or_other_file_is_a_sentence(tmp_path):
         read(path)
 
 
-@pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.heavy)])
-def test_a_flipped_file_is_a_sentence_or_the_same_records(cases, tmp_path):
-    draw = random.Random(3)
-    path = array_record(tmp_path / "a.array_record", [b"one record %d" % n for n in range(50)])
-    whole, expected, refused = path.read_bytes(), read(path), 0
-    used = [place for place in range(len(whole)) if whole[place]]
-    for _ in range(cases):
-        data = bytearray(whole)
-        data[draw.choice(used) + draw.randrange(3)] ^= 1 << draw.randrange(8)
-        path.write_bytes(data)
-        try:
-            assert read(path) == expected
-        except CorpusFileError as error:
-            assert str(error).startswith(f"{path}: ")
-            refused += 1
-    assert refused > cases / 2
-
-
-def test_a_file_that_changes_after_it_was_scanned_is_an_error(tmp_path):
-    path = array_record(tmp_path / "a", [b"%d" % n for n in range(9)])
-    entry, [unit] = units_of(path)
-    array_record(path, [b"%d" % (n + 1) for n in range(9)])
-    with pytest.raises(CorpusFileError, match="changed while it was read"):
-        list(inputs.read_records(entry, unit))
-
-
 def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_path, small_units, monkeypatch):
     draw = random.Random(4)
     expected = [{"text": text} for text in texts(draw, 60)]

@@ -16,7 +16,7 @@ from template_rules import REFERENCES, in_one, spelled
 
 from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
-from grain_sft.errors import CorpusFileError, GrainSftError, PrepareError, RecordError
+from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
 
 GOOD = b'{"messages": [{"role": "user", "content": "hi %d"}, {"role": "assistant", "content": "yes \xc3\xa4"}]}'
@@ -239,32 +239,3 @@ def test_the_command_says_one_sentence(name, tokenizers, tmp_path, capsys):
     assert main([*command, "--on-error", "skip", "--overwrite", "--workers", "2"]) == 0
     assert f"rejected 1: see {tmp_path}/out.rejected.jsonl" in capsys.readouterr().out
     assert rejected_of(tmp_path / "out")[0]["line"] == 2
-
-
-def test_a_damaged_parquet_file_is_an_error_that_names_it(tokenizers, tmp_path):
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    table = arrow.Table.from_pylist([json.loads(GOOD % number) for number in range(200)])
-    parquet.write_table(table, tmp_path / "whole.parquet", row_group_size=50)
-    content = (tmp_path / "whole.parquet").read_bytes()
-    draw, accepted, path = random.Random(5), 0, tmp_path / "a.parquet"
-    for number in range(100):
-        data = bytearray(content)
-        if number % 3 == 0:
-            del data[draw.randrange(len(data)) :]
-        else:
-            for _ in range(draw.randint(1, 4)):
-                data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
-        path.write_bytes(data)
-        out, before = tmp_path / f"out-{number}", visible(tmp_path)
-        try:
-            prepare(request_of(path, tokenizers), out, workers=1)
-        except GrainSftError as error:
-            assert str(error).startswith(str(path)), error
-            assert visible(tmp_path) == before
-        else:
-            accepted += 1
-            assert open_corpus(out).num_documents == 200
-    assert accepted < 50
-    path.write_bytes(b"")
-    with pytest.raises(CorpusFileError, match=r"a\.parquet: can't be read as Parquet"):
-        prepare(request_of(path, tokenizers), tmp_path / "out")

@@ -1,7 +1,6 @@
-"""Masks of Jinja chats equal those of a decoder that shares no code with the package, for each kind of tokenizer.
+"""Masks of Jinja chats equal those of a reader that knows three templates by heart, for each kind of tokenizer.
 
-The reference knows three templates by heart, encodes nothing with the package, and reads documents from their ids alone:
-control tokens by their ids, the text between them by the library that the tokenizer is of.
+The reader encodes nothing. It reads documents from their ids alone: control tokens by their ids, the text between them decoded.
 """
 
 import itertools
@@ -15,7 +14,7 @@ import pytest
 from chat_styles import CHATML, GEMMA
 from tokenizer_makers import FILES, byte_level_json, save_huggingface, save_sentencepiece, save_tiktoken
 
-from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
+from grain_sft.prepare import TEMPLATES, TemplateOptions, Tokenizer, load_tokenizer, parse_record, render
 
 jinja2 = pytest.importorskip("jinja2")
 
@@ -56,58 +55,32 @@ RULES: dict[str, tuple[str, Callable[..., Iterator[Run]]]] = {
 }
 
 
-class Kind:
-    """A tokenizer file and how its own library reads it."""
+BOS, EOS = "<bos>", "<eos>"
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "sentencepiece_without": lambda folder: save_sentencepiece(folder, user_defined=()),
+    "sentencepiece_with": lambda folder: save_sentencepiece(folder, control=CONTROL[2:], user_defined=()),
+    "bytes": lambda folder: save_huggingface(folder, byte_level_json(CONTROL, style="llama3"), bos=BOS, eos=EOS),
+    "tiktoken": lambda folder: save_tiktoken(folder, CONTROL, bos=BOS, eos=EOS),
+}
 
-    def __init__(self, name: str, folder: Path) -> None:
-        self.name = name
-        self.control: dict[int, str] = {}
-        if name.startswith("sentencepiece"):
-            import sentencepiece
 
-            control = CONTROL[2:] if name == "sentencepiece_with" else ()
-            self.path = save_sentencepiece(folder, control=control, user_defined=())
-            model = sentencepiece.SentencePieceProcessor(model_file=str(self.path))
-            self.control = {piece: model.id_to_piece(piece) for piece in range(len(model)) if model.is_control(piece)}
-            self.bos, self.eos = "<s>", model.eos_id()
-            self.text = lambda ids: model.decode(ids)
-        elif name == "tiktoken":
-            import tiktoken
-            from tiktoken.load import load_tiktoken_bpe
+def decoded(tokenizer: Tokenizer, tokens: list[int], loss: list[bool]) -> Decoded:
+    """A document, read from its ids."""
+    found: Decoded = []
+    control, pairs = set(tokenizer.special_tokens.values()), zip(tokens, loss, strict=True)
+    for (special, lost), group in itertools.groupby(pairs, lambda pair: (pair[0] in control, pair[1])):
+        ids = [number for number, _ in group]
+        found += [(number, lost) for number in ids] if special else [(tokenizer.decode(ids), lost)]
+    return found
 
-            self.path = save_tiktoken(folder, CONTROL, bos="<bos>", eos="<eos>")
-            settings = json.loads((folder / f"{self.path.name}.json").read_text())
-            ranks, special = load_tiktoken_bpe(str(self.path)), settings["special_tokens"]
-            library = tiktoken.Encoding("x", pat_str=settings["pattern"], mergeable_ranks=ranks, special_tokens=special)
-            self.control = {number: text for text, number in special.items()}
-            self.bos, self.eos = "<bos>", special["<eos>"]
-            self.text = lambda ids: library.decode(ids)
-        else:
-            from tokenizers import Tokenizer
 
-            self.path = save_huggingface(folder, byte_level_json(CONTROL, style="llama3"), bos="<bos>", eos="<eos>")
-            made = Tokenizer.from_file(str(folder / "tokenizer.json"))
-            self.control = {made.token_to_id(text): text for text in CONTROL}
-            self.bos, self.eos = "<bos>", None
-            self.text = lambda ids: made.decode(ids, skip_special_tokens=False)
-
-    def decode(self, tokens: list[int], loss: list[bool]) -> Decoded:
-        """A document by the tokenizer's own library."""
-        found: Decoded = []
-        pairs = zip(tokens, loss, strict=True)
-        for (control, lost), group in itertools.groupby(pairs, lambda pair: (pair[0] in self.control, pair[1])):
-            ids = [number for number, _ in group]
-            found += [(number, lost) for number in ids] if control else [(self.text(ids), lost)]
-        return found
-
-    def expected(self, runs: Iterator[Run]) -> Decoded:
-        """A document by its template's rules: a control token is what the template itself spells, and nothing else."""
-        ids = {text: number for number, text in self.control.items()}
-        spelled = re.compile("(" + "|".join(map(re.escape, ids)) + ")")
-        found: Decoded = []
-        for text, loss, own in runs:
-            found += [(ids.get(part, part), loss) for part in spelled.split(text)] if own else [(text, loss)]
-        return found
+def expected(tokenizer: Tokenizer, runs: Iterator[Run]) -> Decoded:
+    """A document by its template's rules: a control token is what the template itself spells, and nothing else."""
+    ids, found = tokenizer.special_tokens, []
+    spelled = re.compile("(" + "|".join(map(re.escape, ids)) + ")")
+    for text, loss, own in runs:
+        found += [(ids.get(part, part), loss) for part in spelled.split(text)] if own else [(text, loss)]
+    return found
 
 
 def conversations(count: int, seed: int) -> list[list[dict[str, str]]]:
@@ -145,18 +118,17 @@ def squeezed(pieces: Decoded) -> Decoded:
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("kind", ("sentencepiece_without", "sentencepiece_with", "bytes", "tiktoken"))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "seed"), [(24, 0), pytest.param(3000, 1, marks=pytest.mark.heavy)])
 def test_masks_equal_an_independent_decode(kind, name, count, seed, tmp_path):
-    library, chats = Kind(kind, tmp_path), conversations(count, seed)
-    tokenizer = load_tokenizer(library.path)
+    tokenizer, chats = load_tokenizer(KINDS[kind](tmp_path)), conversations(count, seed)
     template, rules = RULES[name]
     options = TemplateOptions(special_text="encode", chat_template=template)
     results = render(TEMPLATES["hf"], [parse_record({"messages": chat}) for chat in chats], tokenizer, options)
     for chat, result in zip(chats, results, strict=True):
         tokens, loss = result.tokens.tolist(), result.loss.tolist()
-        if library.eos is not None:
-            assert tokens.pop() == library.eos
+        if kind != "bytes":
+            assert tokens.pop() == tokenizer.eos_token_id
             assert loss.pop() == (kind == "sentencepiece_without" and chat[-1]["role"] == "assistant")
-        expected = library.expected(rules(chat, library.bos))
-        assert squeezed(library.decode(tokens, loss)) == squeezed(expected), (name, chat)
+        found = rules(chat, "<s>" if kind.startswith("sentencepiece") else BOS)
+        assert squeezed(decoded(tokenizer, tokens, loss)) == squeezed(expected(tokenizer, found)), (name, chat)

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from documents import FIM, GOLDEN, documents_of, save_fim_tokenizer, save_golden_tokenizer, texts_of
+from documents import FIM, GOLDEN, documents_of, save_golden_tokenizer, texts_of
+from prepared import save_trained
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare import TemplateOptions, load_tokenizer
@@ -15,7 +16,7 @@ LAST = 2**64 - 1  # a draw that chooses nothing
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_fim_tokenizer(tmp_path_factory.mktemp("spm"))
+    return save_trained(tmp_path_factory.mktemp("spm"), FIM)
 
 
 def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_text_that_is_of_a_fim_token_is_refused(spm: Path, tmp_path: Path) -> No
 
 
 def test_the_parts_of_a_document_are_moved_one_by_one(tmp_path: Path) -> None:
-    path = save_fim_tokenizer(tmp_path, "<|file|>")
+    path = save_trained(tmp_path, (*FIM, "<|file|>"))
     tokenizer = load_tokenizer(path)
     parts = [["the answer", "a question", "whole"], ["one"], ["whole", "whole again"], ["and", "the"]] * 20
     texts = ["<|file|>".join(each) for each in parts]

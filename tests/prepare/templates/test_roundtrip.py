@@ -14,14 +14,13 @@ from typing import Any
 import hard_chats
 import numpy as np
 import pytest
-from prepared import CHAT_FORMATS, CHATML
+from prepared import CHAT_FORMATS, CHATML, save_trained
 from template_rules import REFERENCES, SPECIAL, in_one, openchat, spelled, whole_openchat
 from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface
 
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
-from grain_sft.prepare.training import train_tokenizer
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("transformers")
@@ -44,10 +43,11 @@ CASES = [
     Case("primer", "hf", ("chats",)),
     Case("openchat", "spm", ("openchat", *PLAIN)),
     Case("openchat", "hf", ("openchat",)),
-    Case("episode", "spm", PLAIN),
+    Case("episode", "spm", ("episodes", *PLAIN)),
     Case("episode", "hf", ("chats",)),
     Case("episode_tool", "spm", ("tools", *PLAIN)),
     Case("episode_tool", "hf", ("tools",)),
+    Case("episode_tool", "tagless", ("tools",)),
     Case("olmo", "hf", PLAIN),
     Case("olmo", "gemma", ("chats",)),
     Case("hf", "chatml", (*PLAIN, "long")),
@@ -63,7 +63,8 @@ def is_long(record: dict[str, Any]) -> bool:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Inputs and tokenizers."""
     made = tmp_path_factory.mktemp("roundtrip")
-    records = {"tools": hard_chats.tool_chats(), "openchat": hard_chats.openchat_chats(), "chats": hard_chats.chats()}
+    kinds = {"tools": "tool_chats", "openchat": "openchat_chats", "episodes": "episode_chats", "chats": "chats"}
+    records = {name: getattr(hard_chats, function)() for name, function in kinds.items()}
     long = [record for record in records["chats"] if is_long(record)]  # takes seconds to tokenize
     records = {name: [each for each in values if not is_long(each)] for name, values in records.items()}
     records["long"] = long
@@ -77,9 +78,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (made / f"{name}.jsonl").write_text(end.join(["", *lines]), encoding="utf-8", newline="")  # from line 2 on
     words = [line for text in hard_chats.TEXTS for line in text.splitlines() if line]
     words += [f"the question and the answer, word {number}" for number in range(100)]
-    (made / "spm.model").write_bytes(train_tokenizer(words, 900, SPECIAL))
+    save_trained(made, SPECIAL, 900, words)
     serialized = byte_level_json(SPECIAL)
     save_huggingface(made / "hf", serialized, eos="<|endoftext|>")
+    save_huggingface(made / "tagless", byte_level_json(("<|endoftext|>",)), eos="<|endoftext|>")
     save_huggingface(made / "chatml", serialized, eos="<|im_end|>", chat_template=CHATML)
     save_huggingface(made / "gemma", metaspace_json(SPECIAL, scheme="never"), eos="<|endoftext|>")
     return made

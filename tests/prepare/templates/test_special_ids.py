@@ -45,10 +45,6 @@ JINJA = {
 OTHERS = ("primer", "openchat", "episode", "episode_tool", "olmo", "text")
 
 
-def test_there_are_enough_tokenizers():
-    assert len({maker.name for maker in MAKERS}) == len(MAKERS) >= 40
-
-
 def fragments(control: tuple[str, ...]) -> list[str]:
     """Texts that are, or nearly are, or become control tokens."""
     spellings = [*control, "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "</s>", "<unk>"]

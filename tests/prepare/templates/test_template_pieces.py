@@ -1,11 +1,11 @@
-"""primer, openchat, episode, episode_tool: tokens and loss by their specifications, written out by hand."""
+"""primer, openchat, episode, episode_tool: what they refuse, and their options. test_roundtrip.py has their rules."""
 
 import json
 import re
 
 import numpy as np
 import pytest
-from template_rules import EOT, TAGS, render_one, spelled
+from template_rules import EOT, TAGS, render_one
 from tokenizer_makers import (
     ODD_TEXTS,
     PRIMER_TOKENS,
@@ -159,75 +159,16 @@ def test_openchat_begins_with_bos_and_has_the_condition_that_a_record_lacks(toke
     assert "Own Assistant:" in tokenizer.decode(own.tokens.tolist())
 
 
-def marked(tokenizer, rendered):
-    """The text, with what takes loss between « and »."""
-    runs = spelled(tokenizer, rendered.tokens, rendered.loss)
-    return "".join(f"«{text}»" if loss else text for text, loss in runs)
-
-
-EPISODE = {
-    "system": "Be kind.",
-    "context": "episode_id: 7",
-    "messages": [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Hello!"},
-        {"role": "user", "content": "Bye", "context": "a passage"},
-        {"role": "assistant_context", "content": "a note"},
-        {"role": "assistant", "content": "So long", "think": "hm", "cite": "doc.pdf"},
-    ],
-}
-EPISODE_TEXT = """<myPT_system>Be kind.</myPT_system><myPT_user>Hi</myPT_user>\
-<myPT_assistant>«Hello!</myPT_assistant>»\
-<myPT_user><myPT_user_context>a passage</myPT_user_context>Bye</myPT_user>\
-<myPT_assistant_context>a note</myPT_assistant_context>\
-<myPT_assistant>«<myPT_think>hm</myPT_think>So long<myPT_cite>doc.pdf</myPT_cite></myPT_assistant><myPT_eot>»"""
-TOOLS = {
-    "system": "Tools.",
-    "messages": [
-        {"role": "user", "content": "Find X"},
-        {"role": "assistant_toolcall", "name": "search", "arguments": {"query": "Übung", "k": 5}, "think": "look"},
-        {"role": "toolresult", "name": "search", "content": {"docs": ["ä", None, 1.5]}},
-        {"role": "assistant_toolcall", "name": "list"},
-        {"role": "toolresult", "content": '{"already": "JSON"}'},
-        {"role": "toolresult", "content": "no JSON"},
-        {"role": "assistant", "content": "Found."},
-    ],
-}
-TOOLS_TEXT = """<myPT_system>Tools.</myPT_system>
-<myPT_user>Find X</myPT_user>
-<myPT_assistant>«<myPT_think>look</myPT_think><myPT_toolcall>{"name": "search", "query": "Übung", "k": 5}\
-</myPT_toolcall></myPT_assistant>»
-<myPT_toolresult>{"docs": ["ä", null, 1.5]}</myPT_toolresult>
-<myPT_assistant>«<myPT_toolcall>{"name": "list"}</myPT_toolcall></myPT_assistant>»
-<myPT_toolresult>{"already": "JSON"}</myPT_toolresult>
-<myPT_toolresult>"no JSON"</myPT_toolresult>
-<myPT_assistant>«Found.</myPT_assistant>»
-«<myPT_eot>»
-"""
-
-
-@pytest.fixture(params=[name for name in MAKERS if name != "llama"])  # whose decoder adds spaces
-def exact(request, tmp_path):
-    return load_tokenizer(MAKERS[request.param](tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("name", "record", "text"), [("episode", EPISODE, EPISODE_TEXT), ("episode_tool", TOOLS, TOOLS_TEXT)]
-)
-def test_episodes_give_loss_to_the_assistant_its_closing_tag_and_its_tool_calls(exact, name, record, text):
-    rendered = render_one(exact, name, record)
-    assert marked(exact, rendered) == text
-    if exact.token_id("<myPT_eot>") is not None:
-        assert rendered.tokens[0] == exact.token_id("<myPT_system>") and exact.token_id("<myPT_eot>") in rendered.tokens
-
-
-def test_a_system_prompt_is_for_conversations_that_have_none(exact):
-    turns = (("user", "Hi"), ("assistant", "Hello!"))
+@pytest.mark.parametrize("name", [name for name in MAKERS if name != "llama"])  # whose decoder adds spaces
+def test_a_system_prompt_is_for_conversations_that_have_none(name, tmp_path):
+    tokenizer, turns = load_tokenizer(MAKERS[name](tmp_path)), (("user", "Hi"), ("assistant", "Hello!"))
     for record, expected in (
         (chat(*turns), "Default."),
         (chat(*turns, system="Own."), "Own."),
         (chat(("system", "First."), *turns), "First."),
     ):
-        text = marked(exact, render_one(exact, "episode", record, system_prompt="Default."))
+        tokens = render_one(tokenizer, "episode", record, system_prompt="Default.").tokens.tolist()
+        text = tokenizer.decode(tokens)
         assert text.startswith(f"<myPT_system>{expected}</myPT_system><myPT_user>")
         assert text.count("<myPT_system>") == 1
+        assert name == "no tags" or tokens[0] == tokenizer.token_id("<myPT_system>")

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface, save_sentencepiece
+from tokenizer_makers import (
+    TIKTOKEN_PATTERN,
+    byte_level_json,
+    metaspace_json,
+    save_huggingface,
+    save_sentencepiece,
+    save_tiktoken,
+)
 
 from grain_sft.bench.measuring import run_program
 from grain_sft.corpus import open_corpus
@@ -31,11 +38,21 @@ def huggingface_of(folder: Path, serialized: str) -> tuple[Path, Encode]:
     return path, lambda texts: [encoding.ids for encoding in own.encode_batch(texts, add_special_tokens=False)]
 
 
+def tiktoken_of(folder: Path) -> tuple[Path, Encode]:
+    tiktoken, load = pytest.importorskip("tiktoken"), pytest.importorskip("tiktoken.load")
+    path = save_tiktoken(folder, ("</s>",), eos="</s>")
+    own = tiktoken.Encoding(
+        "own", pat_str=TIKTOKEN_PATTERN, mergeable_ranks=load.load_tiktoken_bpe(str(path)), special_tokens={}
+    )
+    return path, own.encode_ordinary_batch
+
+
 MAKERS: dict[str, Callable[[Path], tuple[Path, Encode]]] = {
     "bpe": sentencepiece_of,
     "unigram": lambda folder: sentencepiece_of(folder, model_type="unigram", normalization="nmt_nfkc"),
     "byte-level": lambda folder: huggingface_of(folder, byte_level_json(("</s>",))),
     "pattern": lambda folder: huggingface_of(folder, byte_level_json(("</s>",), style="llama3")),
+    "tiktoken": tiktoken_of,
     "metaspace": lambda folder: huggingface_of(folder, metaspace_json(("</s>",))),
 }
 
@@ -45,22 +62,8 @@ def texts_of(count: int, longest: int) -> list[str]:
     draw = random.Random(3)
     planes = [[chr(draw.randrange(plane << 16, (plane + 1) << 16)) for _ in range(400)] for plane in range(17)]
     planes = [[each for each in plane if not "\ud800" <= each <= "\udfff" and each != "\0"] for plane in planes]
-    words = [
-        "the",
-        "answer",
-        " ",
-        "  ",
-        "\n",
-        "\t",
-        "don't",
-        "2,000.5",
-        "été",
-        "漢字",
-        "한국어",
-        "👩‍👩‍👧‍👦",
-        "עברית",
-        "x" * 60,
-    ]
+    words = ["the", "answer", " ", "  ", "\n", "\t", "don't", "2,000.5", "été", "漢字", "한국어", "👩‍👩‍👧‍👦", "עברית"]
+    words.append("x" * 60)
     found = ["", " ", "\n", *(plane[0] for plane in planes), *map("".join, planes)]
     while len(found) < count - 1:
         pool = words if draw.random() < 0.7 else draw.choice(planes)

@@ -1,19 +1,21 @@
 """Megatron's files as an output: byte for byte as megatron-core writes them, and converted both ways."""
 
-import json
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from documents import request_of, write
 from megatron_files import GOLDEN, write_megatron
+from prepared import save_trained
 from sft_files import documents, write_olmo
 
 from grain_sft import open_corpus
 from grain_sft.cli.main import main
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, PrepareError
-from grain_sft.prepare import Dataset, Request, convert, load_tokenizer, prepare, train_tokenizer
+from grain_sft.prepare import convert, load_tokenizer, prepare
 
 DOCS = [[[5, 6, 7, 1]], [[9, 1]], [[]], [[4, 4], [4, 4, 1]]]
 
@@ -81,16 +83,13 @@ def test_what_megatrons_files_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 def test_texts_become_megatrons_files(tmp_path: Path) -> None:
     texts = [f"the answer number {number} " * (1 + number % 7) for number in range(200)]
-    (tmp_path / "spm.model").write_bytes(train_tokenizer(texts, 300))
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    tokenizer = load_tokenizer(tmp_path / "spm.model")
+    model, path = save_trained(tmp_path, ()), write(tmp_path / "a.jsonl", texts)
+    tokenizer = load_tokenizer(model)
     ids = [[*tokenizer.encode([text])[0], tokenizer.eos_token_id] for text in texts]
 
     def made(**options: Any) -> dict[str, Any]:
-        request = (Dataset((str(tmp_path / "a.jsonl"),)),), options.pop("template", "text"), str(tmp_path / "spm.model")
-        return prepare(
-            Request(*request, "megatron", val_frac=0.1, **options), tmp_path / "out", workers=1, overwrite=True
-        )
+        request = dataclasses.replace(request_of(model, path, format="megatron", val_frac=0.1), **options)
+        return prepare(request, tmp_path / "out", workers=1, overwrite=True)
 
     assert made()["splits"]["val"]["documents"] == 20
     train, held_out = (tokens_of(open_corpus(prefix(tmp_path / "out", split))) for split in ("train", "val"))

@@ -1,4 +1,4 @@
-"""Each format's files against what its original tool writes for the same documents, in plain Python."""
+"""Each format's files against what its original tool writes for the same documents: `sft_files`, or plain Python."""
 
 import gzip
 import json
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import sft_files
 
 from grain_sft.prepare import FORMATS, Dataset, Request
 from grain_sft.prepare.documents import Documents, Ids, in_blocks
@@ -41,13 +42,17 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def documents(weighted: bool) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
-    draw = np.random.default_rng(50)
-    found = []
-    for length in draw.integers(1, 30, 50).tolist():
-        loss = draw.random(length) < 0.5
-        weights = loss * draw.random(length).astype("f4")
-        found.append((draw.integers(0, 500, length).astype(np.uint16), weights if weighted else loss))
+    """50 documents, one of them a token long."""
+    found = sft_files.documents(50, 50, high=500, weights=weighted)
+    found[3] = found[3][0][:1], found[3][1][:1]
     return found
+
+
+def assert_files(found: Path, expected: Path) -> None:
+    """Every file of `expected`, which sft_files wrote, is in `found`."""
+    for path in expected.iterdir():
+        read = gzip.decompress if path.suffix == ".gz" else bytes
+        assert read((found / path.name).read_bytes()) == read(path.read_bytes()), path.name
 
 
 def joined(docs: list[Any], ids: Any, part: int) -> npt.NDArray[Any]:
@@ -84,19 +89,11 @@ def test_olmo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, 
     plan = written(tmp_path, "olmo", docs, part_bytes=part_bytes)
     order = plan.splits["train"]
     tokens, mask = joined(docs, order, 0), joined(docs, order, 1)
-    ends = np.cumsum([len(docs[i][0]) for i in order]).tolist()
-    boundaries = list(zip([0, *ends], ends, strict=False))
-    per_part = part_bytes // 2
-    parts = range(0, len(tokens), per_part)
     folder = tmp_path / "train"
-    assert len(list(folder.glob("token_ids_part_*.npy"))) == len(parts)
-    for number, start in enumerate(parts):
-        stop = min(start + per_part, len(tokens))
-        assert (np.fromfile(folder / f"token_ids_part_{number:04d}.npy", "<u2") == tokens[start:stop]).all()
-        assert (np.fromfile(folder / f"labels_mask_part_{number:04d}.npy", bool) == mask[start:stop]).all()
-        inside = [(max(a, start) - start, min(b, stop) - start) for a, b in boundaries if b > start and a < stop]
-        text = gzip.decompress((folder / f"token_ids_part_{number:04d}.csv.gz").read_bytes()).decode()
-        assert text == "".join(f"{a},{b}\n" for a, b in inside)
+    assert_files(
+        folder, sft_files.write_olmo(tmp_path / "alone", [docs[i] for i in order], part_tokens=part_bytes // 2)
+    )
+    assert len(list(folder.glob("token_ids_part_*.npy"))) == -(-len(tokens) // (part_bytes // 2))
     statistics = json.loads((folder / "dataset_statistics.json").read_text())["overall_statistics"]
     assert statistics["total_tokens"] == len(tokens) and statistics["trainable_tokens"] == mask.sum()
     assert np.fromfile(folder / "sources.bin", "<i8").reshape(-1, 2).tolist() == [[3, i + 1] for i in order]
@@ -130,13 +127,9 @@ def test_episodes(tmp_path: Path, most: int, weighted: bool) -> None:
         folders = sorted((tmp_path / split).glob("shard_*"))
         assert [folder.name for folder in folders] == [f"shard_{number:05d}" for number in range(len(shards))]
         for folder, shard in zip(folders, shards, strict=True):
-            tokens = np.fromfile(folder / "tokens.bin", "<u4")
-            assert (tokens == joined(docs, shard, 0)).all()
-            name, dtype = ("mask_weighted.bin", "<f4") if weighted else ("mask.bin", "u1")
-            assert (np.fromfile(folder / name, dtype) == joined(docs, shard, 1)).all()
-            lengths = [len(docs[i][0]) for i in shard]
-            index = np.fromfile(folder / "episodes.idx", "<u8").reshape(-1, 2)
-            assert index.tolist() == [[sum(lengths[:n]), length] for n, length in enumerate(lengths)]
+            alone = tmp_path / "alone" / split / folder.name
+            sft_files.write_episodes(alone, [docs[i] for i in shard], flat=True, metadata=False)
+            assert_files(folder, alone / "train")
     metadata = json.loads((tmp_path / "dataset_metadata.json").read_text())
     assert metadata["schema"] == "episode_indexed_sft_v1" and metadata["has_loss_mask"]
     assert (metadata["num_train_episodes"], metadata["num_val_episodes"]) == (46, 4)
@@ -147,12 +140,8 @@ def test_primer(tmp_path: Path) -> None:
     docs = documents(weighted=False)
     plan = written(tmp_path, "primer", docs, val=6)
     for split, ids in plan.splits.items():
-        tokens = joined(docs, ids, 0)
-        labels = np.where(joined(docs, ids, 1), tokens.astype(int), -100)
-        assert (np.fromfile(tmp_path / f"{split}_input_ids.bin", "<u2") == tokens).all()
-        assert (np.fromfile(tmp_path / f"{split}_labels.bin", "<i4") == labels).all()
-        lengths = [len(docs[i][0]) for i in ids]
-        assert np.load(tmp_path / f"{split}_idx.npy").tolist() == [sum(lengths[:n]) for n in range(len(ids))]
+        sft_files.write_primer(tmp_path / "alone", [docs[i] for i in ids], split=split, meta=False)
+    assert_files(tmp_path, tmp_path / "alone")
     meta = json.loads((tmp_path / "meta.json").read_text())
     assert meta["splits"]["val"]["num_examples"] == 6
 
@@ -168,13 +157,8 @@ def test_openchat(tmp_path: Path, weighted: bool) -> None:
         types = [str(field.type) for field in table.schema]
         integers = ["list<element: int32>"] * 4
         assert types == ["int32", "float", *integers, "list<element: float>"]
-        for row, i in zip(table.to_pylist(), plan.splits[split], strict=True):
-            tokens, weights = docs[i][0].tolist(), docs[i][1].astype(np.float32).tolist()
-            labels = [token if weight else 0 for token, weight in zip(tokens, weights, strict=True)]
-            assert row["total_length"] == len(tokens) and row["seqlens"] == [len(tokens)]
-            assert row["nz_input_ids"] == tokens and row["nz_position_ids"] == list(range(len(tokens)))
-            assert row["nz_shifted_label_ids"] == [*labels[1:], 0]
-            assert row["nz_shifted_loss_weights"] == [*weights[1:], 0.0]
-            assert row["num_seqs"] == pytest.approx(sum(weights[1:]), rel=1e-6)
+        found, expected = table.to_pydict(), sft_files.openchat_columns([docs[i] for i in plan.splits[split]])
+        assert found.pop("num_seqs") == pytest.approx(expected.pop("num_seqs"), rel=1e-6)
+        assert found == expected
         first = np.fromfile(tmp_path / f"openchat.{name}.first_weights.bin", "<f4")
         assert first.tolist() == [float(docs[i][1][0]) for i in plan.splits[split]]
