@@ -55,10 +55,8 @@ def test_splits_are_the_ranges_that_megatron_core_builds(name):
 def test_a_document_that_a_split_cuts_is_in_both_parts(tmp_path):
     prefix = write_megatron(tmp_path / "a", DOCS)
     found = [open_corpus(prefix, split="3,4,0", subset=subset) for subset in SUBSETS[:2]]
-    assert [lists(corpus, corpus.documents) for corpus in found] == [
-        [[5, 6, 7, 8], []],
-        [[9, 10, 11, 12, 13, 14], [], [15, 16, 17]],
-    ]
+    one, other = ([[5, 6, 7, 8], []], [[9, 10, 11, 12, 13, 14], [], [15, 16, 17]])
+    assert [lists(corpus, corpus.documents) for corpus in found] == [one, other]
     assert open_corpus(prefix, split="1").fingerprint != open_corpus(prefix).fingerprint
 
 
@@ -72,26 +70,15 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
     one, two = (write_megatron(tmp_path / "data" / name, DOCS, "uint16") for name in ("one_text_document", "two"))
     monkeypatch.chdir(tmp_path)
     alone, both = open_corpus(one).fingerprint, open_corpus([one, two]).fingerprint
-    for path in (
-        f"{one}.bin",
-        f"{one}.idx",
-        "data/one_text_document",
-        [one],
-        "data/one_*.bin",
-        [f"{one}.bin", f"{one}.idx"],
-    ):
+    files = [f"{one}.bin", f"{one}.idx"]
+    for path in (*files, files, [one], "data/one_text_document", "data/one_*.bin"):
         assert open_corpus(path).fingerprint == alone, path
     shutil.copytree("data", "more/train")
     lists = (["data/one_text_document", two], f"{one} {two}".split())
     for path in ("data", "more", ["data"], [one, "data/two"], *lists, "data/*.bin"):
         assert open_corpus(path).fingerprint == both, path
-    blends = [
-        [0.3, one, 0.7, two],
-        ["0.3", one, "0.7", two],
-        f"0.3 {one} 0.7 {two}",
-        "0.3 data/one_text_document 0.7 data/two",
-    ]
-    for path in blends:
+    blend = ["0.3", one, "0.7", two]
+    for path in ([0.3, one, 0.7, two], blend, " ".join(blend), "0.3 data/one_text_document 0.7 data/two"):
         corpus = open_corpus(path)
         assert (corpus.weights, [shard.num_tokens for shard in corpus.shards]) == ((0.3, 0.7), [13, 13])
     (tmp_path / "1").mkdir()  # a number that is also a path

@@ -21,9 +21,7 @@ def tree(tmp_path, write_tokens):
 
 @pytest.fixture
 def names(tree):
-    return lambda where, **options: [
-        os.path.relpath(shard.path, tree) for shard in open_corpus(where, **options).shards
-    ]
+    return lambda where, **given: [os.path.relpath(each.path, tree) for each in open_corpus(where, **given).shards]
 
 
 def test_a_directory_is_every_npy_file_below_it_sorted_by_path(tree, names):
@@ -80,9 +78,8 @@ def test_what_holds_no_tokens_is_refused(tmp_path, write_tokens):
     path = write_tokens("tokens/0.npy", [1])
     for name in ("mix.txt", "index.json"):
         (tmp_path / name).write_text("a,0.npy\n" * 2)
-        assert f"{name}: expected token files in a list, found a mix or an index" in error_of(
-            [path, tmp_path / name], dtype="uint8"
-        )
+        message = error_of([path, tmp_path / name], dtype="uint8")
+        assert f"{name}: expected token files in a list, found a mix or an index" in message
     assert f"{tmp_path}/*.npy: the glob matches no file" in error_of(f"{tmp_path}/*.npy")
     path.unlink()
     assert f"{path.parent}: holds no .npy file. Give a glob" in error_of(path.parent)
@@ -244,6 +241,5 @@ def test_the_first_and_the_last_4_kib_change_it(folder, place):
 
 def test_it_is_this_one(folder):
     # Runs are resumed by it: whoever changes how it is made must raise FINGERPRINT_VERSION, and this value with it.
-    assert fingerprint(folder, eos_token_id=1) == (
-        "sha256:c64f2a83cc59bf92c3dfdcb1c31b35098da5b2ff0c1135df77a8772bdf777eca"
-    )
+    expected = "sha256:c64f2a83cc59bf92c3dfdcb1c31b35098da5b2ff0c1135df77a8772bdf777eca"
+    assert fingerprint(folder, eos_token_id=1) == expected

@@ -70,9 +70,8 @@ def episode_chats() -> list[dict[str, Any]]:
             {"role": "assistant_context", "content": f"note {text}"},
             {"role": "assistant", "content": f"a{number} {text}", "think": f"hm {text}", "cite": "doc.pdf"},
         ]
-        found.append(
-            {"system": f"s {text}", "context": f"episode_id: {number}", "messages": messages * (1 + number % 2)}
-        )
+        more = {"system": f"s {text}", "context": f"episode_id: {number}"}
+        found.append({"messages": messages * (1 + number % 2), **more})
     return found
 
 

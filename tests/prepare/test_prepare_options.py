@@ -154,9 +154,7 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     assert stamps(place.folder) == before
 
 
-def test_the_tokenizer_that_an_episode_tool_trains_leaves_out_bad_records(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tokenizer_that_an_episode_tool_trains_leaves_out_bad_records(place, monkeypatch):
     monkeypatch.chdir(place.folder)
     monkeypatch.delenv("GRAIN_SFT_TOKENIZER", raising=False)
     write_chats(Path("chats.jsonl"), 100)
@@ -190,9 +188,7 @@ class Fails(Primer):
 """
 
 
-def test_workers_import_a_template_from_the_working_directory_and_print_its_exception(
-    tmp_path: Path, tokenizers: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_import_a_template_from_here_and_print_its_exception(tmp_path, tokenizers, monkeypatch, capfd):
     place = Place(tmp_path, tokenizers, capfd)
     (place.folder / "own_templates.py").write_text(OWN_TEMPLATES)
     monkeypatch.chdir(place.folder)

@@ -7,9 +7,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,28 +50,6 @@ def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place, mo
     done = len(list((place.folder / ".out.grain_sft-work/chunks").glob("*.chunk")))
     assert 0 < done < len(place.chats)
     place.prepare(request, workers=2)
-    place.assert_whole(request)
-
-
-def test_ctrl_c_is_a_sentence_and_the_next_run_goes_on(place: Place) -> None:
-    place.chats += [write_chats(place.folder / f"in/more-{number}.jsonl", 1500) for number in range(3)]
-    request = place.request()
-    command = [sys.executable, "-m", "grain_sft.cli.main", *place.command(request, "--workers", "2")]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    try:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, **pipes, text=True, start_new_session=True)  # type: ignore[call-overload]
-    finally:
-        signal.signal(signal.SIGINT, before)
-    chunks = place.folder / ".out.grain_sft-work/chunks"
-    limit = time.monotonic() + 300
-    while not list(chunks.glob("*.chunk")) and process.poll() is None and time.monotonic() < limit:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers too
-    printed, error = process.communicate(timeout=300)
-    assert process.returncode == 130 and error.endswith("grain-sft prepare: interrupted.\n")
-    assert "Traceback" not in error and not printed and not place.out.exists()
-    place.prepare(request)
     place.assert_whole(request)
 
 

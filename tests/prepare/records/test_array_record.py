@@ -15,7 +15,6 @@ from tokenizer_makers import save_sentencepiece
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare import Dataset, Request, dry_run, prepare
 from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.schema import parse_record
 from grain_sft.storage import files
 
 GOLDEN = Path(__file__).parents[2] / "golden/inputs"
@@ -64,10 +63,6 @@ def test_examples_give_their_features(tmp_path):
     found = read(array_record(tmp_path / "a.array_record", records))
     assert [record.pop("raw", None) for record in found] == [None, b"\xff\x00"] * 10
     assert found == [example["fields"] for example in EXAMPLES]
-    with pytest.raises(
-        RecordError, match=r"record\.text: bytes that are not UTF-8 \(byte 0 is 0xff\); expected a string"
-    ):
-        parse_record({"raw": b"\xff\x00"}, "text:text=raw")
     assert read(array_record(tmp_path / "a.array_record", [b"", *records, b""]))[::21] == [{}, {}]
 
 
@@ -91,9 +86,7 @@ def test_bad_examples_are_skipped_or_named(place: int, tmp_path: Path) -> None:
 
 def test_objects_of_json_are_records_and_bad_ones_are_named_later(tmp_path):
     records = [json.dumps({"text": f"{n} é"}).encode() for n in range(150)]
-    assert [json.loads(raw) for raw in read(array_record(tmp_path / "a", records))] == [
-        {"text": f"{n} é"} for n in range(150)
-    ]
+    assert read(array_record(tmp_path / "a", records)) == records
     assert read(array_record(tmp_path / "a", [*records, b"{"]))[-1] == b"{"
     assert read(array_record(tmp_path / "a", [b"{", *records]))[:2] == [b"{", records[0]]
 
@@ -111,9 +104,7 @@ def test_a_cut_or_other_file_is_a_sentence(tmp_path):
     whole = path.read_bytes()
     for length in (0, 1, 30, 100, 65536, 70_000, len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(
-            CorpusFileError, match=r"a\.array_record: byte \d+: expected the last 64 KiB of an ArrayRecord"
-        ):
+        with pytest.raises(CorpusFileError, match=r"a\.array_record: byte \d+: expected the last 64 KiB of an Arr"):
             read(path)
     path.write_bytes(whole + whole)  # the offsets at the end are those of the second
     with pytest.raises(CorpusFileError, match=r"a\.array_record: "):
@@ -137,7 +128,6 @@ def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_pa
         return read_range(path, start, stop)
 
     monkeypatch.setattr(files, "read_range", counted)
-    assert [raw for _, raw in inputs.read_records(entry, units[1])] == expected[units[1].first - 1 :][
-        : units[1].records
-    ]
+    begin = units[1].first - 1
+    assert [raw for _, raw in inputs.read_records(entry, units[1])] == expected[begin : begin + units[1].records]
     assert read_bytes == units[1].size < entry.size / 5

@@ -1,7 +1,7 @@
 """Folders as inputs: which files below them are read, and in which order, locally and in a bucket."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -66,27 +66,23 @@ def test_corpora_that_were_prepared_are_no_inputs(tmp_path, client):
     assert named("gs://bucket/made") == ["gs://bucket/made/a.jsonl", "gs://bucket/made/out2/b.jsonl"]
 
 
-def test_folders_of_several_splits_are_not_mixed(tmp_path):
-    files_in(tmp_path, ["a/train/1.jsonl", "b/train/2.jsonl", "a/other/x.jsonl", "c/Training/3.jsonl"])
-    assert len(named(tmp_path)) == 4
-    files_in(tmp_path, ["a/val/1.jsonl", "b/eval/2.jsonl"])
-    with pytest.raises(CorpusFileError) as error:
+@pytest.mark.parametrize(
+    ("one", "other", "splits"),
+    [
+        (("a/train/1", "b/train/2", "a/other/x", "c/Training/3"), ("a/val/1", "b/eval/2"), "train and validation"),
+        (("train-00000-of-00002", "train-00001-of-00002", "more"), ("test-00000-of-00001",), "test and train"),
+    ],
+    ids=["folders", "files"],
+)
+def test_files_of_several_splits_are_not_mixed(tmp_path, one, other, splits):
+    """As repositories of datasets hold them, in folders or in one."""
+    files_in(tmp_path, [f"{name}.jsonl" for name in one])
+    assert len(named(tmp_path)) == len(one)
+    files_in(tmp_path, [f"{name}.jsonl" for name in other])
+    first = ", ".join(sorted(f"{tmp_path}/{name}.jsonl" for name in (one[0], other[0])))
+    with pytest.raises(CorpusFileError, match=rf"has files of the splits {splits}: {first}\. Expected one .*Name its"):
         named(tmp_path)
-    files_of = f"{tmp_path}/a/train/1.jsonl, {tmp_path}/a/val/1.jsonl"
-    assert f"{tmp_path}: has files of the splits train and validation: {files_of}. Expected one" in str(error.value)
-    assert named(tmp_path / "a/val") == [f"{tmp_path}/a/val/1.jsonl"]
-
-
-def test_files_of_several_splits_are_not_mixed(tmp_path):
-    """As repositories of datasets hold them, in one folder."""
-    files_in(tmp_path, ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/more.jsonl"])
-    assert len(named(tmp_path)) == 3
-    files_in(tmp_path, ["data/test-00000-of-00001.jsonl"])
-    with pytest.raises(
-        CorpusFileError, match=r"has files of the splits test and train: .*Name its folder, or its files"
-    ):
-        named(tmp_path)
-    assert len(named(tmp_path / "data/train-*.jsonl")) == 2
+    assert named(tmp_path / f"{other[0]}*") == [f"{tmp_path}/{other[0]}.jsonl"]
 
 
 def test_a_folder_may_be_a_link_but_not_to_a_folder_that_it_is_in(tmp_path):
@@ -114,9 +110,7 @@ def test_a_dataset_of_several_splits_names_them(tmp_path):
 
 def test_a_dataset_in_a_bucket_is_read_as_here(client):
     client.put(str(SAVED), "bucket/saved", recursive=True)
-    with pytest.raises(
-        CorpusFileError, match=r"is a dataset with the splits train, test\. Name one of them: gs://bucket/saved/train"
-    ):
+    with pytest.raises(CorpusFileError, match=r"the splits train, test\. Name one of them: gs://bucket/saved/train"):
         named("gs://bucket/saved")
     here, there = (inputs.list_inputs([[str(where)]]) for where in (SAVED / "train", "gs://bucket/saved/train"))
     assert [raw for *_, raw in inputs.all_records(there)] == [raw for *_, raw in inputs.all_records(here)]
@@ -150,9 +144,7 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
         (lambda folder: (folder / "state.json").write_text("{"), "state.json: is not what a dataset has there"),
     ],
 )
-def test_a_saved_dataset_that_is_not_whole_is_a_sentence(
-    tmp_path: Path, damage: Callable[[Path], object], expected: str
-) -> None:
+def test_a_saved_dataset_that_is_not_whole_is_a_sentence(tmp_path, damage, expected):
     folder = arrow_files(tmp_path)
     damage(folder)
     with pytest.raises(CorpusFileError, match=expected):

@@ -117,9 +117,7 @@ def test_a_text_is_one_document(tmp_path: Path, compression: str, name: str) -> 
 
 def test_a_text_that_is_not_one_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(_, record)] = read_all(written(tmp_path / "a.txt", b"four\xff"))
-    with pytest.raises(
-        RecordError, match=r"record\.text: bytes that are not UTF-8 \(byte 4 is 0xff\); expected a string"
-    ):
+    with pytest.raises(RecordError, match=r"record\.text: bytes that are not UTF-8 \(byte 4 is 0xff\); expected a str"):
         parse_record(record)
     monkeypatch.setattr(unpacked, "MAX_RECORD", 1000)
     with pytest.raises(RecordError, match=r"a\.txt: a text of more than 1000 bytes; expected at most that\. Split it"):

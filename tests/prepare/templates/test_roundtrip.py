@@ -18,7 +18,7 @@ from prepared import CHAT_FORMATS, CHATML, save_trained
 from template_rules import REFERENCES, SPECIAL, in_one, openchat, spelled, whole_openchat
 from tokenizer_makers import FILES, byte_level_json, metaspace_json, save_huggingface
 
-from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.corpus import Corpus, Document, open_corpus
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
 
@@ -131,13 +131,11 @@ def splits_of(where: Path, format: str) -> dict[str, Corpus]:
 
 def documents_of(where: Path, format: str) -> dict[str, list[tuple[bytes, bytes, tuple[int, int]]]]:
     """Tokens, loss and source of every document, in order."""
-    return {
-        split: [
-            (each.tokens.astype("<u4").tobytes(), each.loss.astype("<f4").tobytes(), each.source)
-            for each in corpus.iter_documents()
-        ]
-        for split, corpus in splits_of(where, format).items()
-    }
+
+    def stated(each: Document) -> tuple[bytes, bytes, tuple[int, int]]:
+        return each.tokens.astype("<u4").tobytes(), each.loss.astype("<f4").tobytes(), each.source
+
+    return {split: [*map(stated, corpus.iter_documents())] for split, corpus in splits_of(where, format).items()}
 
 
 def is_binary(case: Case) -> bool:
@@ -174,9 +172,8 @@ def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, forma
             record = json.loads(records[file][line - 1])
             bare = (case, file, line, document.tokens.tobytes(), document.loss.astype("f4").tobytes())
             if bare not in checked:
-                assert spelled(tokenizer, document.tokens, document.loss) == in_one(
-                    REFERENCES[case.template](record)
-                ), bare[:3]
+                runs = in_one(REFERENCES[case.template](record))
+                assert spelled(tokenizer, document.tokens, document.loss) == runs, bare[:3]
                 checked.add(bare)
             trainable += int(np.count_nonzero(document.loss))
             cut += request.template == "openchat" and not whole_openchat(record)[-1][1]

@@ -98,9 +98,7 @@ def test_texts_become_megatrons_files(tmp_path: Path) -> None:
     opened = open_corpus(tmp_path / "out")
     assert tokens_of(opened) == train and (opened.eos_token_id, opened.dtype) == (tokenizer.eos_token_id, np.uint16)
     assert opened.source_names == (str(tmp_path / "a.jsonl"),) and opened.document(3).source is not None
-    assert [line for _, line in opened.sources.tolist()] == [
-        number + 1 for number, each in enumerate(ids) if each in train
-    ]
+    assert opened.sources[:, 1].tolist() == [number for number, each in enumerate(ids, 1) if each in train]
     convert(tmp_path / "out", tmp_path / "olmo", "olmo")
     converted = [open_corpus(tmp_path / "olmo" / split) for split in ("train", "val")]
     assert [tokens_of(corpus) for corpus in converted] == [train, held_out]

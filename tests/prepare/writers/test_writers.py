@@ -90,10 +90,9 @@ def test_olmo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, 
     order = plan.splits["train"]
     tokens, mask = joined(docs, order, 0), joined(docs, order, 1)
     folder = tmp_path / "train"
-    assert_files(
-        folder, sft_files.write_olmo(tmp_path / "alone", [docs[i] for i in order], part_tokens=part_bytes // 2)
-    )
-    assert len(list(folder.glob("token_ids_part_*.npy"))) == -(-len(tokens) // (part_bytes // 2))
+    alone = sft_files.write_olmo(tmp_path / "alone", [docs[i] for i in order], part_tokens=part_bytes // 2)
+    assert_files(folder, alone)
+    assert len(sft_files.tokens_of(folder)) == len(sft_files.tokens_of(alone))
     statistics = json.loads((folder / "dataset_statistics.json").read_text())["overall_statistics"]
     assert statistics["total_tokens"] == len(tokens) and statistics["trainable_tokens"] == mask.sum()
     assert np.fromfile(folder / "sources.bin", "<i8").reshape(-1, 2).tolist() == [[3, i + 1] for i in order]
