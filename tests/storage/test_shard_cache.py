@@ -180,6 +180,22 @@ def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
     assert all(path.exists() for path in others)
 
 
+def test_another_version_of_an_object_is_never_mixed_with_the_first(client, proxy, tmp_path):
+    first = np.arange(TOKENS, dtype=np.uint32).reshape(-1, LENGTH)
+    second = first.copy()
+    second[2:-2] += 7  # the same size, and the same ends
+    client.pipe_file("bucket/versions/0.npy", first.tobytes())
+    before = source("gs://bucket/versions/", tmp_path)
+    assert (before.read([20])["tokens"] == first[20]).all()
+    client.pipe_file("bucket/versions/0.npy", second.tobytes())
+    after = source("gs://bucket/versions/", tmp_path)
+    np.testing.assert_array_equal(after.read(range(64))["tokens"], second)
+    assert (before.read([20])["tokens"] == first[20]).all()  # what it has is of its version
+    with pytest.raises(grain_sft.GrainSftError, match=r"gs://bucket/versions/0.npy: .*\(generation \d+\) is gone"):
+        before.read([40])
+    client.rm("bucket/versions", recursive=True)
+
+
 def test_without_generations_a_version_is_asked_for_after_each_block(memory, tmp_path):
     mine = source(MEMORY, tmp_path)
     check(mine, [0])
