@@ -19,7 +19,7 @@ from grain_sft.prepare import Dataset, Request, convert, prepare
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 
 
-def messages(*texts):
+def said(*texts):
     return chat(*texts)["messages"]
 
 
@@ -31,13 +31,13 @@ def shapes(number):
     """The same pair in each shape that the field has; and its prompt, chosen and rejected texts."""
     prompt, chosen = f"question {number}?" + " why" * (number % 7), f"yes {number}"
     rejected = "no" + " way" * (number % 5)
-    both = {"chosen": messages(prompt, chosen), "rejected": messages(prompt, rejected)}
-    replies = {"chosen": messages(prompt, chosen)[1:], "rejected": messages(prompt, rejected)[1:]}
+    both = {"chosen": said(prompt, chosen), "rejected": said(prompt, rejected)}
+    replies = {"chosen": said(prompt, chosen)[1:], "rejected": said(prompt, rejected)[1:]}
     records = [
         {"prompt": prompt, "chosen": chosen, "rejected": rejected},
         both | {"score": 0.5},
-        {"prompt": messages(prompt)} | replies,
-        {"prompt": messages(prompt)} | both,
+        {"prompt": said(prompt)} | replies,
+        {"prompt": said(prompt)} | both,
         {"prompt": prompt} | both,
         {"prompt": prompt} | replies,
     ]
@@ -94,7 +94,7 @@ def test_every_shape_gives_the_ids_of_the_rendered_chats(request_of, tokenizer, 
 
 def test_earlier_answers_are_of_the_prompt_and_take_no_loss(request_of, tmp_path):
     begin = ("a?", "b", "c?")
-    record = {"chosen": messages(*begin, "d"), "rejected": messages(*begin, "e")}
+    record = {"chosen": said(*begin, "d"), "rejected": said(*begin, "e")}
     prepare(request_of([record]), tmp_path / "out", workers=1)
     [(prompt, chosen, rejected)] = parts_of(open_corpus(tmp_path / "out" / "train"))
     assert len(chosen) == len(rejected) == 2 and len(prompt) > 20
@@ -135,9 +135,9 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
     ("record", "options", "message"),
     [
         (shapes(1)[0][0], {"format": "olmo"}, r"pairs.jsonl:1: the record is a preference pair.* Give --format pairs"),
-        ({"messages": messages("a", "b")}, {}, "the record is not a preference pair"),
+        ({"messages": said("a", "b")}, {}, "the record is not a preference pair"),
         ({"chosen": "a", "prompt": "b"}, {}, "rejected"),
-        ({"chosen": messages("a", "b"), "rejected": messages("a", "b")}, {}, "the responses are equal"),
+        ({"chosen": said("a", "b"), "rejected": said("a", "b")}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
         (
