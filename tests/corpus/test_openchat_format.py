@@ -68,21 +68,21 @@ def test_it_is_unpacked_once_and_again_when_it_changes(tmp_path, cache):
 
 
 def test_with_a_root_the_file_is_in_it_and_its_arrays_are_in_the_cache(tmp_path):
-    docs = documents(weights=True)
-    folder = write_openchat(tmp_path / "data", docs, sources=True)
+    docs = sft.documents(weights=True)
+    folder = sft.write_openchat(tmp_path / "data", docs, sources=True)
     for _ in range(2):
-        assert_documents(open_corpus(folder, root=folder), docs, sources=True)
+        sft.assert_documents(open_corpus(folder, root=folder), docs, sources=True)
     (tmp_path / "link.train.parquet").symlink_to(folder / "openchat.train.parquet")
     (tmp_path / "other").mkdir()
     for where in (folder, tmp_path):
-        assert "lies outside of" in error_of(where, root=tmp_path / "other")
+        assert "lies outside of" in sft.error_of(where, root=tmp_path / "other")
 
 
 def test_a_file_and_its_sidecars_are_found_in_a_folder_that_cant_be_listed(tmp_path, monkeypatch):
-    docs, listdir = documents(weights=True), os.listdir
-    write_openchat(tmp_path, docs, sources=True)
+    docs, listdir = sft.documents(weights=True), os.listdir
+    sft.write_openchat(tmp_path, docs, sources=True)
     monkeypatch.setattr(os, "listdir", lambda path: [] if str(path) == str(tmp_path) else listdir(path))
-    assert_documents(open_corpus(tmp_path / "openchat.train.parquet"), docs, sources=True)
+    sft.assert_documents(open_corpus(tmp_path / "openchat.train.parquet"), docs, sources=True)
 
 
 def test_a_row_of_several_sequences_is_as_many_documents(tmp_path):
