@@ -7,7 +7,6 @@ from __future__ import annotations
 import _thread
 import abc
 import atexit
-import collections
 import contextlib
 import copy
 import math
@@ -107,7 +106,7 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        if recent := list(self._dog.recent):
+        if recent := list(activity.recent):
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
         if self._stats.steps:
             lines.append(f"before, the training loop took {_short(self._stats.elsewhere / self._stats.steps)} a step")
@@ -145,12 +144,10 @@ class Watchdog(Observer):
     """Observer that logs stalls and summaries of all iterators of this process.
 
     Attributes:
-      recent: Seconds that it took to make each of the last 256 batches.
       stalled: Pairs of a pipeline's id and a step whose stall was logged and has not ended.
     """
 
     def __init__(self) -> None:
-        self.recent: collections.deque[float] = collections.deque(maxlen=256)
         self.stalled: set[tuple[int, int]] = set()
         self._over = False
         self._begin()
@@ -174,9 +171,6 @@ class Watchdog(Observer):
         stall = _seconds(STALL_VARIABLE)
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))
-
-    def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
-        self.recent.append(seconds)
 
     def batch_awaited(self, iterator: StepIterator[Any], step: int, seconds: float) -> None:
         if self.stalled:

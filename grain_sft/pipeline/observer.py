@@ -94,6 +94,11 @@ def overridden(name: str, observers: Sequence[Observer]) -> list[Callable[..., N
     return [getattr(each, name) for each in observers if getattr(type(each), name) is not getattr(Observer, name)]
 
 
+@functools.cache
+def _standing_made() -> list[Callable[..., None]]:
+    return overridden("batch_made", standing_observers())
+
+
 def make_batch(pipeline: Pipeline, step: int) -> Element:
     """Return the batch of `step`, recorded as activity and observed."""
     thread, since = get_ident(), time.perf_counter()
@@ -104,8 +109,9 @@ def make_batch(pipeline: Pipeline, step: int) -> Element:
     finally:
         activity.making.pop(thread, None)
     seconds = time.perf_counter() - since
-    for observer in standing_observers():
-        observer.batch_made(pipeline, step, seconds)
+    activity.recent.append(seconds)
+    for made in _standing_made():
+        made(pipeline, step, seconds)
     for observer in pipeline.observers:
         observer.batch_made(pipeline, step, seconds)
     return batch

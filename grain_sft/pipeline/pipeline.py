@@ -177,7 +177,9 @@ class Pipeline:
         return self.source if self.withdrawals is None else self.withdrawals.source_at(step)
 
     def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
-        source, (last, reader) = self.source_at(step), self._last
+        source, (last, reader) = self.source, self._last
+        if self.withdrawals is not None:
+            source = self.withdrawals.source_at(step)
         if source is not last:
             reader = self._whole if source is self.source else reader_of(source, self.transforms)
         read, rest = reader

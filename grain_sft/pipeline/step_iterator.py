@@ -50,7 +50,8 @@ class StepIterator(grain.DatasetIterator[T]):
         self._lock = threading.RLock()
         self._ahead: ReadAhead[T] | None = None
         self._end, self._plain = pipeline.end_step, False
-        self._writes: bool = pipeline.sampler.host.index == 0
+        of_run = type(self)._writer is StepIterator._writer
+        self._writes: bool | None = self._writer(start) if of_run else None  # None: `_writer` is asked at each step
         super().__init__()
         for observer in self._observers:
             observer.iterator_opened(self)
@@ -96,7 +97,7 @@ class StepIterator(grain.DatasetIterator[T]):
             slot = ahead.slots.get(step) if ahead is not None and self._plain else None
             batch = self._wait(step, since) if slot is None or slot.value is None else slot.value
             arrived = self.stats.arrived(step, batch, since)
-            writer = self._writes if slot is not None else self._writer(step)
+            writer = self._writer(step) if self._writes is None else self._writes
             waiting = {step: (batch, _delivery((self.pipeline, step, writer, *arrived)))}
             self._position = step + 1, waiting
             if slot is not None and ahead is not None and step < ahead.due:

@@ -35,7 +35,7 @@ class ReadRows(NamedTuple):
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
-      pieces: Pieces of the rows, if reading them took them.
+      pieces: Pieces of the rows, if reading them took them and padding is only where they are not.
     """
 
     inputs: Int32[np.ndarray, "rows length"]

@@ -99,7 +99,7 @@ class NpyDataSource(RowSource):
             )
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
         self._pads = runs_of(corpus.dtype, self._pad)
-        self._wide = corpus.dtype.itemsize == 4
+        self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
         self._fit = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._row_reader = None if layout.row_format is None else RowReader(corpus, max_open_files)
         self._arrays = Arrays()
@@ -178,8 +178,13 @@ class NpyDataSource(RowSource):
         Without `shifted`, tokens are not checked, and targets and their segment ids may be uninitialised.
 
         Raises: as `read`; and CorpusError for a negative token."""
-        read, tokens, fit = found = self._read_unsigned(rows, shifted, withdrawn)
-        if self.layout.corpus.signed and not (shifted and self._wide and fit):  # which was checked, or is certain
+        if self._row_reader is not None:
+            read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
+        elif self._segment_reader is None or (withdrawn is not None and self.layout.row_documents is None):
+            read, tokens, fit = self._read_pieces(rows, shifted, withdrawn)
+        else:
+            read, tokens, fit = self._read_segments(self._segment_reader, rows, shifted, withdrawn)
+        if self._signed and not (shifted and self._wide and fit):  # which was checked, or is certain
             corpus, length = self.layout.corpus, self.layout.width(rows)
 
             def pieces() -> tuple[Ints, Ints, Ints]:
@@ -187,17 +192,13 @@ class NpyDataSource(RowSource):
                 return of_rows.shard, of_rows.start, of_rows.offsets(length)
 
             check_signed(read.inputs if tokens is None else tokens, corpus.shards, corpus.dtype, pieces)
-        return found
+        return read, tokens, fit
 
-    def _read_unsigned(
-        self, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
+    def _read_segments(
+        self, reader: SegmentReader, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
     ) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
-        """Return what `_read` returns, of tokens that are not checked for their sign."""
-        if self._row_reader is not None:
-            return self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
-        if self._segment_reader is None or (withdrawn is not None and self.layout.row_documents is None):
-            return self._read_pieces(rows, shifted, withdrawn)
-        read, ends, fit = self._segment_reader.read(rows, self._arrays, shifted=shifted, withdrawn=withdrawn)
+        """Return what `_read` returns, for rows of long segments."""
+        read, ends, fit = reader.read(rows, self._arrays, shifted=shifted, withdrawn=withdrawn)
         if self._loss is not None:
             pieces = self.layout.pieces(rows)
             read = read._replace(loss=_gather_loss(self._loss, pieces, read.inputs.shape), pieces=pieces)
@@ -227,7 +228,7 @@ class NpyDataSource(RowSource):
         lasts: Ints | slice
         if whole:
             segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)
-            loss, lasts = None if shifted else mask, np.s_[shape[1] - 1 :: shape[1]]
+            loss, lasts = None if shifted else mask, slice(shape[1] - 1, None, shape[1])
         else:
             positions, target_segments = more
             segments, lasts = fill_segments(pieces, firsts, tokens, positions, self._pad)

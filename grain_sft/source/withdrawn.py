@@ -175,7 +175,7 @@ class _PaddedSpans(RowSource):
         arrays = {name: getattr(read, name) for name in ("positions", "segment_ids", "target_segment_ids")}
         copies, written = self._copies_of(arrays)
         arrays |= copies
-        read = read._replace(**copies)
+        read = read._replace(**copies, pieces=None)  # the pieces do not tell the padding
         inputs, targets, positions, segments, taken = (
             array.reshape(-1).data for array in (read.inputs, read.targets, *arrays.values())
         )

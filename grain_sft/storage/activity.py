@@ -3,6 +3,7 @@
 An operation is a format text and its values, formatted when it is read: `activity.doing[get_ident()] = OPENING, shard`.
 """
 
+import collections
 import contextlib
 import contextvars
 import os
@@ -29,6 +30,9 @@ doing: dict[int, tuple[object, ...]] = {}
 
 making: dict[int, tuple[int, float, object]] = {}
 """Batch that each thread makes: its step, when it began on `time.perf_counter`'s clock, and its pipeline."""
+
+recent: collections.deque[float] = collections.deque(maxlen=256)
+"""Seconds that it took to make each of this process's last batches."""
 
 counts: dict[str, int] = dict.fromkeys(
     (

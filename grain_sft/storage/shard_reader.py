@@ -96,20 +96,21 @@ class ShardReader:
         """
         if self._row is not None:
             shards, starts, places, sizes = self._by_row(self._row, shards, starts, places, sizes)
+        columns = (shards, starts, places, sizes)
+        total = sum(sizes.tolist() if isinstance(sizes, np.ndarray) else sizes)  # for few sizes faster than numpy's sum
         if not self._remote:  # `RemoteShards` counts the bytes of local files too
-            total = int(sizes.sum()) if isinstance(sizes, np.ndarray) else sum(sizes)
             activity.count("local_bytes", total)
             if len(sizes) >= _MANY_PIECES and total <= len(sizes) * _SMALL_PIECE and not self._scattered:
-                of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in (shards, starts, places, sizes))
+                of_shard, at, to, size_of = (np.asarray(each, np.int64) for each in columns)
                 if self._copy(of_shard, at, to, size_of, out):
                     return
-        columns = (shards, starts, places, sizes)
         listed: Any = [each.tolist() if isinstance(each, np.ndarray) else each for each in columns]
         if self._remote:
             listed = list(zip(*self._remote.gather(list(zip(*listed, strict=True)), out), strict=True)) or [()] * 4
+            total = sum(listed[3])
         numbers, begins, *ranges = listed
         buffers = [(out[place : place + size],) for place, size in zip(*ranges, strict=True)]
-        self._read((numbers, begins, buffers, sum(listed[3])))
+        self._read((numbers, begins, buffers, total))
         self._check(set(numbers))
 
     def _by_row(self, row: tuple[int, int], *pieces: IntsOrList) -> tuple[Ints, Ints, Ints, Ints]:
@@ -173,8 +174,8 @@ class ShardReader:
         # one file needs no lists of buffers, which make batches of padded rows 20 to 27 % slower
         file = self._open.get(0) or self._open_file(0)
         fd, begin, size, preadv, total = file.fd, file.data_offset, self._itemsize, os.preadv, 0
-        first = next((starts[0] for _, starts, _, _ in runs if starts), 0)
-        activity.doing[get_ident()] = activity.READING, len(runs), file.shard, begin + first * size
+        first = runs[0][1] if runs else ()
+        activity.doing[get_ident()] = activity.READING, len(runs), file.shard, begin + (first[0] if first else 0) * size
         for run in runs:
             _, starts, stops, memory = run
             place = num_read = 0

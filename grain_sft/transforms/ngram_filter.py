@@ -78,7 +78,8 @@ class NgramFilter(grain.transforms.Map):
 
     def filter_rows(self, read: ReadRows) -> ReadRows:
         """Return `read` with `target_segment_ids` all 0 in rows that fail, as `ShiftTargets` makes them after `map`."""
-        failing = self._failing(read.inputs, read.segment_ids)
+        padded = read.pieces is None or read.pieces.segment is not None
+        failing = self._failing(read.inputs, read.segment_ids if padded else None)
         if failing is None:
             return read
         activity.count("filtered_rows", int(np.count_nonzero(failing)))
