@@ -13,7 +13,7 @@ import msgspec
 from grain_sft.arguments import as_paths, check_type
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import FORMATS, DirectoryListing, ReadOptions, formats
-from grain_sft.corpus.formats.files import is_glob
+from grain_sft.corpus.formats.files import LIST_SUFFIXES, is_glob
 from grain_sft.corpus.formats.mix import remap_path
 from grain_sft.corpus.formats.scanning import SUBSETS, Subset
 from grain_sft.corpus.shard import TokenDtype, token_dtype
@@ -177,8 +177,8 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     listing, remapped = DirectoryListing(), options.remap(path)
-    if not files.is_remote(path) and not os.path.exists(path):
-        path = remapped
+    may_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
+    path = path if may_list else remapped
     for form in formats() if format == AUTO else [FORMATS[format]()]:
         at = path if form.lists_paths else remapped
         if is_glob(at) and not form.takes_globs:

@@ -213,9 +213,9 @@ def test_parts_that_are_not_whole_are_named(tmp_path):
         ("labels_mask_part_0000.npy", "but part"),
         ("token_ids_part_0001.csv.gz", "but other parts"),
     ):
-        folder = write_olmo(tmp_path / f"without {name}", documents())
+        folder = write_olmo(tmp_path / f"without {name.replace('.', ' ')}", documents())
         (folder / name).unlink()
-        assert f"lacks {name}, {expected}" in error_of(folder)
+        assert f"lacks {name}, {expected}" in error_of(folder) == error_of([folder])
     folder = write_olmo(tmp_path / "twice", documents())
     (folder / "labels_mask_part_00.npy").write_bytes(b"")
     assert "are both part 0" in error_of(folder)

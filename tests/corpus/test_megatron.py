@@ -71,7 +71,8 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     alone, both = open_corpus(one).fingerprint, open_corpus([one, two]).fingerprint
     files = [f"{one}.bin", f"{one}.idx"]
-    for path in (*files, files, [one], "data/one_text_document", "data/one_*.bin"):
+    shutil.copytree("data", "1 run")
+    for path in (*files, files, [one], "data/one_text_document", "data/one_*.bin", "1 run/one_text_document"):
         assert open_corpus(path).fingerprint == alone, path
     shutil.copytree("data", "more/train")
     lists = (["data/one_text_document", two], f"{one} {two}".split())
@@ -83,10 +84,13 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
         assert (corpus.weights, [shard.num_tokens for shard in corpus.shards]) == ((0.3, 0.7), [13, 13])
     (tmp_path / "1").mkdir()  # a number that is also a path
     assert open_corpus([1, one]).weights == (1.0,)
-    for path in ("/far/two", "1 /far/one_text_document 2 /far/two", ["/far/one_text_document", "/far/two"]):
-        here = {"/far/": str(tmp_path / "data")}
+    far = ["/far/one_text_document", "/far/two"]
+    for path in ("/far/two", "memory://far/two", "1 /far/one_text_document 2 /far/two", far):
+        here = dict.fromkeys(("/far/", "memory://far/"), str(tmp_path / "data"))
         assert open_corpus(path, path_remap=here).shards[-1].path == f"{two}.bin"
     assert len({both, alone, corpus.fingerprint, open_corpus([1, one]).fingerprint}) == 4
+    (tmp_path / "data/sources.bin").write_bytes(b"")  # of which prefix?
+    assert open_corpus(one).sources_file is None
     (tmp_path / "mix.txt").write_text("web,data/one_text_document.bin\ncode,data/two.bin\n")
     mixed = open_corpus(tmp_path / "mix.txt")
     assert (mixed.fingerprint, [shard.label for shard in mixed.shards]) == (both, ["web", "code"])
@@ -244,6 +248,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         (one, {"dtype": "uint16"}, "states int32 tokens, but dtype=uint16 was given"),
         (one, {"split": "a,b"}, "expected up to three numbers"),
         (one, {"split": "0,0"}, "at least one of them above 0"),
+        (one, {"split": "9" * 400}, "finite and at least one"),
         (one, {"subset": "valid"}, "with split, such as"),
         (one, {"split": "1,1", "subset": "val"}, "expected one of train, valid, test"),
         (one, {"use_loss_mask": True}, "this file has no loss mask"),

@@ -61,6 +61,7 @@ def test_names_with_brackets_are_no_patterns_where_they_exist_and_text_may_be_to
     write_tokens("run1/part0.npy", [1])
     for where in (path.parent, path, [path]):
         assert open_corpus(where).num_tokens == 2
+    assert open_corpus([write_tokens("code_sources.bin", [1, 2])]).num_tokens == 2  # no format has sources of this name
     text = write_tokens("text.dat", [0x61616161] * 2)
     assert open_corpus(text, format="files", dtype="uint32").num_tokens == 2
 

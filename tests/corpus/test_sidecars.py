@@ -12,6 +12,8 @@ import sft_files as sft
 
 from grain_sft import open_corpus
 from grain_sft.config.nouns import make_corpus
+from grain_sft.corpus.formats.metadata import Json
+from grain_sft.errors import RemoteTimeoutError
 
 
 @pytest.fixture
@@ -86,7 +88,9 @@ def test_a_mask_without_its_tokens_among_the_files_is_named(parts):
         assert "belongs to the token file" in sft.error_of(where, dtype="uint8")
 
 
-@pytest.mark.parametrize("name", ["notes.json", "notes.txt", "data.parquet", "more.jsonl.gz"])
+@pytest.mark.parametrize(
+    "name", ["notes.json", "notes.txt", "data.parquet", "more.jsonl.gz", "tokens.mix", "notes.yml"]
+)
 def test_files_that_hold_no_tokens_by_their_names_are_refused(parts, name):
     (parts / name).write_bytes(b"12345678")
     message = sft.error_of(f"{parts}/*", dtype="uint8")
@@ -94,13 +98,17 @@ def test_files_that_hold_no_tokens_by_their_names_are_refused(parts, name):
 
 
 def test_a_part_is_joined_only_with_the_part_that_is_before_it(parts):
-    first, second, _ = sft.tokens_of(parts)
+    first, second, third = sft.tokens_of(parts)
     corpus = open_corpus([second, first], eos_token_id=sft.EOS)
     for found, whole in zip(corpus.read(0, corpus.num_tokens), sft.joined(sft.documents()), strict=True):
         np.testing.assert_array_equal(found, np.concatenate([whole[240:480], whole[:240]]))
     together = open_corpus([first, second], eos_token_id=sft.EOS)
     assert together.num_documents == corpus.num_documents - 1  # the one that the parts cut through
     assert corpus.sources is None
+    (parts / "dataset_statistics.json").write_text(json.dumps({"continued_parts": [1, 2]}))
+    pieces = [open_corpus(path, eos_token_id=sft.EOS).num_documents for path in (first, third)]
+    second.unlink()
+    assert open_corpus(f"{parts}/token_ids*.npy", eos_token_id=sft.EOS).num_documents == sum(pieces)
 
 
 def test_dolmas_boundaries_of_five_columns_are_read_beside_any_tokens(tmp_path):
@@ -144,6 +152,18 @@ def test_a_split_without_metadata_says_so_where_its_format_has_them(tmp_path, ca
         assert open_corpus(tmp_path / "alone").eos_token_id is None
     (record,) = caplog.records
     assert "alone: lacks corpus.json and" in record.getMessage() and "give eos_token_id" in record.getMessage()
+
+
+def test_a_tokenizer_that_cant_be_read_in_time_is_an_error(parts, monkeypatch):
+    """Without its ids, one host would pad and end documents differently from the others."""
+
+    def fail(path, advice=""):
+        raise RemoteTimeoutError(f"{path}: not in time")
+
+    (parts / "tokenizer").mkdir()
+    (parts / "tokenizer" / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(Json, "load", fail)
+    assert "tokenizer.json: not in time" in sft.error_of(parts)
 
 
 @pytest.mark.parametrize("name", ["{}", "renamed_{}", "{}.bin"])

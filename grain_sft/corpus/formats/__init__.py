@@ -53,13 +53,17 @@ class Format:
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Return the corpus at `found`, the result of `detect`."""
-        split = self.split(found, listing)
+        split = self.whole_split(found, options, listing)
         if not split.files:
             name = type(self).__name__
             raise CorpusError(
                 f"{found}: {name}.split returned no files. Return token files from it, or define {name}.read."
             )
         return self.read_split(split, options, listing)
+
+    def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
+        """Return the split at `found`, the result of `detect`. An absent file is a CorpusError."""
+        return self.split(found, listing)
 
     def read_split(self, split: Split, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Return the corpus of all files of a split."""

@@ -7,7 +7,6 @@
 import dataclasses
 
 from grain_sft.corpus.boundaries import BoundaryKind
-from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import SPLIT, DirectoryListing, Json, read_metadata, warn_unknown
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
@@ -41,14 +40,15 @@ class Episodes(Format):
                 return folder
         return None
 
-    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+    def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
+        """Return the split at `found`, with a warning if no metadata state its ids."""
         shards = _shards(found, listing)
         if shards and self.index in listing.names(found):
             raise CorpusError(f"{found}: holds both {self.index} and {files.name_of(shards[0])}/. Remove one of them.")
         split = self.split(found, listing)
-        lacking = f"{SPLIT} and {files.join(files.parent(found), _METADATA)}"
-        warn_unknown(found, lacking, split.metadata, options.eos_token_id)
-        return self.read_split(split, options, listing)
+        lacks = f"{SPLIT} and {files.join(files.parent(found), _METADATA)}"
+        warn_unknown(found, lacks, split.metadata, options.eos_token_id)
+        return split
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         name = files.name_of(path)
@@ -72,7 +72,7 @@ class Episodes(Format):
         return files.parent(folder) if files.name_of(folder).startswith(_SHARD) else folder
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the shards of `home`, or `home` if it is a shard. The EOS is that of the metadata, else of the tokenizer."""
+        """Return the shards of `home`, or `home` if it is a shard. Its EOS is the one in the metadata, else the tokenizer's."""
         root = files.parent(home)
         path = listing.find(root, _METADATA)
         dtype = Json.load(path).text("token_dtype") if path else None

@@ -24,7 +24,7 @@ TOKEN_SUFFIXES = (".npy", ".bin", ".parquet")
 LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
 
 _BOUNDARIES = ".csv.gz"
-_NO_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|md|yaml|idx|arrays)")
+_NO_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|tsv|mix|md|ya?ml|toml|log|idx|arrays)")
 
 
 class Files(Format):
@@ -33,7 +33,7 @@ class Files(Format):
     expected = "a token file, a folder of .npy files, a glob, or a list of these"
     rank = 2
     any_path = takes_globs = True
-    metadata_files = rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|(.*[._])?sources\.bin"
+    metadata_files = rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|(.*\.|train_|val_)?sources\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         """Return `path`: a path of no other format is a file or a glob. An unreadable local path is an error."""
@@ -54,21 +54,21 @@ class Files(Format):
         return corpus_of_files([(path, "") for path in _expand(found)], options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open files, globs and directories in order. A prepared corpus among them is its training split."""
+        """Open files, globs and directories in order. A prepared corpus among them stands for its training split."""
         if not paths:
             raise CorpusError("an empty list of files: a corpus has at least one.")
-        known = FileFormats(listing)
+        by_name = FileFormats(listing)
         found: list[str] = []
         for path in paths:
-            if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not known.is_metadata(path):
+            if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not by_name.is_metadata(path):
                 raise CorpusError(
                     f"{path}: expected token files in a list, found a mix or an index. Open it by itself."
                 )
             split: Sequence[str] = ()
-            if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):  # a corpus gives its training split
-                for form in known.formats:
+            if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):
+                for form in by_name.formats:
                     home = None if form.any_path or split else form.detect(files.absolute(path), listing)
-                    split = split if home is None else form.split(home, listing).files
+                    split = split if home is None else form.whole_split(home, options, listing).files
             found += split or _expand(path)
         return corpus_of_files([(path, "") for path in found], options, listing)
 
@@ -120,7 +120,7 @@ class FileFormats:
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
     """Return the corpus of `sources`, (path or URL, label) of each token file, in order; sidecars may be among them."""
-    known = FileFormats(listing)
+    by_name = FileFormats(listing)
     labels = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labels])  # before any file is opened
     folders = dict.fromkeys(files.parent(path) for path, _ in labels if files.is_remote(path))
@@ -130,8 +130,8 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     split_of_part: list[Split] = []
     sidecars: dict[str, str] = {}
     splits: dict[tuple[Format, str], Split] = {}
-    for path, label in ((known.followed(path), label) for path, label in labels if not known.is_metadata(path)):
-        form, owner = known.owner(path)
+    for path, label in ((by_name.followed(path), label) for path, label in labels if not by_name.is_metadata(path)):
+        form, owner = by_name.owner(path)
         if owner != path:
             sidecars[path] = owner
             continue
@@ -156,8 +156,8 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
             form.check_parts(parts, options, listing)
         elif len(forms) > 1:
             raise CorpusError(
-                f"{parts[0].tokens}: among the files are ones of another format. Files with an .idx of Megatron's are "
-                "opened by themselves: make a mixture of two corpora."
+                f"{parts[0].tokens}: among the files are ones of another format. Expected Megatron's .bin and .idx files "
+                "alone. Make a mixture of two corpora."
             )
         else:
             corpus = form.read_list([part.tokens for part in parts], options, listing)
@@ -222,22 +222,22 @@ def joined_split(parts: Sequence[TokenFile], splits: Sequence[Split], options: R
         firsts.setdefault(id(split), (part.tokens, split))
     if len(firsts) == 1:
         whole = splits[0].files == tuple(part.tokens for part in parts)
-        return splits[0] if whole else dataclasses.replace(splits[0], sources="")  # it has documents of absent files
-    stated = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in firsts.values()}
+        return splits[0] if whole else dataclasses.replace(splits[0], sources="")  # that of absent documents, too
+    facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in firsts.values()}
 
     def agreed(name: str) -> Any:
         """Return the value that all splits share, None if a split lacks it; refuse different values."""
-        values = {values[name]: path for path, values in reversed(stated.items())}
-        known = [(value, path) for value, path in values.items() if value is not None]
-        if len(known) > 1:
-            (one, first), (other, second) = known[-2:]
+        values = {facts[name]: path for path, facts in reversed(facts_of.items())}
+        stated = [(value, path) for value, path in values.items() if value is not None]
+        if len(stated) > 1:
+            (one, first), (other, second) = stated[-2:]
             raise CorpusError(
                 f"{second}: its {name} is {other}, but that of {first} is {one}. All files of a corpus are made with one "
                 "tokenizer and have one dtype: open them as two corpora."
             )
-        return known[0][0] if len(values) == 1 and known else None
+        return stated[0][0] if len(values) == 1 and stated else None
 
-    names = {values["tokenizer"] for values in stated.values()}
+    names = {facts["tokenizer"] for facts in facts_of.values()}
     dtypes = {tuple(split.dtypes) for split in splits}
     metadata = CorpusMetadata(
         eos_token_id=None if options.eos_token_id is not None else agreed("eos_token_id"),

@@ -33,10 +33,8 @@ class Index(Format):
     any_path = lists_paths = True
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        if path.endswith(".json"):
-            return path
-        head = None if files.is_remote(path) else head_of(path)
-        return path if head is not None and head.startswith(b"{") else None
+        is_json = path.endswith(".json") or (not files.is_remote(path) and (head_of(path) or b"").startswith(b"{"))
+        return path if is_json else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open our index or MaxText's, and check the dtype and the EOS that the caller states."""
@@ -57,7 +55,7 @@ class Index(Format):
                 )
         except GrainSftError:
             raise
-        except ValueError as error:  # of paths that no file can have
+        except ValueError as error:  # no file can have such a path
             raise CorpusError(f"{found}: {error}. {_DAMAGED}") from error
         if options.dtype not in (None, corpus.dtype):
             raise CorpusError(f"{found}: the index is of {corpus.dtype} tokens, but dtype={options.dtype} is given.")
@@ -115,7 +113,7 @@ def _pinned(corpus: Corpus) -> Corpus:
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
-    """Refuse an index whose entries do not fit together, or local files of other sizes; remote ones are checked when read."""
+    """Refuse an index whose entries contradict each other, or local files of other sizes. Reads check remote files."""
     for number, shard in enumerate(corpus.shards):
         counted = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
         after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
@@ -164,8 +162,10 @@ def _locate(index: str, stated: str, options: ReadOptions) -> str:
 def _choose_loss(
     path: str, stated: bool | None, corpus: Corpus, options: ReadOptions, listing: DirectoryListing
 ) -> Corpus:
-    """Return the corpus with the loss files that `options` ask for: named ones, those of the index, or none. `stated` is the
-    index's `use_loss_mask`; version 0.1.0 did not write it, nor masks of listed files."""
+    """Return the corpus with the loss files that `options` ask for: named ones, those of the index, or none.
+
+    `stated` is the index's `use_loss_mask`. Version 0.1.0 wrote neither it nor the masks of files that a list named.
+    """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = stated if options.use_loss_mask is None else options.use_loss_mask
     if options.masks is None and uses_loss is False:
@@ -173,7 +173,7 @@ def _choose_loss(
         return dataclasses.replace(corpus, shards=shards, ignores_loss=stated is False or corpus.has_loss)
     if options.masks is not None:
         check_masks(tokens, options.masks)
-        parts = [TokenFile(*files) for files in zip(tokens, options.masks, strict=True)]
+        parts = list(map(TokenFile, tokens, options.masks))
     else:
         parts = [] if corpus.has_loss else list(map(FileFormats(listing).find_loss, tokens))
         missing = [part for part in parts if part.loss]
@@ -209,7 +209,7 @@ class _MaxTextIndex(msgspec.Struct):
 
 
 def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of MaxText's index, whose files are scanned and compared with it; it can't list sidecars."""
+    """Return the corpus of MaxText's index, which lists no sidecars. Its files are scanned and compared with it."""
     path, version = data.path, data.get("format_version")
     if version != MAXTEXT_VERSION:
         raise CorpusError(f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read.")

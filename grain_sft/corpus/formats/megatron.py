@@ -29,13 +29,13 @@ PREFIX_SUFFIX = ".idx"
 """Suffix of the file that exists for every prefix."""
 
 _TOKENS, _INDEX = ".bin", PREFIX_SUFFIX
-_OTHERS = (".npy", ".parquet", ".json", ".csv", ".txt")  # no prefix ends so
+_OTHERS = (".npy", ".parquet", ".json", ".csv", ".txt")  # suffixes that no prefix has
 _BLOCK = 1 << 24  # sequences whose sizes are read at once
 _SPLIT = re.compile(r"\s*[.0-9]+\s*(,\s*[.0-9]+\s*){0,2}")
 
 
 class Megatron(Format):
-    """One or several prefixes, in order."""
+    """Format of one or several prefixes, in order."""
 
     expected = "a prefix of .bin and .idx files, one of these, a folder of them, or weights and prefixes in turn"
     any_path = lists_paths = takes_lists = True
@@ -83,14 +83,14 @@ class Megatron(Format):
         if len(kinds) > 1:
             (one, path), (other, second) = list(kinds.items())[-2:]
             raise CorpusError(
-                f"{path}: its tokens are {_named(*one)}, but those of {second} are {_named(*other)}. All files of a corpus "
-                "have one dtype: convert one of them with `grain-sft convert`."
+                f"{path}: its tokens are {_dtype_name(*one)}, but those of {second} are {_dtype_name(*other)}. All files of "
+                "a corpus have one dtype: convert one of them with `grain-sft convert`."
             )
         header: IndexHeader = headers[0]
         if options.dtype not in (None, header.dtype):
             raise CorpusError(
-                f"{prefixes[0]}{_INDEX}: states {_named(header.dtype, header.signed)} tokens, but dtype={options.dtype} was "
-                "given. Leave it out."
+                f"{prefixes[0]}{_INDEX}: states {_dtype_name(header.dtype, header.signed)} tokens, but dtype={options.dtype} "
+                "was given. Leave it out."
             )
         split = joined_split(parts, splits, options)
         sources = describe(split.sources) if split.sources and options.split is None else None
@@ -131,12 +131,13 @@ class Megatron(Format):
 
 
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
-    """Return the metadata of each prefix as a split of one file."""
+    """Return the metadata of each prefix as a split of one file. Sources are those of the only prefix of a folder."""
     metadata_of = functools.cache(lambda folder: read_metadata((folder, files.parent(folder)), listing))
     splits = {}
     for prefix in prefixes:
         folder = files.parent(prefix)
-        sources = listing.find(folder, "sources.bin")
+        is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
+        sources = listing.find(folder, "sources.bin") if is_only else ""
         splits[prefix] = Split((f"{prefix}{_TOKENS}",), metadata_of(folder), sources=sources)
     return [splits[prefix] for prefix in prefixes]
 
@@ -181,8 +182,8 @@ def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
         numbers = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
     except ValueError as error:
         raise CorpusError(f"{stated} ({error}). Fix it.") from error
-    if not numbers.sum() > 0:
-        raise CorpusError(f"{stated}, at least one of them above 0. Fix it.")
+    if not 0 < sum(numbers.tolist()) < math.inf:
+        raise CorpusError(f"{stated}, finite and at least one of them above 0. Fix it.")
     shares = (numbers / numbers.sum()).tolist()
     bounds = [0, *itertools.accumulate(shares)]
     at = SUBSETS.index(subset)
@@ -212,7 +213,7 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 
 
 def _is_blend(words: Sequence[str]) -> bool:
-    """Return whether weights are among the words; a number that is also a path is a weight where each prefix has one."""
+    """Return whether the words are a blend. A number that is also a path is a weight only if weights and prefixes alternate."""
     numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(numbers):
         return False
@@ -232,8 +233,8 @@ def _is_number(text: str) -> bool:
 def words_of(text: str) -> list[str]:
     """Return the weights and prefixes of a blend in one string, or the string."""
     words = text.split()
-    is_path = len(words) < 2 or (not files.is_remote(text) and os.path.exists(text))
-    return [text] if is_path or not _is_number(words[0]) else words
+    is_path = len(words) < 2 or not _is_number(words[0]) or os.path.exists(text) or _is_index(f"{text}{_INDEX}")
+    return [text] if is_path else words
 
 
 def _stem(path: str) -> str:
@@ -252,5 +253,5 @@ def _is_index(path: str) -> bool:
         return False
 
 
-def _named(dtype: np.dtype[np.unsignedinteger], signed: bool) -> str:
+def _dtype_name(dtype: np.dtype[np.unsignedinteger], signed: bool) -> str:
     return dtype.name[1:] if signed else dtype.name

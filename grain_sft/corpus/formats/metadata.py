@@ -58,7 +58,7 @@ class CorpusMetadata:
 
     @property
     def of_split(self) -> bool:
-        """Whether they come from the split's own corpus.json."""
+        """Whether these facts come from the split's own corpus.json."""
         return files.name_of(self.path) == SPLIT if self.path else False
 
 
@@ -79,7 +79,7 @@ class DirectoryListing:
         return files.join(folder, name) if name in self.names(folder) else ""
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return those of `candidates`, names of files, that are in the folder of `path`, which may refuse to be listed."""
+        """Return those of `candidates`, names of files, that exist in the folder of `path`, even if it can't be listed."""
         folder = files.parent(path)
         try:
             names = self.names(folder)
@@ -89,7 +89,7 @@ class DirectoryListing:
             return [name for name in candidates if name in names]
         if not files.exists(path):
             return []  # opening it reports that
-        return [name for name in candidates if files.exists(files.join(folder, name))]  # it can't be listed
+        return [name for name in candidates if files.exists(files.join(folder, name))]
 
     def sidecar(self, path: str, name: str) -> str:
         """Return the path of the sidecar file `name` of the file `path`; "" where there is none."""
@@ -166,7 +166,7 @@ class Json:
 
 
 def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMetadata:
-    """Return what the first corpus.json or prepare.json in `folders` states: the split's folder, then that of the corpus."""
+    """Return the metadata of the first corpus.json or prepare.json in `folders`, the split's and then that of the corpus."""
     for folder in folders:
         if path := listing.find(folder, SPLIT):
             data = Json.load(path)
@@ -222,7 +222,8 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
     """Return `metadata` with the EOS and padding ids of the tokenizer in `folder`/tokenizer, which is not loaded.
 
-    It is a guess: a tokenizer whose files don't parse adds nothing.
+    They are a guess: a tokenizer whose files don't parse adds nothing. Files that can't be read in time are an error, since
+    hosts would differ.
     """
     folder = listing.find(folder, "tokenizer")
     texts: dict[str, str] = {}
@@ -237,6 +238,8 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
                 text = token.get("content") if isinstance(token, dict) else token
                 if isinstance(text, str):
                     texts.setdefault(f"{key}_id", text)
+    except RemoteTimeoutError:
+        raise
     except (GrainSftError, KeyError, TypeError, ValueError):
         return metadata
     found = {key: ids.get(text) for key, text in texts.items()}

@@ -1,7 +1,7 @@
 """Format olmo: parts of tokens, label masks and boundaries, as open-instruct's `convert_sft_data_for_olmocore.py` writes.
 
 `token_ids_part_NNNN.npy` (raw uint8 to uint64), `labels_mask_part_NNNN.npy` (raw bool), `token_ids_part_NNNN.csv.gz`. A corpus
-of plain documents has no masks, and its metadata say so.
+of plain documents has no masks, as its metadata state.
 """
 
 import re
@@ -50,9 +50,11 @@ class Olmo(Format):
                 return folder
         return None
 
-    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+    def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
         _check_whole(found, listing.names(found), options)
-        split = self.split(found, listing)
+        return self.split(found, listing)
+
+    def read_split(self, split: Split, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         parts = [self.part(path, listing) for path in split.files]
         self.check_parts(parts, options, listing)
         if split.continued is not None:
@@ -73,7 +75,10 @@ class Olmo(Format):
         return files.parent(path)
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the numbered parts of `home`, with metadata from prepare.json, else from the statistics and tokenizer."""
+        """Return the numbered parts of `home`, with metadata from prepare.json, else from the statistics and tokenizer.
+
+        Where numbers are absent, the last of them is listed, too: no document continues across the gap.
+        """
         folders = [home, files.parent(home)] if files.name_of(home) in ("train", "val") else [home]
         path = listing.find(home, _STATISTICS)
         statistics = Json.load(path) if path else Json("", {})
@@ -81,27 +86,28 @@ class Olmo(Format):
         metadata = read_metadata(folders, listing)
         if not metadata.path:  # copied without prepare.json; the statistics of other tools have values of other types
             kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
-            right = [key for key, kind in kinds.items() if type(configuration.get(key)) is kind]
-            metadata = CorpusMetadata(**{key: configuration.get(key) for key in right})
+            valid = {key: configuration.get(key) for key, kind in kinds.items() if type(configuration.get(key)) is kind}
+            metadata = CorpusMetadata(**{key: value for key, value in valid.items() if value != -1})  # no such token
         for folder in folders:
             metadata = metadata if metadata.eos_token_id is not None else fill_ids(metadata, folder, listing)
         dtype = configuration.text("token_dtype")
         numbered = _numbered(home, listing.names(home), _TOKENS)
-        paths = {number: files.join(home, name) for number, name in numbered.items()}
+        absent = {n - 1: f"token_ids_part_{n - 1:04d}.npy" for n in numbered if n and n - 1 not in numbered}
+        paths = {number: files.join(home, name) for number, name in sorted({**numbered, **absent}.items())}
         continued = statistics.items("continued_parts")
         if not all(type(number) is int for number in continued):
             raise CorpusError(f"{statistics.path}: continued_parts is {continued!r}; expected a list of numbers.")
-        known = statistics.get("continued_parts") is not None
+        states_continued = statistics.get("continued_parts") is not None
         return Split(
             files=tuple(paths.values()),
             metadata=metadata,
             dtype=None if dtype is None else token_dtype(dtype, statistics.path),
             sources=listing.find(home, "sources.bin"),
-            continued=frozenset(paths[each] for each in continued if each in paths) if known else None,
+            continued=frozenset(paths[each] for each in continued if each in paths) if states_continued else None,
         )
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """Refuse parts that all lack a label mask, where their folder or its metadata tell that masks exist."""
+        """Refuse parts that all lack a label mask, although their folder holds masks or its metadata state them."""
         if options.use_loss_mask is False or options.masks is not None or any(each.loss for each in parts):
             return
         for each in parts:
@@ -130,7 +136,7 @@ class Olmo(Format):
 
 
 def _metadata_of_masked(folder: str, listing: DirectoryListing) -> str:
-    """Return the metadata in a folder whose writer writes a label mask for every part; "" where there are none."""
+    """Return the path of metadata in `folder` whose writer writes a label mask for every part; "" without such metadata."""
     if _states_masks(folder, listing) is False:
         return ""
     if path := listing.find(folder, _STATISTICS):

@@ -40,9 +40,9 @@ class Primer(Format):
         is_damaged = "train_input_ids.bin" in names or (_META in names and any(map(_FILE.fullmatch, names)))
         return homes[0] if is_damaged else None
 
-    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open a split whose three files all exist, and check its number of tokens against the cache's metadata."""
-        folder, (root, name) = files.parent(found), _root_and_split(found)
+    def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
+        """Return the split at `found`, whose three files all exist, with a warning if no metadata state its ids."""
+        folder = files.parent(found)
         for path in _files_of(found):
             if files.name_of(path) not in listing.names(folder):
                 raise CorpusError(
@@ -50,7 +50,11 @@ class Primer(Format):
                 )
         split = self.split(found, listing)
         warn_unknown(folder, f"{SPLIT} and {_META}", split.metadata, options.eos_token_id)
-        corpus = self.read_split(split, options, listing)
+        return split
+
+    def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+        """Open a split, and check its number of tokens against the cache's metadata."""
+        corpus, (root, name) = super().read(found, options, listing), _root_and_split(found)
         if meta := listing.find(root, _META):
             counts = Json.load(meta).object("splits").object(name)
             if counts.count("num_tokens") not in (None, corpus.num_tokens):
