@@ -11,6 +11,7 @@ from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.schema import read_record
 
+_BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces; 256 of them are bytes
 MAX_LINES = 2_000_000  # more teach a vocabulary nothing new
@@ -20,10 +21,10 @@ MAX_LINE = 4000  # bytes; SentencePiece leaves out lines of more than 4192
 def train_tokenizer(
     lines: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), *, model_type: str = "bpe"
 ) -> bytes:
-    """Return the bytes of a SentencePiece model that gives back every text exactly.
+    """Return the bytes of a SentencePiece model that gives back every text exactly, except that U+2581 becomes a space.
 
-    Newlines are a piece of their own, characters that it has not seen are spelled in bytes, and the piece `</s>` ends
-    a document. One thread, no sampling: the same lines give the same model.
+    A newline is a piece of its own, characters that `lines` lack are spelled in bytes, and the piece `</s>` ends a document.
+    One thread, no sampling: the same lines give the same model.
 
     Raises:
       PrepareError: Too little text for such a vocabulary.
@@ -45,7 +46,7 @@ def train_tokenizer(
             model_type=model_type,
             vocab_size=vocab_size,
             byte_fallback=True,
-            user_defined_symbols=list(dict.fromkeys(["\n", *special_tokens])),
+            user_defined_symbols=[each for each in dict.fromkeys(["\n", *special_tokens]) if each not in _BUILT_IN],
             pad_id=0,
             eos_id=1,
             unk_id=2,
@@ -67,7 +68,7 @@ def train_tokenizer(
 
 
 def _reason(internal: str, vocab_size: int) -> str:
-    """Return a sentence in place of SentencePiece's internal error."""
+    """Return the sentence that explains an internal error of SentencePiece."""
     if found := re.search(r"to a value <= (\d+)", internal):
         most = int(found[1])
         smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""

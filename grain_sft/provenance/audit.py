@@ -96,7 +96,7 @@ class AuditLog(Observer):
         self._quiet_until = -1  # no entry is due from `_next` up to this step
         self._pending = -1  # step whose entries are not all written
         self._recorded: Delivery | None = None
-        self._since = 0  # step at which batches began
+        self._since = 0  # first step of the uninterrupted run
         self._events: Events | None = None
 
     @property
@@ -136,7 +136,7 @@ class AuditLog(Observer):
         self._pending, self._next, self._quiet_until, self._recorded = -1, step + 1, quiet_until, delivery
 
     def _entries(self, pipeline: Pipeline, step: int) -> tuple[Events, int, list[Fields]]:
-        """Return the events, the step at which batches began, and the entries of `step`."""
+        """Return the events, the first step of the uninterrupted run, and the entries of `step`."""
         existing = [os.path.exists(path) and os.path.getsize(path) > 0 for path in self._waiting]
         begins = self._events is None or not all(existing)  # true again if a file was moved away during the run
         again = self._events is not None or any(existing)

@@ -189,8 +189,7 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(path, target)
-        with contextlib.suppress(OSError):  # some network file systems can't; the file itself is synced
-            sync_folder(target.parent)
+        sync_folder(target.parent)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)
@@ -198,12 +197,13 @@ def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the entries of `folder`, such as a new name of a file, to disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    """Sync the entries of `folder`, such as a new name of a file, to disk. Ignore errors: some network file systems can't."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _create(target: Path) -> tuple[str, HeldLock | None]:

@@ -33,6 +33,10 @@ def test_a_special_token_that_is_given_twice_is_one():
     assert train_tokenizer(WORDS, 300, ["<a>", "<a>"]) == train_tokenizer(WORDS, 300, ["<a>"])
 
 
+def test_the_special_tokens_of_every_model_may_be_named():
+    assert train_tokenizer(WORDS, 300, ["<pad>", "</s>", "<unk>", "<a>"]) == train_tokenizer(WORDS, 300, ["<a>"])
+
+
 @pytest.mark.parametrize("texts", [[], [""]])
 def test_no_text_is_a_sentence(texts):
     with pytest.raises(PrepareError, match="hold no text to train on"):

@@ -73,7 +73,7 @@ def test_bos_eos_and_empty_documents(options: dict[str, Any], expected: list[Any
     ("options", "message"),
     [
         ({"bos": True}, "documents begin with BOS, and this tokenizer has none. Give one that has, or --no-bos"),
-        ({"empty": "keep", "eos": False}, "empty=keep: a document without text has no token without BOS and EOS"),
+        ({"empty": "keep", "eos": False}, "empty=keep: a document without text, BOS and EOS has no tokens"),
         ({"fim_spm_rate": 0.5}, "fim_spm_rate applies to the documents that fim_rate chooses"),
         ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>",)}, "1 tokens; expected three"),
         ({"fim_rate": 0.5, "fim_tokens": ("<|fim_prefix|>", "7", "<|x|>")}, r"'<\|x\|>' is not a special token"),
@@ -82,6 +82,7 @@ def test_bos_eos_and_empty_documents(options: dict[str, Any], expected: list[Any
         ({"fim_rate": 0.5, "fim_split_sample": "</s>"}, "one without the other. Give both or neither"),
         ({"fim_rate": 0.5, "fim_split_sample": "x", "fim_fragment_rate": 1}, "'x' is not a special token of the"),
         ({"fim_rate": 1.5}, "fim_rate is 1.5; expected a number"),
+        ({"fim_rate": 0.5, "fim_no_prefix": "\uff03", "normalize": "NFKC"}, "fim_no_prefix: '\uff03' is not NFKC"),
         ({"normalize": "NFD"}, "normalize is 'NFD'; expected one of NFC, NFKC"),
         ({"long_documents": "drop"}, "Give max_length"),
         ({"fim_rate": 0.5, "format": "pairs"}, "pairs have a prompt and responses, no middle"),

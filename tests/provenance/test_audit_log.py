@@ -1,11 +1,13 @@
 """The audit log: what a run writes, whatever kills it."""
 
 import concurrent.futures
+import errno
 import json
 import os
 import pickle
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -224,6 +226,17 @@ def test_a_log_that_can_not_be_written_stops_the_run_and_is_whole_when_it_goes_o
     assert len(list(iterator)) == 15
     checked = confirmed(tmp_path / "audit", make())
     assert (checked.loads, checked.resumes, checked.entries) == (1, 0, 7)
+
+
+def test_a_folder_that_can_not_be_synced_is_no_error(make, tmp_path, monkeypatch):
+    def fsync(fd, really=os.fsync):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        really(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    take(make(), 0, 21, threads=0)
+    confirmed(tmp_path / "audit", make())
 
 
 def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):

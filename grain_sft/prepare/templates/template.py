@@ -83,14 +83,14 @@ class Template(abc.ABC):
         """Return the document of each conversation, or the RecordError that explains why it has none."""
 
     def check(self, conversation: Conversation) -> None:
-        """Refuse roles that the template does not render, a second system text, and text that spells a special token."""
+        """Refuse records and roles that the template can't render, two system texts, and text that spells a special token."""
         first = conversation.messages[0].role
         if (first == DOCUMENT) != (DOCUMENT in self.roles):
-            found, expected, other = "a plain document", "conversations", "text"
-            if first != DOCUMENT:
-                found, expected, other = "a conversation", "plain documents", "hf"
-            fix = f"Give --template {other}."
-            raise RecordError(f"the record is {found}; template {self.name} renders {expected}. {fix}")
+            plain = "a plain document", "conversations", "text"
+            found, expected, other = plain if first == DOCUMENT else ("a conversation", "plain documents", "hf")
+            raise RecordError(
+                f"the record is {found}; template {self.name} renders {expected}. Give --template {other}."
+            )
         for index, message in enumerate(conversation.messages):
             if message.role not in self.roles:
                 roles = ", ".join(self.roles)
@@ -154,7 +154,7 @@ class PiecesTemplate(Template):
         return self.tokenizer.encode(texts)
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Encode the pieces of all conversations in one call. A bad conversation gives its error instead of a document."""
+        """Encode the pieces of all conversations in one call. The result of a bad conversation is its error."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         good = [each for each in checked if not isinstance(each, RecordError)]
         texts = [value for pieces in good for value, _ in pieces if isinstance(value, str)]

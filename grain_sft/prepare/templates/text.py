@@ -25,14 +25,20 @@ class Text(PiecesTemplate):
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
-        self._before = self._asked("begin with BOS", tokenizer.bos_token_id) if options.bos else []
-        self._after = self._asked("end in EOS", tokenizer.eos_token_id) if options.eos else []
+        self._before = _piece("begin with BOS", tokenizer.bos_token_id, "--no-bos") if options.bos else []
+        self._after = _piece("end in EOS", tokenizer.eos_token_id, "--no-eos") if options.eos else []
         if options.empty == "keep" and not (self._before or self._after):
-            raise PrepareError("empty=keep: a document without text has no token without BOS and EOS. Ask for one.")
+            raise PrepareError("empty=keep: a document without text, BOS and EOS has no tokens. Give bos or eos.")
         self._fim = FillInTheMiddle(tokenizer, options) if options.fim_rate else None
         unused = [name for name in TEXT_OPTIONS if name.startswith("fim_") and getattr(options, name)]
         if self._fim is None and unused:
-            raise PrepareError(f"{unused[0]} applies to the documents that fim_rate chooses. Give fim_rate, too.")
+            raise PrepareError(f"{unused[0]} applies to the documents that fim_rate chooses. Give fim_rate too.")
+        for name in ("fim_split_sample", "fim_no_prefix"):
+            form, text = options.normalize, getattr(options, name) or ""
+            if form is not None and not unicodedata.is_normalized(form, text):
+                raise PrepareError(
+                    f"{name}: {text!r} is not {form}, so no normalized text has it. Leave out normalize."
+                )
         if self.special is not None and options.fim_split_sample is not None:
             self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
         fim_ids = [] if self._fim is None else self._fim.ids
@@ -58,7 +64,7 @@ class Text(PiecesTemplate):
         return self.tokenizer.encode_arrays(texts)
 
     def documents(self, pieces: list[list[Piece]], ids: list[list[Any]]) -> list[Result]:
-        """See `PiecesTemplate.documents`. All documents are slices of one array, which is searched for control tokens once."""
+        """See `PiecesTemplate.documents`. The documents are slices of one array, which is searched once for control tokens."""
         values = [value for each in pieces for value, _ in each]
         parts = list(itertools.chain.from_iterable(ids))
         sizes = [len(part) for part in parts]
@@ -87,11 +93,11 @@ class Text(PiecesTemplate):
             first, start = first + len(each), stop
         return results
 
-    def _asked(self, asked: str, number: int | None) -> list[Piece]:
-        """Return the piece of the tokenizer's BOS or EOS."""
-        if number is None:
-            name = asked.split()[-1]
-            raise PrepareError(
-                f"template text: documents {asked}, and this tokenizer has none. Give one that has, or --no-{name.lower()}."
-            )
-        return [(np.array([number], np.uint32), 1.0)]
+
+def _piece(place: str, number: int | None, option: str) -> list[Piece]:
+    """Return the piece of the tokenizer's BOS or EOS. Without such a token, raise an error that names `place` and `option`."""
+    if number is None:
+        raise PrepareError(
+            f"template text: documents {place}, and this tokenizer has none. Give one that has, or {option}."
+        )
+    return [(np.array([number], np.uint32), 1.0)]

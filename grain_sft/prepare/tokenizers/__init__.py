@@ -23,7 +23,7 @@ _HUGGINGFACE_NAMES = (
 )
 _RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _JSON = rb"(?:\xef\xbb\xbf)?\s*\{"
-_OTHERS = (
+_MISTAKES = (
     (rb"\s*\Z", "an empty file. Download it again."),
     (rb"version https://git-lfs", "a pointer of Git LFS. Run `git lfs pull` where it came from."),
     (rb"\x1f\x8b|\x28\xb5\x2f\xfd|BZh|\xfd7zXZ|PK\x03\x04", "a compressed file. Decompress it, or unpack the archive."),
@@ -35,7 +35,7 @@ _OTHERS = (
     ),
     (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
-"""Files that users give by mistake: a pattern of their first bytes, and the end of the error message."""
+"""Files that users give by mistake: a pattern of their first bytes, and the end of the error message. The last is any other."""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -61,12 +61,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     names = _names_in(where)
     if _HUGGINGFACE_FOLDER & set(names):
         return HuggingFaceTokenizer(_read_folder(where), where)
-    others = {name for name in names if name.startswith("tokenizer.") and not name.endswith(".json")}
-    candidates = [name for name in names if name.endswith((".model", ".tiktoken")) or name in others]
+    candidates = [name for name in names if re.fullmatch(r".*\.(model|tiktoken)|tokenizer\..*(?<!\.json)", name)]
     if len(candidates) == 1:
-        templates = (
-            {CHAT_TEMPLATE: files.read_bytes(files.join(where, CHAT_TEMPLATE))} if CHAT_TEMPLATE in names else {}
-        )
+        templates = {name: files.read_bytes(files.join(where, name)) for name in {CHAT_TEMPLATE} & set(names)}
         return _load_file(files.join(where, candidates[0]), templates)
     if candidates:
         raise CorpusFileError(f"{where}: has {', '.join(candidates)}. Give the path of one of them.")
@@ -92,8 +89,8 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
         sidecar = f"{where}.json"
         settings = {tiktoken_file.SIDECAR: files.read_bytes(sidecar)} if files.exists(sidecar) else {}
         return TiktokenTokenizer({tiktoken_file.FILE: content, **settings, **templates}, where)
-    found = next(other for pattern, other in _OTHERS if re.match(pattern, content, re.DOTALL))
-    if found == _OTHERS[-1][1] and sentencepiece_model.BEGINS.match(content):
+    found = next(text for pattern, text in _MISTAKES if re.match(pattern, content, re.DOTALL))
+    if found == _MISTAKES[-1][1] and sentencepiece_model.BEGINS.match(content):
         return SentencePieceTokenizer({sentencepiece_model.FILE: content, **templates}, where)
     raise CorpusError(f"{where}: expected a SentencePiece model, a tokenizer.json or a tiktoken file, found {found}")
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tempfile
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from grain_sft.errors import CorpusError, import_extra
 from grain_sft.prepare.tokenizers import huggingface_cuts
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Tokenizer
+from grain_sft.storage import ForkSafeLock
 
 _ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 _THREADS = "TOKENIZERS_PARALLELISM"
@@ -47,6 +47,11 @@ class HuggingFaceTokenizer(Tokenizer):
             if token.content and (token.special or MARKER.fullmatch(token.content))
         }
         model = self._content()["model"]
+        if model.get("dropout"):
+            raise CorpusError(
+                f"{where}: has the BPE dropout {model['dropout']:g}, so that a text's ids are drawn at random. "
+                "Set model.dropout to null in tokenizer.json."
+            )
         unknown = {self.special_tokens.get(name) for name in (model.get("unk_token"), loaded.unk_token) if name}
         self.control_ids = frozenset(self.special_tokens.values()) - unknown - {model.get("unk_id")}
         self.vocab_size = max(loaded.get_vocab().values(), default=-1) + 1
@@ -197,7 +202,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _import(package: str, where: str) -> Any:
-    """Import a package. Silence transformers' advice to install PyTorch, which tokenizers do not need."""
+    """Import a package and jinja2. Silence transformers' advice to install PyTorch, which tokenizers do not need."""
     quiet = _ADVICE not in os.environ
     os.environ.setdefault(_ADVICE, "1")
     try:
@@ -209,13 +214,13 @@ def _import(package: str, where: str) -> Any:
             del os.environ[_ADVICE]
 
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Keep tokenizers from starting threads for a batch, which its environment variable alone can do."""
-    with _lock:
+    """Keep tokenizers from starting threads for a batch. Only its environment variable can."""
+    with _lock.lock:
         before = os.environ.get(_THREADS)
         os.environ[_THREADS] = "false"
         try:
@@ -242,10 +247,7 @@ def renamed(spelling: str) -> str:
 
 
 def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
-    """Rename the special tokens of a parsed tokenizer.json in place, and keep all ids.
-
-    All text then becomes ordinary tokens, and a rendered chat uses the new names for its special tokens.
-    """
+    """Rename the special tokens of a parsed tokenizer.json in place, and keep all ids. No text becomes a renamed token."""
 
     def name_of(piece: str) -> str:
         return renamed(piece) if piece in special else piece

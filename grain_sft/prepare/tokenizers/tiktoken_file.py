@@ -14,6 +14,13 @@ from grain_sft.prepare.tokenizers.tokenizer import Offsets, OneFileTokenizer, ch
 FILE = "tokenizer.tiktoken"
 SIDECAR = "tokenizer.tiktoken.json"
 
+_CHARACTERS = (
+    "aA\u01c5\u02b0\u4e2d\u0301\u0903\u20dd1\u2167\u00bd_-()\u00ab\u00bb!+$^\u00a9"
+    " \t\r\n\u2028\u2029\x01\u00ad\ue000\u0378"
+)
+"""A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
+_ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
+
 _LLAMA3_RANKS = 128_000
 _LLAMA3_PROBES = {b" the": 279, b"Hello": 9906}
 _LLAMA3_NAMED = (
@@ -63,6 +70,7 @@ class TiktokenTokenizer(OneFileTokenizer):
         self._set_special(special, {name: (text, special[text]) for name, text in texts.items() if text is not None})
         self.vocab_size = max([*self._ranks.values(), *special.values()]) + 1
         self._encoding = self._load(settings.pattern)
+        self._check_pattern()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer`. A RecordError names a text that the pattern can't split, such as a million spaces."""
@@ -88,7 +96,8 @@ class TiktokenTokenizer(OneFileTokenizer):
 
     @functools.cached_property
     def _tokens(self) -> dict[int, bytes]:
-        return {rank: token for token, rank in self._ranks.items()}
+        special = {number: text.encode() for text, number in self.special_tokens.items()}
+        return special | {rank: token for token, rank in self._ranks.items()}
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._encoding.decode([int(number) for number in ids]))
@@ -98,8 +107,24 @@ class TiktokenTokenizer(OneFileTokenizer):
         tokens = {"mergeable_ranks": self._ranks, "special_tokens": dict(self.special_tokens)}
         try:
             return tiktoken.Encoding(name=self.sha256, pat_str=pattern, **tokens)
-        except Exception as error:  # of its regular expressions, and of ranks that are not whole
+        except Exception as error:  # of its regular expressions, and of numbers that are not uint32
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
+
+    def _check_pattern(self) -> None:
+        """Refuse a pattern that some character does not match: tiktoken leaves such characters out of the ids."""
+        where = f"{self._where}.json: pattern"
+        try:
+            found = self.decode(self.encode([_ALL_PAIRS])[0])
+        except RecordError as error:
+            raise CorpusError(
+                f"{where}: tiktoken can't split text by it. Remove alternatives that match no text."
+            ) from error
+        if found != _ALL_PAIRS:
+            lost = next(each for index, each in enumerate(_ALL_PAIRS) if found[index : index + 1] != each)
+            raise CorpusError(
+                f"{where}: loses text, such as the character {lost!a}. Expected a pattern that matches every text as a "
+                "whole. Copy it again, or add the alternatives that it lacks."
+            )
 
     def _settings(self, sidecar: bytes | None) -> Settings:
         where, keys = f"{self._where}.json", ", ".join(Settings.__struct_fields__)
@@ -128,12 +153,18 @@ def _parse_ranks(content: bytes, where: str) -> dict[bytes, int]:
     for number, line in enumerate(content.splitlines(), 1):
         if not line:
             continue
-        token, _, rank = line.partition(b" ")
+        encoded, _, decimal = line.partition(b" ")
         try:
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
+            token, rank = base64.b64decode(encoded, validate=True), int(decimal)
         except ValueError as error:
             found = f"found {line[:40]!r}. Download the file again."
             raise CorpusError(f"{where}: line {number}: expected base64 and a rank, {found}") from error
+        if ranks.setdefault(token, rank) != rank:
+            raise CorpusError(
+                f"{where}: line {number}: its token already has rank {ranks[token]}. Download the file again."
+            )
+    if len(set(ranks.values())) < len(ranks):
+        raise CorpusError(f"{where}: two tokens have one rank. Download the file again.")
     if missing := 256 - sum(bytes([byte]) in ranks for byte in range(256)):
         raise CorpusError(f"{where}: lacks {missing} of the 256 single bytes. Download the file again.")
     return ranks

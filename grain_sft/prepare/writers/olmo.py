@@ -18,11 +18,6 @@ from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, w
 from grain_sft.storage import files
 
 
-def check(plan: Plan) -> None:
-    """Refuse weights, which a mask can't hold."""
-    refuse_weights(plan)
-
-
 def tasks(plan: Plan, split: str) -> list[Task]:
     """Return parts of `part_bytes` of tokens; the last one is shorter."""
     size = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
@@ -100,7 +95,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
 
 FORMAT = Format(
     splits.by_datasets_shuffle,
-    check,
+    refuse_weights,
     tasks,
     write,
     finish,

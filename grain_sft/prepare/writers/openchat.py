@@ -39,9 +39,9 @@ def write(plan: Plan, task: Task) -> None:
     fields.append(("nz_shifted_loss_weights", weights))
     metadata = {"model_type": plan.request.source or plan.request.template}
     name = files.name_of(plan.request.tokenizer) if plan.request.tokenizer else None
-    travels = plan.metadata(task.split, plan.tokenizer.get("eos_token_id"))
-    travels |= {"tokenizer": name, "source_names": []}  # paths are in prepare.json
-    schema = arrow.schema(fields, {"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(travels)})
+    described = plan.metadata(task.split, plan.tokenizer.get("eos_token_id"))
+    described |= {"tokenizer": name, "source_names": []}  # paths are in prepare.json
+    schema = arrow.schema(fields, {"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(described)})
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
         for block in plan.blocks(task):
             writer.write_table(_table(arrow, schema, block))
