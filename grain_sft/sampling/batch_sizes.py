@@ -12,19 +12,21 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.orders import Ints
 
+_MOST_ROWS = 1 << 62  # before a change of size, and in a step: they are int64
+
 
 class BatchSizes:
     """Schedule of the global batch size: the number of rows in each step's batch.
 
     Args:
-      first: Rows of each step, from step 0 on.
-      schedule: Pairs of a step and the rows of each step from it on, by step.
+      first: Size from step 0 on.
+      schedule: Pairs (step, size) with ascending steps: the size from that step on.
 
     Attributes:
-      steps, sizes: First step of each size, and the sizes. The first size begins at step 0.
+      steps, sizes: First step of each size, and the sizes.
 
     Raises:
-      SamplerError: Sizes or steps that are not positive integers, or steps that don't ascend.
+      SamplerError: Sizes or steps that are not positive integers, steps that don't ascend, or more than 2^62 rows.
     """
 
     def __init__(self, first: int, schedule: Iterable[tuple[int, int]] = ()) -> None:
@@ -34,11 +36,15 @@ class BatchSizes:
             self._before.append(self._before[-1] + (step - self.steps[-1]) * self.sizes[-1])
             self.steps.append(step)
             self.sizes.append(as_integer(f"schedule: global_batch_size at step {step}", size, 1, SamplerError))
+        if (rows := max(self._before[-1] + self.sizes[-1], *self.sizes)) > _MOST_ROWS:
+            raise SamplerError(
+                f"global_batch_size: {rows} rows up to step {self.steps[-1]}; expected at most 2^62. Take smaller sizes."
+            )
         self._columns = np.array([self.steps, self.sizes, self._before], np.int64)
 
     @property
     def schedule(self) -> tuple[tuple[int, int], ...]:
-        """Changes of the size: pairs of a step and the rows of each step from it on."""
+        """Changes of the size: pairs (step, size)."""
         return tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
 
     def at(self, step: int) -> int:
@@ -70,19 +76,18 @@ class BatchSizes:
         steps: Ints = first + (rows - before) // sizes
         return steps
 
-    def check_from(self, step: int, hosts: int) -> None:
-        """Raise a `SamplerError` if, from `step` on, a batch size is not a multiple of `hosts`."""
-        for first, size, end in zip(self.steps, self.sizes, [*self.steps[1:], step + 1], strict=True):
-            if end > step:
-                check_divided(size, hosts, max(first, step) if len(self.sizes) > 1 else None)
+    def check_from(self, step: int, hosts: int, end: int = sys.maxsize) -> None:
+        """Raise a `SamplerError` if the size at `step`, or after a change before `end`, is not a multiple of `hosts`."""
+        for first in (step, *(change for change in self.steps if step < change < end)):
+            check_divided(self.at(first), hosts, first if len(self.sizes) > 1 else None)
 
 
 class JoinedSizes(BatchSizes):
-    """Batch sizes of consecutive ranges of steps.
+    """Batch sizes of consecutive ranges of steps, such as the stages of a run.
 
     Args:
-      ranges: Triples (first step, sizes, shift) of each range. Its step k is step k + shift of `sizes`. Steps before the first
-        range have no rows.
+      ranges: Triples (first step, sizes, shift): from that step on, step k has the size of step k + shift of `sizes`. Steps
+        before the first range have no rows.
     """
 
     def __init__(self, ranges: Iterable[tuple[int, BatchSizes, int]]) -> None:
@@ -107,7 +112,7 @@ class JoinedSizes(BatchSizes):
         return self._changes
 
     def _range(self, step: int) -> tuple[int, int, BatchSizes, int]:
-        """Return the rows before the range of `step`, and the range."""
+        """Return the number of rows before the range of `step`, and the triple of that range."""
         at = max(0, bisect_right(self._firsts, step) - 1)
         return self._rows_before[at], *self._ranges[at]
 
@@ -139,11 +144,6 @@ class JoinedSizes(BatchSizes):
             here, (first, sizes, shift) = np.flatnonzero(ranges == at), self._ranges[at]
             steps[here] = sizes.steps_of(rows[here] - self._rows_before[at] + sizes.before(first + shift)) - shift
         return steps
-
-    def check_from(self, step: int, hosts: int) -> None:
-        for (first, sizes, shift), end in zip(self._ranges, [*self._firsts[1:], sys.maxsize], strict=True):
-            if end > step:
-                sizes.check_from(max(step, first) + shift, hosts)
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:

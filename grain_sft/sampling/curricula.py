@@ -13,7 +13,7 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT, Ints
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
 
 _ODDS: dict[str, Callable[[int], int]] = {"grow_p2": lambda rank: 2 ** (rank - 1), "grow_linear": lambda rank: rank}
-"""Odds of the subcycle of each rank, from 1; curricula without odds don't grow."""
+"""Relative number of batches in the subcycle of a rank, from 1. Curricula without an entry don't grow."""
 
 
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
@@ -22,7 +22,7 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
     Args:
       curriculum: Name of the curriculum.
       rows, sizes: Rows of each bucket, and rows of one of its batches, int64 [buckets].
-      num_cycles: Number of cycles of a growing curriculum; each bucket has a multiple of it.
+      num_cycles: Number of cycles of a growing curriculum. It divides the number of batches of each bucket.
       balanced: Whether a growing curriculum takes the same number of batches of every bucket.
 
     Raises:
@@ -57,7 +57,7 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     order: Ints = np.arange(counts.sum())
-    longest = len(order) - int(counts[-1])  # the first batch of the longest rows, one of which comes first
+    longest = len(order) - int(counts[-1])  # first batch of the longest rows; one of these batches is read first
     if curriculum not in _ODDS:
         _swap(order, int(rng.integers(longest, len(order))))
         rng.shuffle(order[1:])
@@ -96,7 +96,12 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
 
 
 class _Epoch(NamedTuple):
-    """Steps of an epoch: the bucket of each, the number of its batch in the bucket, and the rows before it (and in all)."""
+    """Steps of an epoch.
+
+    Attributes:
+      bucket, batch: Bucket of each step, and number of its batch in the bucket, int64 [steps].
+      begins: Number of rows before each step, then of all rows, int64 [steps + 1].
+    """
 
     bucket: Ints
     batch: Ints
@@ -158,6 +163,3 @@ class CurriculumSizes(BatchSizes):
             here = np.flatnonzero(epochs == epoch)
             steps[here] += self.epoch(epoch).begins.searchsorted(at[here], side="right") - 1
         return steps
-
-    def check_from(self, step: int, hosts: int) -> None:
-        BatchSizes(self.sizes[-1]).check_from(step, hosts)  # the other sizes are multiples of that of the longest rows

@@ -11,6 +11,7 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
+from grain_sft.sampling.batch_sizes import BatchSizes
 from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
@@ -78,7 +79,7 @@ class CurriculumSampler(EpochSampler):
             raise SamplerError(f"buckets={list(self.buckets)}: expected ascending lengths that divide the last one.")
         if (rows < 0).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected numbers of rows of 0 or more.")
-        super().__init__(global_batch_size, (), host, host_blocks=False)
+        super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
         self.num_instances, self.seed = source.num_instances, source.seed
         self.shuffle = source.shuffle

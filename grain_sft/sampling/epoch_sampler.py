@@ -44,7 +44,7 @@ class EpochSampler(StreamSampler):
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:
-        return self._epochs.steps_before(self._checked_epochs(epochs) or self.epochs or 1)
+        return self._epochs.steps_before(self._checked_epochs(epochs) or self.epochs or self.start[0] + 1)
 
     def _rows(self, step: int, indices: Ints) -> Ints:
         epoch, first = self._epochs.begin(step)

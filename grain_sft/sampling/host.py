@@ -10,17 +10,17 @@ from grain_sft.errors import SamplerError
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Data-loading process `index`, from 0, of `count`. An index outside of these is a `SamplerError`."""
+    """Data-loading process `index`, from 0, of `count`. An index of `count` or more is a `SamplerError`."""
 
     index: int
     count: int
 
     def __post_init__(self) -> None:
-        for name in ("index", "count"):  # plain ints, so that equal hosts have equal reprs
-            object.__setattr__(self, name, as_integer(f"host {name}", getattr(self, name), -(1 << 63), SamplerError))
-        if not 0 <= self.index < self.count:
+        for name, least in (("index", 0), ("count", 1)):  # plain ints, so that equal hosts have equal reprs
+            object.__setattr__(self, name, as_integer(f"host {name}", getattr(self, name), least, SamplerError))
+        if self.index >= self.count:
             raise SamplerError(
-                f"host index {self.index} of {self.count} hosts: expected 0 to {max(0, self.count - 1)}. "
+                f"host index {self.index} of {self.count} hosts: expected 0 to {self.count - 1}. "
                 "Under JAX it is Host(jax.process_index(), jax.process_count())."
             )
 

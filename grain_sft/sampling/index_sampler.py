@@ -43,12 +43,13 @@ class IndexSampler(EpochSampler):
       epochs: Epochs after which the pipeline ends. Without it, never.
       last_batch: At the end of an epoch, rows that do not fill a step: `drop` them, `fill` the step with rows that take no
         loss, or let the next epoch `run_on` in it. Orders `maxtext`, `grain` and `random` always run on.
-      schedule: Pairs (step, global_batch_size): rows of each step from that step on. Rows go on where they were, so that
-        an epoch still has each row once: it ends where the next batch, of whatever size, is not full ("drop"), where no
-        row is left ("fill"), or anywhere ("run_on").
+      schedule: Pairs (step, global_batch_size): rows of each step from that step on. An epoch still has each row once. It
+        ends where the next batch, of whatever size, would not be full ("drop"), where no row is left ("fill"), or anywhere
+        ("run_on").
       costs: Function that returns the cost of each row, int64 [num_instances], for an order by cost: `layout.row_costs`.
       chunk_size: Number of consecutive rows that the order keeps together, as `chunk_size` of OLMo-core's data loader.
-      start: Epoch and index in its order of the first row of step 0, where another stage of a run read the rows before.
+      start: Epoch of the first row of step 0, and index of that row in the epoch's order. An earlier stage of a run read the
+        rows before it.
       cache_dir: Folder of exact orders; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
@@ -78,7 +79,7 @@ class IndexSampler(EpochSampler):
         if last_batch not in get_args(LastBatch):
             raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(get_args(LastBatch))}.")
         traits = ORDERS[order]
-        super().__init__(global_batch_size, schedule, host, host_blocks=traits.host_blocks)
+        super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=traits.host_blocks)
         if last_batch == "fill" and traits.runs_on:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
@@ -91,9 +92,10 @@ class IndexSampler(EpochSampler):
             raise SamplerError(
                 f"global_batch_size={most} is more than the {num_instances} rows of an epoch. Take a smaller batch."
             )
-        if start[1] and costs is not None:
+        if traits.by_cost and (start[1] or self.chunk_size > 1):
             raise SamplerError(
-                f"start={start}: order {order!r} composes whole epochs. Begin with an epoch, or take another order."
+                f"start={start}, chunk_size={self.chunk_size}: order {order!r} composes whole epochs of single rows. Begin "
+                "with an epoch, without chunks, or take another order."
             )
         begin = start[0], start[1] // blocks
         made = RunningEpochs if self.runs_on else functools.partial(EndingEpochs, fill=last_batch == "fill")
@@ -101,7 +103,9 @@ class IndexSampler(EpochSampler):
         rows_at = source.rows_at(cache_dir, costs and Costs(costs, epochs_of_block.cuts))
         self._set_stream(source, epochs_of_block, rows, rows_at)
         if self.num_steps == 0:
-            raise SamplerError(f"global_batch_size={most} is more than the {num_instances} rows in epochs={epochs}.")
+            raise SamplerError(
+                f"global_batch_size={most} is more than the {source.num_rows} rows left in epochs={epochs}."
+            )
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
         return type(self)(**self.__getstate__() | {"start": starts.get("", (0, 0))})

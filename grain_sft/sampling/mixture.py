@@ -29,9 +29,9 @@ class Mixture:
       sources: Weight and rows of each source, by name. Rows are numbered through all sources in this order.
       on_exhausted: What happens when the `epochs` of a source are done. "repeat": no source has `epochs`. "stop": the mixture
         ends before the first row that the source lacks. "renormalize": the other sources divide its share, until none is left.
-        "fail": as "stop", but the step with that row is a SamplerError. A source may state its own.
-      schedule: Pairs of a step and weights by name, which hold from that step on. Rows before the step do not depend on them.
-        Rows after it make up for what each source was behind or ahead of its share.
+        "fail": as "stop", but the step with that row is a SamplerError. The `on_exhausted` of a source takes precedence.
+      schedule: Pairs (step, weights by name), which hold from that step on. Rows before the step do not depend on them. Rows
+        after it make up for what each source was behind or ahead of its share. A mixture that is a source and ends has none.
 
     Raises:
       SamplerError: Weights or a schedule that don't fit the sources.
@@ -61,7 +61,7 @@ class Mixture:
         self._check_ends()
 
     def _shares(self, weights: Mapping[str, Weight] | None = None) -> tuple[Fraction, ...]:
-        """Return the share of each source: with `weights`, or its own."""
+        """Return the share of each source by `weights`; None means the weights before the schedule."""
         own = {name: weight for name, (weight, _) in self.sources.items()}
         return as_shares([(name, (weights or own)[name]) for name in self.sources])
 
@@ -71,13 +71,6 @@ class Mixture:
 
     def _check_ends(self) -> None:
         ending = self._ending()
-        for name in ending:
-            rows = self.sources[name][1]
-            if isinstance(rows, Mixture) and rows.schedule:
-                raise SamplerError(
-                    f"source {name!r} is a mixture with a schedule and on_exhausted={rows.on_exhausted!r}: its number of rows "
-                    "would depend on this mixture, and vice versa. Remove its schedule, or take on_exhausted='repeat'."
-                )
         endless = [name for name, how in zip(self.sources, self._on_exhausted(), strict=True) if how == "repeat"]
         if wrong := [name for name in ending if name in endless]:
             raise SamplerError(
@@ -100,7 +93,7 @@ class Mixture:
 
     @property
     def changes(self) -> list[int]:
-        """Steps from which its schedule, or that of a mixture in it, holds."""
+        """Steps at which its weights, or those of a mixture in it, change."""
         inner = [step for _, _, mixture in self.parts() if mixture is not None for step in mixture.changes]
         return [step for step, _ in self.schedule] + inner
 
@@ -111,9 +104,8 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of all epochs; None where they never end."""
-        # The rows before a step matter to a schedule alone, which `_check_ends` refuses in a source that ends.
-        return self.proportions(lambda step: 0).length if self._ending() else None
+        """Rows of all epochs. None where they never end, or depend on the batch sizes because the mixture has a schedule."""
+        return None if self.schedule or not self._ending() else self.proportions(lambda step: 0).length
 
     @property
     def data_key(self) -> str:
@@ -126,7 +118,7 @@ class Mixture:
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
 
     def continued(self, starts: Mapping[str, tuple[int, int]], prefix: str = "") -> Mixture:
-        """Return the mixture whose sources begin at `starts`, an epoch and an index by `prefix` and name."""
+        """Return the mixture whose sources begin at `starts`: an epoch and an index, by `prefix` and name of the source."""
         made: dict[str, tuple[Weight, SourceOrder | Mixture]] = {}
         for (name, order, mixture), (weight, _) in zip(self.parts(), self.sources.values(), strict=True):
             if mixture is not None:
@@ -156,7 +148,7 @@ class Mixture:
         return dataclasses.replace(self, sources=sources, schedule=schedule)
 
     def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
-        """Return how the rows are divided among the sources."""
+        """Return how the rows are divided among the sources; `rows_before` returns the number of rows before a step."""
         changes = {0: self._shares(), **{rows_before(step): self._shares(weights) for step, weights in self.schedule}}
         limits = [rows.num_rows for _, rows in self.sources.values()]
         return Proportions(list(changes.items()), limits, self._on_exhausted() if self._ending() else ())

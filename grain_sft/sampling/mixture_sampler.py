@@ -12,6 +12,7 @@ import numpy as np
 
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
+from grain_sft.sampling.batch_sizes import BatchSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Mixture, Weight
 from grain_sft.sampling.orders import Ints
@@ -72,7 +73,7 @@ class MixtureSampler(StreamSampler):
         schedule: Iterable[tuple[int, int]] = (),
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(global_batch_size, schedule, host, host_blocks=False)
+        super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=False)
         if last_batch not in get_args(MixtureLastBatch):
             raise SamplerError(
                 f"last_batch={last_batch!r}: a mixture takes one of {', '.join(get_args(MixtureLastBatch))}."
@@ -80,7 +81,7 @@ class MixtureSampler(StreamSampler):
         self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
         self.streams = ()
-        self._paths: list[Path] = []  # of the streams
+        self._paths: list[Path] = []  # one of each stream
         self._children: dict[Proportions, list[Proportions | int]] = {}
         """For each mixture the mixtures in it, or the indices of its sources' streams."""
         self._proportions = self._add(mixture, "", 0, ())
@@ -98,7 +99,13 @@ class MixtureSampler(StreamSampler):
         for number, (name, source, inner) in enumerate(mixture.parts()):
             below = (*path, (proportions, number))
             if inner is not None:
-                children.append(self._add(inner, f"{prefix}{name}/", first_row, below))
+                child = self._add(inner, f"{prefix}{name}/", first_row, below)
+                if inner.schedule and child.length is not None:
+                    raise SamplerError(
+                        f"source {prefix + name!r} is a mixture that ends and has a schedule: its number of rows would depend "
+                        "on this mixture, and vice versa. Remove its schedule, or the epochs of its sources."
+                    )
+                children.append(child)
                 first_row += inner.num_instances
             elif source is not None:
                 index = len(self.streams)
@@ -126,7 +133,7 @@ class MixtureSampler(StreamSampler):
 
     @property
     def most_rows_off(self) -> float | None:
-        """Rows that an outermost source may be away from its share, after any number of rows; None where weights change."""
+        """Rows that a source, or a mixture as a source, may be away from its share at any row; None where weights change."""
         return self._proportions.bound
 
     @property
@@ -136,7 +143,7 @@ class MixtureSampler(StreamSampler):
     def steps_of_epochs(self, epochs: int | None) -> int:
         if self.num_steps is not None and epochs is None:
             return self.num_steps
-        ends = [stream.span((epochs or 1) - 1) for stream in self.streams]
+        ends = [stream.span(epochs - 1 if epochs else stream.source.start[0]) for stream in self.streams]
         return max((end.last + 1 for end in ends if end is not None and end.last < sys.maxsize), default=1)
 
     def _checked_step(self, step: int) -> int:
@@ -155,8 +162,8 @@ class MixtureSampler(StreamSampler):
         return BatchSlots(steps[which], slot, host, *self._draw(self.batch_sizes.begins(steps)[0][which] + slot))
 
     def _draw(self, indices: Ints) -> tuple[Ints, ...]:
-        """Return what is drawn at some indices of the stream, int64 [n] each: the index of the source's stream, its epoch, the
-        index in that epoch's order, and the row. Past the end they are -1, and the row is `FILL_ROW`."""
+        """Return the rows drawn at `indices` of the mixture as columns, int64 [n] each: the number of the source's stream, the
+        epoch, the index in its order, and the row. Past the end, these are -1, -1, -1 and `FILL_ROW`."""
         streams, epochs, places, rows = drawn = tuple(np.full(len(indices), value) for value in (-1, -1, -1, FILL_ROW))
         at = np.arange(len(indices)) if self.length is None else np.flatnonzero(indices < self.length)
         waiting: list[tuple[Proportions | int, Ints, Ints]] = [(self._proportions, at, indices[at])]
@@ -178,7 +185,7 @@ class MixtureSampler(StreamSampler):
         return drawn
 
     def _fail(self, proportions: Proportions, index: int) -> NoReturn:
-        """Raise the error of the row at an index of the stream, for which a source has no row left."""
+        """Raise the error of the row at an index of the mixture, for which a source has no row left."""
         assert proportions.failure is not None
         lacking = (proportions, proportions.failure[1])
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
@@ -204,7 +211,7 @@ class MixtureSampler(StreamSampler):
         if first < 0 or (end is not None and first >= end):
             return None
         rows, step = most - least, self.batch_sizes.step_of(first)
-        if end is not None and not 0 <= last < end:  # it is cut off by the end
+        if end is not None and not 0 <= last < end:  # the end of the run cuts the epoch off
             last, rows = end - 1, count_drawn(self._paths[source], end) - least
         return EpochSpan(step, self.batch_sizes.step_of(last) if last >= 0 else sys.maxsize, rows, least - begin)
 

@@ -6,7 +6,7 @@ import abc
 import functools
 import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import grain
@@ -51,15 +51,14 @@ class Sampler(abc.ABC):
     epochs: int | None
     streams: tuple[EpochStream, ...]
 
-    def __init__(
-        self, global_batch_size: int, schedule: Iterable[tuple[int, int]], host: Host, *, host_blocks: bool
-    ) -> None:
-        self.host = Host.checked(host)
-        self.host_blocks = host_blocks
-        self.batch_sizes = BatchSizes(global_batch_size, schedule)
-        self.schedule = self.batch_sizes.schedule
-        self.global_batch_size = self.batch_sizes.sizes[0]
-        if all(size % host.count for size in self.batch_sizes.sizes):
+    def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
+        self.host, self.host_blocks = Host.checked(host), host_blocks
+        self.batch_sizes, self.schedule, self.global_batch_size = (
+            batch_sizes,
+            batch_sizes.schedule,
+            batch_sizes.sizes[0],
+        )
+        if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this name
 
@@ -131,7 +130,7 @@ class Sampler(abc.ABC):
 
     def check_from(self, step: int) -> None:
         """Raise a `SamplerError` that names the first step from `step` on whose batch the hosts don't divide."""
-        self.batch_sizes.check_from(step, self.host.count)
+        self.batch_sizes.check_from(step, self.host.count, self.end_step)
 
     def with_host(self, host: Host) -> Self:
         """Return the same run, seen from another host."""
@@ -151,7 +150,7 @@ class Sampler(abc.ABC):
         """Return the same run with other weights of some sources of a mixture from `step` on; before it, nothing differs.
 
         Raises:
-          SamplerError: the sampler is not of a mixture, or the mixture does not have a source.
+          SamplerError: The sampler is not that of a mixture, or the mixture lacks a source.
         """
         raise SamplerError(f"reweight {', '.join(weights)}: one corpus has no weights. Take it out, or make a mixture.")
 

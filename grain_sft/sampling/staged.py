@@ -37,8 +37,7 @@ class StagedSampler(Sampler):
         self._firsts = [each.first_step for each in self.stages]
         joined = JoinedSizes((each.first_step, each.batch_sizes, 0) for each in self.stages)
         blocks = any(each.host_blocks for each in self.stages)
-        super().__init__(joined.at(self._firsts[0]), (), self.stages[0].host, host_blocks=blocks)
-        self.batch_sizes, self.schedule = joined, joined.schedule
+        super().__init__(joined, self.stages[0].host, host_blocks=blocks)
         self.first_step = self._firsts[0]
         self.consecutive_slots = all(each.consecutive_slots for each in self.stages)
         self.num_instances = sum(each.num_instances for each in self.stages)
@@ -86,11 +85,6 @@ class StagedSampler(Sampler):
     def changes(self) -> list[int]:
         """Steps at which a stage begins or the schedule of a stage changes."""
         return sorted({*self._firsts[1:], *(step for each in self.stages for step in each.changes)})
-
-    def check_from(self, step: int) -> None:
-        for each, end in zip(self.stages, [*self._firsts[1:], step + 1], strict=True):
-            if end > step:
-                each.check_from(max(step, each.first_step))
 
     def with_host(self, host: Host) -> StagedSampler:
         return StagedSampler([each.with_host(host) for each in self.stages])

@@ -112,8 +112,7 @@ class MappedSampler(Sampler):
         self.first_step = self._map.step_of(sampler.first_step)
         sizes = self.sampler.batch_sizes
         joined = JoinedSizes((step, sizes, self._map.data_step(step) - step) for step in self._map.steps)
-        super().__init__(joined.at(self.first_step), (), self.sampler.host, host_blocks=self.sampler.host_blocks)
-        self.batch_sizes, self.schedule = joined, joined.schedule
+        super().__init__(joined, self.sampler.host, host_blocks=self.sampler.host_blocks)
         for name in ("num_instances", "runs_on", "epochs", "consecutive_slots"):
             setattr(self, name, getattr(self.sampler, name))
         self.streams = tuple(map(self._stream, self.sampler.streams))
@@ -182,8 +181,10 @@ class MappedSampler(Sampler):
     def steps_of_epochs(self, epochs: int | None) -> int:
         return min(self.end_step, self._map.step_of(self.sampler.steps_of_epochs(epochs)))
 
-    def check_from(self, step: int) -> None:
-        self.sampler.check_from(self._map.data_step(step))
+    @property
+    def changes(self) -> list[int]:
+        found = {*self._map.steps, *map(self._map.step_of, self.sampler.changes)}
+        return sorted(step for step in found if self.first_step < step < self.end_step)
 
     def row_length(self, step: int) -> int | None:
         return self.sampler.row_length(self._map.data_step(self._checked_step(step)))

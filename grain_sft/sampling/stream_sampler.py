@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import abc
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import expand_counts
-from grain_sft.sampling.batch_sizes import check_divided
+from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.sampler import Sampler
@@ -27,10 +27,8 @@ _INDICES_AT_ONCE = 1 << 20  # indices of an order that `find_slots` searches at 
 class StreamSampler(Sampler):
     """Base of the samplers with `streams`. A subclass finds the rows of indices in a stream, and the slots of rows."""
 
-    def __init__(
-        self, global_batch_size: int, schedule: Iterable[tuple[int, int]], host: Host, *, host_blocks: bool
-    ) -> None:
-        super().__init__(global_batch_size, schedule, host, host_blocks=host_blocks)
+    def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
+        super().__init__(batch_sizes, host, host_blocks=host_blocks)
         # a step, and the rows of it and of later steps; None once they were returned
         self._at_once: tuple[int, list[Ints | None]] = (0, [])
         self._last_step = -1

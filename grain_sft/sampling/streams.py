@@ -61,6 +61,10 @@ class SourceOrder:
             raise SamplerError(
                 f"{found}. Take the rows of a layout with max_target_sequence_length, or another chunk_size."
             )
+        if self.start[0] < 0 or not 0 <= self.start[1] < self.num_instances:
+            raise SamplerError(
+                f"start={self.start}: expected an epoch from 0 on, and an index from 0 to {self.num_instances - 1}."
+            )
         if self.epochs is not None and self.start >= (self.epochs, 0):
             raise SamplerError(
                 f"epochs={self.epochs}: no row is left, because earlier stages read these epochs. Take more epochs."

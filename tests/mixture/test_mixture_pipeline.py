@@ -237,6 +237,16 @@ def test_samplers_sources_and_keys_that_do_not_belong_together(folder):
         source.read([80])
 
 
+def test_an_inner_mixture_that_ends_has_no_schedule():
+    """Its end was computed without the steps of the schedule, and rows of `a` were read again after its one epoch."""
+    sources = {"a": (1, SourceOrder(8, 0, epochs=1, on_exhausted="renormalize")), "b": (0, SourceOrder(8, 0))}
+    inner = Mixture(sources, schedule=((10, {"a": 1, "b": 1}),))
+    outer = Mixture({"inner": (1, inner), "c": (1, SourceOrder(100, 0))})
+    with pytest.raises(SamplerError, match="source 'inner' is a mixture that ends and has a schedule"):
+        MixtureSampler(outer, global_batch_size=4)
+    assert MixtureSampler(inner, global_batch_size=4).num_steps == 2
+
+
 def test_a_step_too_far_for_a_mixture_is_refused(folder):
     config = mixture_config(folder)
     for source in config["corpus"]["mixture"].values():

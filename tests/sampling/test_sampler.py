@@ -197,9 +197,12 @@ def test_the_repr_contains_what_decides_the_rows():
         ({"host": (0, 1)}, r"host=\(0, 1\): expected Host\(index, count\)"),
         ({"host": Host(0, 3)}, "global_batch_size=4 can't be divided by 3 hosts"),
         ({"num_instances": 3}, "no full step"),
-        ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows in epochs=1"),
+        ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows left in epochs=1"),
         ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
         ({"order": "random", "last_batch": "fill"}, "order 'random' runs on across epochs and has no last batch"),
+        ({"global_batch_size": 1 << 63}, r"at most 2\^62"),
+        ({"schedule": [(1 << 61, 8)]}, r"rows up to step 2305843009213693952; expected at most 2\^62"),
+        ({"start": (0, 100)}, "an index from 0 to 99"),
         ({"schedule": [(0, 8)]}, "schedule: step=0: expected an integer, 1 or more"),
         ({"schedule": [(5, 8), (5, 16)]}, "step 5 follows step 5"),
         ({"schedule": [(5, 0)]}, "global_batch_size at step 5=0"),
@@ -213,9 +216,13 @@ def test_arguments_that_do_not_fit_are_named(arguments, message):
 
 
 def test_hosts_steps_and_records_out_of_range_are_errors():
-    for index, count in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(GrainSftError, match=f"host index {index} of {count}"):
-            Host(index, count)
+    for host, message in (
+        ((2, 2), "index 2 of 2 hosts"),
+        ((-1, 2), "index=-1"),
+        ((0, 0), "count=0: expected .* 1 or more"),
+    ):
+        with pytest.raises(GrainSftError, match=f"host {message}"):
+            Host(*host)
     assert len(sampler(100, 10, "shuffle")) == sys.maxsize
     ending = sampler(105, 10, "shuffle", Host(0, 2), epochs=3)
     assert len(ending) == 3 * 10 * 5

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from grain_sft import Host, IndexSampler
 from grain_sft.errors import SamplerError
 from grain_sft.layout import FILL_ROW
+from grain_sft.sampling import MappedSampler, Mixture, MixtureSampler, SourceOrder, StagedSampler
 from grain_sft.sampling.batch_sizes import BatchSizes, JoinedSizes
 
 ORDERS = ("shuffle", "olmo", "episode", "openchat", "sequential")  # with epochs, in every way to end them
@@ -155,3 +156,23 @@ def test_joined_sizes_answer_for_arrays_what_they_answer_for_numbers():
     sizes.check_from(5, 3)
     with pytest.raises(SamplerError, match="4 hosts"):
         sizes.check_from(5, 4)
+
+
+def test_stages_know_their_changes_and_ignore_what_comes_after_their_end():
+    rows = SourceOrder(20, 1)
+    mixture = Mixture({"a": (1, rows), "b": (1, rows)}, schedule=((10, {"a": 1, "b": 3}), (70, {"a": 3, "b": 1})))
+    first = MappedSampler(MixtureSampler(mixture, global_batch_size=4, schedule=[(60, 3)]), end=50)
+    last = MappedSampler(MixtureSampler(mixture, global_batch_size=4, schedule=[(5, 8)]), [(52, 2)], origin=50)
+    run = StagedSampler([first, last])
+    assert run.changes == [10, 50, 52, 53, 58, 118]
+    run.with_host(Host(0, 4)).check_from(0)  # the 3 rows of step 60 are never read
+    eight = last.with_host(Host(0, 8))  # they divide the batches from step 53 on
+    assert len(eight.rows(53)) == 1
+    with pytest.raises(SamplerError, match="global_batch_size=4, from step 51 on, can't be divided by 8 hosts"):
+        eight.check_from(51)
+
+
+def test_a_run_that_continues_an_epoch_without_end_is_tabled_to_the_end_of_that_epoch():
+    assert IndexSampler(20, global_batch_size=4, seed=0, start=(3, 8)).steps_of_epochs(None) == 3
+    rows = SourceOrder(20, 1, start=(3, 8))
+    assert MixtureSampler(Mixture({"a": (1, rows), "b": (1, rows)}), global_batch_size=4).steps_of_epochs(None) == 6

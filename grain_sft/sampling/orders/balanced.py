@@ -12,12 +12,12 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Costs, Ints, 
 def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> RowsAt:
     """Return an order that sorts an epoch's rows by cost, cuts them into steps, and shuffles the steps.
 
-    Advantages: with the cost of attention, which is the sum of the squares of a row's segment lengths, the devices of a step
+    Advantages: by the cost of attention, which is the sum of the squares of a row's segment lengths, the devices of a step
     finish together. Nothing is padded, and the rows of a step do not depend on the hosts.
-    Disadvantages: a step holds long documents or short ones, where random steps hold both, unless the packing has made most
-    rows of equal cost (algorithm "balanced"). An epoch takes 8 bytes a row in memory, and 0.3 s per million rows.
+    Disadvantages: a step has long documents or short ones, where random steps have both, unless the packing gives most rows
+    equal costs (algorithm "balanced"). An epoch takes 8 bytes a row in memory, and 0.3 s per million rows.
 
-    The rows that no step reads, at the end of an epoch, are drawn from all. Ties are in random order.
+    The rows that no step reads, at the end of an epoch, are drawn from all rows. Rows of equal cost are in random order.
     """
 
     @functools.cache
@@ -25,7 +25,8 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         found = np.asarray(costs.rows())
         if found.shape != (num_rows,):
             raise SamplerError(
-                f"costs: {found.shape}; expected one of each of {num_rows} rows, such as layout.row_costs."
+                f"costs: an array of shape {list(found.shape)}; expected the cost of each of {num_rows} rows, such as "
+                "layout.row_costs."
             )
         return found
 

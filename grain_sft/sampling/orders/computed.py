@@ -21,8 +21,8 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     Advantages: constant memory, and constant time per index, at any number of rows.
     Disadvantages: it is one of 2^32 permutations per number of rows (the key is 32 bits of a hash of seed and epoch), and it
     takes 6 microseconds an index for few indices, 0.3 to 0.7 for thousands: 3 ms for a host that reads 4,000 rows a step. It is
-    not cryptographic. It takes 8 rounds, where Grain's own shuffle takes 4: with 4, the permutations of two keys
-    are visibly correlated. Below 2^16 rows, where the library slows down, an epoch is numpy's shuffle, kept whole.
+    not cryptographic. It has 8 rounds, because with the 4 of Grain's own shuffle the permutations of two keys are visibly
+    correlated. Below 2^16 rows, where the library slows down, an epoch is numpy's permutation, kept in memory.
     """
 
     @functools.lru_cache(maxsize=EPOCHS_KEPT)
@@ -65,7 +65,7 @@ def _grain_seed(seed: int, epoch: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _key(seed: int, epoch: int) -> int:
-    """Return 32 bits of a hash of both. Unlike seed + epoch, no epoch of one seed is an epoch of the next seed."""
+    """Return 32 bits of a hash of both. With seed + epoch instead, epochs of one seed would be epochs of the next seed."""
     digest = hashlib.blake2b(f"grain_sft shuffle:{seed}:{epoch}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little")
 
@@ -74,8 +74,8 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     """Return an order that draws rows with replacement. Draw g = epoch * num_rows + index is a function of (seed, g).
 
     Draw g is value g of Philox 4x64 modulo `num_rows`; the key is a hash of the seed. The modulo favours some rows by
-    less than num_rows / 2^64. The draws differ from those of the episode-indexed loader: that loader takes them one
-    after the other from one RandomState, so its runs cannot start in the middle.
+    less than num_rows / 2^64. The draws differ from those of the episode-indexed loader, which takes them one after the other
+    from one RandomState, so that its runs cannot start in the middle.
     """
     digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
     key = int.from_bytes(digest, "little")

@@ -14,7 +14,7 @@ from grain.experimental import index_shuffle
 
 from grain_sft.sampling.orders.order import Ints
 
-_FEW = 512  # indices that the library permutes sooner, one by one
+_FEW = 512  # for fewer indices, one call of the library for each is faster
 _AT_ONCE = 1 << 14  # indices whose words stay in the processor's cache
 _LEAST_BITS = 16  # of a block
 _MASK = (1 << 32) - 1
@@ -30,8 +30,8 @@ def has_every_row(num_rows: int) -> bool:
 def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
     """Return the row of each of `indices`, int64 [n] in [0, num_rows); each row is at one index.
 
-    For 4^k + 1 rows, k from 8 on, the library has one bit too few: its last index repeats the row of index 0, and none has the
-    last row. Here an index chosen by `key` has the last row, and the last index has that one's.
+    For 4^k + 1 rows, k from 8 on, the library's blocks have one bit too few: its last index repeats the row of index 0, and no
+    index has the last row. Here an index chosen by `key` has the last row, and the last index has the row of that index.
     """
     last, bits = num_rows - 1, _block_bits(num_rows - 1)
     if has_every_row(num_rows):
@@ -44,8 +44,8 @@ def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
 def whole_order(num_rows: int, key: int, rounds: int) -> Ints:
     """Return `permuted` of all indices, int64 [num_rows], for numbers of rows below 2^16 that `has_every_row`.
 
-    It takes 2.5 ms for any number of rows, where `permuted` takes 20 ms for 60 to 700 rows: nearly every result has to be
-    enciphered again. Each turn of the loop takes twice as many of these steps as the one before.
+    It takes 2.5 ms for any number of rows, where `permuted` takes 20 ms for 60 to 700 rows, because nearly every result has to
+    be enciphered again. Each iteration of the loop takes twice as many of these steps as the one before.
     """
     bits = _block_bits(num_rows - 1)
     block = np.arange(1 << bits)

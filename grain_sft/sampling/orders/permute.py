@@ -1,6 +1,6 @@
 """Permutations by numpy's generators; also run as a program that writes one to a file.
 
-The program imports little besides numpy, so that its process costs little more than the permutation."""
+The program imports little besides numpy, so that its process starts soon."""
 
 import json
 import sys
