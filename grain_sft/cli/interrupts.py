@@ -54,16 +54,19 @@ class Guard:
         try:
             signal.set_wakeup_fd(write, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, self._handle)
-            # the tracker frees what killed processes shared, and would warn of that
+            # multiprocessing's resource tracker frees what killed processes shared, and would warn of that
             sys.warnoptions.append("ignore:resource_tracker")
             if self._ends_process:
                 atexit.register(self._end)  # the first to be registered is the last to run
+            # a signal to a forked child would be written to the pipe of this process
+            os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
             _thread.start_new_thread(self._watch, (read,))
         except ValueError:  # not the main thread, which signals are for
+            os.close(read)
             os.close(write)
 
     def _end(self) -> None:
-        """End the process with its status: only the end of the interpreter is left, which takes a while."""
+        """End the process with its status, without the slow shutdown of the interpreter."""
         if os.getpid() != self._pid:  # a forked child
             return
         for stream in (sys.stdout, sys.stderr):
@@ -87,7 +90,7 @@ class Guard:
         os._exit(STATUS)
 
     def _leave(self) -> None:
-        """End the process with status 130, unless another thread is at it."""
+        """End the process with status 130, unless another thread does."""
         if self._leaving.acquire(False):
             self._status = STATUS
             self._announce()
@@ -96,7 +99,7 @@ class Guard:
             os._exit(STATUS)
 
     def _announce(self) -> None:
-        """Write the one line, and nothing else from then on: neither tracebacks nor the warnings of libraries."""
+        """Write the one line, and silence stderr: tracebacks and the warnings of libraries."""
         if not self._announcing.acquire(False):
             return
         try:

@@ -80,7 +80,7 @@ def pack(parser: Parser) -> None:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    """Pack, print, write: status 1 if no algorithm can pack the corpus."""
+    """Pack, print and write; return status 1 if no algorithm can pack the corpus."""
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: the rows of one are written.")
     check_output(options.materialize, folder=True)
@@ -111,8 +111,9 @@ def _describe(corpus: Corpus) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     in_documents = int(corpus.documents.length.sum())
     _line("corpus", "{documents:,} documents, {tokens:,} tokens".format(**found), f", in {len(corpus.shards):,} files")
-    if in_documents != corpus.num_tokens:
-        _line("", f"{corpus.num_tokens - in_documents:,} tokens are in no document")
+    if outside := corpus.num_tokens - in_documents:
+        overlap = f"documents overlap by {-outside:,} tokens or more"
+        _line("", f"{outside:,} tokens are in no document" if outside > 0 else overlap)
     _line("", f"{corpus.ends_fingerprint} (documents found in {seconds:.2f} s)")
     return {**found, "tokens_in_documents": in_documents, "fingerprint": corpus.ends_fingerprint, "seconds": seconds}
 
@@ -147,7 +148,7 @@ def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
 
 def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
-    """Print a table of all algorithms, one epoch of each, whose plans are not kept."""
+    """Print a table of all algorithms, one epoch of each, and return their figures. Their plans are not kept."""
     with elapsed("Packing"):
         found = list(layouts.compare_algorithms(corpus, sequence_length, packing))
     columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}

@@ -91,8 +91,10 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Mapping[str, Any]]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, from checked entries; and those of each stage, which has documents as its layout numbers
-    them. A stage that lacks all documents of an entry has None; the run has the entry as the first stage that does not."""
+    """Return the amendments of a run, made of checked entries, and those of each stage, with the numbers of its documents.
+
+    A stage that has no document of an entry has None for it. The run's amendment is that of the first stage with one.
+    """
     run: list[Amendment] = []
     stages: list[list[Amendment | None]] = [[] for _ in layouts]
     for kind, section in (item for entry in entries for item in entry.items()):
@@ -115,5 +117,5 @@ def _made(kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]) -> S
     named = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
     found = documents_named_in(layouts, named)
     if not any(map(len, found)):
-        return [Amendment(section["from"], withdraw=found[0])]  # which refuses it
+        return [Amendment(section["from"], withdraw=found[0])]  # raises, as nothing is withdrawn
     return [Amendment(section["from"], withdraw=each) if len(each) else None for each in found]

@@ -4,6 +4,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ DATASET_DIR = "dataset_dir"
 
 _MOST_INHERITED = 100
 _PATH: Places = {}
+_NAMES: Places = {}
 _ANY = "*"
 _CORPUS: Places = {"path": _PATH, "label_mask_paths": _PATH, "root": _PATH}
 _CORPUS["mixture"] = {_ANY: _CORPUS}
-_AMENDMENT: Places = {"withdraw": {"documents": _PATH}, "replace": {"path": _PATH}}
+_AMENDMENT: Places = {"withdraw": {"documents": _NAMES}, "replace": {"path": _PATH}}
 _PLACES: Places = {"corpus": _CORPUS, DATASET_DIR: _PATH, "stages": {"corpus": _CORPUS}, "amendments": _AMENDMENT}
-"""Places of token paths in a config: keys, or `_ANY` for every key, down to `_PATH`. Items of a list have the same places."""
+"""Places of paths in a config: keys, or `_ANY` for every key, down to `_PATH`, or to `_NAMES` of documents or of files of
+names. Items of a list have the same places."""
 
 _EXCLUSIVE = (("sampler", ("global_batch_size", "global_batch_tokens")), ("corpus", ("path", "mixture")))
 """Keys of a section that exclude each other: one replaces the other, inherited one."""
@@ -39,7 +42,12 @@ class _RepeatedKeyError(Exception):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a repeated key."""
+    """YAML that refuses a repeated key, and reads 2:17 as text (for YAML 1.1 it is 137, in base 60)."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
@@ -120,6 +128,8 @@ def _located(stated: Any, places: Places, folder: str) -> Any:
     """Return a value of a config with the paths at `places` in it, or in its items, as `_locate` finds them."""
     if places is _PATH:
         return _locate(stated, folder)
+    if places is _NAMES and isinstance(stated, str):
+        return _locate_list(stated, folder)
     if isinstance(stated, list):
         return [_located(each, places, folder) for each in stated]
     if not isinstance(stated, Mapping):
@@ -138,10 +148,18 @@ def _locate(path: object, folder: str) -> object:
         return [_locate(item, folder) for item in path]
     if isinstance(path, str) and len(words := words_of(path)) > 1:
         return [_locate(word, folder) for word in words]
-    if not isinstance(path, str) or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
+    if not isinstance(path, str) or not path or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
         return path
     beside = os.path.join(folder, path)
     return beside if files.is_remote(folder) or _exists(beside) else path
+
+
+def _locate_list(name: str, folder: str) -> object:
+    """Return the path of a file that lists documents, as `_locate` finds it; else `name`. It may be that of a source whose
+    folder has the same name."""
+    is_document = re.fullmatch(r"(.*:)?\d+", name, re.DOTALL)
+    path = name if is_document or files.is_remote(name) else _locate(name, folder)
+    return path if isinstance(path, str) and path != name and files.is_file(path) else name
 
 
 def _exists(path: str) -> bool:

@@ -1,7 +1,7 @@
 """Amendments `replace` of a config, as stages."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grain_sft.config.amendments import keys_of_stage, weights_of
@@ -19,7 +19,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     """Return a validated config with a stage from each step at which a source's path or repeat cap is replaced.
 
     The amendments stay in it, because receipts list them. A stage begins with all earlier amendments `reweight`, so scheduled
-    weights that came after these are stated again as one.
+    weights that came after these are stated again as one, until the next stage of the config.
 
     Raises:
       ConfigError: A replacement changes nothing, or no stage from its step on has the source.
@@ -38,30 +38,34 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     entries: list[Mapping[str, Section]] = []
     for entry in amendments:
         entries.append(entry)
-        if "replace" in entry and (weights := _restated(entry["replace"], stages, amendments, skips)):
-            entries.append({"reweight": {"from": entry["replace"]["from"], "weights": weights}})
+        if "replace" in entry:
+            changes = _weights_to_restate(entry["replace"], stages, amendments, skips)
+            entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
-    made = [part for begin, end, stage in stages for part in _divided(stage, begin, end, steps)]
-    without_schedules = _later({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
+    made = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
+    without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": made}
 
 
-def _divided(
+def _divide(
     stage: dict[str, Any], begin: int, end: int, sections: Sequence[tuple[int, Section]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a stage of the data steps `begin` to `end - 1`; `sections` of `replace` begin at their data steps."""
+    """Yield the parts of the stage of data steps `begin` to `end - 1`; `sections` are replacements with their data steps."""
     for step, section in sections:
         if step >= end or section["source"] not in _sources(stage["corpus"]):
             continue
         if step > begin:
-            yield _lasting(stage, step - begin)
-            stage, begin = _lasting(_later(stage, step - begin), None if end == sys.maxsize else end - step), step
-        stage = overlay(stage, {"corpus": _of_source(section["source"], keys_of_stage(section))})
+            yield _with_steps(stage, step - begin)
+            stage, begin = (
+                _with_steps(_stage_after(stage, step - begin), None if end == sys.maxsize else end - step),
+                step,
+            )
+        stage = overlay(stage, {"corpus": _corpus_of_source(section["source"], keys_of_stage(section))})
     yield stage
 
 
 def _stages_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield each stage with its whole corpus and sampler, after its first data step and the one after its last."""
+    """Yield (first data step, data step after the last, stage with its whole corpus and sampler) of each stage."""
     stated = config.get("stages") or [{}]
     begin = 0
     for stage, whole in zip(stated, configs_of_stages({**config, "stages": stated}), strict=True):
@@ -78,14 +82,14 @@ def _num_steps(config: Section, tokens: int) -> int:
     return sizes.step_of(-(-tokens // length) - 1) + 1
 
 
-def _lasting(stage: Section, steps: int | None) -> dict[str, Any]:
+def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
     """Return a stage with another number of steps; None for no end."""
     rest = {name: value for name, value in stage.items() if name not in ("steps", "tokens")}
     return rest if steps is None else {**rest, "steps": steps}
 
 
-def _later(stage: Section, steps: int) -> dict[str, Any]:
-    """Return a stage without its first `steps`: its schedules count from there, and what they changed before holds."""
+def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
+    """Return a stage without its first `steps`. Its schedules count from there, and what they changed before is its start."""
     corpus, sampler = stage["corpus"], dict(stage["sampler"])
     schedule = sampler.pop("schedule", ())
     for entry in schedule:
@@ -93,11 +97,11 @@ def _later(stage: Section, steps: int) -> dict[str, Any]:
             sizes = {name: entry[name] for name in SIZES if entry.get(name) is not None}
             sampler = overlay({"sampler": sampler}, {"sampler": sizes})["sampler"]
     if corpus.get("mixture"):
-        corpus = {**corpus, "mixture": _mixture_later(corpus["mixture"], schedule, steps)}
-    return {**stage, "corpus": corpus, "sampler": {**sampler, **_schedule_later(schedule, steps)}}
+        corpus = {**corpus, "mixture": _mixture_after(corpus["mixture"], schedule, steps)}
+    return {**stage, "corpus": corpus, "sampler": {**sampler, **_schedule_after(schedule, steps)}}
 
 
-def _mixture_later(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
+def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
     """Return a mixture with a schedule of its weights, and the mixtures in it, as they are after `steps`."""
     weights: dict[str, Any] = {}
     for entry in schedule:
@@ -107,52 +111,60 @@ def _mixture_later(mixture: Section, schedule: Sequence[Section], steps: int) ->
         inner = dict(source)
         if inner.get("mixture"):
             own = inner.pop("schedule", ())
-            inner |= {"mixture": _mixture_later(inner["mixture"], own, steps), **_schedule_later(own, steps)}
+            inner |= {"mixture": _mixture_after(inner["mixture"], own, steps), **_schedule_after(own, steps)}
         later[name] = {**inner, "weight": weights.get(name, source["weight"])}
     return later
 
 
-def _schedule_later(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
+def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
     """Return the key `schedule` with the entries after `steps`; nothing if no entry is left."""
     later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
     return {"schedule": later} if later else {}
 
 
-def _restated(
+def _weights_to_restate(
     section: Section,
-    stages: Iterable[tuple[int, int, Section]],
+    stages: Sequence[tuple[int, int, Section]],
     amendments: Sequence[Mapping[str, Section]],
     skips: StepMap,
-) -> dict[str, Any]:
-    """Return the weights that the schedule of a stage, which a replacement divides, changed after all amendments by then."""
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (step, weights) that keep the schedule of the stage that a replacement divides: the weights that it changed after
+    all amendments by then; and from the next stage of the config on, those of the amendments again."""
     first = skips.data_step(section["from"])
     given = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
     given += [(entry["replace"]["from"], weights_of(entry["replace"])) for entry in amendments if "replace" in entry]
-    scheduled = {
-        name: (begin + entry["step"], weight)
-        for begin, end, stage in stages
-        if begin < first < end and keys_of_stage(section) and section["source"] in _sources(stage["corpus"])
-        for entry in stage["sampler"].get("schedule", ())
-        if begin + entry["step"] <= first
-        for name, weight in (entry.get("weights") or {}).items()
-    }
-    amended = {
-        name: [skips.data_step(step) for step, weights in given if name in weights and step <= section["from"]]
-        for name in scheduled
-    }
-    return {name: weight for name, (since, weight) in scheduled.items() if amended[name] and max(amended[name]) < since}
+    given = sorted(((skips.data_step(step), weights) for step, weights in given), key=lambda pair: pair[0])
+    for number, (begin, end, stage) in enumerate(stages, 1):
+        if not (begin < first < end and keys_of_stage(section) and section["source"] in _sources(stage["corpus"])):
+            continue
+        scheduled: dict[str, Any] = {}
+        for entry in stage["sampler"].get("schedule", ()):
+            if (since := begin + entry["step"]) <= first:
+                scheduled |= {name: (since, weight) for name, weight in (entry.get("weights") or {}).items()}
+        steps = {name: [step for step, weights in given if name in weights and step <= first] for name in scheduled}
+        restated = {
+            name: weight for name, (since, weight) in scheduled.items() if steps[name] and steps[name][-1] < since
+        }
+        if restated:
+            yield section["from"], restated
+        later = {name for _, _, each in stages[number:] for name in each["corpus"].get("mixture") or ()}
+        for name in restated:
+            if name in later:
+                amended = [weights[name] for step, weights in given if name in weights and step <= end]
+                yield skips.step_of(end), {name: amended[-1]}
 
 
-def _of_source(name: str, keys: Section) -> dict[str, Any]:
+def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
     """Return a section `corpus` with `keys` of a source `NAME`, or `MIXTURE/NAME` in a mixture of mixtures."""
     first, _, rest = name.partition("/")
-    return {"mixture": {first: _of_source(rest, keys) if rest else dict(keys)}}
+    return {"mixture": {first: _corpus_of_source(rest, keys) if rest else dict(keys)}}
 
 
 def _check(section: Section, stages: Sequence[Section], where: str) -> None:
+    """Refuse a replacement that changes nothing, or whose source none of `stages` has."""
     where = f"{where}: replace from step {section['from']}"
     if not keys_of_stage(section) and not weights_of(section):
-        raise ConfigError(f"{where}: changes nothing. Give path, weight or max_epochs.")
+        raise ConfigError(f"{where}: changes nothing. Give path, weight, max_epochs or on_exhausted.")
     names = list(dict.fromkeys(name for stage in stages for name in _sources(stage["corpus"])))
     if section["source"] not in names:
         known = f"expected one of {', '.join(names)}" if names else "no mixture is read from that step on"

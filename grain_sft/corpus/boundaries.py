@@ -133,7 +133,7 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     size = 8 * columns
     if len(data) % size:
         raise CorpusError(
-            f"{path}: {len(data)} bytes is not a multiple of {size}, the size of a pair. It was cut short."
+            f"{path}: {len(data)} bytes is not a multiple of {size}, the size of one {noun}. It was cut short."
         )
     entries, limit = np.frombuffer(data, "<u8").reshape(-1, columns), np.uint64(num_tokens)
     start, parts = entries[:, 0], entries[:, 1:]

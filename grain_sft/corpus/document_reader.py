@@ -17,7 +17,7 @@ _BLOCK_TOKENS = 1 << 20  # per read
 
 
 def iter_documents(corpus: Corpus) -> Iterator[Document]:
-    """Yield every document in order, as views of blocks."""
+    """Yield every document in order. Its arrays are views of the block that was read."""
     start, length = corpus.documents
     stop = start + length
     breaks = np.append(np.flatnonzero(start[1:] < stop[:-1]) + 1, len(start))  # where a read has to end

@@ -225,12 +225,15 @@ def _touching(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int,
 
 
 def _without_eos(corpus: Corpus, touching: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the pairs of `touching` whose previous shard does not end with an EOS."""
+    """Return the pairs of `touching` whose metadata state that they are one document, or whose previous shard does not end
+    with an EOS."""
     before = np.array([number for _, number in touching], np.int64)
     ends = np.array([corpus.shards[number].num_tokens - 1 for _, number in touching], np.int64)
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
     last = reader.values(before, ends).view(corpus.dtype).reshape(-1)
-    return [pair for pair, token in zip(touching, last.tolist(), strict=True) if token != corpus.eos_token_id]
+    files = [corpus.shards[number].boundaries for number, _ in touching]
+    found = zip(touching, files, last.tolist(), strict=True)
+    return [pair for pair, file, token in found if (file and file.continues) or token != corpus.eos_token_id]
 
 
 def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:

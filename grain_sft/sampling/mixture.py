@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import get_args
@@ -40,6 +41,8 @@ class Mixture:
     sources: Mapping[str, tuple[Weight, SourceOrder | Mixture]]
     on_exhausted: OnExhausted = "repeat"
     schedule: tuple[tuple[int, Mapping[str, Weight]], ...] = ()
+    _planned: Mapping[int, Mapping[str, Weight]] | None = dataclasses.field(default=None, repr=False, compare=False)
+    """Weights from each step on before `reweighted`; None where it was not called."""
 
     def __post_init__(self) -> None:
         if self.on_exhausted not in get_args(OnExhausted):
@@ -136,16 +139,17 @@ class Mixture:
         if unknown := weights.keys() - self.sources.keys():
             raise SamplerError(f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}.")
         entries = {0: {name: weight for name, (weight, _) in self.sources.items()}, **dict(self.schedule)}
+        planned = self._planned or dict(entries)
         entries.setdefault(step, entries[max(each for each in entries if each <= step)])
+        before = planned[max(each for each in planned if each <= step)]
         for name, weight in weights.items():
-            planned = entries[step][name]
-            for at in sorted(at for at in entries if at >= step):
-                if entries[at][name] != planned:
-                    break
-                entries[at] = {**entries[at], name: weight}
+            end = min((at for at in planned if at > step and planned[at][name] != before[name]), default=sys.maxsize)
+            for at in entries:
+                if step <= at < end:
+                    entries[at] = {**entries[at], name: weight}
         sources = {name: (entries[0][name], rows) for name, (_, rows) in self.sources.items()}
         schedule = tuple((each, entries[each]) for each in sorted(entries) if each)
-        return dataclasses.replace(self, sources=sources, schedule=schedule)
+        return dataclasses.replace(self, sources=sources, schedule=schedule, _planned=planned)
 
     def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
         """Return how the rows are divided among the sources; `rows_before` returns the number of rows before a step."""

@@ -129,6 +129,17 @@ def test_a_scheduled_weight_after_a_reweight_stays(paths):
     assert len(changed["b"]) == pytest.approx(len(plain["b"]), abs=2)
 
 
+def test_a_scheduled_weight_ends_with_its_stage(paths):
+    """The weights that a replacement states again are not those of the next stage of the config."""
+    reweight = {"reweight": {"from": 0, "weights": {"b": 1}}}
+    replace = {"replace": {"from": 4, "source": "a", "path": paths["a"]}}
+    stages = [{"steps": 8, "sampler": {"schedule": [{"step": 2, "weights": {"b": 20}}]}}, {}]
+    configs = [{**config_of(paths, each), "stages": stages} for each in ([reweight], [reweight, replace])]
+    for steps in (range(4, 8), range(8, 30)):
+        plain, changed = (streams_of(load(config), steps) for config in configs)
+        assert len(changed["b"]) == pytest.approx(len(plain["b"]), abs=2)
+
+
 def test_a_source_has_another_weight_and_repeat_cap(paths):
     weight = {"replace": {"from": 5, "source": "b", "weight": 4}}
     reweight = {"reweight": {"from": 5, "weights": {"b": 4}}}
@@ -176,7 +187,7 @@ def test_records_of_the_run_name_the_replacement(paths, tmp_path):
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"source": "b"}, "changes nothing. Give path, weight or max_epochs"),
+        ({"source": "b"}, "changes nothing. Give path, weight, max_epochs or on_exhausted"),
         ({"source": "c", "weight": 2}, "source 'c': expected one of a, b"),
         ({"source": "b", "file": "x"}, "file"),
     ],

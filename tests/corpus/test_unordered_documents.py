@@ -1,12 +1,14 @@
 """Corpora whose index lists documents in any order, and some without tokens."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
-from sft_files import documents, write_episodes
+from sft_files import EOS, documents, write_episodes, write_olmo
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
+from grain_sft.cli.main import main
 from grain_sft.corpus import Corpus
 from grain_sft.layout import Layout, OlmoVslLayout, numbers_in
 from grain_sft.storage import describe
@@ -43,3 +45,21 @@ def test_documents_by_eos_have_the_records_of_the_documents_that_hold_them(corpu
         assert layout.documents.start[number] == corpus.documents.start[record - 1]
         assert numbers_in(layout, np.array([record - 1])).tolist() == [number]
     assert numbers_in(layout, np.array([40])).tolist() == []
+
+
+def test_overlapping_documents_are_not_a_negative_number_of_tokens(tmp_path, capsys):
+    folder = write_episodes(tmp_path / "corpus", documents(9, 4), shards=1)
+    [path] = folder.rglob("episodes.idx")
+    path.write_bytes(2 * path.read_bytes())
+    tokens = open_corpus(folder).num_tokens
+    assert main(["pack", str(folder), "--sequence-length", "64", "--algorithm", "best_fit_decreasing"]) == 0
+    assert f"documents overlap by {tokens:,} tokens or more" in capsys.readouterr().out
+
+
+def test_metadata_decide_which_parts_of_a_list_continue(tmp_path):
+    """An EOS within a document does not end it, also where the metadata of another folder state nothing."""
+    texts, folders = ([5, EOS, 6, EOS], [5, 6, 7, EOS]), []
+    for name, text in zip("ab", texts, strict=True):
+        folders.append(write_olmo(tmp_path / name, [(np.array(text, np.uint32), np.ones(4, bool))], part_tokens=2))
+    (folders[0] / "dataset_statistics.json").write_text(json.dumps({"continued_parts": [1]}))
+    assert open_corpus(folders, eos_token_id=EOS).documents.length.tolist() == [4, 4]

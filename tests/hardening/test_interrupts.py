@@ -124,6 +124,23 @@ def test_an_interrupted_command_leaves_one_line_and_nothing_else(name, data, tmp
     assert ended is not None and not ended.fault, (delay, ended)
 
 
+def test_a_signal_to_a_forked_child_does_not_reach_its_parent():
+    code = """
+import os, signal, sys
+from grain_sft.cli.interrupts import Guard
+
+def command():
+    child = os.fork()
+    if not child:
+        os._exit(signal.set_wakeup_fd(-1) != -1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+sys.exit(Guard("test").run(command))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_moment_of_a_command(name, data, tmp_path):

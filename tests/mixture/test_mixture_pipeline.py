@@ -149,6 +149,13 @@ def test_each_source_has_its_own_cap(folder):
     assert (load(amended).sampler.rows(step + 50) < len(plain.source) - sizes["web"]).all()
 
 
+def test_a_schedule_changes_weights_that_were_amended_twice(folder):
+    """Also where the first amendment gave the weight that the schedule gives later."""
+    sampler = mixed(folder, schedule=[{"step": 9, "weights": {"chat": 0.1}}]).sampler
+    once, twice = sampler.reweighted(7, {"chat": 3}), sampler.reweighted(3, {"chat": 0.1}).reweighted(7, {"chat": 3})
+    assert [twice.mixture.schedule[1:]] == [once.mixture.schedule]
+
+
 def test_a_mixture_of_mixtures_divides_its_rows_by_its_own_weights(folder):
     config = mixture_config(folder)
     sources = config["corpus"]["mixture"]

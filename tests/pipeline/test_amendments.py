@@ -176,6 +176,20 @@ def test_documents_are_named_by_record_input_and_file(corpora, tmp_path):
         documents_named_in([layout], ["nobody"])
 
 
+def test_a_config_file_names_documents_as_they_are_written(corpora, tmp_path):
+    """2:17 is not 137, a source is not the folder of its name, and a list of documents is next to the config."""
+    config = config_of({"mixture": {name: {**corpora["masks"], "weight": 1} for name in ("masks", "2")}}, "packed")
+    (tmp_path / "masks").mkdir()
+    (tmp_path / "gone.txt").write_text("masks")
+    for written, meant in (("2:17", "2:17"), ("masks", "masks"), ("gone.txt", "masks")):
+        gone = {"withdraw": {"from": 0, "documents": meant}}
+        text = json.dumps({**config, "amendments": [gone]}).replace(
+            f'"documents": "{meant}"', f'"documents": {written}'
+        )
+        (tmp_path / "run.yaml").write_text(text)
+        assert grain_sft.load(tmp_path / "run.yaml").receipt == load({**config, "amendments": [gone]}).receipt
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

@@ -243,9 +243,10 @@ def test_a_corpus_without_documents_is_reported_without_lengths(write_tokens, tm
 def test_a_report_does_not_write_over_its_config(config, capsys):
     path = config()
     before = path.read_bytes()
-    for name in (path, path.with_suffix(".html")):
+    over = "would be written over"
+    for name, reason in ((path, over), (path.with_suffix(".html"), over), ("a.json", "Name it a.html")):
         assert main(["report", str(path), "--output", str(name)]) == 1
-        assert "would be written over" in capsys.readouterr().err
+        assert reason in capsys.readouterr().err
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 
