@@ -44,17 +44,8 @@ class Job(Renderer):
     @classmethod
     def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Self:
         """Return the job of `request` on `entries`, its inputs, given all their scanned `units`."""
-        max_seed = FORMATS[request.format].max_seed
-        if max_seed is not None and request.seed > max_seed:
-            raise PrepareError(f"seed={request.seed}: expected at most {max_seed} for format {request.format}.")
         scanned, placed = inputs.assemble(entries, units)
-        job = cls(request, scanned, output, inputs.grouped(scanned, placed))
-        if job.template.masked and not job.format.holds_loss:
-            raise PrepareError(
-                f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves some "
-                "without. Choose the template text for plain documents, or a format with masks: olmo, episodes or openchat."
-            )
-        return job
+        return cls(request, scanned, output, inputs.grouped(scanned, placed))
 
     @functools.cached_property
     def target(self) -> Target:

@@ -1,4 +1,4 @@
-"""Rendering a group of units of records to its chunk: a pure function, run in this process, in others, or by Beam."""
+"""Renderer: records to documents, and groups of units to chunks, in this process, in workers, or in Beam pipelines."""
 
 import base64
 import dataclasses
@@ -20,11 +20,12 @@ from grain_sft.prepare.templates import TEMPLATES, Rendered, Result, Template, r
 from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 
-BATCH, BATCH_CHARACTERS = 1024, 1 << 20  # most conversations that are tokenized together, and about their characters
+BATCH = 1024  # conversations that are tokenized together, at most
+BATCH_CHARACTERS = 1 << 20  # about the most characters in them
 _NO_LOSS, _TOO_SHORT, _TOO_LONG, _NO_TEXT = range(4)  # indices in chunks.DROPPED
 
 Source = tuple[int, int]
-"""Number of a record's input, and its number in that input, from 1."""
+"""Number of a record's input, and the record's number in it, from 1."""
 
 _OF_EVERY_TEMPLATE = ("special_text", "seed")
 
@@ -36,10 +37,39 @@ class Renderer:
     Attributes:
       request: Request.
       inputs: Files of all datasets, scanned.
+
+    Raises:
+      PrepareError: The template or the format does not exist, or doesn't take the request's options.
     """
 
     request: Request
     inputs: tuple[Input, ...]
+
+    def __post_init__(self) -> None:
+        request, template, made = self.request, self.template, self.format
+        for option in dataclasses.fields(TemplateOptions):
+            read = option.name in (*_OF_EVERY_TEMPLATE, *template.options)
+            if not read and getattr(request, option.name) != option.default:
+                having = [each for each in TEMPLATES if option.name in TEMPLATES[each].options]
+                raise PrepareError(
+                    f"{option.name} is an option of template {', '.join(having)}, not of {request.template}. "
+                    "Leave it out, or choose another template."
+                )
+        if made.max_seed is not None and request.seed > made.max_seed:
+            raise PrepareError(f"seed={request.seed}: expected at most {made.max_seed} for format {request.format}.")
+        if template.masked and not made.holds_loss:
+            raise PrepareError(
+                f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves some "
+                "without. Choose the template text for plain documents, or a format with masks: olmo, episodes or openchat."
+            )
+        if made.of_pairs and template.weighted:
+            raise PrepareError(
+                f"template {template.name} weighs tokens, which pairs don't have. Choose another template."
+            )
+        if made.of_pairs and request.max_length is not None:
+            raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
+        if made.of_pairs and request.fim_rate:
+            raise PrepareError("fim_rate: pairs have a prompt and responses, no middle. Leave it out.")
 
     @functools.cached_property
     def format(self) -> Format:
@@ -48,23 +78,8 @@ class Renderer:
 
     @functools.cached_property
     def template(self) -> type[Template]:
-        """The template that the request names, which has to have the options that the request gives."""
-        found = TEMPLATES[self.request.template]
-        for option in dataclasses.fields(TemplateOptions):
-            read = option.name in (*_OF_EVERY_TEMPLATE, *found.options)
-            if not read and getattr(self.request, option.name) != option.default:
-                having = [each for each in TEMPLATES if option.name in TEMPLATES[each].options]
-                raise PrepareError(
-                    f"{option.name} is an option of template {', '.join(having)}, not of {self.request.template}. "
-                    "Leave it out, or choose another template."
-                )
-        if self.format.of_pairs and found.weighted:
-            raise PrepareError(f"template {found.name} weighs tokens, which pairs don't have. Choose another template.")
-        if self.format.of_pairs and self.request.max_length is not None:
-            raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
-        if self.format.of_pairs and self.request.fim_rate:
-            raise PrepareError("fim_rate: pairs have a prompt and responses, no middle. Leave it out.")
-        return found
+        """The template that the request names."""
+        return TEMPLATES[self.request.template]
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
@@ -83,7 +98,7 @@ class Renderer:
         return max(self.template.min_tokens, self.request.min_length or 1)
 
     def read(self, raw: object) -> Conversation:
-        """Return the conversation of a record, which is JSON as bytes or a row; a RecordError names its fault."""
+        """Return the conversation of a record: JSON as bytes, or a row. Raise a RecordError that names the record's fault."""
         found = read_record(raw, self.request.schema, messages=self.template.messages_schema)
         if self.format.of_pairs and found.rejected is None:
             raise RecordError(
@@ -97,7 +112,7 @@ class Renderer:
         return found
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the documents of conversations, uncut."""
+        """Return the document of each conversation before it is cut, or the conversation's RecordError."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
         options = dataclasses.replace(self.request, empty="keep")  # a response may be empty, and is its EOS
@@ -110,16 +125,18 @@ class Renderer:
         """Return the chunk of a group of units."""
         made = Contents()
         batch: list[tuple[Source, Any, Conversation]] = []
+        characters = 0
 
         def flush() -> None:
+            nonlocal characters
             for (source, raw, _), result in zip(batch, self.render([entry[2] for entry in batch]), strict=True):
                 if isinstance(result, RecordError):
                     made.rejected.append(self._rejected(source, raw, result))
                 else:
                     self.add(source, result, made)
             batch.clear()
+            characters = 0
 
-        characters = 0
         records = (
             ((unit.input, line), raw) for unit in units for line, raw in read_records(self.inputs[unit.input], unit)
         )
@@ -133,7 +150,6 @@ class Renderer:
                 characters += sum(len(message.content) for message in batch[-1][2].messages)
             if len(batch) == BATCH or characters > BATCH_CHARACTERS:
                 flush()
-                characters = 0
         flush()
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
         weighted = self.template.weighted or self.format.of_pairs
@@ -141,7 +157,7 @@ class Renderer:
         return made.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
-        """Return the entry of a bad record; raise its error, if the request is to stop there."""
+        """Return the entry of a bad record, or raise its error if the request stops at bad records."""
         path, line = self.inputs[source[0]].path, source[1]
         if self.request.on_error == "stop":
             raise RecordError(f"{path}:{line}: {error}") from error
@@ -156,13 +172,13 @@ class Renderer:
         return {"file": path, "line": line, "reason": str(error), **record}
 
     def dropped(self, counts: Iterable[int]) -> dict[str, int]:
-        """Return the number of documents that were dropped for each reason, without reasons that none has."""
+        """Return the number of documents that were dropped for each reason, for the reasons that occur."""
         values = {"min_length": self.min_length, "max_length": self.request.max_length}
         names = (text.format_map(values) for text in DROPPED)
         return {name: count for name, count in zip(names, counts, strict=False) if count}
 
     def add(self, source: Source, result: Rendered, made: Contents) -> None:
-        """Cut a document to its length, count the tokens cut off, and keep the rest or drop it."""
+        """Cut a document to the request's length, and add it and its record to `made`, or the reason why it is dropped."""
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
         most = self.request.max_length

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from grain_sft.prepare.records.schema import check_schema
 from grain_sft.prepare.records.strict_json import check_name
 
 VERSION = 2
-"""Version of the rules by which documents, orders and files are made; other rules may make other bytes."""
+"""Version of the rules that make documents, orders and files. Another version may make other bytes."""
 
 GIB = 1 << 30
 
@@ -24,21 +25,26 @@ TEXT_OPTIONS = (
     "fim_fragment_rate", "fim_no_prefix",
 )  # fmt: skip
 """Fields of `Request` that only plain documents have."""
-_LATER = ("min_length", "long_documents", *TEXT_OPTIONS)
+_NOT_IN_FIRST_VERSION = ("min_length", "long_documents", *TEXT_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """One entry of a mixture: files and their amount, in open-instruct's meaning.
+    """One dataset of a preparation: its files, and the amount of it, as in open-instruct.
 
     Attributes:
-      paths: Files, globs or directories that make one dataset.
+      paths: Files, globs or folders.
       amount: With a point a factor ("0.5", "1.0", "3.0": int(factor x records)), otherwise a number of records ("5000").
         Less than the dataset is a random choice; more is whole repeats and a random choice for the rest.
     """
 
     paths: tuple[str, ...]
     amount: str = "1.0"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.paths, str | os.PathLike):
+            raise PrepareError(f"paths: {os.fspath(self.paths)!r} is not a sequence of paths. Put it in a tuple.")
+        object.__setattr__(self, "paths", tuple(map(os.fspath, self.paths)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +113,7 @@ class Request(TemplateOptions):
       empty: Treatment of documents whose text has no tokens: dropped, or kept as their BOS and EOS (text).
       normalize: Unicode normalization of texts; by default none (text).
       fim_rate: Share of the documents whose middle is moved to their end, for fill-in-the-middle (text).
-      fim_spm_rate: Share of these that have the suffix first (SPM); the others have the prefix first (PSM) (text).
+      fim_spm_rate: Share of these that have the suffix first (SPM). The others have the prefix first, PSM (text).
       fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
         own (text).
       fim_split_sample: Special token between the parts of a document, such as its files, whose middles are moved part by
@@ -142,6 +148,7 @@ class Request(TemplateOptions):
         if not self.datasets:
             raise PrepareError("no input: expected at least one file of conversations.")
         super().__post_init__()
+        object.__setattr__(self, "datasets", tuple(self.datasets))
         if self.max_length is None and self.long_documents == "drop":
             raise PrepareError("long_documents=drop: which documents are long is not known. Give max_length.")
         if self.max_length is not None and (self.min_length or 0) > self.max_length:
@@ -153,11 +160,11 @@ class Request(TemplateOptions):
         check_schema(self.schema)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the request as JSON holds it, without defaults of options that earlier versions lacked, whose corpora stay the
-        same."""
+        """Return the request as JSON. Options that version 0.1.0 lacked are left out at their defaults, so that its corpora
+        keep their keys."""
         values = msgspec.json.decode(msgspec.json.encode(self))
         declared = options_of(Request)
-        left_out = [name for name in _LATER if getattr(self, name) == declared[name].default]
+        left_out = [name for name in _NOT_IN_FIRST_VERSION if getattr(self, name) == declared[name].default]
         return {"version": VERSION, **{name: value for name, value in values.items() if name not in left_out}}
 
 
@@ -167,9 +174,9 @@ def parse_amount(amount: str) -> float | int:
         value = float(amount) if "." in amount else int(amount)
         if value < 0 or not math.isfinite(value):
             raise ValueError
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise PrepareError(
-            f"amount {amount!r}: expected a factor with a point, such as 0.5, 1.0 or 3.0, or a number of records."
+            f"amount {amount!r}: expected a factor, such as '0.5', '1.0' or '3.0', or a number of records, as text."
         ) from error
     return value
 

@@ -31,8 +31,8 @@ def prepare(
 ) -> dict[str, Any]:
     """Make the corpus that `request` describes in the folder `output`, or resume an interrupted preparation.
 
-    The same request gives the same bytes for any number of workers and interruptions. The folder appears when the
-    corpus is complete; unfinished work is kept next to it. A finished corpus is left unchanged.
+    The same request gives the same bytes with any number of workers and interruptions. The folder appears when the
+    corpus is complete. Unfinished work is kept next to it. A finished corpus is left unchanged.
 
     Args:
       request: Inputs, template, tokenizer and format.
@@ -64,7 +64,7 @@ def make_corpus(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Make or continue the corpus that `request` describes with the steps of a `Job`; see `prepare`."""
+    """Make or continue the corpus that `request` describes; `runner` runs the steps of its `Job`. See `prepare`."""
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
@@ -101,7 +101,7 @@ def dry_run(request: Request, records: int) -> str:
       Report: counts, the records that would be rejected, and the first document split where loss begins and ends.
 
     Raises:
-      GrainSftError: An input or the tokenizer can't be read.
+      GrainSftError: Options conflict, or an input or the tokenizer can't be read.
     """
     entries = inputs.each_input([dataset.paths for dataset in request.datasets])
     renderer = Renderer(request, ())

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,16 @@ from prepared import CHAT_FORMATS, Place, stamps, write_chats
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
+from grain_sft.prepare import (
+    CHAT_TOKENS,
+    TEMPLATES,
+    Dataset,
+    Request,
+    TemplateOptions,
+    load_tokenizer,
+    parse_record,
+    render,
+)
 from grain_sft.prepare.records import inputs
 
 CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]
@@ -113,6 +123,7 @@ def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None
         ("primer", ["--condition", "GPT4"], "condition is an option of template openchat"),
         ("primer", ["--system-prompt", "Be kind."], "system_prompt is an option of template openchat, episode"),
         ("primer", ["--format", "episodes", "--seed", str(1 << 32)], "expected at most 4294967295"),
+        ("primer", ["--format", "megatron"], "all tokens of its files take loss, but template primer leaves"),
         ("primer", ["--tokenizer", "none.model"], "none.model: no such file"),
         ("primer", ["--tokenizer", os.fsdecode(b"\xff.model")], "not UTF-8"),
         ("openchat", ["--condition", os.fsdecode(b"\xff")], "not UTF-8"),
@@ -121,9 +132,18 @@ def test_an_amount_stands_after_an_input(words: list[str], place: Place) -> None
 )
 def test_options_that_do_not_fit_are_a_sentence(template: str, options: list[str], expected: str, place: Place) -> None:
     for more in ([], ["--dry-run"]):
-        if not more or "--seed" not in options:
-            assert expected in place.fails(place.command(place.request(template), *options, *more))
+        assert expected in place.fails(place.command(place.request(template), *options, *more))
     assert place.names() == ["in"]
+
+
+def test_inputs_are_sequences_of_paths(tmp_path: Path) -> None:
+    texts: Any = {"template": "text", "tokenizer": "x", "format": "olmo"}
+    request = Request(datasets=[Dataset([tmp_path])], **texts)  # type: ignore[arg-type, list-item]
+    assert hash(request) == hash(Request(datasets=(Dataset((str(tmp_path),)),), **texts))
+    with pytest.raises(PrepareError, match=r"paths: 'a\.jsonl' is not a sequence"):
+        Dataset("a.jsonl")  # type: ignore[arg-type]
+    with pytest.raises(PrepareError, match=r"amount 0\.5: expected a factor"):
+        Request(datasets=(Dataset(("a.jsonl",), 0.5),), **texts)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("template", CHAT_TEMPLATES)

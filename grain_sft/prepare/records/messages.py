@@ -22,7 +22,6 @@ _MESSAGE_KEYS = frozenset(
         *("function_calls", "reasoning_content", "thinking", "context", "think", "cite"),
     )
 )
-_CALLS = ("tool_calls", "function_calls")
 _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     **dict.fromkeys(("name", "context", "think", "cite", "tool_call_id"), ("a string", (str,))),
     "tool_calls": ("a list", (list, NoneType)),
@@ -32,6 +31,9 @@ _MAX_WEIGHT = 1e30  # well below the largest float32
 
 DOCUMENT = "document"
 """Role of the only message of a plain document."""
+
+CALLS = ("tool_calls", "function_calls")
+"""Keys of a message's tool calls."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -117,7 +119,7 @@ def _content(entry: Record, role: str, where: str, extra: Record) -> str:
         check_json(content, f"{where}.content")
         extra["content"] = content
         return ""
-    if content is None and role == "assistant" and any(extra.get(key) for key in _CALLS):
+    if content is None and role == "assistant" and any(extra.get(key) for key in CALLS):
         extra["content"] = None
         return ""
     return text_of(entry, "content", where)

@@ -6,30 +6,29 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import files
 
-_PACKED = r"(\.gz|\.zst)?$"
-_RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_PACKED}|\.(parquet|arrow|feather)$")
+_COMPRESSED = r"(\.gz|\.zst)?$"
+_RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|feather)$")
 _ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
-_TEXT = re.compile(rf"\.(txt|md){_PACKED}")
-_ABOUT = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow datasets
-_BESIDE_INFO = ("state.json", "features.json")  # the same, in the folder of a dataset_info.json
+_TEXT = re.compile(rf"\.(txt|md){_COMPRESSED}")
+_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow
+_BESIDE_INFO = ("state.json", "features.json")  # likewise, in the folder of a dataset_info.json
 _PREPARED = "prepare.json"  # in the folder of a prepared corpus
-_SPLITS = {
+_REJECTED = ".rejected.jsonl"  # next to that folder, after its name
+_SPLITS = {  # of the files in a folder of this name, and of a file whose name begins with this word
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("test", "testing"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
 }
-"""Split of the files in a folder of this name, and of a file whose name begins with this word."""
 
 Folders = tuple[str, ...]
 
 
 def is_text(path: str) -> bool:
-    """Return whether a path has the name of a text, which is one document: .txt or .md, also .gz or .zst after it."""
+    """Return whether a path has the name of a text, which is one document: .txt or .md, perhaps compressed."""
     return _TEXT.search(path) is not None
 
 
@@ -42,10 +41,10 @@ def expand(path: str) -> Sequence[str]:
     """Return the files that a path, a glob or a folder names, sorted.
 
     A folder means the files of records below it or, if there are none, its texts. Folders whose names begin with a point or an
-    underscore, prepared corpora, and a dataset's files without data are left out.
+    underscore, prepared corpora with their rejected records, and a dataset's files without data are left out.
 
     Raises:
-      CorpusFileError: There is no such file, or a folder has several splits of a dataset.
+      CorpusFileError: There is no such file, or a folder has several splits of a dataset, or the same folder twice.
     """
     path = files.normalize(path)
     found: Sequence[str] = [path]
@@ -65,15 +64,23 @@ def _files_of(folder: str) -> Sequence[str]:
     """Return the files that a folder means as an input."""
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
     made = {folders for name, folders in below.items() if folders and files.name_of(name) == _PREPARED}
-    names = sorted(
-        name
-        for name, folders in below.items()
-        if made.isdisjoint(folders[:depth] for depth in range(1, len(folders) + 1))
-    )
+
+    def is_made(name: str) -> bool:
+        parts = (*below[name], files.name_of(name).removesuffix(_REJECTED))
+        return any(parts[:depth] in made for depth in range(1, len(parts) + 1))
+
+    names = sorted(name for name in below if not is_made(name))
     found = _data([name for name in names if _RECORDS.search(name) or is_array_record(name)])
     found = found or [name for name in names if is_text(name)]
     splits: dict[str, str] = {}  # a file of each
+    real: dict[str, str] = {}  # local folders of the files, by their real paths
     for name in found:
+        parent = files.parent(name)
+        same = parent if files.is_remote(name) else real.setdefault(os.path.realpath(parent), parent)
+        if same != parent:
+            raise CorpusFileError(
+                f"{parent}: is the same folder as {same}, so its files would be read twice. Remove the link, or name the files."
+            )
         for part in (*below[name], re.split("[-_.]", files.name_of(name))[0]):
             splits.setdefault(_SPLITS.get(part.lower(), ""), name)
     splits.pop("", None)
@@ -86,12 +93,13 @@ def _files_of(folder: str) -> Sequence[str]:
 
 
 def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
-    """Yield the files below a remote folder, and the folders that each is in."""
+    """Yield each file below a remote folder, and the names of the folders between them."""
     with files.remote(folder) as client:
-        found = [str(client.unstrip_protocol(name)) for name in client.find(folder)]
-    start = len(folder.rstrip("/")) + 1
-    below = ((name, tuple(name[start:].split("/")[:-1])) for name in found)
-    return ((name, folders) for name, folders in below if not any(map(_is_hidden, folders)))
+        path = str(client.info(folder)["name"]).strip("/")  # names may have another protocol: gs for gcs
+        for name in client.find(folder):
+            folders = tuple(name.strip("/")[len(path) + 1 :].split("/")[:-1])
+            if not any(map(_is_hidden, folders)):
+                yield str(client.unstrip_protocol(name)), folders
 
 
 def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
@@ -109,7 +117,7 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether the folders of a name are left out, as Arrow's and Spark's readers do."""
+    """Return whether a folder of this name is left out, as by the readers of Arrow and Spark."""
     return name.startswith((".", "_"))
 
 
@@ -123,30 +131,28 @@ def _data(names: Sequence[str]) -> list[str]:
 
 
 def _data_of(folder: str, names: set[str]) -> set[str]:
-    """Return the names of the files in one folder that hold data. A dataset that was saved there names its own."""
+    """Return those of the `names` in one folder that hold data. A saved dataset names its own files."""
     if "dataset_dict.json" in names:
-        splits = _list(folder, "dataset_dict.json", "splits")
+        splits = _names(folder, "dataset_dict.json", "splits")
         example = files.join(folder, *splits[:1])
         raise CorpusFileError(
             f"{folder}: is a dataset with the splits {', '.join(splits)}. Name one of them: {example}"
         )
     if "dataset_info.json" not in names:
-        return names.difference(_ABOUT)
-    data = names.difference(_ABOUT, _BESIDE_INFO)
+        return names.difference(_DATASET_INFO)
+    data = names.difference(_DATASET_INFO, _BESIDE_INFO)
     if "state.json" in names:  # written by save_to_disk; other files are caches of a dataset that was loaded from here
-        if _list(folder, "state.json", "_indices_data_files"):
+        if _names(folder, "state.json", "_indices_data_files", "filename"):
             raise CorpusFileError(
                 f"{folder}: its rows are chosen by an index. Load it and save it again with save_to_disk."
             )
-        named = {str(entry["filename"]) for entry in _list(folder, "state.json", "_data_files")}
-        if missing := sorted(named - data):
+        named = _names(folder, "state.json", "_data_files", "filename")
+        if missing := sorted(set(named) - data):
             raise CorpusFileError(
                 f"{files.join(folder, missing[0])}: is missing, but state.json names it. Copy it again."
             )
-        return named
-    splits = [
-        str(each["name"]) if isinstance(each, dict) else each for each in _list(folder, "dataset_info.json", "splits")
-    ]
+        return set(named)
+    splits = _names(folder, "dataset_info.json", "splits")
     if len(splits) > 1 and data:
         pattern = files.join(folder, f"*{splits[0]}*")
         raise CorpusFileError(
@@ -155,10 +161,11 @@ def _data_of(folder: str, names: set[str]) -> set[str]:
     return {name for name in data if not name.startswith("cache-")}
 
 
-def _list(folder: str, name: str, key: str) -> list[Any]:
-    """Return the list, or the keys of the object, under a key of a JSON file; [] where it has none."""
+def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str]:
+    """Return the names that a JSON file lists under `key`: texts, keys, or the values of `name_key`; [] if it has none."""
     path = files.join(folder, name)
     try:
-        return list(json.loads(files.read_text(path)).get(key) or ())
-    except (ValueError, TypeError, AttributeError) as error:
+        listed = json.loads(files.read_text(path)).get(key) or ()
+        return [str(each[name_key]) if isinstance(each, dict) else str(each) for each in listed]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise CorpusFileError(f"{path}: is not what a dataset has there ({error}). Copy the dataset again.") from error

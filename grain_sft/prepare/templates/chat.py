@@ -126,11 +126,11 @@ def _as_dict(message: Message) -> dict[str, Any]:
     """Return a message as the dict that chat templates read, without keys whose value is None."""
     extra = dict(message.extra or {})
     if message.role == "assistant_toolcall":
-        call = {"type": "function", "function": {"name": extra["name"], "arguments": extra["arguments"]}}
-        return {"role": "assistant", "content": message.content, "tool_calls": [call]}
-    role = "tool" if message.role == "toolresult" else message.role
-    if role != message.role and "content" in extra:
+        function = {"name": extra.pop("name"), "arguments": extra.pop("arguments")}
+        extra["tool_calls"] = [{"type": "function", "function": function}]
+    elif message.role == "toolresult" and "content" in extra:
         extra["content"] = json.dumps(extra["content"], ensure_ascii=False)
+    role = {"assistant_toolcall": "assistant", "toolresult": "tool"}.get(message.role, message.role)
     found = {"role": role, "content": message.content, **extra}
     return {key: value for key, value in found.items() if value is not None}
 

@@ -17,7 +17,7 @@ from grain_sft.prepare.tokenizers.huggingface import renamed
 
 
 class UnexpectedControlError(RecordError):
-    """A chat whose `text` becomes a control token; "" where one is missing."""
+    """Error of a chat whose `text` becomes an unexpected control token; "" if the text is unknown."""
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class Encoder(abc.ABC):
 
     @abc.abstractmethod
     def find(self, text: str) -> list[Control]:
-        """Return the control tokens of a text without unexpected ones."""
+        """Return the control tokens of a text that spells no others."""
 
     @abc.abstractmethod
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
@@ -64,7 +64,7 @@ class Encoder(abc.ABC):
 
 
 class WholeChats(Encoder):
-    """Encoder of whole chats by a tokenizer of Hugging Face. It compares the control tokens that come out."""
+    """Encoder of whole chats by a tokenizer of Hugging Face. It compares the control tokens of the result."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -84,8 +84,8 @@ class WholeChats(Encoder):
         return self._plain(text, spans, expected.controls)
 
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
-        """Encode the chat with the renamed tokenizer, whose spellings only the template's own control tokens have."""
-        parts, stops, shifts = [], [0], [0]  # shifts: characters that moved the text after each stop
+        """Encode the chat by the tokenizer's `plain`, with new names for the template's own control tokens alone."""
+        parts, stops, shifts = [], [0], [0]  # shifts: number of characters by which the text after each stop moves
         for number, first, last in controls:
             name = renamed(self._spellings[number])
             parts += [text[stops[-1] : first], name]
@@ -99,7 +99,7 @@ class WholeChats(Encoder):
         try:
             encoded, ids, found = self._encode(self._tokenizer.plain, changed)
         except CorpusError as error:
-            raise UnexpectedControlError(f"messages: {error}") from error
+            raise RecordError(f"messages: {error}") from error
         expected = Expected([(number, moved(first), moved(last)) for number, first, last in controls], placed=True)
         if difference := self._difference(found, expected, changed):
             raise difference
@@ -160,7 +160,7 @@ class ChatPieces(Encoder):
             loss.append(np.array([open_turn]))
         made = np.array(tokens, np.uint32)
         if np.count_nonzero(self._is_control[made]) != len(controls) + adds_eos:
-            raise UnexpectedControlError("messages: a text becomes a control token of this tokenizer. Remove it.")
+            raise UnexpectedControlError("becomes a special token of this tokenizer")
         return Rendered(made, np.concatenate(loss))
 
     def _loss(self, text: str, ids: Sequence[int], spans: Spans) -> npt.NDArray[np.bool_]:

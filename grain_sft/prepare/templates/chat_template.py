@@ -17,7 +17,6 @@ Spans = list[tuple[int, int]]
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message under which templates look for the assistant's thoughts."""
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
 """Markup that templates write around turns. A tokenizer without such a token encodes it as ordinary text."""
 
@@ -27,8 +26,8 @@ _OTHER_ENDS = ("<|eom_id|>",)  # of a turn that calls a tool, in Llama 3
 class ChatTemplate:
     """A chat template with a tokenizer's special tokens.
 
-    It runs in a sandbox with the functions that transformers gives to templates, except for today's date: a template
-    takes its own fallback, or is refused where it has none.
+    It runs in a sandbox with the functions that transformers gives to templates, except the one for today's date. Without
+    it, a template uses its own fallback, or is refused.
 
     Attributes:
       source: Text of the template.
@@ -42,9 +41,9 @@ class ChatTemplate:
     def __init__(self, tokenizer: Tokenizer, text: str) -> None:
         jinja = import_extra("grain_sft.prepare.templates.jinja", "a chat template", "jinja2", "chat")
         self.source = text
-        self.marks_turns = _GENERATION.search(text) is not None
         self._jinja: Any = jinja
         self._compiled: Any = jinja.compile_template(text)
+        self.marks_turns: bool = jinja.marks_turns(text)
         self._variables = {**tokenizer.template_variables, "documents": None, "strftime_now": jinja.NO_DATE}
         eos = self._variables.get("eos_token")
         self._eos = {eos} if isinstance(eos, str) else set()
@@ -112,7 +111,7 @@ class ChatTemplate:
     def trim_end(self, text: str, start: int, stop: int) -> int:
         """Return the end of the content of a turn that was rendered to text[start:stop]."""
         stop = start + len(text[start:stop].rstrip())
-        return next((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), stop)
+        return min((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), default=stop)
 
     @functools.cached_property
     def _ends(self) -> frozenset[str]:

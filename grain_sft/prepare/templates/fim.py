@@ -55,7 +55,7 @@ class FillInTheMiddle:
             self._split_piece: Piece = _piece(tokenizer.special_tokens[self._split])
 
     def pieces(self, text: str) -> list[Piece]:
-        """Return the pieces of a text, by numbers that depend on the text and the seed alone."""
+        """Return the pieces of a text, by draws that depend on the text and the seed alone."""
         return self.drawn(text, _draws(text, self._options.seed))
 
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
@@ -93,7 +93,7 @@ class FillInTheMiddle:
 
 
 def _draws(text: str, seed: int) -> Iterator[Draws]:
-    """Yield the numbers of a text, then those of its fragments, without end."""
+    """Yield the draws of a text, then those of its fragments, without end."""
     digest = hashlib.blake2b(b"%d:%b" % (seed, text.encode()), digest_size=32).digest()
     yield np.frombuffer(digest, "<u8").tolist()
     number = 0

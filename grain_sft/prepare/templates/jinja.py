@@ -81,6 +81,11 @@ def compile_template(text: str) -> jinja2.Template:
         raise PrepareError(f"the chat template is not a valid Jinja template: {error}{place}.") from error
 
 
+def marks_turns(text: str) -> bool:
+    """Return whether a template has the tag {% generation %}."""
+    return ENVIRONMENT.parse(text).find(jinja2.nodes.ExtensionAttribute) is not None
+
+
 def literals_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
     """Return the keys that a template may read, and the string constants in its comparisons, calls, filters and tests."""
     nodes, tree = jinja2.nodes, ENVIRONMENT.parse(text)

@@ -37,6 +37,7 @@ class OpenChat(PiecesTemplate):
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return BOS, the system text, and per message its prefix, its content and the end of the turn."""
+        self.refuse_calls(conversation)
         system, messages = self._system(conversation)
         condition = conversation.condition or self.chosen.condition or ""
         pieces: list[Piece] = [(self._bos, 0.0)]

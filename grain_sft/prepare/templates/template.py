@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.records.messages import DOCUMENT, Conversation
+from grain_sft.prepare.records.messages import CALLS, DOCUMENT, Conversation
 from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
@@ -122,6 +122,16 @@ class Template(abc.ABC):
             roles = " or ".join(repr(role) for role in self.learned if role in self.roles)
             raise RecordError(f"messages: none of {roles}, so nothing in it takes loss.")
         return [takes and message.weight != 0 for takes, message in zip(learned, conversation.messages, strict=True)]
+
+    def refuse_calls(self, conversation: Conversation) -> None:
+        """Refuse tool calls under the keys `CALLS`, for a template that does not render them."""
+        for index, message in enumerate(conversation.messages):
+            for key in CALLS:
+                if message.extra and message.extra.get(key):
+                    raise RecordError(
+                        f"messages[{index}].{key}: template {self.name} does not render it. Choose template hf, or write each "
+                        "call as a message of the role 'assistant_toolcall' for template episode_tool."
+                    )
 
     def ids_of(self, spellings: Iterable[str]) -> list[list[int]]:
         """Return a list of one id for each special token, or raise a PrepareError that names those the tokenizer lacks."""

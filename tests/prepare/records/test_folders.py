@@ -42,7 +42,7 @@ def test_records_below_a_folder_are_its_files_and_hidden_folders_and_texts_are_n
     assert named(".") == named("./") == sorted(TREE)
     for name in (*TREE, *LEFT):
         client.pipe_file(f"bucket/tree/{name}", b"{}\n")
-    for where in ("gs://bucket/tree", "gs://bucket/tree/"):
+    for where in ("gs://bucket/tree", "gs://bucket/tree/", "gcs://bucket/tree"):
         assert named(where) == sorted(f"gs://bucket/tree/{name}" for name in TREE)
 
 
@@ -58,12 +58,14 @@ def test_a_folder_without_records_stands_for_its_texts(tmp_path):
 
 def test_corpora_that_were_prepared_are_no_inputs(tmp_path, client):
     """Else a finished run that is started again would read its own output."""
-    names = ["a.jsonl", "out/prepare.json", "out/tokenizer/tokenizer.json", "out/train/corpus.json", "out2/b.jsonl"]
+    made = ["prepare.json", "tokenizer/tokenizer.json", "train/corpus.json"]
+    names = ["a.jsonl", "b.rejected.jsonl", *(f"out/{name}" for name in made), "out.rejected.jsonl", "out2/b.jsonl"]
     files_in(tmp_path, names)
-    assert named(tmp_path) == [f"{tmp_path}/a.jsonl", f"{tmp_path}/out2/b.jsonl"]
+    expected = ["a.jsonl", "b.rejected.jsonl", "out2/b.jsonl"]
+    assert named(tmp_path) == [f"{tmp_path}/{name}" for name in expected]
     for name in names:
         client.pipe_file(f"bucket/made/{name}", b"{}\n")
-    assert named("gs://bucket/made") == ["gs://bucket/made/a.jsonl", "gs://bucket/made/out2/b.jsonl"]
+    assert named("gs://bucket/made") == [f"gs://bucket/made/{name}" for name in expected]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +91,12 @@ def test_a_folder_may_be_a_link_but_not_to_a_folder_that_it_is_in(tmp_path):
     files_in(tmp_path, ["data/a.jsonl", "other/b.jsonl"])
     (tmp_path / "data/linked").symlink_to(tmp_path / "other")
     assert named(tmp_path / "data") == [f"{tmp_path}/data/a.jsonl", f"{tmp_path}/data/linked/b.jsonl"]
+    (tmp_path / "data/twice").symlink_to(tmp_path / "other")
+    with pytest.raises(
+        CorpusFileError, match=r"data/twice: is the same folder as .*data/linked, so its files would be"
+    ):
+        named(tmp_path / "data")
+    (tmp_path / "data/twice").unlink()
     (tmp_path / "other/back").symlink_to(tmp_path / "data")
     with pytest.raises(CorpusFileError, match="linked/back: is a link to a folder that it is in"):
         named(tmp_path / "data")
@@ -141,6 +149,7 @@ def test_a_saved_dataset_is_the_files_that_it_names(tmp_path):
         (lambda folder: (folder / "data-00001-of-00002.arrow").unlink(), "data-00001-of-00002.arrow: is missing"),
         (lambda folder: arrow_files(folder, {"_indices_data_files": ["i.arrow"]}), "its rows are chosen by an index"),
         (lambda folder: (folder / "state.json").write_text("[]"), "state.json: is not what a dataset has there"),
+        (lambda folder: arrow_files(folder, {"_data_files": [{}]}), "state.json: is not what a dataset has there"),
         (lambda folder: (folder / "state.json").write_text("{"), "state.json: is not what a dataset has there"),
     ],
 )

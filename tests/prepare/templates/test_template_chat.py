@@ -223,13 +223,13 @@ def test_tool_records_of_the_episode_tools_become_tool_calls(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
     messages = [
         {"role": "user", "content": "find"},
-        {"role": "assistant_toolcall", "name": "search", "arguments": {"query": "X"}},
+        {"role": "assistant_toolcall", "name": "search", "arguments": {"query": "X"}, "reasoning_content": "why"},
         {"role": "toolresult", "name": "search", "content": {"found": ["ä"]}},
         {"role": "assistant", "content": "here"},
     ]
     result = rendered(tokenizer, messages)
     call = '<tool_call>\n{"name": "search", "arguments": {"query": "X"}}\n</tool_call><|im_end|>'
-    assert learned_text(tokenizer, result) == f"{call}here<|im_end|>"
+    assert learned_text(tokenizer, result) == f"<think>\nwhy\n</think>\n\n{call}here<|im_end|>"
     assert '{"found": ["ä"]}' in tokenizer.decode(result.tokens.tolist())
 
 

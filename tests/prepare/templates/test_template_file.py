@@ -34,6 +34,15 @@ def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_p
     assert "expected one template" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "tag", ["{%+ generation %}", "{%-generation-%}", "{%\ngeneration %}", "{# {% generation %} #}"]
+)
+def test_the_generation_tag_is_found_as_jinja_finds_it(tag, tmp_path):
+    end = "" if "#" in tag else "{% endgeneration %}"
+    template = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), f"{tag}x{end}")
+    assert template.marks_turns == ("#" not in tag)
+
+
 @pytest.mark.parametrize("word", ["primmer", "/nope.jinja"])
 def test_a_word_that_is_neither_template_nor_file_is_named(tmp_path, capsys, word):
     with pytest.raises(SystemExit):
