@@ -1,4 +1,4 @@
-"""StagedSampler: the samplers of consecutive stages of a run, as one."""
+"""StagedSampler: one sampler of all stages of a run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class StagedSampler(Sampler):
-    """Samplers of consecutive stages of a run. Each has the steps from its `first_step` to the next one's `first_step`.
+    """One sampler of all stages of a run. Each stage has the steps from its `first_step` to that of the next stage.
 
-    A row number refers to the layout of its stage. So only the sampler of a stage has `find_slots` and streams.
+    A row number refers to the layout of its stage. So only the samplers of stages have `find_slots` and streams.
 
     Args:
-      stages: Samplers in the order of their steps, of one host.
+      stages: Samplers of consecutive stages, in order, for the same host.
     """
 
     runs_on = True
@@ -69,9 +69,9 @@ class StagedSampler(Sampler):
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
         found = [np.zeros((7, 0), np.int64)]
         for each, end in zip(self.stages, [*self._firsts[1:], steps.stop], strict=True):
-            some = range(max(steps.start, each.first_step), min(steps.stop, end))
-            if some:
-                found.append(np.array(each.slots(some, hosts=hosts).columns()))
+            of_stage = range(max(steps.start, each.first_step), min(steps.stop, end))
+            if of_stage:
+                found.append(np.array(each.slots(of_stage, hosts=hosts).columns()))
         return BatchSlots(*np.concatenate(found, axis=1))
 
     def find_slots(

@@ -1,4 +1,4 @@
-"""HostCache: model of one host's shard cache, which keeps the keys of blocks but not their bytes."""
+"""HostCache: model of one host's shard cache, of the sizes of its blocks without their bytes."""
 
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -21,18 +21,18 @@ class HostCache:
       options: Size limit and block size of the cache.
 
     Attributes:
-      hits, misses: Number of blocks that were found, and of blocks that were requested.
-      used: Bytes of the blocks' files.
+      hits, misses: Numbers of reads of a block that found it in the cache, and of those that did not.
+      used: Bytes of the files of all blocks.
     """
 
     def __init__(self, options: CacheOptions) -> None:
-        self._most, self._unit = int(options.max_bytes) - cache_blocks.LOCK_BYTES, options.unit and int(options.unit)
-        self._blocks: OrderedDict[_Key, int] = OrderedDict()  # the least recently used one first
+        self._max, self._unit = int(options.max_bytes) - cache_blocks.LOCK_BYTES, options.unit and int(options.unit)
+        self._blocks: OrderedDict[_Key, int] = OrderedDict()  # bytes of each file, the least recently used one first
         self.hits = self.misses = self.used = 0
 
     def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
-        """Read pieces together. Return the number of requests and the bytes of their answers."""
-        jobs: dict[_Key, tuple[int, list[int]]] = {}  # size of each block, and of each part of it that is read
+        """Read the pieces of one gather. Return the number of requests and the bytes of their answers."""
+        jobs: dict[_Key, tuple[int, list[int]]] = {}  # bytes of each block, and of each part of it that is read
         for path, file_size, offset, size in pieces:
             unit = self._unit or max(1, file_size)
             for number in range(offset // unit, -(-(offset + size) // unit)):
@@ -60,11 +60,11 @@ class HostCache:
         return found
 
     def _reserve(self, size: int, unfinished: int) -> bool:
-        """Make room for a block of `size` bytes beside blocks that are `unfinished`, and return whether it fits."""
-        if self.used + size > self._most and unfinished + size <= self._most:
-            goal = max(unfinished, min(self._most - size, self._most - self._most // cache_blocks.SPARE))
+        """Make room for a file of `size` bytes, and return whether it fits. Files of `unfinished` bytes must stay."""
+        if self.used + size > self._max and unfinished + size <= self._max:
+            goal = max(unfinished, min(self._max - size, self._max - self._max // cache_blocks.SPARE))
             while self.used > goal and self._blocks:
                 self.used -= self._blocks.popitem(last=False)[1]
-        fits = self.used + size <= self._most
+        fits = self.used + size <= self._max
         self.used += size if fits else 0
         return fits

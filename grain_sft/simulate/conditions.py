@@ -1,4 +1,4 @@
-"""Conditions: what a simulation assumes of the hosts, the network and the bucket."""
+"""Conditions: assumed speeds of the hosts, the network and the bucket."""
 
 import dataclasses
 from typing import Annotated

@@ -12,7 +12,7 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.simulate.cache import BATCH_BYTES, HostCache, Piece
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.reads import Gather, Ints, Ranges, Reads
-from grain_sft.storage import DIGEST_BYTES, remote_files
+from grain_sft.storage import DIGEST_BYTES, CacheOptions, remote_files
 
 if TYPE_CHECKING:
     from grain_sft.sampling import Sampler
@@ -21,7 +21,7 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges that are requested together, each with its cell of a block. `checks` marks the checks before a first read."""
+    """Ranges of a gather that are requested together, and the cell of each. `checks` is whether they check files."""
 
     gather: Gather
     cell: Ints
@@ -30,7 +30,7 @@ class _Ask(NamedTuple):
 
 
 class Block:
-    """Demand of consecutive steps and the hosts of a `Walk`, in arrays [steps, hosts]. Gathers are added to it.
+    """Demand of consecutive steps on the hosts of a `Walk`, in arrays [steps, hosts]. A cell is an index into a flattened one.
 
     Args:
       steps, hosts: Numbers of steps and hosts.
@@ -38,7 +38,7 @@ class Block:
       conditions: Speeds of hosts and network.
 
     Attributes:
-      requests: Requests, including those of checks.
+      requests: All requests, those of checks included.
       checks: Requests that check a file before its first read on a host.
       received: Bytes of the answers.
       local: Bytes of local files.
@@ -46,24 +46,22 @@ class Block:
     """
 
     def __init__(self, steps: int, hosts: int, rows: Ints, conditions: Conditions) -> None:
-        self.rows, self._shape, self._conditions = rows, (steps, hosts), conditions
-        self.requests, self.checks, self.received, self.local = (np.zeros(self._shape, np.int64) for _ in range(4))
-        self.seconds = np.zeros(self._shape)
+        self.rows, self._conditions, self.seconds = rows, conditions, np.zeros((steps, hosts))
+        self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return the sum of `values`, or the count if there are none, in each cell: int64 [steps, hosts]."""
-        size = self._shape[0] * self._shape[1]
-        found = np.bincount(cell, None if values is None else values.astype(np.float64), size)
-        return found.astype(np.int64).reshape(self._shape)
+        """Return the sum of `values` in each cell, by default the number of items of `cell`: int64 [steps, hosts]."""
+        found = np.bincount(cell, values, self.seconds.size)
+        return found.astype(np.int64).reshape(self.seconds.shape)
 
-    def ask(self, requests: Ints, received: Ints, at_once: int, least_rounds: Ints | int = 0) -> None:
-        """Add concurrent requests, at most `at_once` at a time, and their bytes."""
-        of = self._conditions
-        rounds = np.maximum(-(-requests // at_once), least_rounds)
+    def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
+        """Add requests, at most `at_once` at a time, and the bytes of their answers."""
+        speeds = self._conditions
+        rounds = np.maximum(-(-requests // at_once), min_rounds)
         self.requests += requests
         self.received += received
-        processor_ms = requests * of.request_ms * of.slowdown
-        self.seconds += (rounds * of.latency_ms + processor_ms) / 1e3 + received / (of.host_mb * 1e6)
+        processor_ms = requests * speeds.request_ms * speeds.slowdown
+        self.seconds += (rounds * speeds.latency_ms + processor_ms) / 1e3 + received / (speeds.host_mb * 1e6)
 
     def read(self, local: Ints) -> None:
         """Add bytes of local files."""
@@ -72,11 +70,11 @@ class Block:
 
 
 class Walk:
-    """Demand of some hosts, step after step.
+    """Demand of some hosts, step by step.
 
-    Without a shard cache, each piece of a row is one request; with one, each missing block is. Before its first read of a
-    file, a host requests both ends of the file and, if the index states no version, the version. Threads that make batches
-    at the same time all do so.
+    Without a shard cache, each piece of a row is one request. With one, each missing block is one. To check a file before it
+    reads it for the first time, a host requests both ends of the file and, if the index states no version, the version. Threads
+    that make batches at the same time all check it.
 
     Args:
       reads: Ranges of the rows.
@@ -85,15 +83,18 @@ class Walk:
       hosts: Numbers of the hosts.
 
     Attributes:
-      caches: Shard cache of each of the hosts; empty without one.
+      caches: Shard cache of each of the hosts, by the options of the gathers that use it.
     """
 
     def __init__(self, reads: Reads, sampler: Sampler, conditions: Conditions, hosts: Sequence[int]) -> None:
         self._reads, self._sampler, self._conditions = reads, sampler, conditions
         self._hosts: Ints = np.array(hosts, np.int64)
         self._checked = [np.zeros((len(hosts), len(gather.files)), np.bool_) for gather in reads.gathers]
-        options = next((each.options.cache for each in reads.gathers if each.options.cache is not None), None)
-        self.caches = [] if options is None else [HostCache(options) for _ in hosts]
+        self.caches: dict[CacheOptions | None, list[HostCache]] = {
+            options: [HostCache(options) for _ in hosts]
+            for each in reads.gathers
+            if (options := each.options.cache) is not None
+        }
 
     def checked_files(self) -> Ints:
         """Return the number of remote files that each host has checked, int64 [hosts]."""
@@ -164,22 +165,25 @@ class Walk:
         return cell[at], file[at]
 
     def _answers(self, block: Block, asks: Sequence[_Ask]) -> Iterator[tuple[Ints, Ints, Ints | int]]:
-        """Yield the requests, the bytes and the least number of round trips of each of `asks`, [steps, hosts]."""
-        if not self.caches:
-            for ask in asks:
-                requests = -(-ask.ranges.size // remote_files.PART_BYTES)
-                yield block.sums(ask.cell, requests), block.sums(ask.cell, ask.ranges.size), 0
-            return
+        """Yield the requests, the received bytes and the minimum number of round trips of each of `asks`, [steps, hosts]."""
+        caches = [self.caches.get(ask.gather.options.cache, []) for ask in asks]
         pieces: dict[tuple[int, int], list[Piece]] = {}
         for number, ask in enumerate(asks):
+            if not caches[number]:
+                continue
             files = [(stamp.path, stamp.size) for stamp in ask.gather.files]
             for cell, file, *range_ in zip(ask.cell.tolist(), *(each.tolist() for each in ask.ranges[1:]), strict=True):
                 pieces.setdefault((cell, number), []).append((*files[file], *range_))
-        counts = np.zeros((len(asks), 2, block.seconds.size), np.int64)
+        counts = np.zeros((len(asks), 2, block.seconds.size), np.int64)  # requests and bytes of each cell
         for (cell, number), wanted in sorted(pieces.items(), key=lambda item: item[0]):
-            counts[number, :, cell] = self.caches[cell % len(self._hosts)].read(wanted)
-        for requests, received in counts.reshape(len(asks), 2, *block.seconds.shape):
-            yield requests, received, -(-received // BATCH_BYTES)
+            counts[number, :, cell] = caches[number][cell % len(self._hosts)].read(wanted)
+        shape = len(asks), 2, *block.seconds.shape
+        for ask, cached, (requests, received) in zip(asks, caches, counts.reshape(shape), strict=True):
+            if cached:
+                yield requests, received, -(-received // BATCH_BYTES)
+            else:
+                requests = block.sums(ask.cell, -(-ask.ranges.size // remote_files.PART_BYTES))
+                yield requests, block.sums(ask.cell, ask.ranges.size), 0
 
 
 def _firsts(wanted: npt.NDArray[np.bool_], key: Ints) -> Ints:

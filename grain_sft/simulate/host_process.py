@@ -1,4 +1,4 @@
-"""Program that runs some steps of one host of a run and prints its measurements as JSON."""
+"""Program that runs some steps of one host of a run and prints what it measured as JSON."""
 
 import contextlib
 import glob
@@ -32,7 +32,9 @@ class _Made(Observer):
 
 
 def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: int, began: float) -> dict[str, Any]:
-    """Run `steps` of one host as fast as possible, wait for the batches that its threads read ahead, and return measurements.
+    """Run `steps` of one host as fast as possible, and wait for the batches that its threads read ahead.
+
+    The config's observers and its audit log are left out.
 
     Args:
       config: Path of a config, or a dict.
@@ -44,7 +46,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     Returns:
       Figures by name.
         host: Index of the host.
-        made: First and end of the steps whose batches were made.
+        made: First of the steps whose batches were made, and the one after the last.
         import_s, open_s, first_batch_s: Seconds of the parts of start-up.
         delayed_s: Seconds of start-up for which other processes of a busy machine had the processor.
         start_up_s: Seconds of start-up without `delayed_s`.
@@ -57,10 +59,10 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     imported = time.time()
     pipeline = load(config, host=host).at(steps.start)
     opened, open_cpu, at_open, memory = time.time(), time.process_time(), _counts(), _memory()
-    # `ReadAhead` makes more than half of the steps that it may be ahead, and maybe all of them.
+    # `ReadAhead` makes at least this many of the steps that it may be ahead, more than half, and maybe all.
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     made = _Made(end - steps.start)
-    pipeline.observers += (made,)
+    pipeline.audit, pipeline.observers = None, (made,)
     iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)
     batch = next(iterator)
     first, delayed = time.time(), _delayed()
@@ -73,7 +75,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
             with contextlib.suppress(RuntimeError):  # a thread that is only being started
                 thread.join(_DRAINS_IN)
     owned = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}
-    figures: dict[str, Any] = {
+    return {
         "host": host.index,
         "made": [steps.start, steps.start + len(made.seconds)],
         "import_s": imported - began,
@@ -90,7 +92,6 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         "opened_mb": memory,
         "peak_mb": _memory(),
     }
-    return figures
 
 
 def _counts() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""HTML page of a simulation: the answers, the figures and their curves, in one file."""
+"""HTML page of a simulation: its answers, its figures and their curves."""
 
 import html
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def simulation_page(figures: Figures, name: str) -> str:
         f"<h1>{html.escape(name)} on {figures['hosts']:,} hosts</h1>\n<main>",
         f'<section id="answers"><h2>{_QUESTION} {"Yes." if enough else "No."}</h2>\n<ul>{answers}</ul></section>',
         f'<section id="figures"><h2>Figures</h2>\n{html_facts("", dict(facts_of(figures)))}</section>',
-        *(_section(key, title, pictures.get(key)) for key, title in _TITLES.items() if key in pictures),
+        *(_section(key, title, pictures[key]) for key, title in _TITLES.items() if key in pictures),
         f'<section id="hosts"><h2>Hosts</h2>\n{_hosts(figures)}</section>',
         f'<section id="conditions"><h2>Assumed</h2>\n{html_facts("", _assumed(figures))}</section>\n</main>',
     ]
@@ -45,13 +45,12 @@ def _answer(found: Figures) -> str:
     return f"<li>{html.escape(found['asked'])}: {verdict}. {html.escape(found['answer'])}</li>"
 
 
-def _section(key: str, title: str, picture: Picture | None) -> str:
-    assert picture is not None
+def _section(key: str, title: str, picture: Picture) -> str:
     return f'<section id="{key}"><h2>{title}</h2>\n<figure>{picture.svg}</figure></section>'
 
 
 def _hosts(figures: Figures) -> str:
-    """Return a table of the needs of a host: mean, least and most over all hosts."""
+    """Return a table of what hosts read: mean, least and most of a host."""
     names = FIGURES | {"seconds": "seconds to read the batch"}
     spreads = [(f"{names[key]}, all steps", key, spread) for key, spread in figures["per_host"].items()]
     spreads += [(f"{names[key]}, first step", key, spread) for key, spread in figures["first_step"].items()]
@@ -66,23 +65,21 @@ def _assumed(figures: Figures) -> dict[str, object]:
     return {f"--{name.replace('_', '-')}": f"{value:,g}" for name, value in figures["conditions"].items()}
 
 
-def _rates(name: str, unit: float, label: str, option: str | None) -> Callable[[Any, Figures], None]:
-    """Return a function that draws a curve, divided by the seconds of a step without waits, and the bound of a condition."""
+def _rates(name: str, unit: float, label: str, option: str) -> Callable[[Any, Figures], None]:
+    """Return a function that draws a curve, divided by the seconds of a step without waits, and the value of a condition."""
 
     def draw(figure: Any, found: Figures) -> None:
         axes, curves = figure.subplots(), found["curves"]
         seconds = found["conditions"]["step_ms"] / 1e3
         axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])
-        if option is not None:
-            axes.axhline(
-                found["conditions"][option], color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}"
-            )
-            figure.legend(loc="outside right upper", frameon=False)
+        bound = found["conditions"][option]
+        axes.axhline(bound, color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}")
+        figure.legend(loc="outside right upper", frameon=False)
         axes.set(xlabel="step", ylabel=label)
         if any(curves[name]):
             axes.set_yscale("log", subs=[2, 5])
-            for which in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                which(lambda value, _: f"{value:,.10g}")
+            for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+                set_formatter(lambda value, _: f"{value:,.10g}")
 
     return draw
 

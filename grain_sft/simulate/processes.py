@@ -22,7 +22,7 @@ from grain_sft.sampling import Host
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.demand import Block, Walk
 from grain_sft.simulate.reads import Reads
-from grain_sft.storage import CACHE_DIR_VARIABLE, files
+from grain_sft.storage import CACHE_DIR_VARIABLE, SHARD_CACHE_VARIABLE, files
 
 if TYPE_CHECKING:
     from grain_sft.pipeline import Pipeline
@@ -132,11 +132,9 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
     """Return the figures of `host_process.measure` for one host, in its own process with empty caches. A cache of derived
     files in a bucket is kept."""
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
-        environment = child_environment()
-        if files.cache_url() is None:
-            environment[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
+        environment = _with_own_caches(child_environment(), folder)
         request = {
-            "config": _with_own_cache(config, os.path.join(folder, "shards")),
+            "config": _config_with_own_caches(config, folder),
             "host": [host.index, host.count],
             "steps": [steps.start, steps.stop],
             "threads": conditions.threads,
@@ -154,12 +152,28 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
     return figures
 
 
-def _with_own_cache(config: str, folder: str) -> Any:
-    """Return the config with its shard cache, if it states one, in `folder`."""
-    remote = read_config(config)[1]["corpus"].get("remote") or {}
-    if not remote.get("cache"):
-        return config
-    return {"inherits": os.path.abspath(config), "corpus": {"remote": {"cache": {"folder": folder}}}}
+def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Return the environment with the caches that it names, and that of derived files, in `folder`."""
+    names = {CACHE_DIR_VARIABLE: "derived"} if files.cache_url() is None else {}
+    if environment.get(SHARD_CACHE_VARIABLE):
+        names[SHARD_CACHE_VARIABLE] = "shards"
+    return {**environment, **{name: os.path.join(folder, own) for name, own in names.items()}}
+
+
+def _config_with_own_caches(config: str, folder: str) -> Any:
+    """Return the config with the shard caches that its corpora state in `folder`; equal folders stay equal."""
+    folders: dict[str, str] = {}
+
+    def own(corpus: Mapping[str, Any]) -> dict[str, Any]:
+        sections: dict[str, Any] = {}
+        if cache := (corpus.get("remote") or {}).get("cache"):
+            found = folders.setdefault(cache["folder"], os.path.join(folder, f"shards_{len(folders)}"))
+            sections["remote"] = {"cache": {"folder": found}}
+        sources = {name: own(source) for name, source in (corpus.get("mixture") or {}).items()}
+        return sections | ({"mixture": sources} if any(sources.values()) else {})
+
+    sections = own(read_config(config)[1]["corpus"])
+    return {"inherits": os.path.abspath(config), "corpus": sections} if sections else config
 
 
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:

@@ -1,4 +1,4 @@
-"""Reads: byte ranges of a batch's rows, by the rules of `grain_sft.source`."""
+"""Reads: byte ranges of files that rows are read from, as `grain_sft.source` reads them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Ranges(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
-    """Concurrent reads of a batch: the tokens of one source, or its loss values of one kind. A batch makes one gather after
-    the other.
+    """Reads that a batch makes concurrently: those of one source's tokens, or of its loss values of one kind. Gathers follow
+    each other.
 
     Attributes:
       files: Files that are read.
       options: Options of remote files.
       remote: bool [files], whether a read of the file is a request.
-      unversioned: bool [files], whether the index states no version, so that the first read asks for it.
-      offsets: int64 [files], byte at which the values begin.
+      unversioned: bool [files], whether the index states no version of the file, so that the first read requests it.
+      offsets: int64 [files], byte of the file at which the values begin.
     """
 
     files: Sequence[FileStamp]
@@ -66,43 +66,47 @@ class Gather:
 
 
 class _Part:
-    """Reads of the rows of one source. Its gathers have the numbers `first`, `first + 1`, … A value is a token or its loss
-    value, or a whole stored row."""
+    """Reads of the rows of one source, whose first gather has the number `first`. A value is a token, the loss of a token, or a
+    whole stored row."""
 
     def __init__(self, layout: Layout, first: int, *, shifted: bool, all_remote: bool) -> None:
         corpus, self._layout, self._first = layout.corpus, layout, first
         self.gathers: list[Gather] = []
-        self._widths: list[int] = []  # of each gather: bytes of a value
-        self._reads: list[npt.NDArray[np.bool_]] = []  # of each gather: whether it reads each shard's values
+        self._widths: list[int] = []  # bytes of a value, by gather
+        self._has_values: list[npt.NDArray[np.bool_]] = []  # whether the gather has values of each shard, by gather
 
-        def add(stamps: Sequence[FileStamp], width: int, reads: Sequence[bool] = (True,) * len(corpus.shards)) -> None:
+        def add(stamps: Sequence[FileStamp], width: int, has_values: Sequence[bool]) -> None:
             self.gathers.append(Gather.of(stamps, corpus.remote, all_remote))
             self._widths.append(width)
-            self._reads.append(np.array(reads))
+            self._has_values.append(np.array(has_values))
+
+        all_shards = [True] * len(corpus.shards)
 
         if layout.row_format is not None:
             length = layout.sequence_length
             self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
-            add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
+            add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize, all_shards)
             if corpus.has_loss and (corpus.has_weights or not shifted):
-                add([each for each in corpus.loss_files if each], length * (4 if corpus.has_weights else 1))
+                add([each for each in corpus.loss_files if each], length * (4 if corpus.has_weights else 1), all_shards)
             return
-        add(corpus.shards, corpus.dtype.itemsize)
-        for kind in sorted({loss.kind for loss in corpus.loss_files if loss is not None}):
-            of_kind = [loss if loss is not None and loss.kind == kind else None for loss in corpus.loss_files]
-            some = next(filter(None, of_kind))
-            add([loss or some for loss in of_kind], some.values.dtype.itemsize, [loss is not None for loss in of_kind])
+        add(corpus.shards, corpus.dtype.itemsize, all_shards)
+        for kind, one in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
+            # a file of this kind takes the place of other files, as in `LossReader`
+            of_kind = [loss if loss is not None and loss.kind == kind else one for loss in corpus.loss_files]
+            has_values = [loss is not None and loss.kind == kind for loss in corpus.loss_files]
+            add(of_kind, one.values.dtype.itemsize, has_values)
 
     def ranges(self, rows: Ints) -> Iterator[tuple[int, Ranges]]:
         """Yield the number of each gather and its ranges."""
         values = self._values(rows)
-        for number, (gather, width, reads) in enumerate(zip(self.gathers, self._widths, self._reads, strict=True)):
-            real = reads[values.file] & (values.size > 0)
+        of_gathers = zip(self.gathers, self._widths, self._has_values, strict=True)
+        for number, (gather, width, has_values) in enumerate(of_gathers):
+            real = has_values[values.file] & (values.size > 0)
             row, file, start, length = values if real.all() else (column[real] for column in values)
             yield self._first + number, Ranges(row, file, gather.offsets[file] + start * width, length * width)
 
     def _values(self, rows: Ints) -> Ranges:
-        """Return ranges of values: `offset` and `size` count values of the shard, not bytes of a file."""
+        """Return the ranges of values: `file` is a shard, and `offset` and `size` count its values instead of bytes."""
         if self._layout.row_format is None:
             found = self._layout.pieces(rows)
             return Ranges(found.row, found.shard, found.start, found.length)

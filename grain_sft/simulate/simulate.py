@@ -1,4 +1,4 @@
-"""simulate: figures of a run on many hosts, ready for JSON and for the page."""
+"""simulate: figures of a run on many hosts, of types that JSON has."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from grain_sft.sampling import Sampler
 
 MOST_COUNTED = 1 << 27
-"""Most rows of a layout that are counted one by one."""
+"""Maximum number of rows of a layout whose reads are counted row by row."""
 CACHED_HOSTS = 16
-"""Number of hosts whose shard caches are modelled block by block; they stand for all hosts."""
+"""Maximum number of hosts whose shard caches are modelled block by block; they stand for all hosts."""
 POINTS = 200
-"""Points of each curve."""
+"""Maximum number of points of each curve."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -38,7 +38,7 @@ class _Totals:
 
     def __init__(self, layout_rows: int, hosts: int, scale: float, conditions: Conditions) -> None:
         self._scale, self._conditions, self.waits = scale, conditions, Waits(conditions, hosts)
-        self.counts = np.zeros(layout_rows, np.uint16) if layout_rows <= MOST_COUNTED else None
+        self.counts = np.zeros(layout_rows, np.uint32) if layout_rows <= MOST_COUNTED else None
         self.rows = 0
         self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
         self.checks = np.zeros(hosts, np.int64)
@@ -83,14 +83,14 @@ def simulate(
 ) -> dict[str, Any]:
     """Return the requests, bytes, times and memory of a run on many hosts.
 
-    The sampler gives the rows of each host. Requests and bytes follow from the pieces of the rows by the rules of the readers.
-    Times follow from the conditions.
+    The sampler gives the rows of each host. The readers' rules give the requests and bytes of the rows' pieces, and the
+    conditions give the times.
 
     Args:
       pipeline: Pipeline of the run, of any host.
       hosts: Number of hosts.
-      steps: Steps of the run; the hosts start at the first of them.
-      conditions: Speeds of hosts, network and bucket.
+      steps: Steps of the run, or of its stage; the hosts start at the first of them.
+      conditions: Speeds of hosts, network and bucket; with `real`, its conditions apply instead.
       as_bucket: Whether reads of local files count as requests to a bucket.
       restart_hosts: Number of hosts of a restart after these steps; None for `hosts`.
       real: Measurements of real processes; None for a model without start-up time and memory.
@@ -175,7 +175,7 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range, scale: float) -> 
 
 
 def _steady(totals: _Totals, steps: range, conditions: Conditions) -> dict[str, Any]:
-    """Return means over the second half of the steps, and the mean and highest rates if no step waits."""
+    """Return the means of the second half of the steps, and the mean and highest rates if no step waits."""
     half, seconds = len(steps) // 2, conditions.step_ms / 1e3
     found: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
@@ -210,10 +210,11 @@ def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
 def _cache(walk: Walk) -> dict[str, Any] | None:
     if not walk.caches:
         return None
-    hits, misses, used = (
-        np.array([getattr(each, name) for each in walk.caches]) for name in ("hits", "misses", "used")
-    )
-    return {"hits": _spread(hits), "misses": _spread(misses), "bytes": _spread(used), "hosts": len(walk.caches)}
+    by_host = list(zip(*walk.caches.values(), strict=True))
+    found: dict[str, Any] = {"hosts": len(by_host)}
+    for key, name in {"hits": "hits", "misses": "misses", "bytes": "used"}.items():
+        found[key] = _spread(np.array([sum(getattr(each, name) for each in caches) for caches in by_host]))
+    return found
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int, conditions: Conditions) -> dict[str, float]:
@@ -227,7 +228,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int, condition
 
 
 def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, float]:
-    """Return the needs of all hosts until the first batch, and the memory of the host with the largest batch."""
+    """Return the time and requests until all hosts have the first batch, and the memory of the host with the largest one."""
     return {
         "seconds": _opened(real, hosts) + totals.waits.first,
         "opening_requests": real.fit.opening["requests"],
@@ -252,17 +253,17 @@ def _restart(
     steps: range,
     real: Measured | None,
 ) -> dict[str, Any] | None:
-    """Return the cost of a restart after `steps`: that of the next step, on `hosts` hosts. None if the run ends there."""
+    """Return the cost of the next step after `steps` for new processes on `hosts` hosts. None if the run ends with `steps`."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if sampler.num_steps is not None and steps.stop >= sampler.num_steps:
         return None
     sampler.check_from(steps.stop)
-    machines = _walked(reads, hosts)
-    again = Walk(reads, sampler, conditions, machines)
-    for number, cache in enumerate(walk.caches[: len(again.caches)]):
-        again.caches[number] = cache
+    walked = _walked(reads, hosts)
+    again = Walk(reads, sampler, conditions, walked)
+    for options, caches in again.caches.items():
+        caches[: len(walk.caches[options])] = walk.caches[options][: len(caches)]
     (block,) = again.blocks(range(steps.stop, steps.stop + 1))
-    sums = (float(values.sum()) * hosts / len(machines) for values in (block.requests, block.received))
+    sums = (float(values.sum()) * hosts / len(walked) for values in (block.requests, block.received))
     seconds = max(float(block.seconds.max()), conditions.bucket_seconds(*sums))
     return {
         "hosts": hosts,
@@ -275,7 +276,7 @@ def _restart(
 
 
 def _curves(per_step: Mapping[str, list[float]], steps: range) -> dict[str, Any]:
-    """Return the curves: means of at most `POINTS` groups of steps, but sums of `waited` and maxima of `seconds`."""
+    """Return curves of at most `POINTS` groups of steps: sums of `waited`, maxima of `seconds`, and means of the others."""
     edges = np.unique(np.linspace(0, len(steps), min(len(steps), POINTS) + 1).astype(np.int64))
     found: dict[str, Any] = {"step": (edges[:-1] + steps.start).tolist()}
     for name, values in per_step.items():

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 class Waits:
     """Clock of a run whose steps begin when every host has its batch.
 
-    The threads of a host take steps in turn. A thread begins a batch when it is free and fewer than `prefetch` batches are
-    ahead of the trainer, as in `grain_sft.pipeline.ReadAhead`. The bucket answers the requests of all hosts in the order of the
-    steps, at its own speed.
+    The threads of a host take steps in turn. A thread begins a batch when it is free and fewer batches are ahead of the trainer
+    than the larger of `prefetch` and `threads`. The bucket answers the requests of all hosts in the order of the steps, at
+    its own speed.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.
-      first: Seconds for which it waited for the first step.
+      first: Seconds for which it waited for the first step; -1 before that.
     """
 
     def __init__(self, conditions: Conditions, hosts: int) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of batches: in memory that is reused, at addresses that keep copies into them fast."""
+"""Arrays of batches, in memory that is reused, at addresses to which copies are fast."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReadRows(NamedTuple):
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
-      pieces: Pieces of the rows, if reading them took them and padding is only where they are not.
+      pieces: Pieces of the rows, if the reader computed them and all of their tokens, and only these, are not padding.
     """
 
     inputs: Int32[np.ndarray, "rows length"]
@@ -70,9 +70,10 @@ class Arrays:
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
-        """Return `count` uninitialised int32 arrays of one shape in one buffer, which is faster than one buffer each. They
-        begin half a page after a page and at a page in turn. Before them, return what `views` returned when the buffer was new:
-        the caller's views of it, by one function for all calls with this count and shape.
+        """Return views, and `count` uninitialised int32 arrays of one shape in one buffer, which is faster than one buffer
+        each. The arrays begin half a page after a page and at a page in turn. `views` was called with the buffer when it
+        was new; calls with equal count and shape give the same function. What it returns must not refer to the `Stack`: a
+        cycle would keep the memory until a garbage collection.
         """
         with self._lock.lock:
             stack = self._free((count, shape), lambda: Stack(count, shape, views))
@@ -86,7 +87,7 @@ class Arrays:
         buffer = make()
         buffer.references = sys.getrefcount(buffer.memory)  # before the buffer is kept: Ctrl-C may come in between
         size = len(buffer.memory)
-        if self._bytes + size > _KEPT:  # drop the buffers of all other keys
+        if self._bytes + size > _KEPT:  # drop the buffers of other keys
             kept = self._buffers.get(key, [])
             self._buffers, self._bytes = {key: kept}, sum(len(each.memory) for each in kept)
         if self._bytes + size <= _KEPT:

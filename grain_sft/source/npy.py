@@ -63,22 +63,22 @@ class NpyDataSource(RowSource):
     `source[i]` is row i as arrays [L]. `source.read(indices)` reads many rows in one gather, as arrays [rows, L] of the
     same values. Keys:
       tokens: corpus's dtype, token ids; always a new array.
-      loss_mask: bool, whether the token takes loss as a target; without loss files, all but padding does.
-      loss_weights: float32, weight of the token's loss, if the corpus has weights; `loss_mask` is then where it is not 0.
+      loss_mask: bool, whether the token takes loss as a target; without loss files, every token except padding does.
+      loss_weights: float32, weight of the token's loss, if the corpus has weights; `loss_mask` is then `loss_weights != 0`.
       segment_ids: int32, from 1; 0 is padding.
       positions: int32, from 0 in every segment.
-    Arrays that are equal in all batches (in a window layout all but tokens and loss) are shared and read-only. Padding is
-    the corpus's `pad_token_id`, else its EOS, else 0. `read` returns the row `FILL_ROW` (-1) as padding alone.
+    Arrays that are equal in all batches (in a window layout all but tokens and loss) are shared and read-only. The padding
+    token is the corpus's `pad_token_id`, else its EOS, else 0. `read` returns the row `FILL_ROW` (-1) as padding alone.
 
     The source opens files on first use. It is thread-safe. It pickles without open files: each worker process opens its own.
 
     Args:
       layout: Layout of the rows.
-      max_open_files: Most files that stay open; None for 1024, or less under a low `ulimit -n`.
+      max_open_files: Maximum number of files that stay open; None for 1024, or less under a low `ulimit -n`.
 
     Raises:
-      LayoutError: `layout` is the layout of a mixture, which MixtureSource reads, is of other rows than the corpus's pairs, or
-        does not follow the corpus's weights.
+      LayoutError: `layout` is of a mixture, which MixtureSource reads. Or it does not follow the corpus's preference pairs or
+        weights.
     """
 
     def __init__(self, layout: Layout, *, max_open_files: int | None = None) -> None:
@@ -109,7 +109,7 @@ class NpyDataSource(RowSource):
         )
 
     def _open(self, reader: ShardReader, loss: LossReader | None) -> None:
-        """Read tokens and loss with these readers."""
+        """Set the readers of the tokens and the loss."""
         layout, self._reader, self._loss = self.layout, reader, loss
         long = layout.row_segments is not None and self._dtype.itemsize <= 4
         long = long and are_long(layout.sequence_length, layout.mean_segments)
@@ -118,7 +118,7 @@ class NpyDataSource(RowSource):
     def read(
         self, indices: Sequence[int] | npt.NDArray[np.integer], withdrawn: WithdrawnAtStep | None = None
     ) -> Element:
-        """Return the arrays of rows, `[rows, L]` each. Rows of -1 and documents `withdrawn` are padding, without loss.
+        """Return the rows `indices` as arrays [rows, L]. Rows -1 and the documents `withdrawn` are padding, without loss.
 
         Raises: as `RowSource.read`.
         """
@@ -165,7 +165,7 @@ class NpyDataSource(RowSource):
         """Return the source of columns [start, stop) of the same rows, which shares the open files of this one.
 
         Raises:
-          LayoutError: columns that the rows do not have.
+          LayoutError: the rows do not have these columns.
         """
         found = type(self)(ColumnsLayout(self.layout, start, stop), max_open_files=self._max_open_files)
         found._open(self._reader, self._loss)
@@ -174,8 +174,8 @@ class NpyDataSource(RowSource):
     def _read(
         self, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
     ) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
-        """Return rows, their tokens (None if only `inputs` holds them), and False if a token was found not to fit in int32.
-        Without `shifted`, tokens are not checked, and targets and their segment ids may be uninitialised.
+        """Return rows, their tokens (None if `inputs` holds them), and whether int32 holds every token. Without `shifted`, the
+        last is not checked, and targets and their segment ids may be uninitialised.
 
         Raises: as `read`; and CorpusError for a negative token."""
         if self._row_reader is not None:
@@ -184,7 +184,7 @@ class NpyDataSource(RowSource):
             read, tokens, fit = self._read_pieces(rows, shifted, withdrawn)
         else:
             read, tokens, fit = self._read_segments(self._segment_reader, rows, shifted, withdrawn)
-        if self._signed and not (shifted and self._wide and fit):  # which was checked, or is certain
+        if self._signed and not (shifted and self._wide and fit):  # else int32 is known to hold every token
             corpus, length = self.layout.corpus, self.layout.width(rows)
 
             def pieces() -> tuple[Ints, Ints, Ints]:
@@ -222,7 +222,7 @@ class NpyDataSource(RowSource):
                 position = position + self.layout.first_column
             pieces = pieces._replace(segment=segment, position=position)
         whole, firsts = pieces.segment is None, pieces.offsets(shape[1])
-        stack, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack)
+        memory, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack.first)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
@@ -232,7 +232,7 @@ class NpyDataSource(RowSource):
         else:
             positions, target_segments = more
             segments, lasts = fill_segments(pieces, firsts, tokens, positions, self._pad)
-        size, out = self._dtype.itemsize, stack.first if self._wide else tokens.reshape(-1).data.cast("B")
+        size, out = self._dtype.itemsize, memory if self._wide else tokens.reshape(-1).data.cast("B")
         self._reader.gather(pieces.shard, pieces.start, firsts * size, pieces.length * size, out)
         if at is not None:
             overwrite(firsts[at], pieces.length[at], (tokens, self._pads), (positions, _ZEROS))

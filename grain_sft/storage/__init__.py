@@ -18,16 +18,16 @@ from grain_sft.storage.locks import ForkSafeLock, HeldLock, exclusive, without_i
 from grain_sft.storage.regular_files import inside, inside_also, open_regular, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote
-from grain_sft.storage.remote.options import CacheOptions, RemoteOptions
+from grain_sft.storage.remote.options import SHARD_CACHE_VARIABLE, CacheOptions, RemoteOptions
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote.shards import identify
 from grain_sft.storage.shard_reader import MOST_OPEN_FILES, Buffers, Run, ShardReader
 
 __all__ = [
-    "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MOST_HEADER_BYTES", "MOST_OPEN_FILES", "Buffers", "CacheOptions", "Count",
-    "FileStamp", "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "Run", "ShardReader", "activity", "artifact",
-    "atomic_write", "cache_blocks", "describe", "digest_of", "exclusive", "files", "hashing", "identify", "inside",
-    "inside_also", "open_regular", "open_remote", "outside", "read_head", "read_regular", "read_whole", "remote_files",
-    "replaced", "shard_cache", "size_change", "without_interrupts", "write_bytes",
+    "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MOST_HEADER_BYTES", "MOST_OPEN_FILES", "SHARD_CACHE_VARIABLE", "Buffers",
+    "CacheOptions", "Count", "FileStamp", "ForkSafeLock", "HeldLock", "Limits", "Range", "RemoteOptions", "Run",
+    "ShardReader", "activity", "artifact", "atomic_write", "cache_blocks", "describe", "digest_of", "exclusive", "files",
+    "hashing", "identify", "inside", "inside_also", "open_regular", "open_remote", "outside", "read_head", "read_regular",
+    "read_whole", "remote_files", "replaced", "shard_cache", "size_change", "without_interrupts", "write_bytes",
 ]  # fmt: skip

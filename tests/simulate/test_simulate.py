@@ -13,7 +13,7 @@ from sft_files import write_olmo
 import grain_sft
 from grain_sft import Host
 from grain_sft.cli.main import main
-from grain_sft.simulate import Conditions, lines, simulate
+from grain_sft.simulate import Conditions, lines, processes, simulate
 from grain_sft.simulate.demand import Walk
 from grain_sft.simulate.host_process import measure
 from grain_sft.simulate.reads import Reads
@@ -134,6 +134,54 @@ def test_rows_are_those_of_all_hosts_counted_one_by_one(chats, write_tokens, kin
     assert found["all_hosts"]["local"] == 0 and found["run"]["rows_per_host"] == 16 // hosts
 
 
+def test_rows_that_are_read_65536_times_are_counted(write_tokens):
+    sampler, layout = {"global_batch_size": 1 << 15, "last_batch": "run_on"}, {"kind": "windows", "sequence_length": 8}
+    pipeline = pipeline_of(write_tokens("a.npy", np.arange(16)), layout, sampler, dtype="uint32")
+    expected = {"rows_read": 1 << 17, "slots": 1 << 17, "distinct": 2, "most_often": 1 << 16}
+    assert simulate(pipeline, 1, range(4))["coverage"] == expected
+
+
+def test_each_source_of_a_mixture_has_its_own_cache_or_none(write_tokens, tmp_path):
+    cache = {"cache": {"folder": str(tmp_path / "cache"), "max_bytes": "8MiB", "unit": "64KiB"}}
+    paths = [str(write_tokens(f"{name}.npy", np.arange(60 * 1024) % 500)) for name in "ab"]
+
+    def found(*remote):
+        sources = {
+            name: {"path": path, "weight": 1, "dtype": "uint32", "remote": options}
+            for name, path, options in zip("ab", paths, remote, strict=True)
+        }
+        pipeline = grain_sft.load(
+            {"corpus": {"mixture": sources}, "layout": WINDOWS, "sampler": {"seed": 1, "global_batch_size": 8}},
+            host=Host(0, 1),
+        )
+        return simulate(pipeline, 2, range(15), as_bucket=True, restart_hosts=4)
+
+    none, both, first, second = found({}, {}), found(cache, cache), found(cache, {}), found({}, cache)
+    for name in ("requests", "received"):
+        sums = [each["all_hosts"][name] for each in (none, both, first, second)]
+        assert sums[0] + sums[1] == sums[2] + sums[3] and sums[0] != sums[1]
+    assert first["cache"]["misses"]["mean"] + second["cache"]["misses"]["mean"] == both["cache"]["misses"]["mean"]
+    assert none["cache"] is None and both["cache"]["hosts"] == 2
+
+
+def test_a_process_has_shard_caches_of_its_own(write_tokens, tmp_path):
+    path = str(write_tokens("a.npy", np.arange(60 * 1024) % 500))
+    caches = {name: {"folder": f"/cache/{name}", "max_bytes": "8MiB"} for name in "xy"}
+    sources = {
+        name: {"path": path, "weight": 1, "dtype": "uint32", "remote": {"cache": caches[cache]}}
+        for name, cache in zip("abc", "xyx", strict=True)
+    }
+    config = tmp_path / "config.json"
+    corpus = {"mixture": {**sources, "plain": {"path": path, "weight": 1, "dtype": "uint32"}}}
+    config.write_text(json.dumps({"corpus": corpus, "layout": WINDOWS, "sampler": {"seed": 1, "global_batch_size": 8}}))
+    own = grain_sft.load(processes._config_with_own_caches(str(config), "/own"), host=Host(0, 1))
+    used = {name: layout.corpus.remote.cache for name, layout in own.source.layout.parts.items() if name != "plain"}
+    assert own.source.layout.parts["plain"].corpus.remote is None and used["a"] == used["c"] != used["b"]
+    assert all(each.folder.startswith("/own/") and each.max_bytes == 1 << 23 for each in used.values())
+    environment = processes._with_own_caches({"GRAIN_SFT_SHARD_CACHE": "/cache"}, "/own")
+    assert environment == {"GRAIN_SFT_SHARD_CACHE": "/own/shards", "GRAIN_SFT_CACHE_DIR": "/own/derived"}
+
+
 def test_waits_are_those_of_threads_that_read_ahead():
     """Two threads, three batches ahead, steps of 1 s, batches that take one host 3 s and the other 0.5 s."""
     waits = Waits(Conditions(threads=2, prefetch=3, step_ms=1000), 2)
@@ -172,6 +220,12 @@ def test_a_process_measures_the_steps_that_it_makes(chats, steps, prefetch):
     found = measure(config, Host(0, 2), range(steps), threads=2, prefetch=prefetch, began=0.0)
     first, end = found["made"]
     assert first == 0 and steps < end <= steps + prefetch + 2 and len(found["batch_s"]) == end
+
+
+def test_a_process_writes_no_audit_log(chats, tmp_path):
+    config = {"corpus": chats, "layout": PACKED, "sampler": {"seed": 1, "global_batch_size": 4}}
+    measure(config | {"audit": str(tmp_path / "audit")}, Host(0, 2), range(2), threads=1, prefetch=1, began=0.0)
+    assert not list(tmp_path.glob("audit*"))
 
 
 def test_a_process_measures_the_stage_of_its_first_step(chats):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -59,6 +61,18 @@ def test_a_row_alone_is_the_row_in_a_batch(make, dtype):
         expected = {"tokens": row, "loss_mask": ones != 0, "segment_ids": ones, "positions": positions}
         assert_same(element, expected)
         assert list(element) == list(expected)
+
+
+def test_the_memory_of_batches_is_freed_with_the_source_without_a_garbage_collection(make):
+    source = source_of(make([100])[0])
+    source.read_rows([0, 1])
+    kept = [weakref.ref(each.memory) for buffers in source._arrays._buffers.values() for each in buffers]
+    gc.disable()
+    try:
+        del source
+        assert kept and not any(each() is not None for each in kept)
+    finally:
+        gc.enable()
 
 
 def test_rows_come_in_the_order_asked_for_as_often_as_asked_for(make):

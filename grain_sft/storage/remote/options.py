@@ -14,7 +14,7 @@ from grain_sft.options import check, options_of
 from grain_sft.storage import files
 from grain_sft.storage.remote.retries import Limits
 
-FOLDER_VARIABLE = "GRAIN_SFT_SHARD_CACHE"
+SHARD_CACHE_VARIABLE = "GRAIN_SFT_SHARD_CACHE"
 BYTES_VARIABLE = "GRAIN_SFT_SHARD_CACHE_BYTES"
 UNIT_VARIABLE = "GRAIN_SFT_SHARD_CACHE_UNIT"
 SMALLEST_UNIT = 1 << 15
@@ -73,10 +73,10 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def from_environment(cls) -> Self:
         """Return the options of $GRAIN_SFT_REMOTE_SECONDS and _REQUESTS, and $GRAIN_SFT_SHARD_CACHE, its _BYTES and _UNIT."""
-        folder, max_bytes = os.environ.get(FOLDER_VARIABLE), os.environ.get(BYTES_VARIABLE)
+        folder, max_bytes = os.environ.get(SHARD_CACHE_VARIABLE), os.environ.get(BYTES_VARIABLE)
         if folder and not max_bytes:
             raise CorpusError(
-                f"${FOLDER_VARIABLE} is {folder}, but ${BYTES_VARIABLE}, its maximum size, is not set. Set it."
+                f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE}, its maximum size, is not set. Set it."
             )
         unit = [given] if (given := os.environ.get(UNIT_VARIABLE)) else []
         cache = CacheOptions(folder, max_bytes, *unit) if folder and max_bytes else None
