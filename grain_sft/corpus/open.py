@@ -67,7 +67,8 @@ def open_corpus(
           at the working directory, if the first file is there and not in that folder);
         - a saved index (`Corpus.save`, `grain-sft index`, or MaxText's `olmo_grain` index), whose name ends in .json;
         - a prepared SFT corpus: its training split, or the split whose folder is given;
-        - any other directory: every .npy file below it, sorted by path, without validation splits of prepared corpora;
+        - any other directory: every .npy file below it, sorted by path, without validation splits of prepared corpora and
+          without folders that are links;
         - a glob: its matches, sorted;
         - one .npy or .bin file;
         - a prefix of Megatron's `.bin` and `.idx` files, one of these files, a folder of them, a list of prefixes, or a

@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import sft_files as sft
+from megatron_files import write_megatron
 
 from grain_sft import open_corpus
 from grain_sft.config.nouns import make_corpus
@@ -152,6 +153,18 @@ def test_a_split_without_metadata_says_so_where_its_format_has_them(tmp_path, ca
         assert open_corpus(tmp_path / "alone").eos_token_id is None
     (record,) = caplog.records
     assert "alone: lacks corpus.json and" in record.getMessage() and "give eos_token_id" in record.getMessage()
+
+
+def test_metadata_of_the_folder_above_are_those_of_a_split_only(tmp_path):
+    flat = sft.write_episodes(tmp_path / "flat", sft.documents(), split=".", flat=True)
+    sft.write_olmo(tmp_path / "train", sft.documents())
+    (tmp_path / "dataset_metadata.json").write_text(json.dumps({"eot_token_id": 9}))
+    (tmp_path / "prepare.json").write_text(json.dumps({"tokenizer": {"eos_token_id": 9}}))
+    assert open_corpus(flat).eos_token_id == sft.EOS
+    shutil.copytree(tmp_path / "train", tmp_path / "other")
+    for name, expected in (("train", 9), ("other", None)):
+        prefix = write_megatron(tmp_path / f"{name}/text", [[[1, 2]]])
+        assert open_corpus(prefix).eos_token_id == open_corpus(tmp_path / name, format="olmo").eos_token_id == expected
 
 
 def test_a_tokenizer_that_cant_be_read_in_time_is_an_error(parts, monkeypatch):

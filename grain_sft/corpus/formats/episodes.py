@@ -73,7 +73,7 @@ class Episodes(Format):
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the shards of `home`, or `home` if it is a shard. Its EOS is the one in the metadata, else the tokenizer's."""
-        root = files.parent(home)
+        root = home if listing.find(home, _METADATA) else files.parent(home)
         path = listing.find(root, _METADATA)
         dtype = Json.load(path).text("token_dtype") if path else None
         metadata, ids = read_metadata((home, root), listing), []

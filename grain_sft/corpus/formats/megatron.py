@@ -18,7 +18,7 @@ from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import joined_split
-from grain_sft.corpus.formats.metadata import DirectoryListing, read_metadata
+from grain_sft.corpus.formats.metadata import DirectoryListing, folders_of_split, read_metadata
 from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, in_threads
 from grain_sft.corpus.megatron_index import HEADER_BYTES, IndexHeader
 from grain_sft.corpus.shard import Shard
@@ -132,14 +132,16 @@ class Megatron(Format):
 
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
     """Return the metadata of each prefix as a split of one file. Sources are those of the only prefix of a folder."""
-    metadata_of = functools.cache(lambda folder: read_metadata((folder, files.parent(folder)), listing))
-    splits = {}
-    for prefix in prefixes:
+    metadata_of = functools.cache(lambda folder: read_metadata(folders_of_split(folder), listing))
+
+    @functools.cache
+    def split_of(prefix: str) -> Split:
         folder = files.parent(prefix)
         is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
         sources = listing.find(folder, "sources.bin") if is_only else ""
-        splits[prefix] = Split((f"{prefix}{_TOKENS}",), metadata_of(folder), sources=sources)
-    return [splits[prefix] for prefix in prefixes]
+        return Split((f"{prefix}{_TOKENS}",), metadata_of(folder), sources=sources)
+
+    return list(map(split_of, prefixes))
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:

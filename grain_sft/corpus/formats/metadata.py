@@ -177,6 +177,11 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
     return CorpusMetadata()
 
 
+def folders_of_split(home: str) -> list[str]:
+    """Return the folders whose metadata are those of a split: its own and, if that is train/ or val/, the corpus's."""
+    return [home, files.parent(home)] if files.name_of(home) in ("train", "val") else [home]
+
+
 def parse_metadata(data: Json) -> CorpusMetadata:
     """Return the metadata of a split's corpus.json."""
     if data.get("version") != SPLIT_VERSION:

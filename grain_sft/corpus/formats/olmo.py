@@ -18,6 +18,7 @@ from grain_sft.corpus.formats.metadata import (
     DirectoryListing,
     Json,
     fill_ids,
+    folders_of_split,
     read_metadata,
 )
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
@@ -79,7 +80,7 @@ class Olmo(Format):
 
         Where numbers are absent, the last of them is listed, too: no document continues across the gap.
         """
-        folders = [home, files.parent(home)] if files.name_of(home) in ("train", "val") else [home]
+        folders = folders_of_split(home)
         path = listing.find(home, _STATISTICS)
         statistics = Json.load(path) if path else Json("", {})
         configuration = statistics.object("configuration")
