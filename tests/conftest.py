@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft.storage import files
 
@@ -27,20 +29,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 LONG_FILES = (
-    *(
-        "code_blocks",
-        "demo",
-        "readme",
-        "pipeline",
-        "worker_processes",
-        "batch_digests",
-        "beam",
-        "prepare_run",
-        "roundtrip",
-        "interrupt",
-    ),
-    *("shard_cache", "model", "other_cpu", "audit_log", "plugin", "formats_gcs", "fuzz_inputs", "bench"),
-    *("permutations", "processes_killed", "file_kinds", "jax_arrays", "packed_olmo", "full_disk", "soak"),
+    *("code_blocks", "demo", "readme", "pipeline", "worker_processes", "batch_digests", "beam", "prepare_run"),
+    *("roundtrip", "interrupt", "shard_cache", "model", "other_cpu", "audit_log", "plugin", "formats_gcs"),
+    *("fuzz_inputs", "bench", "permutations", "processes_killed", "file_kinds", "jax_arrays", "packed_olmo"),
+    *("full_disk", "soak"),
 )
 """Files `test_*.py` of 8 seconds of CPU and more, the longest first. A worker takes whole files, in this order."""
 
@@ -63,6 +55,15 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Sections `corpus` of 150 documents with sources, in format olmo, and of 120 episodes in three shards."""
+    folder = tmp_path_factory.mktemp("corpora")
+    olmo = write_olmo(folder / "olmo", documents(150, seed=3, longest=40), sources=True)
+    episodes = write_episodes(folder / "episodes", documents(120, 5, longest=40), shards=3)
+    return {"olmo": {"path": str(olmo), "eos_token_id": 2, "dtype": "uint16"}, "episodes": {"path": str(episodes)}}
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pytest
 
 import grain_sft
 from grain_sft import deprecated
-from grain_sft.arguments import keyword_only
 from grain_sft.errors import WrongTypeError
 from grain_sft.sampling.mixture import Mixture
 
@@ -35,18 +34,6 @@ def test_a_module_of_others_keeps_its_name(monkeypatch):
 def test_an_argument_under_both_names_is_refused():
     with pytest.raises(WrongTypeError, match="when_dry= and on_exhausted= are the same argument"):
         Mixture({}, when_dry="fail", on_exhausted="repeat")
-
-
-def test_an_argument_by_position_warns_and_an_argument_given_twice_is_an_error():
-    class Steps:
-        @keyword_only("start_step")
-        def iter(self, *, start_step: int = 0) -> int:
-            return start_step
-
-    with pytest.warns(DeprecationWarning, match=r"Write iter\(start_step=3\)\."):
-        assert Steps().iter(3) == 3  # type: ignore[misc]
-    with pytest.raises(TypeError, match="positional"):
-        Steps().iter(3, start_step=5)  # type: ignore[misc]
 
 
 def test_the_former_name_of_read_config_is_found():

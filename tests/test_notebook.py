@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import load, sections
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
-from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
+from grain_sft import IndexSampler, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import GrainSftError, MissingExtraError, PipelineError, RowIndexError
 from grain_sft.html_table import html_columns, html_facts
 from grain_sft.layout import MaterializedLayout, MixtureLayout
@@ -24,7 +24,7 @@ def pipeline(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
     write_olmo(folder / "<corpus>", documents(200), part_tokens=10**9, sources=True)
     config = sections(folder / "<corpus>", 64, corpus={"dtype": "uint16", "eos_token_id": EOS})
-    return grain_sft.load(config, host=Host(0, 1))
+    return load(config)
 
 
 class Page(HTMLParser):

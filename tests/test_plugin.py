@@ -1,6 +1,5 @@
 """What a package from outside brings works in every command: `tests/plugin` has one entry of each kind."""
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import assert_one_run
+from batches import assert_one_run, load, take, write_config
 from sft_files import documents
 
 import grain_sft
@@ -56,12 +55,12 @@ def config(folder: Path, layout: str = "layout") -> dict:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_hosts_resumes_and_workers_give_the_same_batches(tmp_path, layout):
     stated, workers = config(tmp_path, layout), int(layout == "layout")
-    assert_one_run(lambda host: grain_sft.load(stated, host=host), range(2, 6), hosts=(3,), worker_count=workers)
+    assert_one_run(lambda host: load(stated, host=host), range(2, 6), hosts=(3,), worker_count=workers)
     assert (tmp_path / "steps.txt").read_text().split() == ["2", "3", "4", "5"] * (5 + workers)
 
 
 def test_the_rows_are_what_the_plugin_says(tmp_path):
-    pipeline = grain_sft.load(config(tmp_path), host=Host(0, 1))
+    pipeline = load(config(tmp_path))
     tokens = [np.fromfile(tmp_path / "articles" / f"{number}.tok", "<u2") for number in range(2)]
     windows = [each[first : first + LENGTH] for each in tokens for first in range(0, len(each) - LENGTH + 1, 12)]
     count = len(windows)
@@ -73,21 +72,18 @@ def test_the_rows_are_what_the_plugin_says(tmp_path):
 
 def test_receipts_follow_the_options(tmp_path):
     stated = config(tmp_path)
-    receipt = grain_sft.load(stated, host=Host(0, 1)).receipt
-    assert receipt == grain_sft.load(stated, host=Host(1, 2)).receipt
+    receipt = load(stated).receipt
+    assert receipt == load(stated, host=Host(1, 2)).receipt
     changes = [{section: {**stated[section], **changed}} for section, changed in CHANGES.items()]
     for other in (*changes, {"transforms": stated["transforms"][:2]}):
-        assert str(grain_sft.load(stated | other, host=Host(0, 1)).receipt) != str(receipt)
+        assert str(load(stated | other).receipt) != str(receipt)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_command_takes_the_config(tmp_path, monkeypatch, layout):
     monkeypatch.chdir(tmp_path)
-    path = Path("config.json")
-    path.write_text(json.dumps(config(tmp_path, layout) | {"audit": "audit"}))
-    with contextlib.closing(grain_sft.load(path, host=Host(0, 1)).iter()) as batches:
-        for _ in range(6):
-            next(batches)
+    path = write_config(Path("config.json"), config(tmp_path, layout) | {"audit": "audit"})
+    take(load(path), 0, 6)
     commands = ["receipt {}", "verify {}", "inspect {} --step 1", "trace {} --steps 0:4", "audit-check audit.log {}"]
     for command in (*commands, "report {} --output report.html"):
         assert main(command.format(path).split()) == 0, command

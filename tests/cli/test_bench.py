@@ -89,12 +89,3 @@ def test_724_million_rows_are_shuffled_in_the_memory_of_an_import(tmp_path):
     figures = measure_first_batch(tmp_path)
     assert figures["rows"] == 724_000_000
     assert figures["peak_mb"] < 300
-
-
-@pytest.mark.heavy
-def test_megatrons_indices_are_measured(bench):
-    figures, printed = bench("--only megatron --samples 20000")
-    rows = figures["megatron"]
-    assert {"samples, grain_sft", "blend of 2, grain_sft", "blend of 8, grain_sft"} <= rows.keys()
-    assert all(row["ns"] > 0 for row in rows.values()) and rows["blend of 2, grain_sft"]["samples"] == 20_000
-    assert "ns a sample" in printed

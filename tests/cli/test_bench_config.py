@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import load, sections, write_config
 from mixed_corpora import mixture_config, write_sources
 from sft_files import documents, write_olmo
 
@@ -13,10 +13,8 @@ from grain_sft.bench import advice, measuring
 from grain_sft.bench import config as of_config
 from grain_sft.bench.advice import Choice, Setting
 from grain_sft.cli.main import main
-from grain_sft.config import load
 from grain_sft.layout import packing_report
 from grain_sft.prepare import materialize
-from grain_sft.sampling import Host
 
 QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "2")
 ALWAYS = {measuring.LIMIT, of_config.ROW_NUMBERS, of_config.READING, of_config.PIECES, of_config.WHOLE}
@@ -97,7 +95,7 @@ def test_rows_of_every_kind(bench, tmp_path):
     assert figures["layout"]["kind"] == "MixtureLayout" and figures["batch"]["rows"] == 12
     config = packed(tmp_path)
     check(*bench({**config, "layout": {"kind": "padded", "sequence_length": 64}}))
-    materialize(load(config, host=Host(0, 1)).source.layout, tmp_path / "rows")
+    materialize(load(config).source.layout, tmp_path / "rows")
     rows = {"path": str(tmp_path / "rows")}
     check(*bench({**config, "corpus": rows, "layout": {"kind": "materialized", "sequence_length": 64}}))
 
@@ -172,8 +170,7 @@ def test_wrong_arguments_are_status_2(arguments, message, failure):
 
 
 def test_failures_are_a_sentence_and_status_1(tmp_path, failure):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(windows(tmp_path)))
+    path = write_config(tmp_path / "config.json", windows(tmp_path))
     for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path]):
         if words == [path]:
             (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
@@ -191,7 +188,7 @@ def test_the_limit_copies_arrays_of_the_batch_each_once():
 def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_padding_of_their_layout(tmp_path):
     config = packed(tmp_path)
     config |= {"sampler": {**config["sampler"], "epochs": 1, "last_batch": "fill"}, "audit": str(tmp_path / "audit")}
-    pipeline = load(config, host=Host(0, 1))
+    pipeline = load(config)
     figures = of_config.report_speed(pipeline, 0.01)
     assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
     assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1

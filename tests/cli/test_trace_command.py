@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from batches import sections
+from batches import load, sections, write_config
 from sft_files import documents, write_olmo
 
-import grain_sft
 from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.provenance import checkpoint_table, find_document, summarize, trace
@@ -21,14 +20,13 @@ COLUMNS += ["source", "record", "trainable"]
 @pytest.fixture
 def config(tmp_path):
     write_olmo(tmp_path / "sft", documents(60), sources=True)
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(sections("sft", 32, corpus={"dtype": "uint16", "eos_token_id": 2}, seed=3, epochs=2)))
-    return str(path)
+    stated = sections("sft", 32, corpus={"dtype": "uint16", "eos_token_id": 2}, seed=3, epochs=2)
+    return str(write_config(tmp_path / "run.json", stated))
 
 
 @pytest.fixture
 def pipeline(config):
-    return grain_sft.load(config, host=Host(0, 1))
+    return load(config)
 
 
 def lines_of(found):

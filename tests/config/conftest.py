@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from batches import sections
 from sft_files import EOS, documents, write_olmo
 
 
@@ -16,19 +17,15 @@ def data(tmp_path, write_tokens):
 
 @pytest.fixture
 def config(data):
-    return {
-        "corpus": {"path": str(data / "mix.txt"), "dtype": "uint16", "eos_token_id": 5},
-        "layout": {"kind": "windows", "sequence_length": 8},
-        "sampler": {"order": "shuffle", "seed": 3, "global_batch_size": 6, "epochs": 2},
-        "transforms": [{"ngram_filter": {"max_period": 5, "max_count": 3}}, "shift_targets"],
-    }
+    sampler = {"order": "shuffle", "seed": 3, "global_batch_size": 6, "epochs": 2}
+    corpus = {"dtype": "uint16", "eos_token_id": 5}
+    transforms = [{"ngram_filter": {"max_period": 5, "max_count": 3}}, "shift_targets"]
+    return sections(data / "mix.txt", 8, corpus=corpus, layout="windows", **sampler) | {"transforms": transforms}
 
 
 @pytest.fixture
 def chats(config, tmp_path):
     """The config of 40 short documents, packed."""
     write_olmo(tmp_path / "chats", documents(40))
-    corpus = {"path": str(tmp_path / "chats"), "format": "olmo", "eos_token_id": EOS}
-    layout = {"kind": "packed", "sequence_length": 32}
-    sampler = {"order": "olmo", "seed": 3, "global_batch_size": 4, "epochs": 2}
-    return {**config, "corpus": corpus, "layout": layout, "sampler": sampler}
+    corpus = {"format": "olmo", "eos_token_id": EOS}
+    return config | sections(tmp_path / "chats", 32, corpus=corpus, seed=3, epochs=2)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import error_of, load, sections
+from batches import error_of, load, sections, write_config
 from episode_corpora import CHANGES, EOT, GPT_CONFIG, lengths, write_dataset
 
 import grain_sft
@@ -23,12 +23,6 @@ OTHERS = {
 """A trainer's own keys."""
 
 
-def write(path, keys):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(keys, indent=2))
-    return path
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_dataset(tmp_path_factory.mktemp("episodes") / "data")
@@ -42,7 +36,7 @@ def test_batches_are_the_loaders(tmp_path, name, hosts):
     if keys["batch_size"] % hosts:
         hosts = 5
     folder = write_dataset(tmp_path / "data", weighted=name == "weights")
-    path = write(tmp_path / "run.json", {**OTHERS, **keys, "dataset_dir": str(folder)})
+    path = write_config(tmp_path / "run.json", {**OTHERS, **keys, "dataset_dir": str(folder)})
     pipelines = [load(path, Host(index, hosts)) for index in range(hosts)]
     expected = RUNS[name]
     for step, (x, y) in enumerate(zip(expected["x"], expected["y"], strict=True)):
@@ -71,14 +65,14 @@ def test_without_a_mask_the_last_token_of_a_whole_row_takes_loss_too(data):
 
 
 def test_a_dataset_dir_and_another_seed_may_be_laid_over_a_trainers_config(data, tmp_path, monkeypatch):
-    write(tmp_path / "configs" / "sft1" / "base.json", {**OTHERS, **GPT_CONFIG})
+    write_config(tmp_path / "configs" / "sft1" / "base.json", {**OTHERS, **GPT_CONFIG})
     mine = {"inherits": "configs/sft1/base.json", "epoch_seed": 7}
-    write(tmp_path / "configs" / "sft1" / "mine.json", mine)
+    write_config(tmp_path / "configs" / "sft1" / "mine.json", mine)
     monkeypatch.chdir(tmp_path)
     pipeline = load({"inherits": "configs/sft1/mine.json", "dataset_dir": str(data)})
     assert pipeline.data_key == load({**GPT_CONFIG, "epoch_seed": 7, "dataset_dir": str(data)}).data_key
     (tmp_path / "configs" / "sft1" / "data").symlink_to(data)
-    beside = write(tmp_path / "configs" / "sft1" / "whole.json", {**mine, "dataset_dir": "data"})
+    beside = write_config(tmp_path / "configs" / "sft1" / "whole.json", {**mine, "dataset_dir": "data"})
     assert load(beside).data_key == pipeline.data_key
 
 
@@ -126,7 +120,7 @@ def test_random_mode_draws_with_replacement_and_has_no_epochs(data):
     ids=str,
 )
 def test_mistakes_are_named(data, tmp_path, changes, expected):
-    path = write(tmp_path / "a.json", {**GPT_CONFIG, "dataset_dir": str(data), **changes})
+    path = write_config(tmp_path / "a.json", {**GPT_CONFIG, "dataset_dir": str(data), **changes})
     message = error_of(path)
     assert message.startswith(f"{path}: ") and expected in message
 
@@ -134,7 +128,7 @@ def test_mistakes_are_named(data, tmp_path, changes, expected):
 def test_what_the_loader_has_no_default_for_is_needed(data, tmp_path):
     keys = {**GPT_CONFIG, "dataset_dir": str(data)}
     for key in ("dataset_dir", "batch_size", "block_size"):
-        path = write(tmp_path / "a.json", {name: value for name, value in keys.items() if name != key})
+        path = write_config(tmp_path / "a.json", {name: value for name, value in keys.items() if name != key})
         message = error_of(path)
         assert message.startswith(f"{path}: a GPTConfig lacks the key {key!r}.")
         assert (key == "dataset_dir") == (f'{{"inherits": "{path}", "dataset_dir": "data/chat_sft"}}' in message)
@@ -142,7 +136,7 @@ def test_what_the_loader_has_no_default_for_is_needed(data, tmp_path):
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_mixture_replaces_the_dataset_dir(data, tmp_path, drop_last):
-    base = write(tmp_path / "base.json", {**GPT_CONFIG, "epoch_drop_last": drop_last, "batch_size": 2})
+    base = write_config(tmp_path / "base.json", {**GPT_CONFIG, "epoch_drop_last": drop_last, "batch_size": 2})
     mixture = {name: {"path": str(data / "train"), "weight": 1} for name in ("a", "b")}
     pipeline = load({"inherits": str(base), "corpus": {"mixture": mixture}})
     assert [stream.name for stream in pipeline.sampler.streams] == ["a", "b"]

@@ -110,12 +110,5 @@ def test_openchat_packs_five_epochs_of_weighted_rows(load):
     assert (batch["inputs"][batch["inputs_segmentation"] == 0] == 0).all()
 
 
-def test_no_source_of_the_primer_mixture_is_ever_a_row_from_its_share(load):
-    pipeline = load("primer_mixture.yaml", hosts=1)
-    part = pipeline.source.layout.parts_of(np.concatenate([pipeline.sampler.rows(step) for step in range(100)]))
-    for number, share in enumerate(SHARES.values()):
-        assert np.abs(np.cumsum(part == number) - share * np.arange(1, 3201)).max() < 1
-
-
 def test_chats_with_pretraining_have_larger_batches_from_step_2000_on(load):
     assert load("sft_with_pretraining.yaml").sampler.batch_sizes.schedule == ((2000, 64),)

@@ -29,12 +29,22 @@ def examples(count: int) -> int:
 
 
 def sections(
-    path: Any, length: int, *, corpus: Mapping[str, Any] = {}, layout: str = "packed", **sampler: Any
+    path: Any,
+    length: int,
+    *,
+    corpus: Mapping[str, Any] = {},
+    layout: str | Mapping[str, Any] = "packed",
+    **sampler: Any,
 ) -> dict[str, Any]:
-    """Return a config of the corpus at `path`, by default packed, in the order `olmo`, seed 1, in batches of 4 rows."""
+    """Return a config of the corpus at `path`, by default packed, in the order `olmo`, seed 1, in batches of 4 rows.
+
+    Args:
+      path: Path of the corpus; None where `corpus` has it, or names a mixture.
+      layout: Kind of the layout, or its section.
+    """
     return {
-        "corpus": {"path": str(path), **corpus},
-        "layout": {"kind": layout, "sequence_length": length},
+        "corpus": dict(corpus) if path is None else {"path": str(path), **corpus},
+        "layout": {"sequence_length": length, **({"kind": layout} if isinstance(layout, str) else layout)},
         "sampler": {"order": "olmo", "seed": 1, "global_batch_size": 4, **sampler},
     }
 
@@ -66,6 +76,12 @@ def pipeline_of(
     if ORDERS[sampler["order"]].by_cost:
         sampler["costs"] = layout.row_costs
     return Pipeline(source, IndexSampler(len(source), host=host, **sampler), transforms)
+
+
+def take(pipeline: Pipeline, start: int, stop: int, **options: Any) -> list[Mapping[str, Any]]:
+    """Return batches `start` to `stop`, handed out as to a process of its own; `options` are those of `iter`."""
+    with contextlib.closing(pipeline.iter(start_step=start, **options)) as batches:
+        return [next(batches) for _ in range(start, stop)]
 
 
 def assert_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:

@@ -5,10 +5,15 @@ import json
 import random
 from pathlib import Path
 
+import pytest
+from batches import write_config
 from tokenizers import Tokenizer, models, pre_tokenizers
 from trainer_runs import PRINT_LOSSES, run
 
 LENGTH, ROWS, STEPS = 64, 4, 12
+_PLACES = [importlib.util.find_spec(name) for name in ("maxtext", "tunix")]
+NEEDED = [pytest.mark.maxtext, pytest.mark.skipif(None in _PLACES, reason="MaxText is not installed: docs/maxtext.md")]
+"""Marks of the tests that train in MaxText."""
 _MODEL = {
     "base_emb_dim": 32, "base_num_query_heads": 2, "base_num_kv_heads": 2, "base_mlp_dim": 64, "head_dim": 16,
     "base_num_decoder_layers": 2, "attention": "dot_product", "dtype": "float32", "vocab_size": 256, "hardware": "cpu",
@@ -53,8 +58,7 @@ def distillation_config(folder, tokenizer, checkpoint):
     config |= {"tokenizer_path": str(tokenizer), "tokenizer_type": "huggingface"}
     config["dataset_type"] = "olmo_grain"  # the teacher's config is checked without the command line
     config["teacher_overrides"] = {"model_name": "default", "load_parameters_path": str(checkpoint)}
-    (folder / "distill.yml").write_text(json.dumps(config))  # YAML is a superset of JSON
-    return folder / "distill.yml"
+    return write_config(folder / "distill.yml", config)
 
 
 def write_tokenizer(folder):

@@ -5,13 +5,13 @@ import queue
 import jax
 import numpy as np
 import pytest
-from batches import assert_same, sections
+from batches import assert_same, load, sections
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from jax_processes import BY_4, CASES, LOCAL, check, check_columns, digests, run, states
 from sft_files import documents, write_episodes
 from vsl_corpora import EOS, write_corpus
 
-from grain_sft import GrainSftError, Host, Pipeline, ShiftTargets, load
+from grain_sft import GrainSftError, Host, Pipeline, ShiftTargets
 from grain_sft.integrations.jax_arrays import GlobalBatches, process_rows
 from grain_sft.transforms import DropLastPosition
 
@@ -40,7 +40,7 @@ def chats(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pipeline(folder):
-    return load(config(folder), host=Host(0, 1))
+    return load(config(folder))
 
 
 def columns_jobs(folder, cases, layouts, shards):
@@ -83,7 +83,7 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats
     check_columns(every, divided)
     for each in (several, staged):
         of_job = [[line for line in lines if line.get("job") == each["name"]] for lines in every]
-        check(of_job, digests(load(each["config"], host=Host(0, 1)), range(6)), each["cases"])
+        check(of_job, digests(load(each["config"]), range(6)), each["cases"])
     columns = [[line["columns"] for line in lines if line.get("job") == "stages" and "step" in line] for lines in every]
     whole = [[None]] * 2  # of the last stage, whose filter needs whole rows
     assert columns[0] == [[[0, LENGTH // 2]]] * 2 + [[[0, LENGTH]]] * 2 + whole
@@ -160,7 +160,7 @@ def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead):
 
 
 def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
-    whole = load(config(folder, epochs=1, last_batch="fill"), host=Host(0, 1))
+    whole = load(config(folder, epochs=1, last_batch="fill"))
     batches = GlobalBatches(whole, sharding())
     assert len(whole) == 8  # 60 rows: the last batch has 4, and 4 without loss
     for _ in range(2):
@@ -186,8 +186,8 @@ def test_arrays_keep_their_dtype_whoever_loads(pipeline, loaders):
 def test_batches_whose_shape_changes_at_a_step(folder):
     lengthened = {"steps": 2, "layout": {"sequence_length": 2 * LENGTH}}
     stages = [{"steps": 2}, lengthened, {"sampler": {"global_batch_size": 16}}]
-    staged = load({**config(folder), "stages": stages}, host=Host(0, 1))
-    scheduled = load(config(folder, schedule=[{"step": 3, "global_batch_size": 16}]), host=Host(0, 1))
+    staged = load({**config(folder), "stages": stages})
+    scheduled = load(config(folder, schedule=[{"step": 3, "global_batch_size": 16}]))
     wide = (8, 2 * LENGTH)
     for whole, shapes in ((staged, [wide, wide, (16, LENGTH)]), (scheduled, [(8, LENGTH), (16, LENGTH), (16, LENGTH)])):
         batches = GlobalBatches(whole, sharding(), start_step=2)
@@ -197,21 +197,10 @@ def test_batches_whose_shape_changes_at_a_step(folder):
             assert_same(batch, whole[step])
 
 
-def test_a_mixture(folder, tmp_path):
-    np.random.default_rng(9).integers(2000, 3000, LENGTH * 20, np.uint32).tofile(tmp_path / "other.npy")
-    corpora = {"one": {"weight": 0.75, "path": str(folder)}, "two": {"weight": 0.25, "path": str(tmp_path)}}
-    mixed = load({**config(folder), "corpus": {"dtype": "uint32", "mixture": corpora}}, host=Host(0, 1))
-    batches = GlobalBatches(mixed, sharding(), start_step=2)
-    for step in (2, 3):
-        batch = next(batches)
-        assert_same(batch, mixed[step])
-        assert (np.asarray(batch["inputs"])[:, 0] >= 2000).sum() == 2
-
-
 def test_a_step_that_failed_is_tried_again(tmp_path):
     for name in ("a.npy", "b.npy"):
         np.arange(LENGTH * 40, dtype=np.uint32).tofile(tmp_path / name)
-    expected, whole = (load(config(tmp_path, shuffle=False), host=Host(0, 1)) for _ in range(2))
+    expected, whole = (load(config(tmp_path, shuffle=False)) for _ in range(2))
     batches = GlobalBatches(whole, sharding())
     (tmp_path / "b.npy").rename(tmp_path / "away")
     taken = [next(batches) for _ in range(5)]
@@ -260,7 +249,7 @@ class Cut(DropLastPosition):
 
 
 def test_every_batch_may_lack_the_same_columns(folder, pipeline):
-    cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]}, host=Host(0, 1))
+    cut = load({**config(folder), "transforms": ["shift_targets", "drop_last_position"]})
     batch, whole = next(GlobalBatches(cut, sharding())), next(GlobalBatches(pipeline, sharding()))
     for key, array in batch.items():
         np.testing.assert_array_equal(array, whole[key][:, :-1])

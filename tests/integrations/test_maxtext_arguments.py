@@ -9,11 +9,11 @@ import types
 import jax
 import numpy as np
 import pytest
-from batches import sections
+from batches import load, sections, write_config
 from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
-from grain_sft import GrainSftError, Host, load
+from grain_sft import GrainSftError
 from grain_sft.config import read_config
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.jax_arrays import Block
@@ -33,8 +33,7 @@ def no_environment(monkeypatch):
 def config(tmp_path):
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
     windows = {"corpus": {"dtype": "uint32"}, "layout": "windows", "order": "shuffle"}
-    (tmp_path / "config.json").write_text(json.dumps(sections(tmp_path / "a.npy", 8, **windows)))
-    return tmp_path / "config.json"
+    return write_config(tmp_path / "config.json", sections(tmp_path / "a.npy", 8, **windows))
 
 
 def changed(config, **sampler):
@@ -81,36 +80,42 @@ def test_without_maxtext_the_extra_is_named(config, capsys):
 def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_config_says_otherwise(config):
     pipeline = maxtext.load_evaluation(str(config))
     assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (1, "fill", 2)
-    config.write_text(json.dumps(changed(config, epochs=3, last_batch="drop")))
-    pipeline = maxtext.load_evaluation(str(config))
+    pipeline = maxtext.load_evaluation(str(write_config(config, changed(config, epochs=3, last_batch="drop"))))
     assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (3, "drop", 6)
 
 
 def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
     write_episodes(tmp_path, documents(weights=True))
     stated = sections(tmp_path, 32, corpus={"format": "episodes", "eos_token_id": 2}, layout="padded")
-    weighted = load(stated, host=Host(0, 1))
-    with pytest.raises(GrainSftError, match=r"sft: the corpus has weights .* grain_sft_ignore_weights=true"):
+    weighted = load(stated)
+    with refused(r"sft: the corpus has weights .* grain_sft_ignore_weights=true"):
         check_weights(weighted, "sft", ignore=False)
     check_weights(weighted, "sft", ignore=True)
     kept = prepare(1000, "sft")(0, Block(np.arange(4), None), weighted[0])
     assert tuple(kept) == KEYS
     stated["corpus"]["use_loss_mask"] = False
-    check_weights(load(stated, host=Host(0, 1)), "sft", ignore=False)
+    check_weights(load(stated), "sft", ignore=False)
 
 
 def test_a_token_beyond_the_vocabulary_is_named_with_its_place(config):
-    pipeline = load(str(config), host=Host(0, 1))
+    pipeline = load(str(config))
     for block in (Block(np.array([1, 3]), None), Block(np.array([0, 3]), (4, 8))):
         batch = pipeline.read(0, block.rows, columns=block.columns)
         assert prepare(64, "here")(0, block, batch)["inputs"] is batch["inputs"]
         largest = int(batch["inputs"].max())
         (row, column) = np.argwhere(batch["inputs"] == largest)[0]
-        place = (
-            f"here: step 0, row {block.rows[row]} of the global batch, position {column + (block.columns or [0])[0]}"
-        )
-        with pytest.raises(GrainSftError, match=rf"{place}: token {largest}, .* is {largest}\."):
+        position = column + (block.columns or [0])[0]
+        place = f"here: step 0, row {block.rows[row]} of the global batch, position {position}"
+        with refused(rf"{place}: token {largest}, .* is {largest}\."):
             prepare(largest, "here")(0, block, batch)
+
+
+def refused(message):
+    return pytest.raises(GrainSftError, match=message)
+
+
+def check(theirs, data, trainer="pre_train"):
+    check_batches(theirs, data, "here", TRAINERS[trainer], training=True)
 
 
 def maxtext_config(**changed):
@@ -132,48 +137,43 @@ def maxtext_config(**changed):
 )
 def test_options_under_which_a_step_is_not_a_batch_are_refused(key, value, advice):
     check_trainer(maxtext_config())
-    with pytest.raises(GrainSftError, match=rf"MaxText's {key} is {value!r}: .* {advice}\."):
+    with refused(rf"MaxText's {key} is {value!r}: .* {advice}\."):
         check_trainer(maxtext_config(**{key: value}))
 
 
 def test_data_that_end_before_the_last_step_are_refused(config):
-    finite = load(changed(config, epochs=1), host=Host(0, 1))
+    finite = load(changed(config, epochs=1))
     assert len(finite) == 2
-    check_batches(maxtext_config(), finite, "here", TRAINERS["pre_train"], training=True)
-    with pytest.raises(GrainSftError, match=r"here: the data end after 2 steps, .* steps is 3, .* Set steps=2"):
-        check_batches(maxtext_config(steps=3), finite, "here", TRAINERS["pre_train"], training=True)
+    check(maxtext_config(), finite)
+    with refused(r"here: the data end after 2 steps, .* steps is 3, .* Set steps=2"):
+        check(maxtext_config(steps=3), finite)
 
 
 def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_are_not(config):
     _, sections = read_config(str(config))
 
     def staged(**second):
-        return load({**sections, "stages": [{"steps": 1}, {"steps": 1, **second}]}, host=Host(0, 1))
+        return load({**sections, "stages": [{"steps": 1}, {"steps": 1, **second}]})
 
-    check_batches(maxtext_config(), staged(sampler={"seed": 5}), "here", TRAINERS["pre_train"], training=True)
-    with pytest.raises(
-        GrainSftError, match="the global batch has 8 rows, but MaxText's global_batch_size_to_train_on is 4"
-    ):
-        wider = staged(sampler={"global_batch_size": 8})
-        shapes = {"gradient_accumulation_steps": 1, "per_device_batch_size": 4, "num_target_devices": 1}
-        check_batches(maxtext_config(**shapes), wider, "here", TRAINERS["pre_train"], training=True)
-    with pytest.raises(GrainSftError, match="inputs has 4 tokens a row, but 8 by MaxText's max_target_length"):
-        shorter = staged(layout={"sequence_length": 4})
-        check_batches(maxtext_config(), shorter, "here", TRAINERS["pre_train"], training=True)
+    check(maxtext_config(), staged(sampler={"seed": 5}))
+    shapes = maxtext_config(gradient_accumulation_steps=1, per_device_batch_size=4, num_target_devices=1)
+    with refused("the global batch has 8 rows, but MaxText's global_batch_size_to_train_on is 4"):
+        check(shapes, staged(sampler={"global_batch_size": 8}))
+    with refused("inputs has 4 tokens a row, but 8 by MaxText's max_target_length"):
+        check(maxtext_config(), staged(layout={"sequence_length": 4}))
 
 
 def test_a_step_of_tunix_takes_micro_batches_and_its_checkpoints_count_completed_steps(config):
-    pre_training, sft = TRAINERS["pre_train"], TRAINERS["sft"]
-    assert (pre_training.step_after(4), sft.step_after(4)) == (5, 4)
-    finite = load(changed(config, epochs=1), host=Host(0, 1))  # 2 batches of 4 rows
+    assert [TRAINERS[name].step_after(4) for name in ("pre_train", "sft")] == [5, 4]
+    finite = load(changed(config, epochs=1))  # 2 batches of 4 rows
     keys = {"gradient_accumulation_steps": 2, "global_batch_size_to_train_on": 8, "steps": 1}
     accumulated = maxtext_config(use_tunix_gradient_accumulation=True, **keys)
-    check_batches(accumulated, finite, "here", sft, training=True)
+    check(accumulated, finite, "sft")
     accumulated.steps = 2
-    with pytest.raises(GrainSftError, match="the data end after 1 steps, but MaxText's steps is 2"):
-        check_batches(accumulated, finite, "here", sft, training=True)
-    with pytest.raises(GrainSftError, match=r"for its micro-batches\. Set use_tunix_gradient_accumulation=true"):
-        check_batches(maxtext_config(use_tunix_gradient_accumulation=False, **keys), finite, "here", sft, training=True)
+    with refused("the data end after 1 steps, but MaxText's steps is 2"):
+        check(accumulated, finite, "sft")
+    with refused(r"for its micro-batches\. Set use_tunix_gradient_accumulation=true"):
+        check(maxtext_config(use_tunix_gradient_accumulation=False, **keys), finite, "sft")
 
 
 @pytest.mark.parametrize(("name", "first"), [("pre_train", "get_first_step"), ("sft", "train_model")])
@@ -188,7 +188,7 @@ def test_the_data_follow_the_step_of_the_weights(name, first):
     assert followed == [6]
     if name == "sft":  # its train step fails without an accumulator
         config.gradient_accumulation_steps, config.use_tunix_gradient_accumulation = 2, True
-        with pytest.raises(GrainSftError, match="its train_sft fails above 1 with this version of google-tunix"):
+        with refused("its train_sft fails above 1 with this version of google-tunix"):
             module.train_model(*arguments)
         restored.grad_accumulator = "accumulator"
         assert module.train_model(*arguments) == arguments and followed == [6, 6]
@@ -205,33 +205,25 @@ def test_the_data_are_checked_before_weights_are_loaded(name, first):
 
 def test_texts_and_pairs_are_told_apart(config, tmp_path):
     write_pairs(tmp_path / "pairs", [*make_pairs(20, 1), [[5], [], [6]]])
-    pairs = load(sections(tmp_path / "pairs", 32, layout="pairs"), host=Host(0, 1))
-    keys = maxtext_config(
-        max_target_length=32, dpo=types.SimpleNamespace(max_prompt_length=16, algo="dpo"), vocab_size=256
-    )
-    keys.gradient_accumulation_steps = 1
-    check_batches(keys, pairs, "here", TRAINERS["dpo"], training=True)
-    with pytest.raises(
-        GrainSftError, match=r"rows are preference pairs, but this trainer takes texts.* first word: dpo"
-    ):
-        check_batches(keys, pairs, "here", TRAINERS["sft"], training=True)
-    with pytest.raises(
-        GrainSftError, match=r"rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"
-    ):
-        check_batches(keys, load(str(config), host=Host(0, 1)), "here", TRAINERS["dpo"], training=True)
+    pairs = load(sections(tmp_path / "pairs", 32, layout="pairs"))
+    of_pairs = types.SimpleNamespace(max_prompt_length=16, algo="dpo")
+    keys = maxtext_config(max_target_length=32, dpo=of_pairs, vocab_size=256, gradient_accumulation_steps=1)
+    check(keys, pairs, "dpo")
+    with refused(r"rows are preference pairs, but this trainer takes texts.* first word: dpo"):
+        check(keys, pairs, "sft")
+    with refused(r"rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"):
+        check(keys, load(str(config)), "dpo")
     keys.dpo.algo = "orpo"
-    with pytest.raises(GrainSftError, match=r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"):
-        check_batches(keys, pairs, "here", TRAINERS["dpo"], training=True)
+    with refused(r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"):
+        check(keys, pairs, "dpo")
     write_pairs(tmp_path / "whole", [pair for pair in make_pairs(20, 1) if all(pair)])
-    amended = sections(tmp_path / "whole", 32, layout="pairs") | {
-        "amendments": [{"withdraw": {"from": 9, "documents": 3}}]
-    }
-    with pytest.raises(GrainSftError, match="withdrawn pairs have no tokens, and ORPO's loss"):
-        check_batches(keys, load(amended, host=Host(0, 1)), "here", TRAINERS["dpo"], training=True)
+    withdrawal = {"amendments": [{"withdraw": {"from": 9, "documents": 3}}]}
+    with refused("withdrawn pairs have no tokens, and ORPO's loss"):
+        check(keys, load(sections(tmp_path / "whole", 32, layout="pairs") | withdrawal), "dpo")
     keys.dpo.max_prompt_length = 8
     advice = r"prompt_ids has 16 tokens .* 8 by .* Set layout.sequence_length: 32 and layout.prompt_length: 8, or"
-    with pytest.raises(GrainSftError, match=advice):
-        check_batches(keys, pairs, "here", TRAINERS["dpo"], training=True)
+    with refused(advice):
+        check(keys, pairs, "dpo")
 
 
 def test_the_data_follow_the_weights_that_a_distillation_restores_after_the_data_were_made():
@@ -254,7 +246,7 @@ def sharding():
 
 
 def test_batches_end_with_maxtexts_steps_and_name_the_error_that_ended_them_before(config, sharding):
-    pipeline = load(changed(config, epochs=1), host=Host(0, 1))
+    pipeline = load(changed(config, epochs=1))
     for count, expected in ((1, 1), (2, 2), (3, 2), (None, 2)):
         batches = MaxTextBatches(pipeline, sharding, count)
         assert len(list(batches)) == expected and batches.failure is None

@@ -3,7 +3,6 @@
 python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_page.py
 """
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,13 +10,10 @@ import sys
 from pathlib import Path
 
 import doc_pages as pages
-import pytest
+from maxtext_runs import NEEDED
 from page_folders import Folders
 
-pytestmark = [
-    pytest.mark.maxtext,
-    pytest.mark.skipif(importlib.util.find_spec("maxtext") is None, reason="maxtext is not installed: docs/maxtext.md"),
-]
+pytestmark = NEEDED
 
 
 def test_the_texts_of_the_page_train_in_maxtext(tmp_path):
@@ -25,14 +21,9 @@ def test_the_texts_of_the_page_train_in_maxtext(tmp_path):
     [command] = [block.text for block in pages.blocks("text.md") if "grain_sft.integrations.maxtext" in block.text]
     folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
     path = {"PATH": os.pathsep.join(folders), "PYTHONPATH": os.pathsep.join([str(pages.DOCS.parent), *sys.path])}
-    result = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command],
-        cwd=tmp_path / "text",
-        env=os.environ | path | {"JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    options = {"cwd": tmp_path / "text", "env": os.environ | path | {"JAX_PLATFORMS": "cpu"}, "text": True}
+    words = ["bash", "-euo", "pipefail", "-c", command]
+    result = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
     assert result.returncode == 0, result.stdout[-5000:]
     found = re.findall(r"completed step: (\d+), .*total_weights: (\d+), loss: (\S+),", result.stdout)
     assert [int(step) for step, _, _ in found] == list(range(20))

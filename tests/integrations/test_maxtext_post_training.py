@@ -14,21 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from maxtext_runs import LENGTH, ROWS, STEPS, distillation_config, launch, write_texts, write_tokenizer
+import yaml
+from batches import load, sections, write_config
+from maxtext_runs import LENGTH, NEEDED, ROWS, STEPS, distillation_config, launch, write_texts, write_tokenizer
 from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_olmo
 from trainer_runs import losses
 
-import grain_sft
-from grain_sft import Host
-
-pytestmark = [
-    pytest.mark.maxtext,
-    pytest.mark.skipif(
-        importlib.util.find_spec("tunix") is None or importlib.util.find_spec("maxtext") is None,
-        reason="maxtext is not installed: pip install '.[maxtext]', Python 3.12 (docs/maxtext.md)",
-    ),
-]
+pytestmark = NEEDED
 
 # The rows of each batch that lie on this process's devices, and the targets of a step that take loss by MaxText's account.
 PRINT_ROWS = """
@@ -65,16 +58,13 @@ def configs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     for number, (name, order, count) in enumerate((("train", "olmo", 300), ("eval", "sequential", 40))):
         write_olmo(folder / name, documents(count, number, high=250, longest=60), part_tokens=1500)
-        config = {
-            "corpus": {"path": name, "format": "olmo", "dtype": "uint16", "eos_token_id": 2},
-            "layout": {"kind": "packed", "sequence_length": LENGTH},
-            "sampler": {"order": order, "seed": 7, "global_batch_size": ROWS},
-        }
-        (folder / f"{name}.json").write_text(json.dumps(config))
+        corpus = {"format": "olmo", "dtype": "uint16", "eos_token_id": 2}
+        config = sections(name, LENGTH, corpus=corpus, order=order, seed=7, global_batch_size=ROWS)
+        write_config(folder / f"{name}.json", config)
         answered = [pair for pair in make_pairs(count // 2, number) if pair[1] and pair[2]]  # for ORPO
         write_pairs(folder / f"{name}_pairs", answered)
-        pairs = {"corpus": {"path": f"{name}_pairs"}, "layout": {"kind": "pairs", "sequence_length": LENGTH}}
-        (folder / f"{name}_pairs.json").write_text(json.dumps(config | pairs))
+        pairs = sections(f"{name}_pairs", LENGTH, layout="pairs", **config["sampler"])
+        write_config(folder / f"{name}_pairs.json", pairs)
     write_tokenizer(folder / "tokenizer")
     write_texts(folder, 200)
     return folder
@@ -164,9 +154,8 @@ FINE_TUNING = pytest.param(
 def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, tmp_path, given):
     keys = {"gradient_accumulation_steps": 2, "use_tunix_gradient_accumulation": True}
     if given["base"]:  # the teacher's config, which is read without the command line, needs the key as well
-        config = json.loads(given["base"].read_text()) | keys
-        given["base"] = tmp_path / "distill.yml"
-        given["base"].write_text(json.dumps(config))
+        config = yaml.safe_load(given["base"].read_text()) | keys
+        given["base"] = write_config(tmp_path / "distill.yml", config)
     check_kills(tmp_path, configs, **given, **keys)
 
 
@@ -203,7 +192,7 @@ def rows_of(output):
 
 def expected_rows(configs, steps):
     """What `rows_of` finds in a run of these steps, and the number of targets that take loss in each."""
-    pipeline = grain_sft.load(str(configs / "train.json"), host=Host(0, 1))
+    pipeline = load(str(configs / "train.json"))
     batches = {step: pipeline[step] for step in steps}
     inputs = {(step, row): tokens for step, batch in batches.items() for row, tokens in enumerate(batch["inputs"])}
     rows = {key: zlib.crc32(np.ascontiguousarray(tokens).tobytes()) for key, tokens in inputs.items()}
@@ -226,12 +215,8 @@ def test_a_run_that_is_resumed_on_other_numbers_of_devices_has_the_same_batches(
 
 
 def test_two_processes_train_on_their_own_rows_and_one_process_resumes(configs, tmp_path):
-    names = {
-        "JAX_COORDINATOR_ADDRESS": "127.0.0.1",
-        "JOB_INDEX": "0",
-        "PROCESSES_IN_JOB": "2",
-        "JAX_PROCESS_COUNT": "2",
-    }
+    names = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1", "JOB_INDEX": "0"}
+    names |= {"PROCESSES_IN_JOB": "2", "JAX_PROCESS_COUNT": "2"}
     given = {"patches": PRINT_ROWS, "eval_interval": -1}
 
     def process(index):

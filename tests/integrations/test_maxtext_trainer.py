@@ -11,19 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from maxtext_runs import LAUNCHER
+from batches import load, put, sections, write_config
+from maxtext_runs import LAUNCHER, NEEDED
 from sft_files import documents, write_olmo
 from trainer_runs import run as run_program
 
-from grain_sft import Host, load
-
-pytestmark = [
-    pytest.mark.maxtext,
-    pytest.mark.skipif(
-        importlib.util.find_spec("maxtext") is None,
-        reason="maxtext is not installed: pip install '.[maxtext]', Python 3.12 (docs/maxtext.md)",
-    ),
-]
+pytestmark = NEEDED
 
 LENGTH, ROWS, VOCABULARY = 64, 4, 256
 MODEL = """
@@ -40,11 +33,8 @@ def launch(out, run, *more, fails=False, devices=1, **keys):
     metrics = out / f"{run}-{len(list(out.glob(f'{run}-*.jsonl')))}.jsonl"
     given = SHAPES | {"run_name": run, "base_output_directory": out, "metrics_file": metrics} | keys
     (folder,) = importlib.util.find_spec("maxtext").submodule_search_locations
-    arguments = [
-        Path(folder) / "configs" / "base.yml",
-        *MODEL.split(),
-        *(f"{key}={value}" for key, value in given.items()),
-    ]
+    stated = [*MODEL.split(), *(f"{key}={value}" for key, value in given.items())]
+    arguments = [Path(folder) / "configs" / "base.yml", *stated]
     flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     return run_program(LAUNCHER, [*arguments, *more], fails=fails, cache=out.parent / "cache", environment=flags)
 
@@ -86,17 +76,13 @@ def configs(request, tmp_path_factory):
             for file in range(2):
                 walk = np.random.default_rng(10 * number + file).integers(0, 3, LENGTH * 23 + 5).cumsum() % 250 + 3
                 walk.astype(np.uint32).tofile(folder / name / f"{file}.npy")
-            corpus, layout = {"path": name, "dtype": "uint32"}, {"kind": "windows"}
+            given = {"layout": "windows", "corpus": {"dtype": "uint32"}}
         else:
             write_olmo(folder / name, documents(173, number, high=250, longest=60), part_tokens=1500)
-            corpus, layout = {"path": name, "format": "olmo", "dtype": "uint16", "eos_token_id": 2}, {"kind": "packed"}
-        config = {
-            "corpus": corpus,
-            "layout": {**layout, "sequence_length": LENGTH},
-            "sampler": {"order": "olmo" if name == "train" else "sequential", "seed": 7, "global_batch_size": ROWS},
-            "transforms": ["shift_targets"],
-        }
-        (folder / f"{name}.json").write_text(json.dumps(config))
+            given = {"corpus": {"format": "olmo", "dtype": "uint16", "eos_token_id": 2}}
+        order = "olmo" if name == "train" else "sequential"
+        config = sections(name, LENGTH, order=order, seed=7, global_batch_size=ROWS, **given)
+        write_config(folder / f"{name}.json", config | {"transforms": ["shift_targets"]})
     return folder / "train.json", folder / "eval.json"
 
 
@@ -142,10 +128,10 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(configs, tmp_path)
     assert evaluations(stopped) | evaluations(resumed) == evaluated
     assert evaluations(stopped) | evaluations(again[0]) | evaluations(again[1]) == evaluated
     # Loss was taken of the targets that have a segment in our batches, and of no other.
-    pipeline = load(str(configs[0]), host=Host(0, 1))
+    pipeline = load(str(configs[0]))
     for step, (*_, weights) in expected.items():
         assert weights == np.count_nonzero(pipeline[step]["targets_segmentation"]), step
-    pipeline = load(str(configs[1]), host=Host(0, 1))
+    pipeline = load(str(configs[1]))
     rows = np.arange(len(pipeline.source))
     assert len(rows) % ROWS  # so the last batch of an evaluation is filled
     targets = np.count_nonzero(pipeline.transforms[0].read(pipeline.source, rows)["targets_segmentation"])
@@ -156,11 +142,11 @@ def test_a_resumed_run_has_the_losses_of_an_uninterrupted_one(configs, tmp_path)
 def test_a_run_that_is_amended_has_the_losses_of_one_that_was_amended_from_the_start(configs, tmp_path):
     """Stopped before a skip, amended, and stopped once more between the skip and documents that are withdrawn."""
     amendments = [{"skip": {"from": 3, "steps": 2}}, {"withdraw": {"from": 5, "documents": [*range(0, 173, 3)]}}]
-    amended = configs[0].with_name("amended.json")
-    amended.write_text(json.dumps(json.loads(configs[0].read_text()) | {"amendments": amendments}))
+    stated = json.loads(configs[0].read_text()) | {"amendments": amendments}
+    amended = write_config(configs[0].with_name("amended.json"), stated)
     given, changed = ({"grain_sft_config": path, "eval_interval": -1} for path in (configs[0], amended))
     expected = losses(launch(tmp_path, "whole", steps=7, **changed))
-    pipeline = load(str(amended), host=Host(0, 1))
+    pipeline = load(str(amended))
     for step, (*_, weights) in expected.items():
         assert weights == np.count_nonzero(pipeline[step]["targets_segmentation"]), step
     parts = [launch(tmp_path, "run", steps=3, **given)]
@@ -190,10 +176,8 @@ def test_what_does_not_fit_is_said_in_a_sentence(configs, tmp_path):
 @pytest.mark.parametrize("configs", ["windows"], indirect=True)
 def test_a_run_on_other_data_is_refused_unless_that_is_allowed(configs, tmp_path):
     launch(tmp_path, "run", steps=2, **keys(configs))
-    other = json.loads(configs[0].read_text())
-    other["sampler"]["seed"] = 8
-    changed = configs[0].with_name("other.json")
-    changed.write_text(json.dumps(other))
+    other = put(json.loads(configs[0].read_text()), "sampler.seed", 8)
+    changed = write_config(configs[0].with_name("other.json"), other)
     given = keys(configs) | {"grain_sft_config": changed}
     output = launch(tmp_path, "run", steps=4, fails=True, **given)
     assert "sampler differs: " in output and "Traceback" not in output
@@ -203,7 +187,7 @@ def test_a_run_on_other_data_is_refused_unless_that_is_allowed(configs, tmp_path
 @pytest.mark.parametrize("configs", ["packed SFT"], indirect=True)
 def test_devices_that_divide_rows_and_columns_change_no_batch(configs, tmp_path):
     """Four devices: data, and data x context. Each step sees as many targets as on one."""
-    pipeline = load(str(configs[0]), host=Host(0, 1))
+    pipeline = load(str(configs[0]))
     expected = [np.count_nonzero(pipeline[step]["targets_segmentation"]) for step in range(3)]
     meshes = {
         "data": {"ici_fsdp_parallelism": 1, "ici_data_parallelism": 4},

@@ -5,10 +5,10 @@ import json
 import jax
 import numpy as np
 import pytest
-from batches import assert_same, sections
+from batches import assert_same, load, sections
 from jax.sharding import SingleDeviceSharding
 
-from grain_sft import GrainSftError, Host, load
+from grain_sft import GrainSftError, Host
 from grain_sft.integrations.checkpoint import CheckedIterator, RunRecord, data_state, restore, resume_step, save_args
 from grain_sft.integrations.jax_arrays import GlobalBatches
 
@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 
 def pipeline(folder, **sampler):
-    return load(config(folder, **sampler), host=Host(0, 1))
+    return load(config(folder, **sampler))
 
 
 def iterator(kind, pipeline, **options):
@@ -69,7 +69,7 @@ def changed_tokens(folder):
 CHANGES = {
     "seed": ("sampler", lambda folder: pipeline(folder, seed=2)),
     "batch": ("sampler", lambda folder: pipeline(folder, global_batch_size=8)),
-    "transforms": ("transforms", lambda folder: load({**config(folder), "transforms": []}, host=Host(0, 1))),
+    "transforms": ("transforms", lambda folder: load({**config(folder), "transforms": []})),
     "tokens": ("corpus", changed_tokens),
 }
 
@@ -150,9 +150,8 @@ def test_a_record_refuses_other_data_unless_that_is_allowed_from_its_step_on(fol
     record.begin(pipeline(folder), 0)
     record.begin(pipeline(folder), 5)
     for write in (True, False):
-        with pytest.raises(
-            GrainSftError, match=r"data.json is of .*next step is 5.*\n  sampler differs: .*seed=2.*seed=1"
-        ):
+        message = r"data.json is of .*next step is 5.*\n  sampler differs: .*seed=2.*seed=1"
+        with pytest.raises(GrainSftError, match=message):
             record.begin(pipeline(folder, seed=2), 5, write=write)
     assert [run["next_step"] for run in record.read()] == [0]
     record.begin(pipeline(folder, seed=2), 5, allow_other_data=True)

@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from batches import load, sections
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sft_files import documents, write_olmo
 from trainer_runs import PRINT_LOSSES, losses, run
 
-import grain_sft
-from grain_sft import Host
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.jax_arrays import GlobalBatches
 from grain_sft.integrations.tunix import Evaluation, packed_loss, token_losses, training
@@ -25,12 +24,10 @@ LENGTH, ROWS = 64, 4
 
 
 def config_of(folder, **layout):
-    return {
-        "corpus": {"path": str(folder), "format": "olmo", "dtype": "uint16", "eos_token_id": 2},
-        "layout": {"kind": "packed", "sequence_length": LENGTH} | layout,
-        "sampler": {"order": "sequential", "seed": 0, "global_batch_size": ROWS, "epochs": 1, "last_batch": "fill"},
-        "transforms": ["shift_targets"],
-    }
+    corpus = {"format": "olmo", "dtype": "uint16", "eos_token_id": 2}
+    sampler = {"order": "sequential", "global_batch_size": ROWS, "epochs": 1, "last_batch": "fill"}
+    stated = sections(folder, LENGTH, corpus=corpus, layout={"kind": "packed", **layout}, **sampler)
+    return stated | {"transforms": ["shift_targets"]}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +40,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture
 def batches(corpus):
     sharding = NamedSharding(Mesh(np.array(jax.devices()), ("data",)), PartitionSpec())
-    with_all = GlobalBatches(grain_sft.load(config_of(corpus), host=Host(0, 1)), sharding)
+    with_all = GlobalBatches(load(config_of(corpus)), sharding)
     yield with_all
     with_all.close()
 
@@ -68,7 +65,7 @@ def test_training_continues_after_the_batches_that_tunix_drops(batches):
 def test_training_refuses_a_checkpoint_of_other_data(batches, corpus, tmp_path):
     next(training(batches, trainer(0, tmp_path)))
     next(training(batches, trainer(2, tmp_path)))
-    other = grain_sft.load(config_of(corpus, sequence_length=32), host=Host(0, 1))
+    other = load(config_of(corpus, sequence_length=32))
     others = GlobalBatches(other, batches.sharding)
     with pytest.raises(PipelineError, match="of a run on other data"):
         next(training(others, trainer(2, tmp_path)))
@@ -119,8 +116,8 @@ def losses_of_documents(pipeline, model):
 
 def test_the_losses_of_packed_documents_are_those_of_padded_ones(corpus):
     model = attention(1)
-    packed = losses_of_documents(grain_sft.load(config_of(corpus), host=Host(0, 1)), model)
-    padded = losses_of_documents(grain_sft.load(config_of(corpus, kind="padded", min_tokens=1), host=Host(0, 1)), model)
+    packed = losses_of_documents(load(config_of(corpus)), model)
+    padded = losses_of_documents(load(config_of(corpus, kind="padded", min_tokens=1)), model)
     assert packed.keys() == padded.keys() and len(packed) > 50
     np.testing.assert_allclose([packed[key] for key in padded], list(padded.values()), rtol=1e-5, atol=1e-5)
     assert max(packed.values()) > 1

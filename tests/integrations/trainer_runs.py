@@ -21,13 +21,9 @@ PeftTrainer._buffer_metrics = printing
 """Program text: each loss of Tunix is printed when it is computed, before the checkpoint of its step is written."""
 
 _LOSS = re.compile(r"^LOSS (\w+) (\d+) (\S+)$", re.MULTILINE)
-_TRAINERS = (
-    "pre_train.train",
-    "post_train.sft.train_sft",
-    "post_train.dpo.train_dpo",
-    "post_train.distillation.train_distill",
-)
-_IMPORTS = ("orbax.checkpoint", "tunix.sft.peft_trainer", *(f"maxtext.trainers.{name}" for name in _TRAINERS))
+_POST = ("sft.train_sft", "dpo.train_dpo", "distillation.train_distill")
+_IMPORTS = ("orbax.checkpoint", "tunix.sft.peft_trainer", "maxtext.trainers.pre_train.train")
+_IMPORTS += tuple(f"maxtext.trainers.post_train.{name}" for name in _POST)
 """What runs import, where it is installed. It takes longer than a short run, so it is imported once, and each run is a fork."""
 
 

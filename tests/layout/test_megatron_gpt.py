@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import assert_one_run
+from batches import assert_one_run, load, write_config
 from megatron_corpora import (
     EOD,
     FEW,
@@ -30,11 +30,8 @@ from grain_sft.view import view_rows
 
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "megatron_samples.json").read_text())["cases"]
-MAXTEXT_GOLDEN = {
-    name: case
-    for file in ("maxtext/mmap.json", "maxtext/mmap_split.json")
-    for name, case in json.loads((FOLDER / file).read_text())["cases"].items()
-}
+MAXTEXT_GOLDEN = json.loads((FOLDER / "maxtext/mmap.json").read_text())["cases"]
+MAXTEXT_GOLDEN |= json.loads((FOLDER / "maxtext/mmap_split.json").read_text())["cases"]
 RUNS, MAXTEXT_RUNS = runs(), maxtext_runs() | split_runs()
 OPTIONS = ("num_samples", "seed", "sequence_length", "add_extra_token_to_sequence", "drop_last_partial_sequence")
 OPTIONS += ("eod_mask_loss", "reset_attention_mask", "reset_position_ids", "variant", "max_segments_per_row", "surplus")
@@ -74,7 +71,7 @@ def arrays_of(batch):
 
 def first_rows(folder, run, samples):
     """The first rows of a run of `samples` rows, as one batch of its pipeline."""
-    pipeline = grain_sft.load(config_of(folder, run), host=Host(0, 1))
+    pipeline = load(config_of(folder, run))
     assert len(pipeline.source) == samples
     element = pipeline.source.read(np.arange(min(FEW, samples)))
     for transform in pipeline.transforms:
@@ -111,7 +108,7 @@ def test_shuffled_batches_of_each_host_are_those_of_maxtext(folder, name):
     config = config_of(folder, run, sampler=sampler | {"global_batch_size": run["hosts"] * run["rows"]})
     del config["layout"]["seed"]
     for host in range(run["hosts"]):
-        pipeline = grain_sft.load(config, host=Host(host, run["hosts"]))
+        pipeline = load(config, host=Host(host, run["hosts"]))
         batches = [pipeline[step] for step in range(len(pipeline))]
         found.append({"batches": len(batches), **hashes_of(batches)})
     assert found == SHUFFLED_GOLDEN[name]
@@ -122,7 +119,7 @@ def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron
     found = {}
     for name, run in oversampled_runs().items():
         try:
-            found[name] = {"samples": len(grain_sft.load(config_of(folder, run), host=Host(0, 1)).source)}
+            found[name] = {"samples": len(load(config_of(folder, run)).source)}
         except grain_sft.GrainSftError as error:
             message = re.search(r"takes (\d+) samples of it, but its stream has (\d+). Give a surplus", str(error))
             found[name] = {"taken": int(message[1]), "size": int(message[2])}
@@ -132,7 +129,7 @@ def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron
 def loaded(folder, name, host=Host(0, 1), **layout):
     """The pipeline of one of `runs()`, with batches of 8 rows and options of the layout changed."""
     config = config_of(folder, RUNS[name], sampler={"seed": 0, "global_batch_size": 8, "epochs": 1})
-    return grain_sft.load(config | {"layout": config["layout"] | layout}, host=host)
+    return load(config | {"layout": config["layout"] | layout}, host=host)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,7 @@ def loaded(folder, name, host=Host(0, 1), **layout):
 def test_rows_are_read_once_by_default(folder, sampler, steps):
     """Another epoch would repeat rows and their order: `num_samples` decides how often documents are read."""
     config = config_of(folder, RUNS["seed 0, 90 samples"], sampler={"seed": 0, "global_batch_size": 12, **sampler})
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     assert pipeline.sampler.num_steps == steps
 
 
@@ -171,31 +168,16 @@ def test_spans_name_the_documents_of_the_corpus(folder):
     assert layout.rows_of_documents(some).tolist() == holding
 
 
-CHANGES = {
-    "num_samples": 90,
-    "seed": 1,
-    "add_extra_token_to_sequence": False,
-    "eod_mask_loss": True,
-    "reset_attention_mask": True,
-    "reset_position_ids": True,
-    "surplus": 0.5,
-    "drop_last_partial_sequence": False,
-}
+RESET, NPY, SPLIT = {"reset_attention_mask": True}, {"variant": "mmap_npy"}, {"document_split": "9,1"}
+CHANGES = [{}, RESET, {**RESET, "max_segments_per_row": 4}, {**RESET, "eod_token_id": 9}, {"reset_position_ids": True}]
+CHANGES += [NPY, NPY | SPLIT, {**NPY, **SPLIT, "document_subset": "valid"}, {"drop_last_partial_sequence": False}]
+CHANGES += [{"num_samples": 90}, {"seed": 1}, {"surplus": 0.5}, {"eod_mask_loss": True}]
+CHANGES += [{"add_extra_token_to_sequence": False}]
 
 
 def test_options_that_change_batches_change_the_receipt(folder):
-    codes = [loaded(folder, BLEND, **{key: value}).receipt.code for key, value in CHANGES.items()]
-    resets = {"reset_attention_mask": True}
-    codes += [
-        loaded(folder, BLEND, **resets, **more).receipt.code
-        for more in ({"max_segments_per_row": 4}, {"eod_token_id": 9})
-    ]
-    npy = {"variant": "mmap_npy"}
-    codes += [
-        loaded(folder, BLEND, **npy, **more).receipt.code
-        for more in ({}, {"document_split": "9,1"}, {"document_split": "9,1", "document_subset": "valid"})
-    ]
-    codes += [loaded(folder, BLEND).receipt.code, loaded(folder, "blend of three, 400 samples").receipt.code]
+    codes = [loaded(folder, BLEND, **each).receipt.code for each in CHANGES]
+    codes.append(loaded(folder, "blend of three, 400 samples").receipt.code)
     assert len(set(codes)) == len(codes)
 
 
@@ -226,18 +208,16 @@ def test_resets_are_sound_and_are_shown(folder, tmp_path, capsys, resets):
     options = dict.fromkeys((*resets, "eod_mask_loss"), True)
     config = config_of(folder, RUNS[BLEND], sampler={"seed": 0, "global_batch_size": 8, "epochs": 1})
     config["layout"] |= options
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(config))
+    path = write_config(tmp_path / "run.json", config)
     assert main(["verify", str(path), "--full"]) == 0, capsys.readouterr().out
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     lines = trace(pipeline, range(3), host=Host(0, 1))
     taken = sum(int(np.count_nonzero(pipeline[step]["targets_segmentation"])) for step in range(3))
     assert lines.trainable.sum() == taken
     for view in view_rows(pipeline, 2):
         assert not view.notes
-        of_segments = np.bincount(
-            [piece.segment for piece in view.pieces], [piece.stop - piece.start for piece in view.pieces]
-        )
+        sizes = [piece.stop - piece.start for piece in view.pieces]
+        of_segments = np.bincount([piece.segment for piece in view.pieces], sizes)
         assert of_segments.sum() in (LENGTH, LENGTH + 1)
         found = np.bincount(view.segments)
         assert found[:-1].tolist() == of_segments[: len(found) - 1].tolist()

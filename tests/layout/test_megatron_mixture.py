@@ -1,11 +1,10 @@
 """A run of an OLMo mix, a Megatron blend and an SFT corpus."""
 
-import json
 import pickle
 
 import numpy as np
 import pytest
-from batches import assert_is_traced, assert_one_run, load
+from batches import assert_is_traced, assert_one_run, load, sections, write_config
 from megatron_corpora import EOD, PAD, write_prefixes
 from sft_files import documents, write_olmo
 
@@ -25,25 +24,15 @@ def config(tmp_path, write_tokens):
     (tmp_path / "mix.txt").write_text("\n".join(lines))
     blend = ["0.7", str(tmp_path / "b"), "0.3", str(tmp_path / "sentences")]
     rows = {"kind": "megatron_gpt", "sequence_length": 32, "num_samples": 90, "reset_attention_mask": True}
+    own = {"format": "megatron", "eos_token_id": EOD, "pad_token_id": PAD, "layout": rows}
+    plain = {"dtype": "uint16", "eos_token_id": 2}
     sources = {
-        "mix": {"weight": 5, "path": str(tmp_path / "mix.txt"), "dtype": "uint16", "eos_token_id": 2},
-        "blend": {
-            "weight": 3,
-            "path": blend,
-            "format": "megatron",
-            "eos_token_id": EOD,
-            "pad_token_id": PAD,
-            "layout": rows,
-        },
-        "sft": {"weight": 2, "path": str(tmp_path / "sft"), "dtype": "uint16", "eos_token_id": 2},
+        "mix": {"weight": 5, "path": str(tmp_path / "mix.txt"), **plain},
+        "blend": {"weight": 3, "path": blend, **own},
+        "sft": {"weight": 2, "path": str(tmp_path / "sft"), "layout": {"kind": "packed"}, **plain},
     }
-    sources["sft"]["layout"] = {"kind": "packed"}
-    return {
-        "corpus": {"mixture": sources},
-        "layout": {"kind": "windows", "sequence_length": 33},
-        "sampler": {"seed": 1, "global_batch_size": 10, "order": "olmo"},
-        "transforms": ["shift_targets", "drop_last_position"],
-    }
+    config = sections(None, 33, corpus={"mixture": sources}, layout="windows", global_batch_size=10)
+    return config | {"transforms": ["shift_targets", "drop_last_position"]}
 
 
 def test_it_goes_on_at_any_step_on_other_hosts_and_names_documents(config, tmp_path, capsys):
@@ -57,8 +46,7 @@ def test_it_goes_on_at_any_step_on_other_hosts_and_names_documents(config, tmp_p
     at = [lines.paths[shard].endswith("b.bin") for shard in lines.shard].index(True)
     found = find_document(whole, int(lines.document[at]), epochs=2)
     assert (30, int(lines.row[at])) in set(zip(found.step.tolist(), found.row.tolist(), strict=True))
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(config))
+    path = write_config(tmp_path / "run.json", config)
     for command in (("verify", str(path), "--full"), ("inspect", str(path), "--step", "3"), ("receipt", str(path))):
         assert main(command) == 0, capsys.readouterr().err
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import load
 from vsl_corpora import CORPORA, EPOCHS, IGNORED, RUNS, batch_digest, config_of, write_corpus
 
-from grain_sft import Host, Pipeline, load
+from grain_sft import Pipeline
 from grain_sft.errors import ConfigError, GrainSftError, LayoutError, SamplerError
 from grain_sft.sampling import CurriculumSampler
 
@@ -39,32 +40,11 @@ def test_every_batch_of_every_rank_and_epoch_is_olmo_cores(corpora, run):
     golden, paths = GOLDEN[run.name], corpora[run.corpus]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
     assert digest[:8] == golden["corpus"], "numpy draws other corpora than it did"
-    pipeline = load(config_of(run, paths), host=Host(0, 1))
+    pipeline = load(config_of(run, paths))
     assert pipeline.num_steps == EPOCHS * sum(golden["batches"])
     found = [epoch_digests(pipeline, epoch, run.ranks) for epoch in range(EPOCHS)]
     assert found[0][0][1] == golden["lengths"]
     assert [[one for one, _ in ranks] for ranks in found] == golden["digests"]
-
-
-@pytest.mark.parametrize("run", REPLAYED[:30:7], ids=lambda run: run.name)
-def test_host_h_of_h_reads_the_rows_of_olmo_cores_rank(corpora, run):
-    config = config_of(run, corpora[run.corpus])
-    whole = load(config, host=Host(0, 1))
-    hosts = [load(config, host=Host(rank, run.ranks)) for rank in range(run.ranks)]
-    for step in (0, 3, whole.sampler.steps_per_epoch, whole.num_steps - 1):
-        rows = np.split(whole.sampler.rows(step), run.ranks)
-        for host, expected in zip(hosts, rows, strict=True):
-            np.testing.assert_array_equal(host.sampler.rows(step), expected)
-            assert host.sampler.rows_at(step, np.array([0])).tolist() == [expected[0]]
-            slots = whole.sampler.with_host(host.sampler.host).slots(
-                range(step, step + 1), hosts=[host.sampler.host.index]
-            )
-            np.testing.assert_array_equal(slots.row, expected)
-
-
-def test_the_golden_values_are_of_enough_runs():
-    assert len(REPLAYED) >= 40 and len(GOLDEN) == len(RUNS)
-    assert {run.curriculum for run in REPLAYED} == {"natural", "grow_p2", "grow_linear"}
 
 
 def test_runs_that_olmo_core_cannot_build_are_refused_with_a_sentence(corpora):
@@ -72,41 +52,30 @@ def test_runs_that_olmo_core_cannot_build_are_refused_with_a_sentence(corpora):
     assert len(refused) >= 3
     for run in refused:
         with pytest.raises(SamplerError, match=r"curriculum '.*(OLMo-core stops here|fills no batch|no bucket fills)"):
-            load(config_of(run, corpora[run.corpus]), host=Host(0, 1))
+            load(config_of(run, corpora[run.corpus]))
 
 
-CHANGES = (
-    ("layout", {"min_sequence_length": 8}),
-    ("layout", {"sequence_length": 32}),
-    ("corpus", {"eos_token_id": 9}),
-    ("sampler", {"curriculum": "natural"}),
-    ("sampler", {"curriculum": "grow_linear"}),
-    ("sampler", {"num_cycles": 1}),
-    ("sampler", {"balanced": True, "num_cycles": 1}),
-    ("sampler", {"seed": 1}),
-    ("sampler", {"shuffle": False}),
-    ("sampler", {"epochs": 3}),
-    ("sampler", {"global_batch_tokens": 1024}),
-)
+CHANGES = [("layout", {"min_sequence_length": 8}), ("layout", {"sequence_length": 32}), ("corpus", {"eos_token_id": 9})]
+OF_SAMPLERS = [{"curriculum": "natural"}, {"curriculum": "grow_linear"}, {"num_cycles": 1}, {"seed": 1}, {"epochs": 3}]
+OF_SAMPLERS += [{"balanced": True, "num_cycles": 1}, {"shuffle": False}, {"global_batch_tokens": 1024}]
+CHANGES += [("sampler", each) for each in OF_SAMPLERS]
 
 
 def test_receipts_follow_every_option(corpora):
     run = RUNS[1]
     config = config_of(run, corpora[run.corpus])
     changed = [config] + [config | {section: config[section] | change} for section, change in CHANGES]
-    assert len({load(each, host=Host(0, 1)).receipt.code for each in changed}) == len(changed)
+    assert len({load(each).receipt.code for each in changed}) == len(changed)
     unused = [config | {"sampler": config["sampler"] | {"shuffle": False, "seed": seed}} for seed in (0, 1)]
-    assert len({load(each, host=Host(0, 1)).receipt.code for each in unused}) == 1
+    assert len({load(each).receipt.code for each in unused}) == 1
 
 
 def test_every_row_is_found_where_it_is_read(corpora):
     run = RUNS[7]
-    pipeline = load(config_of(run, corpora[run.corpus]), host=Host(0, 1))
+    pipeline = load(config_of(run, corpora[run.corpus]))
     sampler = pipeline.sampler
-    slots, found = (
-        sampler.slots(range(pipeline.num_steps)),
-        sampler.find_slots(np.arange(len(pipeline.source)), epochs=2),
-    )
+    slots = sampler.slots(range(pipeline.num_steps))
+    found = sampler.find_slots(np.arange(len(pipeline.source)), epochs=2)
     for column, expected in zip(found.columns(), slots.columns(), strict=True):
         np.testing.assert_array_equal(column, expected)
     for epoch in range(EPOCHS):
@@ -120,7 +89,7 @@ def test_every_row_is_found_where_it_is_read(corpora):
 
 def test_rows_of_several_buckets_that_are_read_together_are_padded(corpora):
     run = RUNS[0]
-    pipeline = load(config_of(run, corpora[run.corpus]), host=Host(0, 1))
+    pipeline = load(config_of(run, corpora[run.corpus]))
     source, counts = pipeline.source, pipeline.source.layout.row_counts
     short, longer = source.read([0]), source[counts[0] + counts[1]]
     both = source.read([0, counts[0] + counts[1]])
@@ -150,18 +119,18 @@ def test_wrong_options_are_refused_with_a_sentence(corpora, section, change, sen
     run = RUNS[0]
     config = config_of(run, corpora[run.corpus])
     with pytest.raises(GrainSftError, match=sentence):
-        load(config | {section: config[section] | change}, host=Host(0, 1))
+        load(config | {section: config[section] | change})
 
 
 def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(corpora):
     run = RUNS[0]
     config = config_of(run, corpora[run.corpus])
     with pytest.raises(ConfigError, match=r"sampler.curriculum is for rows of several lengths"):
-        load(config | {"layout": {"kind": "windows", "sequence_length": 64}}, host=Host(0, 1))
+        load(config | {"layout": {"kind": "windows", "sequence_length": 64}})
     sources = {name: {"weight": 1} | config["corpus"] for name in ("one", "two")}
     mixture = config | {"corpus": {"mixture": sources}, "sampler": {"seed": 0, "global_batch_size": 4}}
     with pytest.raises(LayoutError, match="source one has rows of several lengths"):
-        load(mixture, host=Host(0, 1))
+        load(mixture)
 
 
 @pytest.mark.parametrize(

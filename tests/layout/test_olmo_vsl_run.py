@@ -1,13 +1,11 @@
 """Everything that the project does with a run, on rows of several lengths (layout olmo_vsl)."""
 
-import json
-
 import numpy as np
 import pytest
-from batches import assert_is_traced, assert_one_run, assert_same
+from batches import assert_is_traced, assert_one_run, assert_same, load, write_config
 from vsl_corpora import EOS, write_corpus
 
-from grain_sft import GrainSftError, Host, load
+from grain_sft import GrainSftError, Host
 from grain_sft.cli.main import main
 from grain_sft.provenance import checkpoint_table, difference, trace
 from grain_sft.view import report
@@ -25,11 +23,11 @@ def config(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pipeline(config):
-    return load(config, host=Host(0, 1))
+    return load(config)
 
 
 def amended(config, *amendments):
-    return load(config | {"amendments": list(amendments)}, host=Host(0, 1))
+    return load(config | {"amendments": list(amendments)})
 
 
 def test_hosts_and_resumed_iterators_read_one_run(config, pipeline):
@@ -38,7 +36,7 @@ def test_hosts_and_resumed_iterators_read_one_run(config, pipeline):
 
 
 def test_a_late_step_of_an_endless_run_costs_no_earlier_one(config, pipeline):
-    endless = load(config | {"sampler": SAMPLER | {"epochs": None}}, host=Host(0, 1))
+    endless = load(config | {"sampler": SAMPLER | {"epochs": None}})
     step = 10**6 * pipeline.sampler.steps_per_epoch + 7
     assert endless.num_steps is None and endless[step]["inputs"].size == 512
     assert endless.sampler.streams[0].begin(step)[0] == 10**6
@@ -56,11 +54,9 @@ def test_a_trace_lists_what_hosts_read(config, transforms):
 @pytest.mark.parametrize("steps", [[7, 30, 5], [7, 90, 5]])
 def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
     """Stages with other batches begin with an epoch."""
-    stages = [
-        {"steps": count, "transforms": ["ngram_filter", "shift_targets"][number % 2 :]}
-        for number, count in enumerate(steps)
-    ]
-    staged = load(config | {"stages": stages}, host=Host(0, 1))
+    transforms = (["ngram_filter", "shift_targets"][number % 2 :] for number in range(3))
+    stages = [{"steps": count, "transforms": own} for count, own in zip(steps, transforms, strict=True)]
+    staged = load(config | {"stages": stages})
     rows = [staged.sampler.rows(step).tolist() for step in range(sum(steps))]
     assert rows == [pipeline.sampler.rows(step).tolist() for step in range(sum(steps))]
     assert_one_run(lambda host: load(config | {"stages": stages}, host=host), range(5, 9), [1, 2])
@@ -69,17 +65,16 @@ def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
         np.testing.assert_array_equal(column, whole.columns()[name], err_msg=name)
     other = {"sampler": {"curriculum": "natural"}}
     epoch = pipeline.sampler.steps_per_epoch
-    changed = load(config | {"stages": [{"steps": epoch}, other]}, host=Host(0, 1))
-    natural = load(config | {"sampler": SAMPLER | {"curriculum": "natural"}}, host=Host(0, 1))
+    changed = load(config | {"stages": [{"steps": epoch}, other]})
+    natural = load(config | {"sampler": SAMPLER | {"curriculum": "natural"}})
     first = natural.sampler.steps_per_epoch
     for step in range(3):
         assert_same(changed[epoch + step], natural[first + step])
-    with pytest.raises(
-        GrainSftError, match=r"stage 2: an earlier stage ended inside an epoch .*'grow_p2'.* has batches of .*'natural'"
-    ):
-        load(config | {"stages": [{"steps": epoch + 1}, other]}, host=Host(0, 1))
+    message = r"stage 2: an earlier stage ended inside an epoch .*'grow_p2'.* has batches of .*'natural'"
+    with pytest.raises(GrainSftError, match=message):
+        load(config | {"stages": [{"steps": epoch + 1}, other]})
     with pytest.raises(GrainSftError, match="no row is left: the 2 epochs were read before"):
-        load(config | {"stages": [{"steps": 2 * epoch}, {}]}, host=Host(0, 1))
+        load(config | {"stages": [{"steps": 2 * epoch}, {}]})
 
 
 def test_sizes_of_steps_add_up(pipeline, config):
@@ -107,7 +102,7 @@ def test_skipped_steps_are_left_out_and_withdrawn_documents_are_padding(pipeline
     gone = [int(pipeline.source.layout.pieces(pipeline.sampler.rows(step)).document[1]) for step in (2, 3, 5)]
     for transforms in (["shift_targets"], ["ngram_filter", "shift_targets"], []):
         plain = config | {"transforms": transforms}
-        withdrawn, whole = amended(plain, {"withdraw": {"from": 3, "documents": gone}}), load(plain, host=Host(0, 1))
+        withdrawn, whole = amended(plain, {"withdraw": {"from": 3, "documents": gone}}), load(plain)
         for step in (2, 3, 5, 60):
             expected = {key: array.copy() for key, array in whole[step].items()}
             rows = whole.source.layout.pieces(whole.sampler.rows(step)).document
@@ -128,7 +123,7 @@ def test_figures_of_checkpoints_reports_and_differences_count_tokens(pipeline, c
     assert table["rows"] == [pipeline.sampler.batch_sizes.before(step) for step in table["step"]]
     left = sum(line["tokens"] for line in report.left_out(pipeline))
     assert left == pipeline.source.layout.corpus.num_tokens - pipeline.sampler.steps_per_epoch * 512
-    other = load(config | {"sampler": SAMPLER | {"curriculum": "grow_linear", "num_cycles": 1}}, host=Host(0, 1))
+    other = load(config | {"sampler": SAMPLER | {"curriculum": "grow_linear", "num_cycles": 1}})
     found = difference(pipeline, other, steps=range(100))
     first = next(k for k in range(100) if pipeline.sampler.rows(k).tolist() != other.sampler.rows(k).tolist())
     assert found.first_step == first and 0 < found.differing_rows <= found.total_rows
@@ -136,10 +131,9 @@ def test_figures_of_checkpoints_reports_and_differences_count_tokens(pipeline, c
 
 def test_commands_take_such_a_run(config, tmp_path, capsys):
     stated = config | {"audit": str(tmp_path / "audit")}
-    (tmp_path / "run.json").write_text(json.dumps(stated))
-    for _ in load(stated, host=Host(0, 1)).iter():
+    name = str(write_config(tmp_path / "run.json", stated))
+    for _ in load(stated).iter():
         pass
-    name = str(tmp_path / "run.json")
     assert main(["audit-check", str(tmp_path / "audit.log"), name]) == 0
     assert main(["verify", name, "--full", "--vocab-size", "60000"]) == 0
     assert main(["inspect", name, "--step", "1"]) == 0
@@ -147,6 +141,6 @@ def test_commands_take_such_a_run(config, tmp_path, capsys):
     assert main(["bench", name, "--seconds", "0.1", "--repeats", "1", "--max-workers", "0"]) == 0
     assert "rows of 4 to 64 tokens" in capsys.readouterr().out
     assert main(["report", name, "--output", str(tmp_path / "report.html")]) == 0
-    layout, page = load(config, host=Host(0, 1)).source.layout, (tmp_path / "report.html").read_text()
+    layout, page = load(config).source.layout, (tmp_path / "report.html").read_text()
     for length, rows in zip(layout.row_lengths, layout.row_counts, strict=True):
         assert f"{rows:,} of {length:,} tokens" in page

@@ -176,18 +176,3 @@ def test_hardly_any_row_of_several_documents_comes_again_in_the_next_epoch(count
         assert padding < {300: 0.1, 3000: 0.025, 20_000: 0.01}[count]
     for first, second in itertools.combinations(epochs, 2):
         assert len(first & second) <= (0.2 if count == 300 else 0.04) * len(second)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(lengths=LENGTHS, rows=st.integers(1, 7), seed=st.integers(0, 2**32), epoch=st.integers(0, 5))
-def test_multipack_has_whole_batches_that_follow_its_order(lengths, rows, seed, epoch):
-    packed = pack("multipack", lengths, batch_rows=rows, seed=seed, epoch=epoch)
-    order = np.random.default_rng(seed + epoch).permutation(len(lengths)).tolist()
-    found = documents_of(packed)
-    assert len(found) % rows == 0 and all(found)
-    start = 0
-    for first in range(0, len(found), rows):
-        batch = [each for row in found[first : first + rows] for each in row]
-        assert sorted(batch) == sorted(order[start : start + len(batch)])
-        start += len(batch)
-    assert len(found) or len(plain_fit(lengths, None, best=False)) < 2 * rows

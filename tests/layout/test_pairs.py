@@ -4,11 +4,12 @@ import hashlib
 
 import numpy as np
 import pytest
+from batches import load, sections
 from pair_files import PAD, make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import GrainSftError, Host
+from grain_sft import GrainSftError
 from grain_sft.layout import PairsLayout
 from grain_sft.provenance import find_document
 from grain_sft.transforms import SplitPairs
@@ -38,16 +39,13 @@ def digest_of(elements):
 
 
 def config_of(folder, **layout):
-    return {
-        "corpus": {"path": str(folder)},
-        "layout": {"kind": "pairs", "sequence_length": 48, "prompt_length": 16} | layout,
-        "sampler": {"seed": 3, "global_batch_size": 8, "epochs": 1, "last_batch": "fill", "order": "sequential"},
-    }
+    sampler = {"order": "sequential", "seed": 3, "global_batch_size": 8, "epochs": 1, "last_batch": "fill"}
+    return sections(folder, 48, layout={"kind": "pairs", "prompt_length": 16, **layout}, **sampler)
 
 
 def test_batches_are_the_pairs_in_the_arrays_of_a_trainer(tmp_path):
     pairs = make_pairs(1100, 1)
-    pipeline = grain_sft.load(config_of(write_pairs(tmp_path, pairs)), host=Host(0, 1))
+    pipeline = load(config_of(write_pairs(tmp_path, pairs)))
     found = list(pipeline.iter())
     for key, expected in formatted(pairs[0], 16, 32).items():
         assert found[0][key].dtype == np.int32 and found[0][key].shape == (8, len(expected))
@@ -87,12 +85,12 @@ def test_long_pairs_are_dropped_or_truncated_and_counted(tmp_path):
 def test_each_option_changes_the_receipt(tmp_path):
     write_pairs(tmp_path, make_pairs(50, 3))
     options = ({}, {"prompt_length": 8}, {"long_pairs": "drop"}, {"sequence_length": 40})
-    codes = [grain_sft.load(config_of(tmp_path, **each), host=Host(0, 1)).receipt.code for each in options]
+    codes = [load(config_of(tmp_path, **each)).receipt.code for each in options]
     assert len(set(codes)) == len(options)
 
 
 def test_a_trace_finds_the_steps_of_a_pair(tmp_path):
-    pipeline = grain_sft.load(config_of(write_pairs(tmp_path, make_pairs(50, 4))), host=Host(0, 1))
+    pipeline = load(config_of(write_pairs(tmp_path, make_pairs(50, 4))))
     found = find_document(pipeline, [17], epochs=1)
     assert set(found.step.tolist()) == {2} and set(found.document.tolist()) == {17}
 

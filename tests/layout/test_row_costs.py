@@ -5,11 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
-from batches import assert_one_run
+from batches import assert_one_run, load, sections
 from document_corpora import make
 from sft_files import EOS
 
-import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout, WindowLayout
 from grain_sft.layout import MixtureLayout, attention_spread
 from grain_sft.source import MixtureSource
@@ -60,13 +59,13 @@ def test_the_spread_of_a_step_is_at_least_that_of_its_longest_document_and_next_
 
 def test_a_run_by_cost_resumes_in_a_pickle_and_on_other_hosts(tmp_path):
     make("plain", tmp_path / "corpus", LENGTHS)
-    config = {
-        "corpus": {"path": str(tmp_path / "corpus"), "format": "files", "dtype": "uint16", "eos_token_id": EOS},
-        "layout": {"kind": "packed", "sequence_length": 32, "source_group_size": 9},
-        "sampler": {"order": "balanced", "seed": 2, "global_batch_size": 4},
-    }
-    pipeline = grain_sft.load(config, host=grain_sft.Host(0, 1))
-    assert_one_run(lambda host: grain_sft.load(config, host=host), range(8, 11), [1, 2, 4])
+    corpus, layout = (
+        {"format": "files", "dtype": "uint16", "eos_token_id": EOS},
+        {"kind": "packed", "source_group_size": 9},
+    )
+    config = sections(tmp_path / "corpus", 32, corpus=corpus, layout=layout, order="balanced", seed=2)
+    pipeline = load(config)
+    assert_one_run(lambda host: load(config, host=host), range(8, 11), [1, 2, 4])
     costs = pipeline.source.layout.row_costs()
     again = pickle.loads(pickle.dumps(pipeline))
     found = [np.sort(costs[again.sampler.rows(step)]) for step in range(again.sampler.steps_per_epoch)]

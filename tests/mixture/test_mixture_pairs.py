@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from batches import assert_one_run
+from batches import assert_one_run, load
 from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_olmo
 
-import grain_sft
-from grain_sft import Host
 from grain_sft.errors import LayoutError
 from grain_sft.provenance import find_document
 
@@ -32,7 +30,7 @@ def config_of(folder, sources, layout=LAYOUT):
 
 def test_every_row_of_a_mixture_is_a_pair_of_its_source_on_any_hosts_and_from_any_step(folder):
     config = config_of(folder, {"helpful": {"weight": 2}, "harmless": {"layout": {"long_pairs": "drop"}}})
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     layout, seen = pipeline.source.layout, set()
     for step in range(12):
         rows, batch = pipeline.sampler.rows(step), pipeline[step]
@@ -45,7 +43,7 @@ def test_every_row_of_a_mixture_is_a_pair_of_its_source_on_any_hosts_and_from_an
                     assert batch[f"{key}_ids"][row][batch[f"{key}_mask"][row] != 0].tolist() == ids
                 seen.add(name)
     assert seen == set(PAIRS)
-    assert_one_run(lambda host: grain_sft.load(config, host=host), range(2, 6), (2, 3))
+    assert_one_run(lambda host: load(config, host=host), range(2, 6), (2, 3))
     document = layout.first_document("harmless") + int(layout.parts["harmless"].pieces(np.array([0])).document[0])
     found = find_document(pipeline, [document], epochs=1)
     assert len(set(found.step.tolist())) == 1 and set(found.document.tolist()) == {document}
@@ -65,4 +63,4 @@ def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(fold
     plain = {"dtype": "uint16", "eos_token_id": 2}
     sources = {name: {**options, **(plain if name == "chats" else {})} for name, options in sources.items()}
     with pytest.raises(LayoutError, match="either all sources of a mixture are preference pairs"):
-        grain_sft.load(config_of(folder, sources, layout), host=Host(0, 1))
+        load(config_of(folder, sources, layout))

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from batches import assert_is_traced, load
+from batches import assert_is_traced, load, take, write_config
 from mixed_corpora import mixed, mixture_config
 
 from grain_sft import PaddedLayout, open_corpus
@@ -50,9 +50,7 @@ def test_the_audit_log_of_a_mixture_has_the_epochs_of_its_sources(folder, tmp_pa
     config = mixture_config(folder, schedule=[{"step": 3, "global_batch_size": 24}])
     pipeline = load({**config, "audit": str(tmp_path / "audit")})
     for start, stop in ((0, 9), (6, 14)):
-        batches = pipeline.iter(start_step=start, threads=0)
-        for _ in range(start, stop):
-            next(batches)
+        take(pipeline, start, stop, threads=0)
     text = (tmp_path / "audit.log").read_text()
     assert text.count("action=epoch_start | source=chat") >= 2 and "action=epoch_complete | source=talks" in text
     for ending in (".log", ".jsonl"):
@@ -76,8 +74,7 @@ def test_the_table_of_checkpoints_counts_epochs_for_each_source(folder):
 
 
 def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(mixture_config(folder)))
+    path = write_config(tmp_path / "run.json", mixture_config(folder))
 
     def run(command, *arguments):
         assert main([command, str(path), *arguments]) == 0

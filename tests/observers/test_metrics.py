@@ -29,13 +29,7 @@ def test_counters_are_what_was_handed_out(folder, threads):
     waited, begin = counting("wait_seconds_sum"), time.perf_counter()
     steps = [batch["inputs"].size for batch in take(make(folder), threads=threads)]
     assert len(steps) == ROWS // BATCH
-    assert counts() == {
-        "rows_total": ROWS,
-        "tokens_total": sum(steps),
-        "wait_seconds_count": len(steps),
-        "make_seconds_count": len(steps),
-        "filtered_rows_total": 1,
-    }
+    assert list(counts().values()) == [ROWS, sum(steps), len(steps), len(steps), 1]
     assert 0 < waited()["wait_seconds_sum"] < time.perf_counter() - begin
     assert read() == {"read_bytes_total": ROWS * LENGTH * 4}
     assert counted("next_step") == len(steps)

@@ -105,11 +105,7 @@ def test_the_cache_counts_and_names_the_process_that_holds_a_block(bucket, folde
     pipeline = make([url], remote={"cache": cache})
     counts = counting("shard_cache_hits_total", "shard_cache_misses_total", "shard_cache_fetched_bytes_total")
     pipeline[0]
-    assert counts() == {
-        "shard_cache_hits_total": 1,  # the ends were checked before
-        "shard_cache_misses_total": 1,
-        "shard_cache_fetched_bytes_total": size,
-    }
+    assert list(counts().values()) == [1, 1, size]  # a hit: the ends were checked before
     (block,) = [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and "-" in path.name]
     block.unlink()
     lock = cache_blocks.claim(str(block))

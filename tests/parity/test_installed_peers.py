@@ -6,6 +6,7 @@ maxtext` suffices.
 
 import numpy as np
 import pytest
+from making import olmo_loader, olmo_windows
 
 from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 
@@ -40,29 +41,17 @@ def test_the_filter_is_olmo_cores(length):
 
 @pytest.mark.parametrize("seed", [0, 34521])
 def test_whole_batches_are_those_of_olmo_cores_loader(tmp_path, seed):
-    data = pytest.importorskip("olmo_core.data")
-    from olmo_core.data.data_loader import NumpyFSLDataLoader
-    from olmo_core.data.numpy_dataset import NumpyFSLDataset
-
+    pytest.importorskip("olmo_core.data")
     length, batch, ranks = 64, 12, 3
     rng = np.random.default_rng(seed)
     paths = []
     for number, tokens in enumerate((64 * 40 + 7, 30, 64 * 25)):
         paths.append(str(tmp_path / f"{number}.npy"))
         rng.integers(0, 50000, tokens, np.uint16).tofile(paths[-1])
-    options = {"pad_token_id": 0, "eos_token_id": 1, "vocab_size": 50000, "dtype": np.uint16}
-    dataset = NumpyFSLDataset(*paths, sequence_length=length, **options)
+    dataset = olmo_windows(paths, length, np.uint16)
     source = NpyDataSource(WindowLayout(open_corpus(paths, dtype="uint16"), length))
     for rank in range(ranks):
-        loader = NumpyFSLDataLoader(
-            dataset,
-            collator=data.DataCollator(pad_token_id=0),
-            global_batch_size=batch * length,
-            seed=seed,
-            work_dir=str(tmp_path / "work"),
-            dp_world_size=ranks,
-            dp_rank=rank,
-        )
+        loader = olmo_loader(dataset, tmp_path / "work", batch=batch, seed=seed, ranks=ranks, rank=rank)
         sampler = IndexSampler(len(source), global_batch_size=batch, seed=seed, order="olmo", host=Host(rank, ranks))
         batches = Pipeline(source, sampler, [ShiftTargets()]).iter()
         for epoch in (1, 2):

@@ -52,25 +52,26 @@ def case_of(corpora, seed):
     if mixed:
         if sampler["order"] == "maxtext":
             sampler["order"] = "olmo"
-        corpus = {
-            "mixture": {name: {"weight": drawn.randint(1, 3), **each} for name, each in zip("ab", corpora, strict=True)}
-        }
-        corpus["mixture"]["b"]["layout"] = {"kind": "windows"} if drawn.random() < 0.5 else {}
+        sources = {name: {"weight": drawn.randint(1, 3), **each} for name, each in zip("ab", corpora, strict=True)}
+        sources["b"]["layout"], corpus = {"kind": "windows"} if drawn.random() < 0.5 else {}, {"mixture": sources}
         if drawn.random() < 0.5:
             schedule.append({"step": 12, "weights": {"b": drawn.randint(4, 7)}})
     else:
         sampler["last_batch"] = "run_on" if drawn.random() < 0.5 or layout["sequence_length"] == 512 else "drop"
         sampler["epochs"] = drawn.choice([None, 3])
     config = {"corpus": corpus, "layout": layout, "sampler": sampler | ({"schedule": schedule} if schedule else {})}
-    config["transforms"] = drawn.choice([["shift_targets"], ["ngram_filter", "shift_targets"], []])
+    counting = {
+        "ngram_filter": {"max_count": 12, "count_padding": True}
+    }  # fails rows with 12 tokens of padding in a run
+    filters = ["ngram_filter"], [counting], []
+    config["transforms"] = drawn.choice([[*drawn.choice(filters), "shift_targets"], []])
     amendments = [amendment_of(drawn, mixed) for _ in range(drawn.randint(1, 4))]
     return config, amendments, host
 
 
 def amendment_of(drawn, mixed):
     step = drawn.randrange(14)
-    kinds = ["skip", "withdraw", *(["reweight"] if mixed else [])]
-    kind = drawn.choice(kinds)
+    kind = drawn.choice(["skip", "withdraw", *(["reweight"] if mixed else [])])
     if kind == "skip":
         return {"skip": {"from": step, "steps": drawn.randint(1, 5)}}
     if kind == "withdraw":
@@ -87,8 +88,8 @@ def reference(config, amendments, host, steps):
     for kind, each in sections:
         if kind == "skip":
             del left[each["from"] : each["from"] + each["steps"]]
-    weights = {name: each["weight"] for name, each in config["corpus"].get("mixture", {}).items()}
     sources = config["corpus"].get("mixture", {})
+    weights = {name: each["weight"] for name, each in sources.items()}
     for kind, each in sections:
         if kind == "reweight":
             step = left[each["from"]]
@@ -100,11 +101,8 @@ def reference(config, amendments, host, steps):
                 entries.setdefault(step, {"step": step})["weights"] = now
             else:
                 weights = now
-    corpus = (
-        {"mixture": {name: {**each, "weight": weights[name]} for name, each in sources.items()}}
-        if sources
-        else config["corpus"]
-    )
+    mixture = {name: {**each, "weight": weights[name]} for name, each in sources.items()}
+    corpus = {"mixture": mixture} if sources else config["corpus"]
     schedule = {"schedule": [entries[step] for step in sorted(entries)]} if entries else {}
     plain = load({**config, "corpus": corpus, "sampler": {**config["sampler"], **schedule}}, host)
     for step in steps:
@@ -112,13 +110,8 @@ def reference(config, amendments, host, steps):
             yield None
             continue
         rows = plain.sampler.rows(left[step])
-        gone = {
-            number
-            for kind, each in sections
-            if kind == "withdraw" and each["from"] <= step
-            for number in each["documents"]
-        }
-        element = without(plain.source, rows, gone)
+        withdrawn = [each["documents"] for kind, each in sections if kind == "withdraw" and each["from"] <= step]
+        element = without(plain.source, rows, set().union(*withdrawn))
         for transform in plain.transforms:
             element = transform.map(element)
         yield element
@@ -157,7 +150,11 @@ def check_case(corpora, seed):
         if expected is None:
             assert changed.num_steps == step
             break
-        assert_same((in_a_worker if step % 3 else changed)[step], expected)
+        batch = (in_a_worker if step % 3 else changed)[step]
+        assert_same(batch, expected)
+        for array in batch.values():
+            if array.flags.writeable:
+                array.fill(7)  # a trainer may write to its batch, and no later one shows it
         if step < first:
             assert_same(changed[step], plain[step])
 

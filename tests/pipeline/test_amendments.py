@@ -1,15 +1,12 @@
 """Amendments: nothing differs before their step, and after it exactly what they state, by a naive reference."""
 
-import contextlib
-import functools
 import itertools
-import json
 import random
 
 import numpy as np
 import pytest
-from batches import assert_one_run, assert_same, load
-from sft_files import documents, write_episodes, write_olmo
+from batches import assert_same, load, sections, take, write_config
+from sft_files import documents, write_episodes
 from test_amendment_properties import without
 
 import grain_sft
@@ -22,61 +19,16 @@ from grain_sft.pipeline import Amendment
 from grain_sft.provenance import check_audit, difference, trace
 
 DOCS = documents(150, seed=3, longest=40)
-LAYOUTS = {
-    "windows": {"kind": "windows"},
-    "padded": {"kind": "padded"},
-    "packed": {"kind": "packed"},
-    "fragments": {"kind": "packed", "long_documents": "fragment"},
-    "long": {"kind": "packed", "sequence_length": 2048},
-}
 
 
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpora")
-    weighted = documents(120, 5, weights=True, longest=40)
-    return {
-        "masks": {"path": str(write_olmo(folder / "olmo", DOCS, sources=True)), "eos_token_id": 2, "dtype": "uint16"},
-        "weights": {"path": str(write_episodes(folder / "weights", weighted, shards=3))},
-    }
+@pytest.fixture
+def corpus(corpora):
+    return corpora["olmo"]
 
 
-def config_of(corpus, layout, amendments=(), transforms=("shift_targets",), **sampler):
-    return {
-        "corpus": corpus,
-        "layout": {"sequence_length": 32, **LAYOUTS[layout]},
-        "sampler": {"seed": 1, "global_batch_size": 4, "order": "olmo", **sampler},
-        "transforms": list(transforms),
-        "amendments": list(amendments),
-    }
-
-
-CORPORA = {"windows": "masks", "padded": "weights", "packed": "masks", "fragments": "weights", "long": "masks"}
-
-
-@pytest.mark.parametrize(("layout", "corpus"), CORPORA.items())
-def test_withdrawn_documents_are_padding_from_their_step_on(corpora, layout, corpus):
-    drawn = random.Random(layout + corpus)
-    numbers = drawn.sample(range(100), 24)
-    first, later = sorted(numbers[:12]), sorted(numbers[12:])
-    amendments = [{"withdraw": {"from": 6, "documents": later}}, {"withdraw": {"from": 2, "documents": first}}]
-    filters = [{"ngram_filter": {"max_count": 12, "count_padding": True}}] if layout in ("windows", "padded") else []
-    transforms = [*filters, "shift_targets"]  # such a filter fails the rows that have 12 tokens of padding in a run
-    config = config_of(corpora[corpus], layout, transforms=transforms, last_batch="run_on")
-    plain = grain_sft.load(config)
-    changed = grain_sft.load({**config, "amendments": amendments})
-    for step in range(9):
-        gone = [] if step < 2 else first if step < 6 else numbers
-        expected = without(plain.source, plain.sampler.rows(step), gone)
-        assert_same(changed.source_at(step).read(plain.sampler.rows(step)), expected)
-        for transform in plain.transforms:
-            expected = transform.map(expected)
-        batch = changed[step]
-        assert_same(batch, expected)
-        for array in batch.values():
-            if array.flags.writeable:
-                array.fill(7)  # a trainer may write to its batch, and no later one shows it
-    assert_one_run(functools.partial(load, {**config, "amendments": amendments}), range(1, 8), [1, 2])
+def config_of(corpus, layout, amendments=(), **sampler):
+    own = {"transforms": ["shift_targets"], "amendments": list(amendments)}
+    return sections(None, 32, corpus=corpus, layout=layout, **sampler) | own
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -108,14 +60,14 @@ def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, monkeypatch, la
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_skipped_steps_are_never_read(corpora, seed):
+def test_skipped_steps_are_never_read(corpus, seed):
     drawn = random.Random(seed)
     hosts = drawn.choice([1, 2, 4])
     sampler = {"global_batch_size": 4, "order": drawn.choice(["shuffle", "olmo", "maxtext", "episode", "sequential"])}
     sampler["epochs"] = drawn.choice([None, 2])
     if drawn.random() < 0.5:
         sampler["schedule"] = [{"step": drawn.randrange(1, 9), "global_batch_size": 8}]
-    config = config_of(corpora["masks"], "packed", **sampler)
+    config = config_of(corpus, "packed", **sampler)
     skips = [(drawn.randrange(12), drawn.randrange(1, 5)) for _ in range(drawn.randrange(1, 4))]
     amended = {**config, "amendments": [{"skip": {"from": first, "steps": count}} for first, count in skips]}
     left = list(range(60))
@@ -145,17 +97,15 @@ def test_skipped_steps_are_never_read(corpora, seed):
             assert not len(read) or (span.first, span.last) == (read[0], read[-1])
 
 
-def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpora, tmp_path):
-    config = config_of(corpora["masks"], "packed")
+def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpus, tmp_path):
+    config = config_of(corpus, "packed")
     skip = {"skip": {"from": 5, "steps": 2}}
     plain, changed = grain_sft.load(config), grain_sft.load({**config, "amendments": [skip]})
-    for step in (0, 5):
-        for one, other in ((plain, changed), (changed, plain)):
-            other.iter().set_state(one.iter(start_step=step).get_state())
+    message = r"continues at step 6, and amendment 1 differs.*from step 5: skip 2 steps"
     for one, other in ((plain, changed), (changed, plain)):
-        with pytest.raises(
-            PipelineError, match=r"continues at step 6, and amendment 1 differs.*from step 5: skip 2 steps"
-        ):
+        for step in (0, 5):
+            other.iter().set_state(one.iter(start_step=step).get_state())
+        with pytest.raises(PipelineError, match=message):
             other.iter().set_state(one.iter(start_step=6).get_state())
     more = grain_sft.load({**config, "amendments": [skip, {"withdraw": {"from": 7, "documents": 3}}]})
     more.iter().set_state(changed.iter(start_step=7).get_state())
@@ -168,8 +118,8 @@ def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpora, tmp_path):
             record.begin(pipeline, step)
 
 
-def test_documents_are_named_by_record_input_and_file(corpora, tmp_path):
-    layout = grain_sft.load(config_of(corpora["masks"], "padded")).source.layout
+def test_documents_are_named_by_record_input_and_file(corpus, tmp_path):
+    layout = grain_sft.load(config_of(corpus, "padded")).source.layout
     (tmp_path / "gone.txt").write_text("4\n\n9\n")
     assert documents_named_in([layout], [3, "17", str(tmp_path / "gone.txt")])[0].tolist() == [3, 4, 9, 17]
     with pytest.raises(grain_sft.GrainSftError, match="'nobody' is not a document number, a source"):
@@ -200,9 +150,9 @@ def test_a_config_file_names_documents_as_they_are_written(corpora, tmp_path):
         ({"reweight": {"from": 3, "weights": {"a": 1}}}, "one corpus has no weights"),
     ],
 )
-def test_a_wrong_amendment_is_named(corpora, entry, message):
+def test_a_wrong_amendment_is_named(corpus, entry, message):
     with pytest.raises(grain_sft.GrainSftError, match=message):
-        grain_sft.load(config_of(corpora["masks"], "packed", [entry]))
+        grain_sft.load(config_of(corpus, "packed", [entry]))
 
 
 def test_an_amendment_that_changes_nothing_is_refused():
@@ -210,15 +160,13 @@ def test_an_amendment_that_changes_nothing_is_refused():
         Amendment(4)
 
 
-def test_a_trace_and_an_audit_log_show_what_each_step_saw(corpora, tmp_path):
-    config = {**config_of(corpora["masks"], "windows"), "audit": str(tmp_path / "audit")}
+def test_a_trace_and_an_audit_log_show_what_each_step_saw(corpus, tmp_path):
+    config = {**config_of(corpus, "windows"), "audit": str(tmp_path / "audit")}
     gone = list(range(20, 60))
     amendments = [{"skip": {"from": 9, "steps": 12}}, {"withdraw": {"from": 11, "documents": gone}}]
     changed = grain_sft.load({**config, "amendments": amendments})
-    for pipeline, steps in ((grain_sft.load(config), range(7)), (changed, range(7, 30))):
-        with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
-            for _ in steps:
-                next(batches)
+    take(grain_sft.load(config), 0, 7)
+    take(changed, 7, 30)
     for ending in ("log", "jsonl"):
         assert check_audit(tmp_path / f"audit.{ending}", changed).findings == []
         without = grain_sft.load({**config, "amendments": amendments[1:]})
@@ -233,32 +181,18 @@ def test_a_trace_and_an_audit_log_show_what_each_step_saw(corpora, tmp_path):
     assert "withdrawn" not in trace(grain_sft.load(config), range(3)).columns()
 
 
-def test_an_audit_log_names_an_amendment_of_the_past(corpora, tmp_path):
-    config = {**config_of(corpora["masks"], "padded"), "audit": str(tmp_path / "audit")}
-    changed = grain_sft.load({**config, "amendments": [{"skip": {"from": 2, "steps": 1}}]})
-    for pipeline, steps in ((grain_sft.load(config), range(4)), (changed, range(4, 8))):
-        with contextlib.closing(pipeline.iter(start_step=steps.start)) as batches:
-            for _ in steps:
-                next(batches)
-    found = [str(each) for each in check_audit(tmp_path / "audit.jsonl", changed).findings]
-    assert any("an amendment that it did not have before: from step 2: skip 1 steps" in each for each in found)
-
-
 def changes_of(drawn):
     """Return a random change of a config, which may change no batch at all."""
     sampler = drawn.choice([{}, {"seed": 2}, {"epochs": 1}, {"schedule": [{"step": 5, "global_batch_size": 8}]}])
     amendments = [{"skip": {"from": drawn.randrange(9), "steps": 2}}, {"withdraw": {"from": 3, "documents": [7, 8]}}]
     layout = drawn.choice([{}, {}, {"sequence_length": 24}, {"long_documents": "fragment"}])
-    return {
-        "sampler": sampler,
-        "amendments": drawn.choice([[], amendments, amendments[:1], amendments[1:]]),
-        "layout": layout,
-    }
+    chosen = drawn.choice([[], amendments, amendments[:1], amendments[1:]])
+    return {"sampler": sampler, "amendments": chosen, "layout": layout}
 
 
 @pytest.mark.parametrize("seed", [*range(16), *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(16, 50))])
-def test_a_difference_begins_at_the_step_that_brute_force_finds(corpora, seed):
-    drawn, config = random.Random(seed), config_of(corpora["masks"], "packed")
+def test_a_difference_begins_at_the_step_that_brute_force_finds(corpus, seed):
+    drawn, config = random.Random(seed), config_of(corpus, "packed")
     pair = []
     for _ in range(2):
         change = changes_of(drawn)
@@ -277,11 +211,10 @@ def test_a_difference_begins_at_the_step_that_brute_force_finds(corpora, seed):
         assert found.differing_rows == differing
 
 
-def test_diff_prints_where_two_configs_part(corpora, tmp_path, capsys):
-    config = config_of(corpora["masks"], "packed")
-    paths = [tmp_path / "a.json", tmp_path / "b.json"]
-    for path, amendments in zip(paths, ([], [{"skip": {"from": 70, "steps": 3}}]), strict=True):
-        path.write_text(json.dumps({**config, "amendments": amendments}))
+def test_diff_prints_where_two_configs_part(corpus, tmp_path, capsys):
+    config = config_of(corpus, "packed")
+    skipping = config | {"amendments": [{"skip": {"from": 70, "steps": 3}}]}
+    paths = [write_config(tmp_path / "a.json", config), write_config(tmp_path / "b.json", skipping)]
     assert main(["diff", *map(str, paths)]) == 1
     printed = capsys.readouterr().out
     assert "amendment 1 differs: here nothing; there from step 70: skip 3 steps." in printed

@@ -1,19 +1,18 @@
 """A run that learns nothing says so, with the reason, and one that learns says nothing."""
 
 import contextlib
-import json
 import re
 
+import jax
 import numpy as np
 import pytest
 from absl import logging
-from batches import sections
+from batches import load, sections, take, write_config
 from pair_files import write_pairs
 from sft_files import EOS, write_olmo
 
-import grain_sft
-from grain_sft import Host
 from grain_sft.cli.main import main
+from grain_sft.integrations.jax_arrays import GlobalBatches
 from grain_sft.pipeline import NUM_CHECKED, takes_loss
 from grain_sft.verify import verify
 
@@ -42,33 +41,30 @@ def warnings(monkeypatch):
 
 
 @pytest.fixture
-def write_config(tmp_path):
+def config_of(tmp_path):
     def write(case, **changes):
         loss, options, _ = CASES.get(case, (SOUND, {}, ""))
         tokens = np.full(len(loss), 9) if case == "repeated" else np.arange(3, 3 + len(loss))
         tokens[-1] = EOS
         write_olmo(tmp_path / "corpus", [(tokens.astype(np.uint32), loss.astype(bool))] * COUNT, part_tokens=10**9)
         config = sections(tmp_path / "corpus", LENGTH, corpus={"dtype": "uint16", "eos_token_id": EOS})
-        (tmp_path / "run.json").write_text(json.dumps(config | options | changes))
-        return tmp_path / "run.json"
+        return write_config(tmp_path / "run.json", config | options | changes)
 
     return write
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_verify_fails_and_iterating_warns_once_and_says_why(case, write_config, warnings, capsys):
-    path, reason = write_config(case), CASES[case][2]
+def test_verify_fails_and_iterating_warns_once_and_says_why(case, config_of, warnings, capsys):
+    path, reason = config_of(case), CASES[case][2]
     (finding,) = [each for each in verify(path).findings if each.wrong]
     assert finding.check == "loss"
     assert re.match(f"no target takes loss in the first 8 steps: .*{reason}", finding.message), finding.message
     assert main(["verify", str(path)]) == 1
     assert "not sound" in capsys.readouterr().out
     for threads in (0, 2):
-        pipeline = grain_sft.load(path, host=Host(0, 1))
+        pipeline = load(path)
         for _ in range(2):
-            with contextlib.closing(pipeline.iter(threads=threads)) as batches:
-                for _ in range(2 * NUM_CHECKED):
-                    next(batches)
+            take(pipeline, 0, 2 * NUM_CHECKED, threads=threads)
         sentence = warnings.pop()
         assert not warnings
         expected = rf"No target takes loss in the first batches \(steps 0, 1, 2, 3\): .*{reason}"
@@ -79,29 +75,22 @@ def test_verify_fails_and_iterating_warns_once_and_says_why(case, write_config, 
 def test_pairs_whose_responses_are_cut_to_the_same_tokens_are_reported(length, tmp_path, warnings):
     """Of 20 pairs 15 have responses of 20 equal tokens and another last one, and 5 have no response."""
     same = list(range(3, 23))
-    write_pairs(
-        tmp_path / "pairs", [[[7], [*same, 30 + number], [*same, 60]] for number in range(15)] + [[[7], [], []]] * 5
-    )
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(sections(tmp_path / "pairs", length, layout="pairs", order="sequential")))
+    pairs = [[[7], [*same, 30 + number], [*same, 60]] for number in range(15)] + [[[7], [], []]] * 5
+    write_pairs(tmp_path / "pairs", pairs)
+    path = write_config(tmp_path / "run.json", sections(tmp_path / "pairs", length, layout="pairs", order="sequential"))
     found = verify(path)
     cut = length == 16
     (note,) = [each for each in found.findings if "of the 20 pairs" in each.message]
     assert note.message.startswith(f"{20 if cut else 5} of the 20 pairs checked teach nothing")
     assert note.place == f"row {0 if cut else 15}" and found.figures["equal_responses"] == (20 if cut else 5)
     assert any(each.wrong for each in found.findings if each.check == "loss") == cut
-    with contextlib.closing(grain_sft.load(path, host=Host(0, 1)).iter()) as batches:
-        for _ in range(NUM_CHECKED):
-            next(batches)
+    take(load(path), 0, NUM_CHECKED)
     expected = r"No target takes loss .* all \d+ rows that were checked: the chosen response of each pair is equal"
     assert [bool(re.match(expected, each)) for each in warnings] == [True] * cut
 
 
-def test_global_batches_warn_too(write_config, warnings):
-    jax = pytest.importorskip("jax")
-    from grain_sft.integrations.jax_arrays import GlobalBatches
-
-    pipeline = grain_sft.load(write_config("zeros"), host=Host(0, 1))
+def test_global_batches_warn_too(config_of, warnings):
+    pipeline = load(config_of("zeros"))
     with contextlib.closing(GlobalBatches(pipeline, jax.sharding.SingleDeviceSharding(jax.devices()[0]))) as batches:
         for _ in range(NUM_CHECKED + 32):  # the batch whose check warns may be one that is made ahead
             next(batches)
@@ -109,9 +98,9 @@ def test_global_batches_warn_too(write_config, warnings):
     assert CASES["zeros"][2] in sentence
 
 
-def test_a_run_of_fewer_steps_warns_at_its_last(write_config, warnings):
+def test_a_run_of_fewer_steps_warns_at_its_last(config_of, warnings):
     sampler = {"seed": 0, "global_batch_size": 25, "epochs": 1}
-    pipeline = grain_sft.load(write_config("zeros", sampler=sampler), host=Host(0, 1))
+    pipeline = load(config_of("zeros", sampler=sampler))
     assert 1 < len(pipeline) < NUM_CHECKED
     list(pipeline.iter())
     (sentence,) = warnings
@@ -119,19 +108,17 @@ def test_a_run_of_fewer_steps_warns_at_its_last(write_config, warnings):
 
 
 @pytest.mark.parametrize("transforms", [["shift_targets"], ["ngram_filter", "shift_targets"]])
-def test_a_sound_run_warns_of_nothing(transforms, write_config, warnings):
-    path = write_config("sound", transforms=transforms)
-    pipeline = grain_sft.load(path, host=Host(0, 1))
-    with contextlib.closing(pipeline.iter()) as iterator:
-        next(iterator)
+def test_a_sound_run_warns_of_nothing(transforms, config_of, warnings):
+    path = config_of("sound", transforms=transforms)
+    pipeline = load(path)
+    take(pipeline, 0, 1)
     assert pipeline.first_steps.left == 0  # one batch is checked, not each
     assert not warnings and verify(path).sound
 
 
-def test_a_pipeline_without_transforms_says_once_which_keys_it_gives(write_config, warnings):
-    pipeline = grain_sft.load(write_config("sound", transforms=[]), host=Host(0, 1))
-    with contextlib.closing(pipeline.iter()) as iterator:
-        assert "inputs" not in next(iterator) and "inputs" not in next(iterator)
+def test_a_pipeline_without_transforms_says_once_which_keys_it_gives(config_of, warnings):
+    pipeline = load(config_of("sound", transforms=[]))
+    assert not any("inputs" in batch for batch in take(pipeline, 0, 2))
     (sentence,) = warnings
     assert "keys tokens, loss_mask, segment_ids, positions" in sentence and "[ShiftTargets()]" in sentence
 

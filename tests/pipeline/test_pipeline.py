@@ -60,9 +60,8 @@ def test_a_batch_holds_the_rows_that_the_sampler_names(source):
     mine = pipeline(source)
     for step in (0, 1, 2, 77):
         batch, rows = mine[step], mine.sampler.rows(step)
-        assert set(batch) == {
-            f"{name}{end}" for name in ("inputs", "targets") for end in ("", "_position", "_segmentation")
-        }
+        names = itertools.product(("inputs", "targets"), ("", "_position", "_segmentation"))
+        assert set(batch) == set(map("".join, names))
         assert all(array.shape == (BATCH, LENGTH) and array.dtype == np.int32 for array in batch.values())
         tokens = np.stack([source[int(row)]["tokens"] for row in rows])
         np.testing.assert_array_equal(batch["inputs"], tokens)
@@ -287,8 +286,9 @@ def test_a_step_given_by_position_works_with_a_warning_that_names_it(source):
         assert mine.iter(3, threads=0).next_step == 3
     with pytest.warns(DeprecationWarning, match=r"Write data_loader\(worker_count=0, start_step=1\)"):
         assert_same(next(iter(mine.data_loader(0, 1))), mine[1])
-    with pytest.raises(TypeError):
-        mine.iter(1, 2)
+    for more, named in (((2,), {}), ((), {"start_step": 2})):
+        with pytest.raises(TypeError, match="positional"):
+            mine.iter(1, *more, **named)
 
 
 def test_parts_that_do_not_fit_are_named(source):

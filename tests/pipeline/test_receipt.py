@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from batches import assert_same, sections
+from batches import assert_same, load, sections, write_config
 from sft_files import documents, write_olmo
 
 import grain_sft
@@ -33,7 +33,7 @@ def receipt(config, host=None, **changes):
             change = ({} if "kind" in change else config[section]) | change
             change = {key: value for key, value in change.items() if value is not None}
         config = config | {section: change}
-    return grain_sft.load(config, host=host or Host(0, 1)).receipt
+    return load(config, host=host or Host(0, 1)).receipt
 
 
 ANEW = {"order": "sequential", "epochs": 1}
@@ -93,13 +93,13 @@ def test_options_that_change_no_batch_may_change_the_receipt(config, tmp_path):
     """As docs/replay.md states: a receipt contains options as they are given."""
     write_olmo(tmp_path / "one", DOCS, part_tokens=10**6)  # one part, whose boundary file makes the EOS id unused
     given = config | {"corpus": {**config["corpus"], "path": str(tmp_path / "one"), "pad_token_id": 2}}
-    plain = grain_sft.load(given, host=Host(0, 1))
+    plain = load(given)
     for section, change in (
         ("sampler", {**given["sampler"], "schedule": [{"step": 2, "global_batch_size": 4}]}),
         ("transforms", ["ngram_filter", "shift_targets"]),
         ("corpus", {**given["corpus"], "eos_token_id": 5}),
     ):
-        changed = grain_sft.load(given | {section: change}, host=Host(0, 1))
+        changed = load(given | {section: change})
         assert plain.receipt.code != changed.receipt.code and len(plain) == len(changed)
         for step in range(len(plain)):
             assert_same(plain[step], changed[step])
@@ -141,7 +141,7 @@ def test_other_tokens_masks_or_padding_change_the_receipt(config, tmp_path):
         write_olmo(tmp_path / f"other{number}", [document, *DOCS[1:]])
     others = [receipt(config, corpus={"path": str(tmp_path / f"other{number}")}) for number in range(2)]
     assert len({before.code, *(other.code for other in others)}) == 3
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     object.__setattr__(pipeline.source.layout.corpus, "pad_token_id", 9)
     assert [line.split()[0] for line in receipt_of(pipeline).differences(before.parts)] == ["padding"]
 
@@ -156,7 +156,7 @@ def test_hosts_paths_threads_and_caches_change_nothing(config, tmp_path, monkeyp
     listed = sorted(map(str, (tmp_path / "sft").glob("*.npy")))
     assert receipt(config, corpus={**copied, "format": "olmo"}, audit=str(tmp_path / "audit.log")).code == code
     assert receipt(config, corpus={**copied, "tokenizer": "a name", "path_remap": {"/a": listed[0]}}).code == code
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     next(pipeline.iter(threads=1, prefetch=2))
     assert pipeline.receipt.code == code
 
@@ -216,8 +216,7 @@ def test_the_receipt_of_a_known_run_stays_what_it_is(tmp_path):
 
 
 def test_the_command_prints_the_code_and_the_parts(config, tmp_path, capsys):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(config))
+    path = write_config(tmp_path / "run.json", config)
     expected = receipt(config)
     assert expected.as_dict() == {"receipt": expected.code, "parts": expected.parts}
     assert main(["receipt", str(path), "--json"]) == 0

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from batches import assert_same, load
+from batches import assert_same, load, take
 from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_olmo
 from test_amendment_properties import two_corpora, without
@@ -27,11 +27,8 @@ FEW, MANY = (0, 3, 11, 16, 19, 27), range(30, 230)
 def corpora(tmp_path_factory):
     folder = tmp_path_factory.mktemp("staged")
     vsl = {"path": str(write_olmo(folder / "vsl", documents(400, 9, longest=60))), "eos_token_id": 2, "dtype": "uint16"}
-    return {
-        "texts": two_corpora(folder),
-        "vsl": vsl,
-        "pairs": {"path": str(write_pairs(folder / "pairs", make_pairs(90, 4)))},
-    }
+    pairs = {"path": str(write_pairs(folder / "pairs", make_pairs(90, 4)))}
+    return {"texts": two_corpora(folder), "vsl": vsl, "pairs": pairs}
 
 
 def stage_of(drawn, corpora, hosts, order, kind):
@@ -39,11 +36,8 @@ def stage_of(drawn, corpora, hosts, order, kind):
     sampler = {"global_batch_size": hosts * drawn.randint(1, 2), "order": order}
     length = {"sequence_length": drawn.choice([16, 32, 64])}
     if kind == "pairs":
-        return {
-            "corpus": corpora["pairs"],
-            "layout": {**length, "kind": "pairs", "prompt_length": 8},
-            "sampler": sampler,
-        }
+        layout = {**length, "kind": "pairs", "prompt_length": 8}
+        return {"corpus": corpora["pairs"], "layout": layout, "sampler": sampler}
     if drawn.random() < 0.2:
         layout = {"kind": "olmo_vsl", "sequence_length": 32, "min_sequence_length": 8}
         return {"corpus": corpora["vsl"], "layout": layout, "sampler": {"global_batch_size": hosts}}
@@ -71,10 +65,9 @@ def case_of(corpora, seed):
     drawn = random.Random(seed)
     hosts, order = drawn.randint(1, 8), drawn.choice(["shuffle", "olmo", "sequential"])
     kind = "pairs" if drawn.random() < 0.1 else "texts"
-    stages = [
-        {"steps": drawn.randint(1, 6), **stage_of(drawn, corpora, hosts, order, kind)}
-        for _ in range(drawn.randint(1, 4))
-    ]
+    stages = []
+    for _ in range(drawn.randint(1, 4)):
+        stages.append({"steps": drawn.randint(1, 6), **stage_of(drawn, corpora, hosts, order, kind)})
     if drawn.random() < 0.5:
         del stages[-1]["steps"]
     amendments = []
@@ -136,11 +129,7 @@ def without_pairs(source, rows, gone):
 def check_case(corpora, folder, seed):
     config, amendments, hosts = case_of(corpora, seed)
     plain, amended = load(config), {**config, "amendments": amendments}
-    end, skips, withdrawn = (
-        min(plain.end_step, 24),
-        sections_of(amendments, "skip"),
-        sections_of(amendments, "withdraw"),
-    )
+    end, (skips, withdrawn) = min(plain.end_step, 24), (sections_of(amendments, kind) for kind in ("skip", "withdraw"))
     data_steps = list(range(100))
     for each in skips:
         del data_steps[each["from"] : each["from"] + each["steps"]]
@@ -179,13 +168,8 @@ def check_case(corpora, folder, seed):
         for key, array in changed[step].items():
             parts = join([each[step][key] for each in split])
             np.testing.assert_array_equal(parts.reshape(array.shape), array)
-    bounds = {
-        0,
-        len(left) - 1,
-        *(stage.first_step for stage in changed.stages),
-        *(each["from"] for each in skips + withdrawn),
-    }
-    for bound in sorted(bounds):
+    bounds = {each["from"] for each in skips + withdrawn} | {stage.first_step for stage in changed.stages}
+    for bound in sorted(bounds | {0, len(left) - 1}):
         for step in (bound - 1, bound):
             if 0 < step < len(left):
                 state = changed.iter(start_step=step, threads=0).get_state()
@@ -193,19 +177,12 @@ def check_case(corpora, folder, seed):
                 again.set_state(state)
                 assert_same(next(again), changed[step])
     audited = load({**amended, "audit": str(folder / "audit")})
-    batches = audited.iter(threads=0)
-    for _ in range(len(left)):
-        next(batches)
-    batches.close()
+    take(audited, 0, len(left), threads=0)
     assert check_audit(folder / "audit.log", changed).findings == []
-    unequal = [
-        step
-        for step in range(len(left))
-        if any(
-            (plain[step][key].shape != array.shape) or (plain[step][key] != array).any()
-            for key, array in changed[step].items()
-        )
-    ]
+    unequal = []
+    for step in range(len(left)):
+        pairs = [(plain[step].get(key), array) for key, array in changed[step].items()]
+        unequal += [] if all(np.array_equal(one, other) for one, other in pairs) else [step]
     ends = plain.end_step != changed.end_step
     found = difference(plain, changed, steps=range(len(left) + (1 if ends else 0)))
     assert found.first_step == (unequal[0] if unequal else len(left) if ends else None)

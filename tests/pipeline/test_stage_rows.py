@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import load
+from batches import load, sections
 
 from grain_sft import Host
 
@@ -20,6 +20,10 @@ def numbered(folder, sizes):
         np.arange(first, first + size, dtype="<u4").tofile(paths[-1])
         first += size
     return {"path": paths, "dtype": "uint32", "eos_token_id": 2**32 - 1}
+
+
+def config_of(corpus, length, layout="windows", **sampler):
+    return sections(None, length, corpus=corpus, layout=layout, **sampler) | {"transforms": []}
 
 
 def rows_by_hand(sizes, longest, plan, order, run_on):
@@ -57,27 +61,19 @@ def test_every_token_is_read_once_or_counted(tmp_path, seed):
     lengths = [length for length in range(1, longest + 1) if longest % length == 0 and length >= 2]
     sizes = [drawn.randrange(0, 9) * longest + drawn.randrange(longest) for _ in range(3)] + [8 * longest]
     even, run_on, order = drawn.choice([1, 2]), drawn.random() < 0.5, drawn.choice(["shuffle", "olmo", "sequential"])
-    plan = [
-        (drawn.randrange(1, 12), drawn.choice(lengths), even * drawn.randrange(1, 7 // even))
-        for _ in range(drawn.randrange(1, 6))
-    ]
+    plan, stages = [], []
+    for _ in range(drawn.randrange(1, 6)):
+        plan.append((drawn.randrange(1, 12), drawn.choice(lengths), even * drawn.randrange(1, 7 // even)))
     plan.append((drawn.randrange(1, 6), longest, 2))
-    stages = []
     for count, length, batch in plan:
         tokens = (count - 1) * length * batch + drawn.randrange(1, length * batch + 1)
         stages.append({"steps": count} if drawn.random() < 0.7 else {"tokens": tokens})
         stages[-1] |= {"layout": {"sequence_length": length}, "sampler": {"global_batch_size": batch}}
     sampler = {"seed": seed, "order": order, "last_batch": "run_on" if run_on else "drop"}
-    config = {"corpus": numbered(tmp_path, sizes), "layout": {"kind": "windows"}, "sampler": sampler}
-    longest_rows = load(
-        {
-            **config,
-            "layout": {"kind": "windows", "sequence_length": longest},
-            "sampler": {**sampler, "global_batch_size": 1},
-        }
-    )
-    expected, left_out, passed = rows_by_hand(sizes, longest, plan, longest_rows.sampler.streams[0].rows_at, run_on)
-    staged = load({**config, "stages": stages, "transforms": []})
+    config = config_of(numbered(tmp_path, sizes), longest, **sampler)
+    longest_rows = load(config).sampler.streams[0].rows_at
+    expected, left_out, passed = rows_by_hand(sizes, longest, plan, longest_rows, run_on)
+    staged = load({**config, "stages": stages})
     assert [(each.end_step - each.first_step) for each in staged.stages] == [count for count, _, _ in plan]
     assert len(staged) == len(expected)
     for step, rows in enumerate(expected):
@@ -96,33 +92,21 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_stages.json").
 
 @pytest.mark.parametrize("case", GOLDEN["chunks"], ids=lambda case: f"{case['L']}-of-{case['longest']}")
 def test_parts_of_longer_rows_are_olmos(tmp_path, case):
-    config = {
-        "corpus": numbered(tmp_path, case["files"]),
-        "layout": {"kind": "windows", "sequence_length": case["L"], "max_target_sequence_length": case["longest"]},
-        "sampler": {"seed": case["seed"], "global_batch_size": case["rows"], "order": "olmo"},
-        "transforms": [],
-    }
-    pipeline = load(config)
+    layout = {"kind": "windows", "max_target_sequence_length": case["longest"]}
+    corpus, sampler = numbered(tmp_path, case["files"]), {"seed": case["seed"], "global_batch_size": case["rows"]}
+    pipeline = load(config_of(corpus, case["L"], layout, **sampler))
     expected = [first for epoch in case["epochs"] for first in epoch]
     assert [pipeline[step]["tokens"][:, 0].tolist() for step in range(len(expected))] == expected
 
 
 @pytest.mark.parametrize("case", GOLDEN["runs"], ids=lambda case: f"{case['L']}-{len(case['steps'])}")
 def test_warm_ups_of_length_and_batch_are_olmos(tmp_path, case):
-    shapes = [(step["L"], len(step["first"])) for step in case["steps"]]
-    stages = [
-        {"steps": len(list(steps)), "layout": {"sequence_length": length}, "sampler": {"global_batch_size": rows}}
-        for (length, rows), steps in itertools.groupby(shapes)
-    ]
-    stages.append({"steps": 1, "layout": {"sequence_length": case["L"]}, "sampler": {"global_batch_size": 1}})
-    config = {
-        "corpus": numbered(tmp_path, case["files"]),
-        "layout": {"kind": "windows"},
-        "sampler": {"seed": case["seed"], "order": "olmo"},
-        "stages": stages,
-        "transforms": [],
-    }
-    pipeline = load(config)
+    shapes = [*((step["L"], len(step["first"])) for step in case["steps"]), (case["L"], 1)]
+    config, stages = config_of(numbered(tmp_path, case["files"]), case["L"], seed=case["seed"]), []
+    for (length, rows), steps in itertools.groupby(shapes):
+        own = {"layout": {"sequence_length": length}, "sampler": {"global_batch_size": rows}}
+        stages.append({"steps": len(list(steps)), **own})
+    pipeline = load({**config, "stages": stages})
     for step, expected in enumerate(case["steps"]):
         assert pipeline[step]["tokens"].shape == (len(expected["first"]), expected["L"])
         assert pipeline[step]["tokens"][:, 0].tolist() == expected["first"]
@@ -131,11 +115,7 @@ def test_warm_ups_of_length_and_batch_are_olmos(tmp_path, case):
 def test_late_steps_are_found_without_those_before_them(tmp_path):
     stages = [{"steps": 10**6, "sampler": {"global_batch_size": 2 + number % 3}} for number in range(20)]
     skips = [{"skip": {"from": 9000 * number, "steps": 3}} for number in range(1, 1001)]
-    config = {
-        "corpus": numbered(tmp_path, [999, 1500]),
-        "layout": {"kind": "windows", "sequence_length": 16},
-        "sampler": {"seed": 1, "global_batch_size": 2, "last_batch": "run_on"},
-    }
+    config = config_of(numbered(tmp_path, [999, 1500]), 16, order="shuffle", global_batch_size=2, last_batch="run_on")
     plain = load(config)
     stream, count = plain.sampler.streams[0].rows_at, len(plain.source)
     staged = load({**config, "stages": stages, "amendments": skips})

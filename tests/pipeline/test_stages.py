@@ -2,12 +2,10 @@
 
 import functools
 import itertools
-import json
 
 import numpy as np
 import pytest
-from batches import assert_one_run, assert_same, load
-from sft_files import documents, write_episodes, write_olmo
+from batches import assert_one_run, assert_same, load, sections, take, write_config
 
 from grain_sft.cli.main import main
 from grain_sft.errors import ConfigError, GrainSftError, PipelineError
@@ -15,71 +13,36 @@ from grain_sft.provenance import check_audit, checkpoint_table, difference, find
 from grain_sft.verify import verify
 from grain_sft.view import view_rows
 
-DOCS = documents(150, seed=3, longest=40)
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpora")
-    episodes = write_episodes(folder / "episodes", documents(120, 5, longest=40), shards=3)
-    return {
-        "olmo": {"path": str(write_olmo(folder / "olmo", DOCS, sources=True)), "eos_token_id": 2, "dtype": "uint16"},
-        "episodes": {"path": str(episodes)},
-    }
-
 
 @pytest.fixture(scope="module")
 def config(corpora):
     """A run that grows its windows, mixes in chats, goes on with packed chats, and ends as it began."""
     mixture = {"web": {**corpora["olmo"], "weight": 3}, "chat": {**corpora["episodes"], "weight": 1}}
-    return {
-        "corpus": corpora["olmo"],
-        "layout": {"kind": "windows", "sequence_length": 16},
-        "sampler": {"seed": 1, "global_batch_size": 4, "order": "olmo", "last_batch": "drop"},
-        "stages": [
-            {"steps": 5},
-            {"steps": 6, "layout": {"sequence_length": 64}, "sampler": {"global_batch_size": 2}},
-            {
-                "tokens": 32 * 8 * 9,
-                "corpus": {"mixture": mixture},
-                "layout": {"sequence_length": 32},
-                "sampler": {"global_batch_size": 8},
-            },
-            {"steps": 7, "corpus": corpora["episodes"], "layout": {"kind": "packed", "sequence_length": 64}},
-            {"steps": 5, "transforms": ["ngram_filter", "shift_targets"]},
-        ],
-    }
+    mixed = {"corpus": {"mixture": mixture}, "layout": {"sequence_length": 32}, "sampler": {"global_batch_size": 8}}
+    stages = [
+        {"steps": 5},
+        {"steps": 6, "layout": {"sequence_length": 64}, "sampler": {"global_batch_size": 2}},
+        {"tokens": 32 * 8 * 9, **mixed},
+        {"steps": 7, "corpus": corpora["episodes"], "layout": {"kind": "packed", "sequence_length": 64}},
+        {"steps": 5, "transforms": ["ngram_filter", "shift_targets"]},
+    ]
+    return sections(None, 16, corpus=corpora["olmo"], layout="windows", last_batch="drop") | {"stages": stages}
 
 
 FIRSTS = [0, 5, 11, 20, 27, 32]
 
 
-def test_stages_are_one_run(config):
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.heavy)])
+def test_stages_are_one_run(config, workers):
     pipeline = load(config)
     assert [each.first_step for each in pipeline.stages] + [len(pipeline)] == FIRSTS
     shapes = [pipeline[step]["inputs"].shape for step in range(len(pipeline))]
     assert [shape for shape, _ in itertools.groupby(shapes)] == [(4, 16), (2, 64), (8, 32), (4, 64), (4, 16)]
-    assert_one_run(functools.partial(load, config), range(3, 32), [1, 2])
+    assert_one_run(functools.partial(load, config), range(3, 32), [1, 2], workers)
+    assert len(list(pipeline.iter(start_step=3))) == 29
     for step in range(len(pipeline)):
         assert pipeline.at(step) is pipeline.stages[np.searchsorted(FIRSTS, step, side="right") - 1]
         assert_same(pipeline.at(step)[step], pipeline[step])
-
-
-@pytest.mark.parametrize("stop", [1, 5, 10, 20, 31])
-@pytest.mark.parametrize("worker_count", [0, pytest.param(2, marks=pytest.mark.heavy)])
-def test_an_iterator_goes_on_in_its_stage(config, stop, worker_count):
-    pipeline = load(config)
-    iterator = pipeline.iter(worker_count=worker_count)
-    for step in range(stop):
-        assert_same(next(iterator), pipeline[step])
-    state = iterator.get_state()
-    iterator.close()
-    again = load(config).iter(worker_count=worker_count)
-    again.set_state(state)
-    for step in range(stop, len(pipeline)):
-        assert_same(next(again), pipeline[step])
-    with pytest.raises(StopIteration):
-        next(again)
 
 
 def test_a_stage_is_added_to_a_run_and_none_is_changed_behind_it(config):
@@ -106,21 +69,13 @@ def test_a_stage_is_added_to_a_run_and_none_is_changed_behind_it(config):
 
 def test_rows_go_on_where_an_earlier_stage_of_the_same_stream_stopped(config, corpora):
     pipeline = load(config)
-    whole = {
-        **config,
-        "layout": {"kind": "windows", "sequence_length": 64},
-        "sampler": {**config["sampler"], "global_batch_size": 1},
-    }
-    longest = load({key: value for key, value in whole.items() if key != "stages"})
+    longest = load(sections(None, 64, corpus=corpora["olmo"], layout="windows", global_batch_size=1))
     stream = np.concatenate([longest[step]["inputs"].reshape(-1) for step in range(3 * len(longest.source))])
     found = np.concatenate([pipeline[step]["inputs"].reshape(-1) for step in range(11)])
     assert pipeline.gaps[:2] == (0, 0)
     np.testing.assert_array_equal(found, stream[: len(found)])
-    web = [
-        pipeline[step]["inputs"][slots.source == 0]
-        for step in range(11, 20)
-        for slots in [pipeline.at(step).sampler.slots(range(step, step + 1))]
-    ]
+    slots = pipeline.at(11).sampler.slots(range(11, 20))
+    web = [pipeline[step]["inputs"][slots.source[slots.step == step] == 0] for step in range(11, 20)]
     mixed = np.concatenate(web).reshape(-1)
     np.testing.assert_array_equal(mixed, stream[len(found) : len(found) + len(mixed)])
     last = np.concatenate([pipeline[step]["inputs"].reshape(-1) for step in range(27, 32)])
@@ -129,18 +84,14 @@ def test_rows_go_on_where_an_earlier_stage_of_the_same_stream_stopped(config, co
 
 def test_weights_are_those_of_the_stages_that_have_the_sources(config):
     plain = load(config)
-    reweighted = {**config, "amendments": [{"reweight": {"from": 14, "weights": {"chat": 9}}}]}
-    heavier = load(reweighted)
-    chats = [
-        int((each.sampler.slots(range(14, 20)).source == 1).sum()) for each in (plain.stages[2], heavier.stages[2])
-    ]
+    changes = [{"chat": 9}, {"web": 1}, {"chat": 9, "web": 1}]
+    entries = [{"reweight": {"from": 14, "weights": weights}} for weights in changes]
+    heavier = load({**config, "amendments": entries[:1]})
+    both = plain.stages[2], heavier.stages[2]
+    chats = [int((each.sampler.slots(range(14, 20)).source == 1).sum()) for each in both]
     assert chats[0] < 15 < chats[1]
-    assert heavier.receipt.differences(plain.receipt.parts) == [
-        "amendment 1 differs: here from step 14: reweight chat=9; there nothing."
-    ]
-    entries = [
-        {"reweight": {"from": 14, "weights": weights}} for weights in ({"chat": 9}, {"web": 1}, {"chat": 9, "web": 1})
-    ]
+    (differs,) = heavier.receipt.differences(plain.receipt.parts)
+    assert differs == "amendment 1 differs: here from step 14: reweight chat=9; there nothing."
     one_by_one, at_once = (load({**config, "amendments": some}) for some in (entries[:2], entries[2:]))
     for step in range(11, 20):
         assert_same(one_by_one[step], at_once[step])
@@ -189,7 +140,6 @@ def test_a_trace_names_what_each_stage_saw(config, capsys, tmp_path):
     lines = trace(pipeline, range(32))
     for step in range(32):
         batch, mine = pipeline[step], lines.select(lines.step == step)
-        assert int((batch["inputs_segmentation"] != 0).sum()) == int((mine.stop - mine.start).sum())
         assert int((batch["targets_segmentation"] != 0).sum()) == int(mine.trainable.sum()) or step >= 27
         [view] = view_rows(pipeline, step, [0])
         first = mine.select(mine.row == mine.row.min())
@@ -198,9 +148,8 @@ def test_a_trace_names_what_each_stage_saw(config, capsys, tmp_path):
     assert summarize(lines)["tokens"] == summarize(iter([lines]))["tokens"]
     found = find_document(pipeline, [7])
     same = lines.select(np.isin(lines.step, found.step) & np.isin(lines.instance, found.instance))
-    assert set(zip(found.step.tolist(), found.row.tolist(), strict=True)) <= set(
-        zip(same.step.tolist(), same.row.tolist(), strict=True)
-    )
+    seen, expected = (set(zip(each.step.tolist(), each.row.tolist(), strict=True)) for each in (found, same))
+    assert seen <= expected
     table = checkpoint_table(pipeline, 8)
     tokens = np.cumsum([pipeline[step]["inputs"].size for step in range(32)])
     assert table["tokens"] == [int(tokens[step - 1]) for step in table["step"]]
@@ -208,10 +157,7 @@ def test_a_trace_names_what_each_stage_saw(config, capsys, tmp_path):
 
 def test_an_audit_log_has_the_epochs_of_each_stage(config, tmp_path):
     audited = {**config, "audit": str(tmp_path / "run")}
-    first = load(audited).iter()
-    for _ in range(12):
-        next(first)
-    first.close()
+    take(load(audited), 0, 12)
     list(load(audited).iter(start_step=12))
     checked = check_audit(tmp_path / "run.log", load(config))
     assert checked.accepted, checked.findings
@@ -224,9 +170,8 @@ def test_an_audit_log_has_the_epochs_of_each_stage(config, tmp_path):
 
 
 def test_commands_take_stages(config, tmp_path, capsys):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(config))
-    assert verify(str(path)).sound
+    path = write_config(tmp_path / "run.json", config)
+    assert verify(path).sound
     assert main(["inspect", str(path), "--step", "6", "--html", str(tmp_path / "page.html")]) == 0
     assert main(["trace", str(path), "--steps", "3:13", "--summary"]) == 0
     assert main(["receipt", str(path)]) == 0
@@ -245,11 +190,7 @@ ERRORS = [
     ({"stages": [{"steps": 1, "tokens": 1}]}, ConfigError, "stages[0]: expected `steps` or `tokens`"),
     ({"stages": [{"step": 1}]}, ConfigError, "stages[0]: unknown key 'step'. The nearest known: 'steps'"),
     ({"stages": [{"steps": 1, "layout": {"kind": "window"}}]}, ConfigError, "stages[0]: layout.kind"),
-    (
-        {"stages": [{"steps": 1}, {"layout": {"sequence_length": 24}}]},
-        GrainSftError,
-        "sequence_length=16 does not divide",
-    ),
+    ({"stages": [{"steps": 1}, {"layout": {"sequence_length": 24}}]}, GrainSftError, "length=16 does not divide"),
     ({"sampler": SAMPLER | SCHEDULE, "stages": [{"steps": 4}]}, ConfigError, "sampler.schedule beside stages"),
     ({"sampler": SAMPLER | {"epochs": 1}, "stages": [{"steps": 10**6}]}, PipelineError, "stage 1 has 1000000 steps"),
     ({"stages": [{"steps": 0}]}, ConfigError, "stages[0].steps"),

@@ -3,18 +3,12 @@
 import json
 from pathlib import Path
 
+from batches import take
+
 from grain_sft.provenance import Checked, check_audit
 
 ENDINGS = (".log", ".jsonl")
 ROWS = 125
-
-
-def take(pipeline, start: int, stop: int, **options) -> None:
-    """Batches `start` to `stop`, as a process of its own would."""
-    iterator = pipeline.iter(start_step=start, **options)
-    for _ in range(start, stop):
-        next(iterator)
-    iterator.close()
 
 
 def entries(path: Path) -> list[dict]:

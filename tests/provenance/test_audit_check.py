@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from audit_runs import ENDINGS, confirmed, killed_and_resumed, take
-from batches import sections
+from audit_runs import ENDINGS, confirmed, killed_and_resumed
+from batches import sections, take, write_config
 from sft_files import documents, write_episodes
 
 import grain_sft
@@ -144,8 +144,7 @@ def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
 def config(tmp_path):
     data = write_episodes(tmp_path / "chats", documents(60))
     stated = sections(data, 64, layout="padded", order="maxtext", seed=7, epochs=2) | {"audit": str(tmp_path / "audit")}
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(stated))
+    path = write_config(tmp_path / "run.json", stated)
     return path
 
 

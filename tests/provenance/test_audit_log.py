@@ -15,11 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from audit_runs import ROWS, confirmed, entries, killed_and_resumed, take
-from batches import pipeline_of, sections
+from audit_runs import ROWS, confirmed, entries, killed_and_resumed
+from batches import load, pipeline_of, sections, take
 from sft_files import documents, write_episodes
 
-import grain_sft
 from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, open_corpus
 from grain_sft.errors import StorageError
 from grain_sft.provenance import check_audit
@@ -286,7 +285,7 @@ def test_a_run_killed_by_the_system_and_resumed_three_times_is_confirmed(tmp_pat
                     process.kill()
                     break
         assert process.returncode == (0 if stop is None else -signal.SIGKILL)
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     assert int(line) == len(pipeline) > 50
     checked = confirmed(tmp_path / "logs" / "audit", pipeline)
     assert checked.loads == 4 and checked.resumes == 3 and checked.epochs == {0, 1, 2}

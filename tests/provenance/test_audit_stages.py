@@ -87,11 +87,19 @@ def test_a_run_whose_last_stage_ended_inside_an_epoch_is_lengthened(config, tmp_
     assert any("rows_seen" in each for each in findings(tmp_path, pipeline))
 
 
-def test_a_stage_in_the_past_is_named(config, corpora, tmp_path):
+PAST = {
+    "with a stage that it did not have before: from step 6.": {"stages": [{"steps": 6}, {"layout": {"keep": "first"}}]},
+    "with an amendment that it did not have before: from step 6: skip 1 steps": {
+        "amendments": [{"skip": {"from": 6, "steps": 1}}]
+    },
+}
+
+
+@pytest.mark.parametrize(("words", "changes"), PAST.items())
+def test_a_stage_or_an_amendment_in_the_past_is_named(config, tmp_path, words, changes):
     run(config, range(9), tmp_path)
-    pipeline = run({**config, "stages": [{"steps": 6}, {"corpus": corpora["episodes"]}]}, range(9, 12), tmp_path)
-    expected = "the run continues at step 9 with a stage that it did not have before: from step 6."
-    assert any(expected in each for each in findings(tmp_path, pipeline))
+    pipeline = run({**config, **changes}, range(9, 12), tmp_path)
+    assert any(f"the run continues at step 9 {words}" in each for each in findings(tmp_path, pipeline))
 
 
 CHANGES = {

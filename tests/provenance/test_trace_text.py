@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from batches import pipeline_of, sections
+from batches import pipeline_of, sections, write_config
 from sft_files import write_episodes
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
@@ -14,14 +14,7 @@ from grain_sft.errors import CorpusError
 from grain_sft.layout import documents_of_record
 from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.prepare.training import train_tokenizer
-from grain_sft.provenance import (
-    documents_with_text,
-    find_document,
-    iter_trace,
-    summarize,
-    tokenizer_of,
-    trace,
-)
+from grain_sft.provenance import documents_with_text, find_document, iter_trace, summarize, tokenizer_of, trace
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "hex", "my"]
 WORDS += ["boxed", "quartz", "jugs", "and", "nobody", "minds"]
@@ -136,14 +129,10 @@ def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_p
 
 
 def test_a_text_is_found_in_a_mixture_of_windows(corpus, chats, tmp_path, capsys):
-    config = sections(chats, 64, global_batch_size=1, order="shuffle")
-    mixture = {
-        **config,
-        "corpus": {"mixture": {"chats": {"weight": 1, **config["corpus"]}}},
-        "layout": {"kind": "windows", "sequence_length": 64},
-    }
-    (tmp_path / "run.json").write_text(json.dumps(mixture))
-    assert main(["trace", str(tmp_path / "run.json"), "--find", "violet zeppelin", "--format", "jsonl"]) == 0
+    mixture = {"mixture": {"chats": {"weight": 1, "path": str(chats)}}}
+    config = sections(None, 64, corpus=mixture, layout="windows", global_batch_size=1, order="shuffle")
+    path = write_config(tmp_path / "run.json", config)
+    assert main(["trace", str(path), "--find", "violet zeppelin", "--format", "jsonl"]) == 0
     head, *lines = map(json.loads, capsys.readouterr().out.splitlines())
     assert "2 documents, seen" in head["about"] and lines
 

@@ -1,7 +1,6 @@
 """Corpora in the emulator of Cloud Storage, and their configs."""
 
 import contextlib
-import json
 
 import numpy as np
 import pytest
@@ -28,8 +27,3 @@ def slow_bucket(client, seconds):
         patch.setenv("FSSPEC_GS_TOKEN", "anon")
         proxy.latency = seconds
         yield proxy
-
-
-def write_config(path, **sections):
-    path.write_text(json.dumps(sections))
-    return str(path)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulator import write_config
+from batches import load, write_config
 from sft_files import write_primer
 
-import grain_sft
 from grain_sft import Host
 from grain_sft.bench.plans import LENGTH, TRACED, made_up_lengths, make_corpus
 from grain_sft.simulate import Conditions, simulate
@@ -51,21 +50,16 @@ def configs(folder, rows, documents, hosts):
     batch = {"global_batch_size": hosts}
     data, epochs = str(folder / "data"), {"epochs": 1000}
     schedule = [{"step": 1000, "weights": {"chat": 0.95, "web": 0.05}}, {"step": 2000, "global_batch_size": 2 * hosts}]
-    chat = {"path": data, "sampler": epochs}
+    mixture = {"chat": {"path": data, "sampler": epochs}, "web": {"path": mix}}
     changes = {
         "pretrain_8192": {"corpus": {"path": mix}, "sampler": batch},
         "pretrain_8192_olmo_order": {"corpus": {"path": mix}, "sampler": batch},
         "olmo3_32b_think_sft": {"corpus": {"path": data}, "sampler": batch | epochs},
         "primer_mixture": {"corpus": {"mixture": primers}, "sampler": batch},
-        "sft_with_pretraining": {
-            "corpus": {"mixture": {"chat": chat, "web": {"path": mix}}},
-            "sampler": batch | {"schedule": schedule},
-        },
+        "sft_with_pretraining": {"corpus": {"mixture": mixture}, "sampler": batch | {"schedule": schedule}},
     }
-    return {
-        name: write_config(folder / f"{name}.json", inherits=str(CONFIGS / f"{name}.yaml"), **sections)
-        for name, sections in changes.items()
-    }
+    made = {name: {"inherits": str(CONFIGS / f"{name}.yaml"), **own} for name, own in changes.items()}
+    return {name: write_config(folder / f"{name}.json", config) for name, config in made.items()}
 
 
 def read_rows(pipeline, steps):
@@ -100,7 +94,7 @@ def assert_counted(figures, rows):
 def test_rows_of_shipped_configs_are_counted_by_brute_force(tmp_path):
     made = configs(tmp_path, 4000, 300, 8)
     for name, steps in (("pretrain_8192_olmo_order", 300), ("olmo3_32b_think_sft", 40), ("primer_mixture", 90)):
-        pipeline = grain_sft.load(made[name], host=Host(0, 1))
+        pipeline = load(made[name])
         figures, rows = simulate(pipeline, 8, range(steps), Conditions(), as_bucket=True), read_rows(pipeline, steps)
         assert_counted(figures, rows)
         assert_divided(pipeline, steps, rows, 8, range(8))
@@ -126,7 +120,7 @@ def test_2048_hosts_and_10000_steps_take_a_minute_and_2_gb(pod, name):
     opening, seconds, memory = figures["run_with"]
     assert opening + seconds < 120 and memory < 2, figures["run_with"]
     if name in COUNTED:
-        pipeline = grain_sft.load(pod[name], host=Host(0, 1))
+        pipeline = load(pod[name])
         rows = read_rows(pipeline, STEPS)
         assert_counted(figures, rows)
         assert_divided(pipeline, STEPS, rows, HOSTS, range(0, HOSTS, 64))

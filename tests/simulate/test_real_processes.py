@@ -7,9 +7,9 @@ import statistics
 import time
 
 import pytest
-from emulator import LENGTH, put_windows, slow_bucket, write_config
+from batches import load, sections, write_config
+from emulator import LENGTH, put_windows, slow_bucket
 
-import grain_sft
 from grain_sft import Host
 from grain_sft.simulate import Conditions, measure_processes, simulate
 from grain_sft.simulate.processes import run_host
@@ -24,16 +24,12 @@ CONDITIONS = Conditions(latency_ms=50)
 def config(client, tmp_path):
     """A run whose files are in the emulator."""
     with slow_bucket(client, 0.05):
-        yield write_config(
-            tmp_path / "config.json",
-            corpus={"path": put_windows(client)},
-            layout={"kind": "windows", "sequence_length": LENGTH},
-            sampler={"order": "shuffle", "seed": 1, "global_batch_size": 64},
-        )
+        config = sections(put_windows(client), LENGTH, layout="windows", order="shuffle", global_batch_size=64)
+        yield str(write_config(tmp_path / "config.json", config))
 
 
 def test_eight_processes_one_after_the_other(config):
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     real = measure_processes(pipeline, config, PROCESSES, STEPS, CONDITIONS, PROCESSES)
     print({name: f"{error:.1%}" for name, error in real.errors.items()})
     assert len(real.predicted) == PROCESSES
@@ -49,7 +45,7 @@ def busy():
 
 def test_eight_processes_at_once_share_the_cores(config):
     """The mean start-up of eight processes that start together. The cores that other programs used count as absent."""
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     real = measure_processes(pipeline, config, PROCESSES, STEPS, CONDITIONS, 3)
     before, began = busy(), time.time()
     with concurrent.futures.ThreadPoolExecutor(PROCESSES) as pool:

@@ -7,10 +7,10 @@ import shutil
 
 import numpy as np
 import pytest
+from batches import load
 from emulator import LENGTH, put_windows
 from sft_files import write_olmo
 
-import grain_sft
 from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.simulate import Conditions, lines, processes, simulate
@@ -26,7 +26,7 @@ ONE_THREAD = Conditions(threads=1, prefetch=1)
 
 def pipeline_of(folder, layout, sampler, **corpus):
     sections = {"corpus": {"path": str(folder), **corpus}, "layout": layout, "sampler": {"seed": 3, **sampler}}
-    return grain_sft.load(sections, host=Host(0, 1))
+    return load(sections)
 
 
 def demand(pipeline, hosts, number, steps):
@@ -117,7 +117,7 @@ def test_rows_are_those_of_all_hosts_counted_one_by_one(chats, write_tokens, kin
     corpus = mixture(chats, write_tokens) if kind == "mixture" else chats
     layout = {"kind": "windows" if kind == "mixture" else kind, "sequence_length": 256}
     config = {"corpus": corpus, "layout": layout, "sampler": {"seed": 1, "global_batch_size": 16}}
-    pipeline = grain_sft.load(config, host=Host(0, 1))
+    pipeline = load(config)
     steps = range(1, 9)
     found = simulate(pipeline, hosts, steps, Conditions(step_ms=10), as_bucket=True)
     read = [pipeline.replace(host=Host(host, hosts)).sampler.rows(step) for step in steps for host in range(hosts)]

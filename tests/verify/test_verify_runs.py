@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import load, sections, write_config
 from damaged import LENGTH, VOCABULARY, check, poke, sentences, write, wrongs
 from sft_files import EOS
 
@@ -19,7 +19,6 @@ from grain_sft.layout import PackedLayout
 from grain_sft.layout.plan import plan_columns
 from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
-from grain_sft.sampling import Host
 from grain_sft.storage import artifact
 from grain_sft.verify import Report, verify
 from grain_sft.verify.check_pipeline import check_plan, wrong_in_batch
@@ -100,19 +99,18 @@ def test_fragments_of_a_document_are_no_duplicates(tmp_path):
 @pytest.fixture
 def config(tmp_path):
     stated = sections(write("olmo", tmp_path), LENGTH, corpus={"eos_token_id": EOS})
-    path = tmp_path / "config.json"
 
-    def write_config(**changes):
-        path.write_text(json.dumps({key: {**value, **changes.get(key, {})} for key, value in stated.items()}))
-        return path
+    def changed(transforms=None, **changes):
+        own = {key: {**value, **changes.get(key, {})} for key, value in stated.items()}
+        return write_config(tmp_path / "config.json", own | ({"transforms": transforms} if transforms else {}))
 
-    return write_config
+    return changed
 
 
 @pytest.mark.parametrize("kind", ["windows", "padded", "packed"])
 def test_a_sound_config_is_sound_and_its_first_epoch_is_read_once(config, kind):
     path = config(layout={"kind": kind})
-    pipeline = grain_sft.load(path, host=Host(0, 1))
+    pipeline = load(path)
     for full in (False, True):
         report = check(path, full=full)
         assert report.sound, sentences(report)
@@ -126,35 +124,33 @@ def test_a_sound_config_is_sound_and_its_first_epoch_is_read_once(config, kind):
 
 
 def test_batches_whose_size_changes_with_the_step_are_sound(config, tmp_path):
-    path = config(sampler={"schedule": [{"step": 2, "global_batch_size": 8}]})
-    assert check(path).sound
-    stated = {**json.loads(path.read_text()), "transforms": ["shift_targets", {"trim_to_multiple": {"multiple": 16}}]}
-    path.write_text(json.dumps({**stated, "layout": {"kind": "padded", "sequence_length": LENGTH}}))
-    assert check(path).sound
+    transforms = ["shift_targets", {"trim_to_multiple": {"multiple": 16}}]
+    schedule = {"schedule": [{"step": 2, "global_batch_size": 8}]}
+    assert check(config(transforms, layout={"kind": "padded"}, sampler=schedule)).sound
 
 
 def test_the_parts_of_a_mixture_are_all_looked_at(tmp_path):
+    def of(**sources):
+        return write_config(tmp_path / "mixture.json", sections(None, LENGTH, corpus={"mixture": sources}))
+
     roots = {kind: write(kind, tmp_path) for kind in ("olmo", "primer")}
     mixture = {kind: {"path": str(root), "eos_token_id": EOS, "weight": 1} for kind, root in roots.items()}
-    path = tmp_path / "mixture.json"
-    path.write_text(json.dumps(sections("", LENGTH) | {"corpus": {"mixture": mixture}}))
+    path = of(**mixture)
     for full in (False, True):
         report = check(path, full=full)
         assert report.sound, sentences(report)
         assert report.figures["olmo"]["documents"] == report.figures["primer"]["documents"] == 300
-    again = {"again": mixture["olmo"] | {"eos_token_id": VOCABULARY}}
-    path.write_text(json.dumps(sections("", LENGTH) | {"corpus": {"mixture": mixture | again}}))
-    assert f"eos_token_id is {VOCABULARY}, but the vocabulary has" in sentences(check(path, full=False))
-    path.write_text(json.dumps(sections("", LENGTH) | {"corpus": {"mixture": mixture}}))
+    again = of(**mixture, again=mixture["olmo"] | {"eos_token_id": VOCABULARY})
+    assert f"eos_token_id is {VOCABULARY}, but the vocabulary has" in sentences(check(again, full=False))
     poke(roots["primer"] / "train_labels.bin", np.int32, 2100, -100)
     poke(roots["primer"] / "train_input_ids.bin", np.uint16, 2100, 1000)
-    assert ("vocabulary", "train_input_ids.bin", "token 2100") in wrongs(check(path))
+    assert ("vocabulary", "train_input_ids.bin", "token 2100") in wrongs(check(of(**mixture)))
 
 
 def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
     """Its rows can be read, and hold other tokens than a document's."""
     path = config()
-    layout = grain_sft.load(path, host=Host(0, 1)).source.layout
+    layout = load(path).source.layout
     change_plan(layout, lambda arrays: arrays["start"].__iadd__(np.arange(len(arrays["start"])) == 0))
     report = check(path)
     assert not report.sound and {"plan", "layout"} & {each.check for each in report.findings if each.wrong}
@@ -171,7 +167,7 @@ def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
     ],
 )
 def test_a_batch_that_is_not_aligned_is_found_out(config, key, place, value, sentence):
-    pipeline = grain_sft.load(config(layout={"kind": "padded"}), host=Host(0, 1))
+    pipeline = load(config(layout={"kind": "padded"}))
     batch = {name: array.copy() for name, array in pipeline[0].items()}
     batch["targets_segmentation"][0, 0] = 1
     assert wrong_in_batch(batch, VOCABULARY) == ""

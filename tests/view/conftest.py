@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import load, sections, write_config
 from chromium import chromium
 
-from grain_sft import Host, load
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare, train_tokenizer
 from grain_sft.view import texts_of
 
@@ -50,7 +49,7 @@ def run(tmp_path_factory):
 @pytest.fixture(scope="session")
 def pipeline(run):
     """The pipeline of the config, for one host."""
-    return load(run, host=Host(0, 1))
+    return load(run)
 
 
 @pytest.fixture(scope="session")
@@ -67,8 +66,7 @@ def config(run, tmp_path):
         stated, path = json.loads(run.read_text()), tmp_path / "changed.json"
         for name, part in changed.items():
             stated[name] = {**stated[name], **part} if isinstance(part, dict) else part
-        path.write_text(json.dumps({key: part for key, part in stated.items() if part is not None}))
-        return path
+        return write_config(path, {key: part for key, part in stated.items() if part is not None})
 
     return write
 
@@ -82,8 +80,7 @@ def mixture(config, write_tokens):
     path = config(corpus=None, sampler=None)
     sampler = {"seed": 0, "global_batch_size": 6, "schedule": [{"step": 2, "global_batch_size": 3}]}
     changed = {"corpus": {"mixture": {"chats": {"weight": 2, "path": chats}, "web": web}}, "sampler": sampler}
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    return path
+    return write_config(path, json.loads(path.read_text()) | changed)
 
 
 @pytest.fixture(scope="module")

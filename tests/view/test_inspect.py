@@ -1,6 +1,5 @@
 """Rows as text on the terminal: what is shown is what the pipeline gives."""
 
-import json
 import os
 import pty
 import re
@@ -9,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import sections, write_config
 
 from grain_sft import Host, load
 from grain_sft.cli.main import main
@@ -25,10 +24,8 @@ HOST = Host(0, 1)
 def weighted(write_tokens, tmp_path):
     """Config of plain windows without documents, and no tokenizer."""
     tokens = write_tokens("tokens.npy", np.arange(500) % 97, "uint16")
-    options = {"order": "shuffle", "global_batch_size": 3, "epochs": 1}
-    path = tmp_path / "windows.json"
-    path.write_text(json.dumps(sections(tokens, 64, corpus={"dtype": "uint16"}, layout="windows", **options)))
-    return path
+    options = {"layout": "windows", "order": "shuffle", "global_batch_size": 3, "epochs": 1}
+    return write_config(tmp_path / "windows.json", sections(tokens, 64, corpus={"dtype": "uint16"}, **options))
 
 
 @pytest.mark.parametrize("transforms", [["ngram_filter", "shift_targets"], ["shift_targets"], ["ngram_filter"]])

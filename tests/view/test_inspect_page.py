@@ -8,8 +8,9 @@ import sys
 import grain
 import numpy as np
 import pytest
+from batches import load
 
-from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, load, open_corpus
+from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.view import inspect_page
 from grain_sft.view.rows import describe_origin, segment_runs, view_rows
@@ -106,7 +107,7 @@ def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp
 
 
 def test_steps_of_a_mixture_whose_batches_change_in_size(mixture, tmp_path, browser):
-    pipeline = load(mixture, host=Host(0, 1))
+    pipeline = load(mixture)
     path = tmp_path / "mixture.html"
     assert main(["inspect", str(mixture), "--step", "1", "--html", str(path)]) == 0
     data = data_of(path)

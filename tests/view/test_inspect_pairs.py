@@ -4,10 +4,9 @@ import json
 import re
 
 import pytest
-from batches import sections
+from batches import load, sections, write_config
 from pair_files import make_pairs, write_pairs
 
-from grain_sft import Host, load
 from grain_sft.cli.main import main
 from grain_sft.view import row_lines, view_rows
 from grain_sft.view.report import packing
@@ -19,15 +18,13 @@ PAIRS = [[[5, 6], [], [7]], [[], [8, 9], [7]], *make_pairs(6, 1)]
 @pytest.fixture
 def config(tmp_path):
     write_pairs(tmp_path / "pairs", PAIRS)
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(sections(tmp_path / "pairs", 48, layout="pairs", order="sequential")))
-    return path
+    return write_config(tmp_path / "run.json", sections(tmp_path / "pairs", 48, layout="pairs", order="sequential"))
 
 
 @pytest.mark.parametrize("width", [50, 71, 72, 130])
 @pytest.mark.parametrize("colour", [False, True])
 def test_the_responses_are_next_to_each_other_where_the_terminal_has_room(config, width, colour):
-    pipeline, texts = load(config, host=Host(0, 1)), TokenTexts(None)
+    pipeline, texts = load(config), TokenTexts(None)
     for step in range(2):
         for view in view_rows(pipeline, step):
             lines = [*row_lines(view, texts, colour=colour, width=width)]
@@ -45,7 +42,7 @@ def test_the_responses_are_next_to_each_other_where_the_terminal_has_room(config
 
 
 def test_the_report_does_not_pack_pairs(config):
-    assert "not packed" in packing(load(config, host=Host(0, 1)))["error"]
+    assert "not packed" in packing(load(config))["error"]
 
 
 def test_the_page_names_the_segments_and_has_empty_ones(config, tmp_path):

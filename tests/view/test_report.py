@@ -7,10 +7,10 @@ import sys
 
 import numpy as np
 import pytest
-from batches import sections, write_config
+from batches import load, sections, write_config
 from report_tables import check_tables, tables_of
 
-from grain_sft import Host, PackedLayout, load
+from grain_sft import PackedLayout
 from grain_sft.cli.main import main
 from grain_sft.layout.packing import ALGORITHMS
 from grain_sft.layout.report import packing_report
@@ -47,7 +47,7 @@ def report(written):
 
 @pytest.fixture(scope="module")
 def pipeline(written):
-    return load(written[1], host=Host(0, 1))
+    return load(written[1])
 
 
 def test_page_json_and_pictures_are_in_one_folder(written, report):
@@ -158,7 +158,7 @@ def made(config):
         path = config(layout=None, sampler={"epochs": 1, "last_batch": "fill"}, **changed)
         stated = json.loads(path.read_text()) | {"layout": layout or {"kind": "padded", "sequence_length": 50}}
         path.write_text(json.dumps(stated))
-        pipeline = load(path, host=Host(0, 1))
+        pipeline = load(path)
         left_out = report_module.left_out(pipeline)
         return pipeline, {each["what"]: (each["documents"], each["tokens"]) for each in left_out}
 
@@ -221,12 +221,12 @@ def test_very_much_is_sampled_and_the_page_states_it(write_tokens, tmp_path, mon
     monkeypatch.setattr(report_module, "MOST_SCANNED", 4000)
     monkeypatch.setattr(report_module, "MOST_PACKED", 60)
     monkeypatch.setattr(report_module, "MOST_TOKENS", 1000)
-    report = make_report(load(path, host=Host(0, 1)), TokenTexts(None), steps=64)
+    report = make_report(load(path), TokenTexts(None), steps=64)
     assert report["lengths"]["documents"] == 4 * 20
     assert report["lengths"]["sampled"].startswith("Of 4 of the 8 files at equal distances, 50.0% of the tokens")
     assert report["packing"]["sampled"].startswith("Of 3 of the 4 files")
     assert report["sampled"] == {"steps": 5, "of": 40, "ends": False}
-    tried = report_module.packing(load(path, host=Host(0, 1)))["algorithms"]
+    tried = report_module.packing(load(path))["algorithms"]
     assert len(tried) == len(ALGORITHMS) and not any("error" in each for each in tried)
     assert make_report(pipeline, TokenTexts(None), steps=1)["sampled"]["steps"] == 1
 
@@ -278,7 +278,7 @@ def test_a_browser_opens_the_report(written, report, browser, scheme, width):
 def test_a_mixture_is_reported_source_by_source(mixture, tmp_path, capsys):
     out = tmp_path / "mixture.html"
     assert main(["report", str(mixture), "--output", str(out), "--seconds", "0", "--steps", "6"]) == 0
-    report, pipeline = json.loads((tmp_path / "mixture.json").read_text()), load(mixture, host=Host(0, 1))
+    report, pipeline = json.loads((tmp_path / "mixture.json").read_text()), load(mixture)
     names = report["sources"]["columns"]["source"]
     assert len(names) == 3 and sum("web" in name for name in names) == 1
     web = next(name for name in names if "web" in name)
