@@ -82,7 +82,11 @@ WRONG = {
     "no such sample": (change("shuffle", 0, 10**6), {}, "shuffle_index.npy: holds 0 to 1000000; expected 0 to 147"),
     "cut short": (cut_short, {}, "shuffle_index.npy: can't be read"),
     "two": (duplicate, {}, "both fit .*Remove the one"),
-    "other samples": (None, {"num_samples": 400}, "with document_index.npy .360.*1 indices of these paths and this seed"),
+    "other samples": (
+        None,
+        {"num_samples": 400},
+        "with document_index.npy .360.*1 indices of these paths and this seed",
+    ),
     "other length": (None, {"sequence_length": 8}, "no index of"),
     "other seed": (None, {"seed": 5}, "no index of .*0 indices of these paths and this seed"),
     "no extra token": (None, {"add_extra_token_to_sequence": False}, "(sample_index.npy: sample|no index of)"),

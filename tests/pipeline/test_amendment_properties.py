@@ -14,6 +14,7 @@ from batches import assert_same, load
 from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft import Host
+from grain_sft.provenance import check_audit
 
 FEW, MANY = range(8), range(8, 308)
 LAYOUTS = [
@@ -212,6 +213,7 @@ def hash_of(batch):
 def test_kills_around_every_boundary_and_amendments_made_between_them(corpora, tmp_path, seed):
     config, amendments, _ = case_of(corpora, seed)
     config["sampler"].pop("epochs", None)
+    config["audit"] = str(tmp_path / "audit")
     amendments.sort(key=lambda entry: next(iter(entry.values()))["from"])
     boundaries = {max(0, each["from"] + more) for entry in amendments for each in entry.values() for more in (-1, 0)}
     done, kills = 0, 0
@@ -226,6 +228,8 @@ def test_kills_around_every_boundary_and_amendments_made_between_them(corpora, t
             break
     whole = load({**config, "amendments": amendments})
     expected = {step: hash_of(whole[step]) for step in range(STEPS)}
+    for ending in ("log", "jsonl"):
+        assert check_audit(tmp_path / f"audit.{ending}", whole).findings == []
     lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
     assert kills and all(expected[int(step)] == found for step, found in lines)
     assert {int(step) for step, _ in lines} == set(range(STEPS))

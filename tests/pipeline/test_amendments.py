@@ -1,6 +1,7 @@
 """Amendments: nothing differs before their step, and after it exactly what they state, by a naive reference."""
 
 import itertools
+import json
 import random
 
 import numpy as np
@@ -128,15 +129,13 @@ def test_documents_are_named_by_record_input_and_file(corpus, tmp_path):
 
 def test_a_config_file_names_documents_as_they_are_written(corpora, tmp_path):
     """2:17 is not 137, a source is not the folder of its name, and a list of documents is next to the config."""
-    config = config_of({"mixture": {name: {**corpora["masks"], "weight": 1} for name in ("masks", "2")}}, "packed")
+    config = config_of({"mixture": {name: {**corpora["olmo"], "weight": 1} for name in ("masks", "2")}}, "packed")
     (tmp_path / "masks").mkdir()
     (tmp_path / "gone.txt").write_text("masks")
     for written, meant in (("2:17", "2:17"), ("masks", "masks"), ("gone.txt", "masks")):
         gone = {"withdraw": {"from": 0, "documents": meant}}
-        text = json.dumps({**config, "amendments": [gone]}).replace(
-            f'"documents": "{meant}"', f'"documents": {written}'
-        )
-        (tmp_path / "run.yaml").write_text(text)
+        text = json.dumps({**config, "amendments": [gone]})
+        (tmp_path / "run.yaml").write_text(text.replace(f'"documents": "{meant}"', f'"documents": {written}'))
         assert grain_sft.load(tmp_path / "run.yaml").receipt == load({**config, "amendments": [gone]}).receipt
 
 

@@ -6,17 +6,14 @@ import json
 import os
 import pickle
 import re
-import signal
 import stat
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from audit_runs import ROWS, confirmed, entries, killed_and_resumed
-from batches import load, pipeline_of, sections, take
+from batches import pipeline_of, take
 from sft_files import documents, write_episodes
 
 from grain_sft import Host, IndexSampler, PaddedLayout, Pipeline, open_corpus
@@ -254,38 +251,3 @@ def test_two_processes_by_mistake_number_their_lines_together(make, tmp_path):
     for _ in zip(make().iter(threads=0), make().iter(threads=0), strict=True):
         pass
     assert [entry["entry"] for entry in entries(tmp_path / "audit.jsonl")] == list(range(1, 16))
-
-
-RUN = """
-import json, sys
-from pathlib import Path
-import grain_sft
-folder = Path(sys.argv[1])
-state = folder / "checkpoint"
-iterator = grain_sft.load({config}, host=grain_sft.Host(0, 1)).iter()
-if state.exists():
-    iterator.set_state(json.loads(state.read_text()))
-for batch in iterator:
-    print(iterator.next_step, flush=True)
-    if iterator.next_step % 10 == 0:
-        (folder / "checkpoint.tmp").write_text(json.dumps(iterator.get_state()))
-        (folder / "checkpoint.tmp").rename(state)
-"""
-
-
-def test_a_run_killed_by_the_system_and_resumed_three_times_is_confirmed(tmp_path):
-    data = write_episodes(tmp_path / "chats", documents(170, longest=60))
-    config = sections(data, 64, seed=34521, epochs=3) | {"audit": str(tmp_path / "logs" / "audit")}
-    script = RUN.replace("{config}", repr(config))
-    for stop in (7, 23, 44, None):
-        command = [sys.executable, "-c", script, tmp_path]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout:
-                if int(line) == stop:
-                    process.kill()
-                    break
-        assert process.returncode == (0 if stop is None else -signal.SIGKILL)
-    pipeline = load(config)
-    assert int(line) == len(pipeline) > 50
-    checked = confirmed(tmp_path / "logs" / "audit", pipeline)
-    assert checked.loads == 4 and checked.resumes == 3 and checked.epochs == {0, 1, 2}
