@@ -259,7 +259,7 @@ def test_batches_end_with_maxtexts_steps_and_name_the_error_that_ended_them_befo
 
 
 def test_the_failure_of_the_data_is_raised_rather_than_what_maxtext_makes_of_it(config, sharding, monkeypatch):
-    failing = MaxTextBatches(load(str(config), host=Host(0, 1)), sharding, None, prepare=prepare(1, "here"))
+    failing = MaxTextBatches(load(str(config)), sharding, None, prepare=prepare(1, "here"))
     interface = types.SimpleNamespace()
 
     def run(arguments):

@@ -85,7 +85,7 @@ WRONG = {
     "other samples": (
         None,
         {"num_samples": 400},
-        "with document_index.npy .360.*1 indices of these paths and this seed",
+        "no index of .*with document_index.npy .360.*1 indices of these paths and this seed",
     ),
     "other length": (None, {"sequence_length": 8}, "no index of"),
     "other seed": (None, {"seed": 5}, "no index of .*0 indices of these paths and this seed"),
