@@ -57,10 +57,6 @@ def test_order_maxtext_is_the_order_of_maxtext(case):
         assert [int(mine.rows(first + i)[0]) for i in range(len(shard))] == shard
 
 
-def test_a_seed_that_is_not_used_is_not_refused():
-    assert sampler(8, 4, "episode", seed=1 << 40, shuffle=False).rows(1).tolist() == [4, 5, 6, 7]
-
-
 def test_order_maxtext_runs_on_across_epochs_as_maxtext_does():
     records, hosts = MAXTEXT["records"], MAXTEXT["records"]["shard_count"]
     for index, keys in enumerate(records["record_keys"]):
