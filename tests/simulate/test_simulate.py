@@ -174,7 +174,7 @@ def test_a_process_has_shard_caches_of_its_own(write_tokens, tmp_path):
     config = tmp_path / "config.json"
     corpus = {"mixture": {**sources, "plain": {"path": path, "weight": 1, "dtype": "uint32"}}}
     config.write_text(json.dumps({"corpus": corpus, "layout": WINDOWS, "sampler": {"seed": 1, "global_batch_size": 8}}))
-    own = grain_sft.load(processes._config_with_own_caches(str(config), "/own"), host=Host(0, 1))
+    own = load(processes._config_with_own_caches(str(config), "/own"))
     used = {name: layout.corpus.remote.cache for name, layout in own.source.layout.parts.items() if name != "plain"}
     assert own.source.layout.parts["plain"].corpus.remote is None and used["a"] == used["c"] != used["b"]
     assert all(each.folder.startswith("/own/") and each.max_bytes == 1 << 23 for each in used.values())
