@@ -150,10 +150,8 @@ def test_each_source_of_a_mixture_has_its_own_cache_or_none(write_tokens, tmp_pa
             name: {"path": path, "weight": 1, "dtype": "uint32", "remote": options}
             for name, path, options in zip("ab", paths, remote, strict=True)
         }
-        pipeline = grain_sft.load(
-            {"corpus": {"mixture": sources}, "layout": WINDOWS, "sampler": {"seed": 1, "global_batch_size": 8}},
-            host=Host(0, 1),
-        )
+        sampler = {"seed": 1, "global_batch_size": 8}
+        pipeline = load({"corpus": {"mixture": sources}, "layout": WINDOWS, "sampler": sampler})
         return simulate(pipeline, 2, range(15), as_bucket=True, restart_hosts=4)
 
     none, both, first, second = found({}, {}), found(cache, cache), found(cache, {}), found({}, cache)
