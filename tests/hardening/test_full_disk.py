@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from children import run, write_corpus_and_tokenizer
+from prepared import write_chats
 from sft_files import EOS
 
 import grain_sft
@@ -97,8 +98,7 @@ def data(open_folder):
     """A corpus, conversations and a tokenizer that anyone may read."""
     folder = open_folder / "data"
     write_corpus_and_tokenizer(folder)
-    line = '{"messages": [{"role": "user", "content": "word"}, {"role": "assistant", "content": "%s"}]}\n'
-    (folder / "chats.jsonl").write_text("".join(line % f"answer {number} of the question" for number in range(2000)))
+    write_chats(folder / "chats.jsonl", 1000)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAIN_SFT_CACHE_DIR", str(folder / "cache"))
         layout = grain_sft.PackedLayout(grain_sft.open_corpus(folder / "olmo", eos_token_id=EOS), 64)

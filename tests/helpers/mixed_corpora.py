@@ -19,12 +19,8 @@ def write_sources(folder):
 def mixture_config(folder, **sampler):
     chat = {"weight": 0.7, "path": str(folder / "chat"), "dtype": "uint16", "eos_token_id": 2, "pad_token_id": 1}
     chat |= {"layout": {"kind": "packed"}, "sampler": {"order": "olmo", "seed": 5}}
-    talks = {
-        "weight": 0.2,
-        "path": str(folder / "talks"),
-        "layout": {"kind": "padded"},
-        "sampler": {"order": "episode"},
-    }
+    talks = {"weight": 0.2, "path": str(folder / "talks")}
+    talks |= {"layout": {"kind": "padded"}, "sampler": {"order": "episode"}}
     web = {"weight": 0.1, "path": str(folder / "web.npy"), "dtype": "uint8"}
     return {
         "corpus": {"mixture": {"chat": chat, "talks": talks, "web": web}},

@@ -8,13 +8,7 @@ from typing import Any
 ODD_NUMBERS = (-1, 0, 1, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63))
 
 
-def changed_bytes(
-    data: bytes,
-    draw: random.Random,
-    times: int | None = None,
-    reach: int | None = None,
-    snippets: Sequence[bytes] = (b"",),
-) -> bytes:
+def changed_bytes(data: bytes, draw: random.Random, times=None, reach=None, snippets=(b"",)) -> bytes:
     """`data` with some of its first `reach` bytes changed, `times` times. None: often a few, and near the beginning."""
     changed = bytearray(data)
     for _ in range(draw.choice((1, 1, 2, 5, 20)) if times is None else times):

@@ -45,9 +45,7 @@ def write_chats(path: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
     return path
 
 
-def save_trained(
-    folder: Path, special: Sequence[str] = CHAT_TOKENS, size: int = 400, texts: Sequence[str] = ()
-) -> Path:
+def save_trained(folder: Path, special: Sequence[str] = CHAT_TOKENS, size=400, texts: Sequence[str] = ()) -> Path:
     """Train a small SentencePiece model, of `texts` or a few words, and save it."""
     path = folder / "spm.model"
     texts = texts or [f"the question and the answer, word {number}" for number in range(100)]
@@ -109,9 +107,7 @@ class Place:
         self.chats = [write_chats(self.folder / f"in/{number}.jsonl", 60 + number) for number in range(8)]
         self.out = self.folder / "out"
 
-    def request(
-        self, template: str = "primer", format: str = "primer", inputs: list[Path] | None = None, **options: Any
-    ) -> Request:
+    def request(self, template="primer", format="primer", inputs: list[Path] | None = None, **options: Any) -> Request:
         datasets = tuple(Dataset((str(path),)) for path in inputs or self.chats)
         return Request(datasets, template, self.tokenizers[template], format, **options)
 

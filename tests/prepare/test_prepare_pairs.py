@@ -1,11 +1,10 @@
 """Preference pairs: records of every shape become a prompt and two responses, the same however the run goes."""
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import sections
 from prepared import CHATML, chat
 from tokenizer_makers import byte_level_json, save_huggingface
 from tokenizers import Tokenizer
@@ -115,8 +114,7 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
     words = ["prepare", path, *f"--template hf --tokenizer {tokenizer} --format pairs --output {out}".split()]
     assert main([*words, "--dry-run", "1"]) == 0 and "| yes 0<|im_end|>no<|im_end|>" in capsys.readouterr().out
     assert main(words) == 0
-    config = {"corpus": {"path": str(out)}, "layout": {"kind": "pairs", "sequence_length": 64}}
-    config |= {"sampler": {"seed": 1, "global_batch_size": 4, "order": "sequential"}}
+    config = sections(out, 64, layout="pairs", order="sequential")
     (tmp_path / "pairs.json").write_text(json.dumps(config))
     assert main(["verify", str(tmp_path / "pairs.json"), "--full"]) == 0
     capsys.readouterr()
@@ -151,5 +149,4 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
 def test_what_is_no_pair_is_refused_with_a_sentence(request_of, tmp_path, record, options, message):
     with pytest.raises(GrainSftError, match=message):
         prepare(request_of([record], **options), tmp_path / "out", workers=1)
-    shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    assert not Path(tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()

@@ -39,14 +39,8 @@ def corpus() -> list[str]:
 
 @functools.cache
 def sentencepiece_model(
-    *,
-    vocab_size: int = 420,
-    control: tuple[str, ...] = (),
-    user_defined: tuple[str, ...] = PRIMER_TOKENS,
-    pad: bool = True,
-    normalization: str = "identity",
-    model_type: str = "bpe",
-) -> bytes:
+    *, vocab_size=420, control=(), user_defined=PRIMER_TOKENS, pad=True, normalization="identity", model_type="bpe"
+):
     """A BPE model with byte fallback, so that it encodes anything and gives it back."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -69,10 +63,10 @@ def sentencepiece_model(
     return model.getvalue()
 
 
-def save_sentencepiece(folder: Path, **options: object) -> Path:
+def save_sentencepiece(folder: Path, **options: Any) -> Path:
     """A model as a file."""
     path = folder / "tokenizer.model"
-    path.write_bytes(sentencepiece_model(**options))  # type: ignore[arg-type]
+    path.write_bytes(sentencepiece_model(**options))
     return path
 
 
@@ -167,9 +161,7 @@ def tiktoken_ranks() -> bytes:
     return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(dict.fromkeys(tokens)))
 
 
-def save_tiktoken(
-    folder: Path, special: tuple[str, ...] = (), *, name: str = "tokenizer.tiktoken", **named: str
-) -> Path:
+def save_tiktoken(folder: Path, special=(), *, name: str = "tokenizer.tiktoken", **named: str) -> Path:
     """A tiktoken file with its sidecar; `named` gives bos, eos and pad."""
     folder.mkdir(parents=True, exist_ok=True)
     ranks = tiktoken_ranks()

@@ -30,10 +30,7 @@ SHAPES: dict[str, Callable[[Turns], Record]] = {
     "sharegpt": lambda turns: {"conversations": [{"from": NAMES[role], "value": text} for role, text in turns]},
     "alpaca": lambda turns: {"instruction": turns[0][1], "input": "", "output": turns[1][1], "id": 3},
     "prompt and completion": lambda turns: {"prompt": turns[0][1], "completion": turns[1][1], "source": "web"},
-    "prompt and completion as messages": lambda turns: {
-        "prompt": messages(turns[:-1]),
-        "completion": messages(turns[-1:]),
-    },
+    "messages in two": lambda turns: {"prompt": messages(turns[:-1]), "completion": messages(turns[-1:])},
     "text": lambda turns: {"text": turns[-1][1] or "x", "url": "y"},
 }
 """From a conversation to a record."""
@@ -76,7 +73,7 @@ def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]
         number = document.source[1]
         turns = conversations[number - 1]
         record = {"messages": messages(turns)}
-        if shape == "prompt and completion as messages":
+        if shape == "messages in two":
             for message in record["messages"][:-1]:
                 message["weight"] = 0
         runs = [(SHAPES[shape](turns)["text"], 1), ("</s>", 1)] if shape == "text" else primer(record)
@@ -117,7 +114,7 @@ def test_a_dry_run_and_a_training_open_a_file_when_its_turn_comes(spm, tmp_path)
 def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_path):
     draw = random.Random(5)
     conversations = talks(draw, 200, pairs_only=True)
-    chats = [shape for shape in SHAPES if shape not in ("text", "prompt and completion as messages")]
+    chats = [shape for shape in SHAPES if shape not in ("text", "messages in two")]
     records = [SHAPES[draw.choice(chats)](turns) for turns in conversations]
     (tmp_path / "mixed.jsonl").write_bytes(lines(records))
     prepare(request_of(spm, tmp_path / "mixed.jsonl"), tmp_path / "one", workers=1)

@@ -16,11 +16,8 @@ from grain_sft.prepare.templates.chat_template import ChatTemplate
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 
-@pytest.mark.parametrize("save", [save_sentencepiece, save_tiktoken])
-def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_path, save, capsys):
-    pytest.importorskip("jinja2")
-    options = {"eos": "<e>"} if save is save_tiktoken else {}
-    tokenizer = save(tmp_path, **({"special": ("<e>",)} if options else {}), **options)
+def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_path, capsys):
+    tokenizer = save_tiktoken(tmp_path, ("<e>",), eos="<e>")
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
     chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello <|im_end|>"}]}
     (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")

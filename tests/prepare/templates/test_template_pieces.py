@@ -5,27 +5,20 @@ import re
 
 import numpy as np
 import pytest
+import tokenizer_makers as makers
 from template_rules import EOT, TAGS, render_one
-from tokenizer_makers import (
-    ODD_TEXTS,
-    PRIMER_TOKENS,
-    byte_level_json,
-    metaspace_json,
-    save_huggingface,
-    save_sentencepiece,
-)
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render, render_chat_sft
 from grain_sft.prepare.templates.primer import SPECIAL_TOKENS
 
-ALL = (*PRIMER_TOKENS, EOT, *TAGS, "<myPT_eot>")
+ALL = (*makers.PRIMER_TOKENS, EOT, *TAGS, "<myPT_eot>")
 ENDS = ("<s>", "</s>")
 MAKERS = {
-    "sentencepiece": lambda folder: save_sentencepiece(folder, vocab_size=480, user_defined=ALL),
-    "byte level": lambda folder: save_huggingface(folder, byte_level_json((*ALL, "</s>")), eos=EOT),
-    "llama": lambda folder: save_huggingface(folder, metaspace_json((*ENDS, *ALL)), bos="<s>", eos=EOT),
-    "no tags": lambda folder: save_huggingface(folder, byte_level_json((*PRIMER_TOKENS, EOT))),
+    "sentencepiece": lambda folder: makers.save_sentencepiece(folder, vocab_size=480, user_defined=ALL),
+    "byte level": lambda folder: makers.save_huggingface(folder, makers.byte_level_json((*ALL, "</s>")), eos=EOT),
+    "llama": lambda folder: makers.save_huggingface(folder, makers.metaspace_json((*ENDS, *ALL)), bos="<s>", eos=EOT),
+    "no tags": lambda folder: makers.save_huggingface(folder, makers.byte_level_json((*makers.PRIMER_TOKENS, EOT))),
 }
 
 
@@ -69,7 +62,7 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_ordinary
     def with_text(text):
         return json.loads(json.dumps(record).replace("TEXT", text))
 
-    for spelling in {"primer": PRIMER_TOKENS, "openchat": (EOT,)}.get(template, ("<myPT_eot>", "<myPT_user>")):
+    for spelling in {"primer": makers.PRIMER_TOKENS, "openchat": (EOT,)}.get(template, ("<myPT_eot>", "<myPT_user>")):
         text = f"é👍 {spelling}"
         error = render_one(tokenizer, template, with_text(text))
         assert isinstance(error, RecordError)
@@ -115,7 +108,7 @@ def test_what_they_can_not_render_is_an_error_of_that_record_alone(tokenizer, te
     [("primer", "<|asst|>, <|eot|>"), ("openchat", "<|end_of_turn|>"), ("text", "EOS, and this tokenizer has none")],
 )
 def test_a_tokenizer_without_the_special_tokens_is_an_error_that_names_them(template, missing, tmp_path):
-    tokenizer = load_tokenizer(save_huggingface(tmp_path, byte_level_json(PRIMER_TOKENS[:2])))
+    tokenizer = load_tokenizer(makers.save_huggingface(tmp_path, makers.byte_level_json(makers.PRIMER_TOKENS[:2])))
     with pytest.raises(PrepareError, match=re.escape(missing)):
         render_one(tokenizer, template, chat(("assistant", "x")))
 
@@ -135,7 +128,7 @@ class OneText:
 
 @pytest.mark.parametrize("add_final_eot", [True, False])
 def test_primer_gives_what_render_chat_sft_gives(tokenizer, add_final_eot):
-    for text in ODD_TEXTS:
+    for text in makers.ODD_TEXTS:
         record = chat(("user", text), ("assistant", text), ("system", text), ("assistant", ""), ("user", text))
         rendered = render_one(tokenizer, "primer", record, special_text="encode")
         input_ids, labels = render_chat_sft(OneText(tokenizer), record["messages"], add_final_eot=add_final_eot)

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from tokenizer_makers import (
-    TIKTOKEN_PATTERN,
-    byte_level_json,
-    metaspace_json,
-    save_huggingface,
-    save_sentencepiece,
-    save_tiktoken,
-)
+import tokenizer_makers as makers
 
 from grain_sft.bench.measuring import run_program
 from grain_sft.corpus import open_corpus
@@ -26,23 +19,23 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 
 def sentencepiece_of(folder: Path, **options: Any) -> tuple[Path, Encode]:
-    path = save_sentencepiece(folder, **options)
+    path = makers.save_sentencepiece(folder, **options)
     own = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return path, lambda texts: list(own.encode(texts, num_threads=1))
 
 
 def huggingface_of(folder: Path, serialized: str) -> tuple[Path, Encode]:
     tokenizers = pytest.importorskip("tokenizers")
-    path = save_huggingface(folder, serialized, eos="</s>")
+    path = makers.save_huggingface(folder, serialized, eos="</s>")
     own = tokenizers.Tokenizer.from_str(serialized)
     return path, lambda texts: [encoding.ids for encoding in own.encode_batch(texts, add_special_tokens=False)]
 
 
 def tiktoken_of(folder: Path) -> tuple[Path, Encode]:
     tiktoken, load = pytest.importorskip("tiktoken"), pytest.importorskip("tiktoken.load")
-    path = save_tiktoken(folder, ("</s>",), eos="</s>")
+    path = makers.save_tiktoken(folder, ("</s>",), eos="</s>")
     own = tiktoken.Encoding(
-        "own", pat_str=TIKTOKEN_PATTERN, mergeable_ranks=load.load_tiktoken_bpe(str(path)), special_tokens={}
+        "own", pat_str=makers.TIKTOKEN_PATTERN, mergeable_ranks=load.load_tiktoken_bpe(str(path)), special_tokens={}
     )
     return path, own.encode_ordinary_batch
 
@@ -50,10 +43,10 @@ def tiktoken_of(folder: Path) -> tuple[Path, Encode]:
 MAKERS: dict[str, Callable[[Path], tuple[Path, Encode]]] = {
     "bpe": sentencepiece_of,
     "unigram": lambda folder: sentencepiece_of(folder, model_type="unigram", normalization="nmt_nfkc"),
-    "byte-level": lambda folder: huggingface_of(folder, byte_level_json(("</s>",))),
-    "pattern": lambda folder: huggingface_of(folder, byte_level_json(("</s>",), style="llama3")),
+    "byte-level": lambda folder: huggingface_of(folder, makers.byte_level_json(("</s>",))),
+    "pattern": lambda folder: huggingface_of(folder, makers.byte_level_json(("</s>",), style="llama3")),
     "tiktoken": tiktoken_of,
-    "metaspace": lambda folder: huggingface_of(folder, metaspace_json(("</s>",))),
+    "metaspace": lambda folder: huggingface_of(folder, makers.metaspace_json(("</s>",))),
 }
 
 
@@ -102,7 +95,7 @@ print(json.dumps(memory()))
 
 @pytest.mark.heavy
 def test_ten_times_the_documents_take_the_same_memory(tmp_path: Path) -> None:
-    path, peaks = save_sentencepiece(tmp_path, model_type="unigram"), []
+    path, peaks = makers.save_sentencepiece(tmp_path, model_type="unigram"), []
     texts = [json.dumps({"text": text}) + "\n" for text in texts_of(2000, 100_000)]
     for times in (10, 100):
         (tmp_path / f"{times}.jsonl").write_text("".join(texts) * times)
