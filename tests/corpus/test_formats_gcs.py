@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 
+import batches
 import numpy as np
 import pytest
 import sft_files as sft
@@ -53,8 +54,7 @@ def assert_same(one, other):
     assert one.fingerprint == other.fingerprint and one.dtype == other.dtype
     for name in ("eos_token_id", "tokenizer_sha256", "source_names"):
         assert getattr(one, name) == getattr(other, name)
-    for key, array in batch(one).items():
-        np.testing.assert_array_equal(array, batch(other)[key])
+    batches.assert_same(batch(one), batch(other))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -147,9 +147,8 @@ def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, monkey
         assert len({each.receipt.code for each in (*pipelines, shared)}) == 1
         assert client.glob("bucket/megatron/cache/megatron/*.arrays")
         for step in (0, 5, len(shared) - 1):
-            for key, array in pipelines[0][step].items():
-                np.testing.assert_array_equal(pipelines[1][step][key], array)
-                np.testing.assert_array_equal(shared[step][key], array)
+            batches.assert_same(pipelines[1][step], pipelines[0][step])
+            batches.assert_same(shared[step], pipelines[0][step])
         remote = grain_sft.open_corpus(f"{bucket}/web", split="3,1", subset="valid")
         remote.save(tmp_path / "index.json")
         assert grain_sft.open_corpus(tmp_path / "index.json") == remote

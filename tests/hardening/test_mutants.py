@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import assert_same, sections
 from children import run
 from megatron_files import write_megatron
 from mutators import ODD_NUMBERS, change_json, changed_bytes
@@ -120,8 +120,7 @@ def read_index(before: Path, path: Path) -> None:
     rows, expected = (
         grain_sft.NpyDataSource(grain_sft.WindowLayout(each, 10)).read(range(13)) for each in (found, whole)
     )
-    for key, array in rows.items():
-        np.testing.assert_array_equal(array, expected[key])
+    assert_same(rows, expected)
     if whole.has_boundary_files:
         np.testing.assert_array_equal(found.documents.start, whole.documents.start)
     _ = found.sources

@@ -93,20 +93,20 @@ def test_one_record_and_no_validation(format: str, place: Place) -> None:
         assert open_corpus(out).sources.tolist() == [[0, 1]]
 
 
-def test_amounts_of_a_mixture(place: Place) -> None:
-    sizes = {"a": 41, "b": 30, "c": 40, "d": 9, "e": 20}
-    a, b, c, d, e = (str(write_chats(place.folder / f"{name}.jsonl", count)) for name, count in sizes.items())
-    command = ["prepare", a, "0.5", b, "3.0", c, "100", d, e, "5", "--template", "primer", "--format", "olmo"]
-    printed = place.succeeds([*command, "--tokenizer", place.tokenizers["primer"], "-o", str(place.out)])
-    assert f"{20 + 90 + 100 + 9 + 5} examples" in printed
+AMOUNTS = [("0.5", 41, 20), ("3.0", 30, 90), ("100", 40, 100), ("", 9, 9), ("5", 20, 5), ("2.5", 4, 10), ("0", 5, 0)]
+"""Amounts, the records of their files, and how many of them the mixture has."""
 
-    def choice(count: int, size: int) -> list[int]:
-        return (np.random.RandomState(42).choice(count, size=size, replace=False) + 1).tolist()
 
-    of_b, of_c, of_d = (list(range(1, count + 1)) for count in (30, 40, 9))
-    lines = [choice(41, 20), of_b * 3, [*of_c, *of_c, *choice(40, 20)], of_d, choice(20, 5)]
-    mixed = np.array([(number, line) for number, part in enumerate(lines) for line in part])
-    expected = mixed[np.random.default_rng(42).permutation(len(mixed))]
+def test_amounts_of_a_mixture_are_those_of_open_instruct(place: Place) -> None:
+    words, lines = [], []
+    for number, (amount, size, count) in enumerate(AMOUNTS):
+        words += [str(write_chats(place.folder / f"{number}.jsonl", size)), *([amount] if amount else [])]
+        repeats, rest = divmod(count, size)
+        extra = np.random.RandomState(42).choice(size, size=rest, replace=False) if rest else []
+        lines += [(number, line + 1) for line in [*range(size)] * repeats + [*extra]]
+    command = ["prepare", *words, "--template", "primer", "--format", "olmo", "-o", str(place.out)]
+    assert f"{len(lines)} examples" in place.succeeds([*command, "--tokenizer", place.tokenizers["primer"]])
+    expected = np.array(lines)[np.random.default_rng(42).permutation(len(lines))]
     assert np.array_equal(open_corpus(place.out).sources, expected)
 
 
@@ -167,8 +167,10 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     line = f"{name} --input data/conversations.jsonl --output_dir data/chat_sft --val_split 0.1".split()
     printed = place.succeeds(line)
     assert "90 examples" in printed and "10 examples" in printed and "data/chat_sft/train" in printed
-    validation = np.sort(np.random.RandomState(42).permutation(100)[:10]) + 1
-    assert open_corpus("data/chat_sft/val").sources[:, 1].tolist() == validation.tolist()
+    validation = (np.sort(np.random.RandomState(42).permutation(100)[:10]) + 1).tolist()
+    assert open_corpus("data/chat_sft/val").sources[:, 1].tolist() == validation
+    train = open_corpus("data/chat_sft/train").sources[:, 1].tolist()
+    assert train == [line for line in range(1, 101) if line not in validation]
     before = stamps(place.folder)
     assert "nothing to do" in place.succeeds(line)  # the tokenizer that it trained is found again
     assert stamps(place.folder) == before

@@ -1,6 +1,5 @@
 """Orders and splits, compared with `datasets`, and with the rules of the seeds in plain Python."""
 
-import dataclasses
 import hashlib
 import json
 import random
@@ -46,14 +45,6 @@ def test_primer_and_openchat_split_all_examples_and_drop_then() -> None:
     assert found["train"].tolist() == [row for row in order[5:] if kept[row]]
 
 
-def test_episodes_stay_in_order_and_their_split_is_numpy_s() -> None:
-    found = splits.by_random_state(np.arange(40), np.ones(40, bool), request(1337, 0.3))
-    np.random.seed(1337)
-    for_validation = set(np.random.permutation(40)[: int(40 * 0.3)].tolist())
-    assert found["val"].tolist() == sorted(for_validation)
-    assert found["train"].tolist() == [row for row in range(40) if row not in for_validation]
-
-
 def test_the_split_does_not_depend_on_whether_it_is_shuffled() -> None:
     for rule in (splits.by_datasets_shuffle, splits.by_random_shuffle, splits.by_random_state):
         shuffled, ordered = (
@@ -64,43 +55,7 @@ def test_the_split_does_not_depend_on_whether_it_is_shuffled() -> None:
         assert shuffled["train"].tolist() != ordered["train"].tolist()
 
 
-@pytest.mark.parametrize(
-    ("amount", "size", "count"),
-    [
-        ("1.0", 10, 10),
-        ("0.5", 11, 5),
-        ("3.0", 7, 21),
-        ("2.5", 4, 10),
-        ("5", 12, 5),
-        ("12", 5, 12),
-        ("0", 5, 0),
-        ("0.0", 5, 0),
-    ],
-)
-def test_amounts_mean_what_they_mean_in_open_instruct(amount: str, size: int, count: int) -> None:
-    ids = np.arange(100, 100 + size)
-    found = splits.select(ids, amount)
-    assert len(found) == count
-    repeats, rest = divmod(count, size)
-    assert found[: repeats * size].tolist() == ids.tolist() * repeats
-    extra = np.random.RandomState(42).choice(size, size=rest, replace=False) if rest else []
-    assert found[repeats * size :].tolist() == [int(ids[row]) for row in extra]
-
-
 @pytest.mark.parametrize("amount", ["", "x", "-1", "1e", "nan.", "inf."])
 def test_other_amounts_are_an_error(amount: str) -> None:
     with pytest.raises(PrepareError, match="expected a factor"):
         request(amount=amount)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"val_frac": 1}, r"val_frac is 1; expected a number \(0 or more, less than 1\)"),
-        ({"seed": -1}, "seed is -1; expected an integer"),
-        ({"keep": "middle"}, "keep is 'middle'; expected one of first, last"),
-    ],
-)
-def test_other_options_are_an_error(options: dict[str, object], text: str) -> None:
-    with pytest.raises(PrepareError, match=text):
-        dataclasses.replace(request(), **options)

@@ -82,6 +82,9 @@ def test_bos_eos_and_empty_documents(options: dict[str, Any], expected: list[Any
         ({"long_documents": "drop"}, "Give max_length"),
         ({"fim_rate": 0.5, "format": "pairs"}, "pairs have a prompt and responses, no middle"),
         ({"min_length": 9, "max_length": 8}, "min_length=9: expected at most max_length=8"),
+        ({"val_frac": 1}, r"val_frac is 1; expected a number \(0 or more, less than 1\)"),
+        ({"seed": -1}, "seed is -1; expected an integer"),
+        ({"keep": "middle"}, "keep is 'middle'; expected one of first, last"),
     ],
 )
 def test_options_that_do_not_fit_are_errors(options: dict[str, Any], message: str, spm: Path, tmp_path: Path) -> None:

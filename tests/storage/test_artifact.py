@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from absl import logging
+from batches import assert_same
 
 from grain_sft.errors import StorageError
 from grain_sft.storage import artifact
@@ -26,14 +27,6 @@ def arrays() -> dict[str, np.ndarray]:
         "none": np.zeros((0, 4), np.float32),
         "flags": np.arange(77) % 3 == 0,
     }
-
-
-def check(found: dict[str, np.ndarray]) -> None:
-    expected = arrays()
-    assert list(found) == list(expected)
-    for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array)
 
 
 @pytest.fixture
@@ -58,7 +51,7 @@ def made(tmp_path, maker) -> Path:
 
 def test_what_was_made_is_opened_the_next_time_and_mapped(made, maker):
     found = artifact.load_or_make("things", DEPENDS, maker, made.parents[1])
-    check(found)
+    assert_same(found, arrays())
     assert all(isinstance(found[name], np.memmap) for name in ("ints", "small", "flags"))
     assert all(not array.size or array.offset % 64 == 0 for array in found.values())
     with pytest.raises(ValueError, match="read-only"):
@@ -84,7 +77,7 @@ def want(folder: str, barrier) -> None:
         return arrays()
 
     barrier.wait(300)
-    check(artifact.load_or_make("things", DEPENDS, make, Path(folder)))
+    assert_same(artifact.load_or_make("things", DEPENDS, make, Path(folder)), arrays())
 
 
 def die(folder: str) -> None:
@@ -110,7 +103,7 @@ def test_processes_that_want_it_at_once_make_it_once(tmp_path):
 def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path, maker):
     assert exit_codes(1, die, str(tmp_path)) == [3]
     assert not list((tmp_path / "things").glob("*.arrays"))
-    check(artifact.load_or_make("things", DEPENDS, maker, tmp_path))
+    assert_same(artifact.load_or_make("things", DEPENDS, maker, tmp_path), arrays())
     assert maker.call_count == 1
 
 
@@ -174,14 +167,14 @@ def test_a_damaged_file_is_refused_with_a_sentence_and_made_again(made, maker, w
         artifact.open_file(made)
     assert str(made) in str(error.value)
     for _ in range(2):
-        check(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]))
+        assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]), arrays())
     assert maker.call_count == 2 and len(warnings) >= 1
-    check(artifact.open_file(made)[0])
+    assert_same(artifact.open_file(made)[0], arrays())
 
 
 def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, warnings):
     artifact.save(made, {"of": "that"}, {"ints": np.zeros(3)})
-    check(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]))
+    assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]), arrays())
     assert maker.call_count == 2
     assert "its dependencies do not match its name" in warnings[0]
 
@@ -203,7 +196,7 @@ def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(
         cache.write_text("in the way")
     else:
         artifact.place("things", DEPENDS, cache).mkdir(parents=True)
-    check(artifact.load_or_make("things", DEPENDS, maker, cache))
+    assert_same(artifact.load_or_make("things", DEPENDS, maker, cache), arrays())
     assert maker.call_count == 1
     assert "Working without a cache" in warnings[-1]
     assert "GRAIN_SFT_CACHE_DIR" in warnings[-1] or obstacle == "a folder in its place"

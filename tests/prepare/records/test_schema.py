@@ -205,41 +205,6 @@ def test_episodes_have_a_system_text_and_a_context():
     assert found == parse_record(record)
 
 
-def test_tool_calls_have_a_name_and_arguments_and_results_text_or_json():
-    record = {
-        "messages": [
-            {"role": "user", "content": "find"},
-            {"role": "assistant_toolcall", "name": "search", "arguments": {"query": "X"}},
-            {"role": "toolresult", "name": "search", "content": {"documents": [1, None]}},
-            {"role": "toolresult", "content": "text"},
-            {"role": "assistant_toolcall", "name": "list"},
-            {"role": "assistant", "content": "found"},
-        ]
-    }
-    found = parse_record(record, "tools").messages
-    assert found[1] == Message("assistant_toolcall", "", None, {"name": "search", "arguments": {"query": "X"}})
-    assert found[2] == Message("toolresult", "", None, {"name": "search", "content": {"documents": [1, None]}})
-    assert found[3] == Message("toolresult", "text")
-    assert found[4].extra == {"name": "list", "arguments": {}}
-    assert found == parse_record(record).messages
-
-
-def test_openchat_items_have_weights():
-    record = {
-        "items": [{"role": "user", "content": "u", "weight": 0.0}, {"role": "assistant", "content": "a", "weight": 2}],
-        "condition": "GPT4",
-        "system": "s",
-    }
-    expected = (Message("user", "u", 0.0), Message("assistant", "a", 2.0))
-    assert parse_record(record) == Conversation(expected, system="s", condition="GPT4")
-    assert parse_record({"items": record["items"]}, "openchat") == Conversation(expected)
-
-
-def test_an_assistant_s_message_in_a_prompt_has_weight_0():
-    found = parse_record({"prompt": TURNS, "completion": [TURNS[2]]})
-    assert [message.weight for message in found.messages] == [None, None, 0.0, None]
-
-
 def test_a_null_beside_the_turns_of_another_schema_is_absent():
     for shape in ("messages", "sharegpt"):
         record = {"messages": None, "conversations": None} | SHAPES[shape]

@@ -11,8 +11,6 @@ from template_rules import render_one
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
-from grain_sft.prepare.templates import chat_controls
-from grain_sft.prepare.templates.template import SpecialText
 
 pytest.importorskip("transformers")
 jinja2 = pytest.importorskip("jinja2")
@@ -165,11 +163,6 @@ def test_a_token_that_a_field_spells_with_the_template_s_text_is_not_one(tmp_pat
 KEYS = """{% for m in messages %}{% set words = {'im_end': 1, 'IM_END': 1} %}{{ '<|im_start|>' + m.role + m.content }}\
 {% generation %}{{ m | tojson }}{% if m.tool_calls %}{% for key in m.tool_calls[0].function.arguments %}\
 {{ '<|' + key + '|>' }}{% endfor %}{% endif %}{% endgeneration %}{{ words['im_end'] }}<|im_end|>{% endfor %}"""
-
-
-def test_a_key_that_holds_a_control_token_or_overlaps_one_is_exchanged():
-    names = frozenset({"xpadx", "pa", "add", "name", "content"})
-    assert chat_controls._kept_names(names, SpecialText(["pad"])) == {"name", "content"}
 
 
 @pytest.mark.parametrize("maker", ["bytes_gpt2_<|endoftext|>_plain", "bytes_lowercase", "tiktoken_<|endoftext|>"])

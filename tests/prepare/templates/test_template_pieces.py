@@ -140,12 +140,6 @@ def test_primer_gives_what_render_chat_sft_gives(tokenizer, add_final_eot):
         render_chat_sft(OneText(tokenizer), [{"role": "user", "content": "hello?"}])
 
 
-def test_primer_gives_no_loss_to_a_message_of_weight_0(tokenizer):
-    items = [{"role": "assistant", "content": "b", "weight": 0}, {"role": "assistant", "content": "c", "weight": 1}]
-    rendered = render_one(tokenizer, "primer", {"items": items})
-    assert tokenizer.decode(rendered.tokens[rendered.loss].tolist()).strip() == "c<|eot|>"
-
-
 @pytest.mark.parametrize(("condition", "prefix"), [(None, "Assistant:"), ("Code", "Code Assistant:")])
 def test_openchat_begins_with_bos_and_has_the_condition_that_a_record_lacks(tokenizer, condition, prefix):
     record = {"items": [{"role": "assistant", "content": "first", "weight": 0.25}, {"role": "user", "content": ""}]}
