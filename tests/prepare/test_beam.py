@@ -184,13 +184,6 @@ def bucket(client, chats: Path):  # type: ignore[no-untyped-def]
     client.rm(client.find("bucket/"))
 
 
-def download(client, folder: str, to: Path) -> None:  # type: ignore[no-untyped-def]
-    prefix = folder.split("://", 1)[1].rstrip("/") + "/"
-    for name in client.find(prefix):
-        (to / name[len(prefix) :]).parent.mkdir(parents=True, exist_ok=True)
-        (to / name[len(prefix) :]).write_bytes(client.cat_file(name))
-
-
 @pytest.mark.parametrize("format", ["olmo", "openchat"])
 def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: Path, format: str) -> None:  # type: ignore[no-untyped-def]
     here, there = (request_of(place, format, part_bytes=100_000) for place in (chats, f"{bucket}/in"))
@@ -199,7 +192,7 @@ def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: P
     by_beam = beam.prepare(there, f"{bucket}/beam")
     assert by_beam == local and by_beam["splits"] == expected["splits"]
     for name in ("local", "beam"):
-        download(client, f"{bucket}/{name}", tmp_path / name)
+        client.get(f"{bucket}/{name}/", f"{tmp_path / name}/", recursive=True)
     assert digests(tmp_path / "beam") == digests(tmp_path / "local")
     ours, theirs = (digests(tmp_path / name, replace=(str(chats), f"{bucket}/in")) for name in ("here", "beam"))
     manifest = ours.pop("prepare.json"), theirs.pop("prepare.json")
@@ -223,7 +216,7 @@ def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: st
     beam.prepare(other, f"{bucket}/out", overwrite=True)
     prepare(other, f"{bucket}/fresh", workers=1)
     for name in ("out", "fresh"):
-        download(client, f"{bucket}/{name}", tmp_path / name)
+        client.get(f"{bucket}/{name}/", f"{tmp_path / name}/", recursive=True)
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
     assert client.cat_file("bucket/out2/foreign") == b"of somebody else"
     assert not files.exists(f"{bucket}/.out.grain_sft-work/identity.json")

@@ -15,7 +15,7 @@ from tokenizer_makers import save_huggingface
 from grain_sft import open_corpus
 from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare import Dataset, Request, dry_run, load_tokenizer, prepare
+from grain_sft.prepare import dry_run, load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +90,6 @@ def test_bos_eos_and_empty_documents(options: dict[str, Any], expected: list[Any
 def test_options_that_do_not_fit_are_errors(options: dict[str, Any], message: str, spm: Path, tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match=message):
         documents_of(spm, tmp_path, ["the answer"], **options)
-
-
-def test_options_of_text_are_refused_by_other_templates(spm: Path, tmp_path: Path) -> None:
-    request = Request((Dataset((str(write(tmp_path / "a.jsonl", ["a"])),)),), "primer", str(spm), "primer", eos=False)
-    with pytest.raises(PrepareError, match="eos is an option of template text, not of primer"):
-        prepare(request, tmp_path / "out", workers=1)
 
 
 def test_documents_of_other_lengths_are_cut_or_dropped_and_counted(spm: Path, tmp_path: Path) -> None:
