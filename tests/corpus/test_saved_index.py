@@ -6,6 +6,7 @@ The last tests are of MaxText's own index: `tests/golden/maxtext/index.json` is 
 import json
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -66,9 +67,14 @@ def test_an_index_opens_from_any_working_directory(folder, corpus, tmp_path, mon
     assert open_corpus("data/index.json") == corpus
 
 
-def test_relative_entries_of_an_index_are_remapped_as_they_are_stored(folder, corpus, index, tmp_path):
-    """Absolute ones, and files that moved without their index, are in test_formats_gcs.py."""
+def test_relative_entries_of_an_index_are_remapped_as_whole_paths_or_as_they_are_stored(
+    folder, corpus, index, tmp_path
+):
+    """Absolute ones are in test_formats_gcs.py."""
     moved = folder.rename(tmp_path / "moved")
+    folder.mkdir()
+    shutil.copy(moved / "index.json", index)
+    assert open_corpus(index, path_remap={f"{folder}/": f"{moved}/"}).fingerprint == corpus.fingerprint
     (moved / "sub").rename(moved / "other")
     again = open_corpus(moved / "index.json", path_remap={"sub/": "other/"})
     assert again.shards[0].path == str(moved / "other" / "a.npy") and again.fingerprint == corpus.fingerprint
