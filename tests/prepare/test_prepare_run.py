@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,39 +15,28 @@ from prepared import CHAT_FORMATS, Place, StoppedError, chat, digests, record, s
 from template_rules import SPECIAL
 
 from grain_sft.errors import PrepareError, RecordError, StorageError
-from grain_sft.prepare import Dataset, Request, convert, train_tokenizer
+from grain_sft.prepare import Dataset, Request, convert, train_tokenizer, workers
 from grain_sft.prepare.records import inputs
 
 
-def workers_of_this_process() -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # where it has ended
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            if parent == os.getpid() and b"worker" in (path.parent / "cmdline").read_bytes():
-                found.append(int(path.parent.name))
-    return found
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds its children in /proc")
 def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
-    place.chats += [write_chats(place.folder / f"in/more-{number}.jsonl", 400) for number in range(6)]
-    request = place.request()
-    killed: list[int] = []
+    request, send, processes = place.request(), workers._send, set()
 
-    def kill(what: str, done: int, total: int) -> None:
-        if what == "Rendering" and done and not killed:
-            killed.append(workers_of_this_process()[0])
-            os.kill(killed[0], signal.SIGKILL)
+    def kill_before_group_5(process, line):
+        processes.add(process)
+        if line == b"5":
+            process.kill()
+        send(process, line)
 
-    with pytest.raises(
-        PrepareError, match=r"a worker process ended \(-9\) at .*jsonl, line \d+ or after it\. .*Start again"
-    ):
-        place.prepare(request, workers=2, progress=kill)
-    assert not place.out.exists() and not workers_of_this_process()
+    monkeypatch.setattr(workers, "_send", kill_before_group_5)
+    expected = r"a worker process ended \(-9\) at .*5\.jsonl, line 1 or after it\. .*Start again"
+    with pytest.raises(PrepareError, match=expected):
+        place.prepare(request, workers=2)
+    assert not place.out.exists() and None not in [process.poll() for process in processes]
     done = len(list((place.folder / ".out.grain_sft-work/chunks").glob("*.chunk")))
     assert 0 < done < len(place.chats)
+    monkeypatch.setattr(workers, "_send", send)
     place.prepare(request, workers=2)
     place.assert_whole(request)
 
