@@ -226,9 +226,8 @@ def test_a_stage_is_divided_where_a_source_is_replaced(paths):
 
 
 def test_a_config_without_a_mixture_takes_no_replacement(paths):
-    replace = [{"replace": {"from": 3, "source": "b", "weight": 2}}]
-    config = {**config_of(paths, replace), "corpus": {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}}
-    with pytest.raises(ConfigError, match="source 'b': no mixture is read from that step on"):
-        load(config)
-    with pytest.raises(ConfigError, match="source 'b': no mixture is read from that step on"):
-        load({**config_of(paths, replace), "stages": [{"steps": 3}, {"corpus": config["corpus"]}]})
+    mixed = config_of(paths, [{"replace": {"from": 3, "source": "b", "weight": 2}}])
+    corpus = {"path": paths["a"], "eos_token_id": 2, "dtype": "uint16"}
+    for changed in ({"corpus": corpus}, {"stages": [{"steps": 3}, {"corpus": corpus}]}):
+        with pytest.raises(ConfigError, match="source 'b': no mixture is read from that step on"):
+            load({**mixed, **changed})

@@ -91,13 +91,15 @@ def keys(configs):
 
 
 @pytest.mark.parametrize("configs", ["packed SFT"], indirect=True)
-def test_a_mesh_that_divides_the_sequence_has_the_losses_of_one_device(configs, tmp_path):
+def test_meshes_that_divide_rows_and_the_sequence_have_the_losses_of_one_device(configs, tmp_path):
     """MaxText puts the columns in its load-balanced order itself, or leaves them as they are."""
     given = keys(configs) | {"steps": 4, "eval_interval": -1}
     expected = losses(launch(tmp_path, "one", **given))
-    mesh = {"per_device_batch_size": 1, "ici_fsdp_parallelism": 2, "ici_context_parallelism": 2}
-    for balance in (True, False):
-        run = launch(tmp_path, f"balanced-{balance}", devices=4, context_parallel_load_balance=balance, **given | mesh)
+    meshes = [{"ici_fsdp_parallelism": 1, "ici_data_parallelism": 4}]
+    context = {"ici_fsdp_parallelism": 2, "ici_context_parallelism": 2}
+    meshes += [context | {"context_parallel_load_balance": balance} for balance in (True, False)]
+    for number, mesh in enumerate(meshes):
+        run = launch(tmp_path, f"mesh-{number}", devices=4, per_device_batch_size=1, **given | mesh)
         for step, (loss, _, weights) in losses(run).items():
             assert weights == expected[step][2] and abs(float(loss) - float(expected[step][0])) <= 0.002
         assert len(losses(run)) == 4
@@ -182,22 +184,3 @@ def test_a_run_on_other_data_is_refused_unless_that_is_allowed(configs, tmp_path
     output = launch(tmp_path, "run", steps=4, fails=True, **given)
     assert "sampler differs: " in output and "Traceback" not in output
     assert sorted(losses(launch(tmp_path, "run", "grain_sft_allow_other_data=true", steps=4, **given))) == [2, 3]
-
-
-@pytest.mark.parametrize("configs", ["packed SFT"], indirect=True)
-def test_devices_that_divide_rows_and_columns_change_no_batch(configs, tmp_path):
-    """Four devices: data, and data x context. Each step sees as many targets as on one."""
-    pipeline = load(str(configs[0]))
-    expected = [np.count_nonzero(pipeline[step]["targets_segmentation"]) for step in range(3)]
-    meshes = {
-        "data": {"ici_fsdp_parallelism": 1, "ici_data_parallelism": 4},
-        "context": {"ici_fsdp_parallelism": 2, "ici_context_parallelism": 2, "context_parallel_load_balance": False},
-    }
-    found = {}
-    for run, mesh in meshes.items():
-        given = keys(configs) | {"per_device_batch_size": 1} | mesh
-        found[run] = losses(launch(tmp_path, run, steps=3, devices=4, **given))
-        assert [weights for *_, weights in found[run].values()] == expected
-    for step in range(3):
-        data, context = (float(found[run][step][0]) for run in meshes)
-        assert data == pytest.approx(context, abs=0.002)

@@ -51,23 +51,19 @@ def dataset_of(folder: Path, run: dict[str, Any], host: int = 0, rows: int = 1) 
 
 
 if __name__ == "__main__":
-    out, found = options("the golden files of MaxText's mmap readers").out, {}
-    for name, run in maxtext_runs().items():
-        with tempfile.TemporaryDirectory() as temporary:
-            write_prefixes(Path(temporary))
-            batches = list(dataset_of(Path(temporary), run))
-            for kept in ("maxtext", "maxtext_blend"):
-                if name == KEPT[kept]:
-                    shutil.copytree(Path(temporary) / "indices", out / "megatron_cache" / kept, dirs_exist_ok=True)
-            found[name] = {"samples": len(batches), **hashes_of(batches[:FEW])}
-    split = {}
-    for name, run in split_runs().items():
-        with tempfile.TemporaryDirectory() as temporary:
-            write_prefixes(Path(temporary))
-            batches = list(dataset_of(Path(temporary), run))
-            split[name] = {"samples": len(batches), **hashes_of(batches[:FEW])}
-    made = {**versions("maxtext", "grain", "numpy", "python"), "cases": split}
-    write_json(out / "maxtext/mmap_split.json", made, compact=("cases",))
+    out = options("the golden files of MaxText's mmap readers").out
+    made = versions("maxtext", "grain", "numpy", "python")
+    for file, runs in (("mmap", maxtext_runs()), ("mmap_split", split_runs())):
+        found = {}
+        for name, run in runs.items():
+            with tempfile.TemporaryDirectory() as temporary:
+                write_prefixes(Path(temporary))
+                batches = list(dataset_of(Path(temporary), run))
+                for kept in ("maxtext", "maxtext_blend"):
+                    if name == KEPT[kept]:
+                        shutil.copytree(Path(temporary) / "indices", out / "megatron_cache" / kept, dirs_exist_ok=True)
+                found[name] = {"samples": len(batches), **hashes_of(batches[:FEW])}
+        write_json(out / f"maxtext/{file}.json", {**made, "cases": found}, compact=("cases",))
     shuffled = {}
     for name, run in shuffled_runs().items():
         with tempfile.TemporaryDirectory() as temporary:
@@ -76,7 +72,4 @@ if __name__ == "__main__":
             batches = [[each for each in dataset if len(each["inputs"]) == run["rows"]] for dataset in datasets]
             steps = min(map(len, batches))  # those that all hosts have
             shuffled[name] = [{"batches": steps, **hashes_of(each[:steps])} for each in batches]
-    made = {**versions("maxtext", "grain", "numpy", "python"), "cases": shuffled}
-    write_json(out / "maxtext/mmap_shuffled.json", made, compact=("cases",))
-    made = {**versions("maxtext", "grain", "numpy", "python"), "cases": found}
-    write_json(out / "maxtext/mmap.json", made, compact=("cases",))
+    write_json(out / "maxtext/mmap_shuffled.json", {**made, "cases": shuffled}, compact=("cases",))

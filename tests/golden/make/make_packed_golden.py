@@ -47,16 +47,10 @@ def olmo_dataset(case: PackedCase, tokens: list[Any], masks: list[Any], work_dir
     from olmo_core.data import LongDocStrategy, NumpyPackedFSLDataset
 
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": BOS if case.bos else None, "vocab_size": 60_000}
-    dataset = NumpyPackedFSLDataset(
-        *map(str, tokens),
-        sequence_length=case.sequence_length,
-        **ids,
-        dtype=np.dtype(case.dtype).type,
-        generate_doc_lengths=True,
-        label_mask_paths=list(map(str, masks)) or None,
-        long_doc_strategy=LongDocStrategy(case.long),
-        source_group_size=case.group,
-    )
+    packing = {"long_doc_strategy": LongDocStrategy(case.long), "source_group_size": case.group}
+    rows = {"sequence_length": case.sequence_length, "dtype": np.dtype(case.dtype).type, "generate_doc_lengths": True}
+    mask_paths = list(map(str, masks)) or None
+    dataset = NumpyPackedFSLDataset(*map(str, tokens), label_mask_paths=mask_paths, **ids, **packing, **rows)
     dataset.work_dir = work_dir
     dataset.prepare()
     return dataset

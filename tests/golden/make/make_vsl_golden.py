@@ -30,31 +30,15 @@ def olmo_vsl_loader(run: VslRun, paths: list[Path], work_dir: Path, rank: int) -
     curriculum = VSLCurriculumConfig(
         VSLCurriculumType(run.curriculum), run.num_cycles if grows else None, run.balanced if grows else None
     )
-    dataset = NumpyVSLDataset(
-        *map(str, paths),
-        pad_token_id=PAD,
-        eos_token_id=EOS,
-        vocab_size=60_000,
-        max_sequence_length=run.longest,
-        min_sequence_length=run.shortest,
-        curriculum=curriculum.build(),
-        dtype=np.dtype(CORPORA[run.corpus].dtype).type,
-        instance_filter_config=InstanceFilterConfig(),
-    )
+    ids = {"pad_token_id": PAD, "eos_token_id": EOS, "vocab_size": 60_000}
+    lengths = {"max_sequence_length": run.longest, "min_sequence_length": run.shortest}
+    named = {"dtype": np.dtype(CORPORA[run.corpus].dtype).type, "instance_filter_config": InstanceFilterConfig()}
+    dataset = NumpyVSLDataset(*map(str, paths), curriculum=curriculum.build(), **ids, **lengths, **named)
     dataset.work_dir = work_dir
     dataset.prepare()
-    return NumpyVSLDataLoader(
-        dataset,
-        collator=DataCollator(pad_token_id=PAD),
-        global_batch_size=run.batch_tokens,
-        work_dir=work_dir,
-        seed=run.seed,
-        shuffle=run.shuffle,
-        num_threads=0,
-        dp_world_size=run.ranks,
-        dp_rank=rank,
-        fs_local_rank=0,
-    )
+    of_run = {"global_batch_size": run.batch_tokens, "seed": run.seed, "shuffle": run.shuffle}
+    ranks = {"dp_world_size": run.ranks, "dp_rank": rank, "fs_local_rank": 0, "num_threads": 0}
+    return NumpyVSLDataLoader(dataset, collator=DataCollator(pad_token_id=PAD), work_dir=work_dir, **of_run, **ranks)
 
 
 def batches(loader: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
