@@ -16,7 +16,7 @@ from sft_files import documents, write_episodes, write_olmo
 from grain_sft import Host
 from grain_sft.provenance import check_audit
 
-FEW, MANY = range(8), range(8, 308)
+FEW, MANY = (*range(8), 44, 59), range(60, 308)
 LAYOUTS = [
     {"kind": "windows"},
     {"kind": "padded"},
