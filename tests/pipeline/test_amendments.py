@@ -33,9 +33,7 @@ def config_of(corpus, layout, amendments=(), **sampler):
 
 
 @pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize(
-    "layout", ["windows", "padded", "packed", {"kind": "packed", "sequence_length": 2048}], ids=str
-)
+@pytest.mark.parametrize("layout", ["windows", "padded", "packed"])
 def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, monkeypatch, layout, exact):
     monkeypatch.setattr("grain_sft.source.withdrawn_documents._MOST_EXACT", 1 << 24 if exact else 1)
     write_episodes(tmp_path / "corpus", DOCS)
