@@ -114,10 +114,21 @@ def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, w
     assert f"'{other}' cannot be imported" in error_of(tmp_path / "wiki", format=other)
 
 
-def test_a_format_from_outside_that_finds_no_files_is_an_error(tmp_path, monkeypatch):
-    (tmp_path / "no_split.py").write_text("import grain_sft.corpus as c\nclass Dump(c.Format):\n    any_path = True\n")
+FORMATS = """
+import grain_sft.corpus as c
+class Dump(c.Format):
+    any_path = True
+class Whole(Dump):
+    def split(self, home, listing):
+        return c.Split(files=(home,), metadata=c.CorpusMetadata(), dtypes=("uint16",))
+"""
+
+
+def test_a_format_from_outside_may_state_its_files_alone(tmp_path, write_tokens, monkeypatch):
+    (tmp_path / "outside.py").write_text(FORMATS)
     monkeypatch.syspath_prepend(tmp_path)
-    assert "Dump.split returned no files" in error_of(tmp_path, format="no_split:Dump")
+    assert open_corpus(write_tokens("a.dump", [1, 2, 3], "uint16"), format="outside:Whole").num_tokens == 3
+    assert "Dump.split returned no files" in error_of(tmp_path, format="outside:Dump")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from grain_sft.cli.main import main
 
 def test_the_cache_has_its_files_its_meta_and_the_split_of_python_s_random(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GRAIN_SFT_TOKENIZER", str(save_trained(tmp_path)))
+    model = str(save_trained(tmp_path))
+    monkeypatch.setenv("GRAIN_SFT_TOKENIZER", model)
     write_chats(tmp_path / "data/primer.jsonl", 57)
     line = "build-sft-primer --primer-jsonl data/primer.jsonl --out-dir data/cache/sft --seed 7 --val-frac 0.25 --t-max 1024"
     assert main(line.split()) == 0
@@ -38,3 +39,5 @@ def test_the_cache_has_its_files_its_meta_and_the_split_of_python_s_random(tmp_p
     printed = capsys.readouterr().out
     assert "43 examples" in printed and "14 examples" in printed and "data/cache/sft/primer" in printed
     assert f"{meta['splits']['train']['num_tokens']:,} tokens" in printed
+    monkeypatch.delenv("GRAIN_SFT_TOKENIZER")
+    assert main([*line.split(), "--tokenizer", model]) == 0 and "nothing to do" in capsys.readouterr().out
