@@ -40,7 +40,7 @@ def absolute(path: str) -> str:
 
 @contextlib.contextmanager
 def reading(path: str, part: str = "") -> Iterator[None]:
-    """Replace exceptions of a local or remote file system about a file, or a part of it, by a CorpusFileError."""
+    """Turn exceptions of a local or remote file system about a file, or a part of it, into a CorpusFileError."""
     try:
         yield
     except GrainSftError:
@@ -77,7 +77,7 @@ def read_text(path: str) -> str:
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
     """Return bytes `start` to `stop` of a file, fewer at its end.
 
-    Another version of a remote file than `version`, a result of `size_and_version`, is an error.
+    A remote file whose version is not `version`, which `size_and_version` returned, is an error.
     """
     if stop <= start:
         return b""
@@ -123,11 +123,23 @@ def _remote_kind(path: str) -> str | None:
 
 
 def glob(pattern: str) -> list[str]:
-    """Return the local or remote files that match, sorted."""
+    """Return the local or remote files that match, sorted.
+
+    Raises:
+      CorpusFileError: `**` reaches a local folder by two paths, one of them through a link.
+    """
     if is_remote(pattern):
         with remote(pattern) as client:
             return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
-    return sorted(local_glob.glob(pattern, recursive=True))
+    found = sorted(local_glob.glob(pattern, recursive=True))
+    real: dict[str, str] = {}  # folders of the matches, by their real paths
+    for folder in sorted(set(map(os.path.dirname, found))) if "**" in pattern else ():
+        if (same := real.setdefault(os.path.realpath(folder), folder)) != folder:
+            raise CorpusFileError(
+                f"{pattern}: {folder} is the same folder as {same}, so its files would be read twice. Remove the link, or "
+                "name the files."
+            )
+    return found
 
 
 def join(folder: str, *names: str) -> str:
@@ -146,11 +158,11 @@ def name_of(path: str) -> str:
 
 
 def sidecar(shard: str, name: str) -> str | None:
-    """Return the file or folder `name` of a shard's corpus: in the shard's own folder, that of the split or of the corpus."""
+    """Return the file or folder `name` in the shard's folder or in one of the two above it (split, corpus), or None."""
     folder = shard
     for _ in range(3):
         folder = parent(folder)
-        if is_remote(folder) != is_remote(shard):  # nothing is above a bucket
+        if is_remote(folder) != is_remote(shard):  # above a bucket
             break
         if exists(path := join(folder, name)):
             return path
@@ -161,18 +173,19 @@ def sidecar(shard: str, name: str) -> str | None:
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file for writing that appears under `path` when it is complete and synced to disk.
 
-    Unfinished files of killed processes in its folder are removed. A remote file is written to a temporary local one, and
-    sent when that is complete.
+    Unfinished files of killed processes in its folder are removed. A remote file is written to a temporary local file, which
+    is then uploaded.
     """
-    name = os.fspath(path)
+    name = normalize(path)
     try:
         if is_remote(name):
             encoding = None if "b" in mode else "utf-8"
-            with tempfile.TemporaryDirectory(prefix="grain_sft-") as folder:  # which is removed on Ctrl-C too
+            with tempfile.TemporaryDirectory(prefix="grain_sft-") as folder:  # removed on Ctrl-C too
                 with open(local := os.path.join(folder, "file"), mode, encoding=encoding) as file:
                     yield file
                 upload(local, name)
         else:
+            _check_replaceable(name)
             with locks.write_whole(Path(name), mode) as file:
                 yield file
     except GrainSftError:  # raised by the caller; some are OSErrors
@@ -198,15 +211,15 @@ def upload(local: str | os.PathLike[str], url: str) -> None:
 
 
 def check_writable(path: str, *, folder: bool = False) -> None:
-    """Raise a StorageError if a file (with `folder`, a folder) can't be written at `path`, before long work for it begins."""
+    """Raise a StorageError if a file, or with `folder` a folder, can't be written at `path`. Call it before long work."""
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")
-        with contextlib.suppress(GrainSftError), remote(probe) as client:  # a role may create and not delete
+        with contextlib.suppress(GrainSftError), remote(probe) as client:  # a role that may create may not delete
             client.rm([probe])
         return
-    if not folder and os.path.isdir(path):
-        raise StorageError(f"{path}: is a folder; expected the name of a file. Give a file in it.")
+    if not folder:
+        _check_replaceable(path)
     place = os.path.abspath(path if folder else os.path.dirname(os.path.abspath(path)))
     while not os.path.lexists(place):
         place = os.path.dirname(place)
@@ -218,14 +231,21 @@ def check_writable(path: str, *, folder: bool = False) -> None:
         raise StorageError(f"{path}: can't be written: {place}: {reason}. Give an output in another folder.") from error
 
 
+def _check_replaceable(path: str) -> None:
+    """Raise a StorageError if a local file can't be replaced. A rename would replace /dev/null, for all processes."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        kind = "a folder" if os.path.isdir(path) else "a FIFO, a socket or a device"
+        raise StorageError(f"{path}: can't be written: it is {kind}; expected the name of a file. Give another name.")
+
+
 def cache_dir() -> Path:
-    """Return the folder of orders and other derived data: $GRAIN_SFT_CACHE_DIR where it is local, or the user's cache."""
+    """Return the folder of orders and other derived data: $GRAIN_SFT_CACHE_DIR if it is local, else the user's cache."""
     if (chosen := os.environ.get(CACHE_DIR_VARIABLE)) and not is_remote(chosen):
         return Path(normalize(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "grain_sft"
 
 
 def cache_url() -> str | None:
-    """Return the URL of the derived data that machines share: $GRAIN_SFT_CACHE_DIR where it is a URL."""
+    """Return the URL of the derived data that machines share: $GRAIN_SFT_CACHE_DIR if it is a URL, else None."""
     chosen = os.environ.get(CACHE_DIR_VARIABLE)
     return chosen if chosen and is_remote(chosen) else None

@@ -34,7 +34,7 @@ def of_bytes(data: bytes | memoryview) -> str:
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-    """Return the hashes of the blocks of each (descriptor, start, stop) in turn, or raise OSError or EOFError."""
+    """Return the hashes of the blocks of each range, a descriptor and the bytes [start, stop), or raise OSError or EOFError."""
     parts = [(fd, at, min(at + BLOCK, stop)) for fd, start, stop in ranges for at in range(start, stop, BLOCK)]
     if sum(stop - at for _, at, stop in parts) < _PARALLEL_FROM:
         return [_of_part(part) for part in parts]

@@ -34,7 +34,7 @@ def inside(root: str | None, but: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def inside_also(folder: str) -> Iterator[None]:
-    """Make `open_regular` accept files in `folder`, too, as in `inside`; for files that this package itself names."""
+    """Make `open_regular` also accept files in `folder`, a root as in `inside`, for files that this package itself names."""
     bound = _root.get()
     token = _root.set(bound and ((*bound[0], folder), bound[1]))
     try:

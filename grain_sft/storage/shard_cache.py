@@ -33,8 +33,7 @@ Jobs = Mapping[Block, list[RemotePiece]]
 class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    Bytes come from the bucket itself where the folder can't be written to, the disk is full, or unfinished blocks take all the
-    room.
+    Without a writable folder, or without room on the disk or beside the unfinished blocks, bytes come from the bucket itself.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
@@ -55,7 +54,7 @@ class ShardCache:
             if len(others) < len(pending):
                 pause, since = _POLL, time.monotonic()
             elif time.monotonic() - max(since, *map(self._last_progress, others)) > self._limits.seconds:
-                self._read_bucket(others.values(), out)  # their makers are stopped
+                self._read_bucket(others.values(), out)  # the processes that fetch them have stalled
                 return
             pending = others
             if pending:
@@ -99,7 +98,7 @@ class ShardCache:
             os.close(fd)
 
     def _make(self, jobs: Jobs, out: memoryview) -> Jobs:
-        """Fetch and keep the blocks that no other process makes, and copy their pieces; return the other blocks."""
+        """Fetch and keep the blocks that no other process fetches, and copy their pieces. Return the other blocks."""
         reserved: dict[Block, int] = {}
         others, uncached = {}, []
         with contextlib.ExitStack() as claimed:

@@ -15,7 +15,7 @@ class DropLastPosition(grain.transforms.Map):
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # of a part of a row, too, the last column is cut off
+    column_reach = (0, 1)  # the last column of a part of a row is cut off, too
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

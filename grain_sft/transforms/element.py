@@ -1,11 +1,16 @@
 """Checks of transforms and of the dict that they receive, and traits that a transform may have."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import grain
+import numpy as np
+import numpy.typing as npt
 
 from grain_sft.errors import PipelineError, TransformError
 from grain_sft.source import Element
+
+INT32_MAX = np.iinfo(np.int32).max
 
 
 def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> None:
@@ -16,6 +21,22 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
                 f"{transform!r} needs the key {key!r}, but the dict has {', '.join(map(repr, element))}. "
                 "ShiftTargets turns the source's dict into a batch: place transforms of that dict before it."
             )
+
+
+def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """Return `tokens` as int32, without a copy if they are 32 bits wide; raise a `TransformError` if one does not fit."""
+    if tokens.dtype == np.uint32:
+        tokens = tokens.view(np.int32)
+        fits = not tokens.size or int(tokens.min()) >= 0
+    else:
+        fits = tokens.dtype.itemsize < 4 or not tokens.size or int(tokens.max()) <= INT32_MAX
+    if not fits:
+        wrong = (tokens < 0) | (tokens.astype(np.float64) > INT32_MAX)
+        raise TransformError(
+            f"a token id at {np.argwhere(wrong)[0].tolist()} of the batch is above {INT32_MAX}: no vocabulary has it. "
+            "The corpus was opened with the wrong dtype or holds no tokens. Fix `dtype`."
+        )
+    return tokens.astype(np.int32, copy=False)
 
 
 def check_maps(transforms: Sequence[object]) -> None:

@@ -1,4 +1,4 @@
-"""MaskEod: no loss where a document ends, as Megatron's `eod_mask_loss` and MaxText's `mmap` take it."""
+"""MaskEod: no loss where a document ends, as in Megatron's `eod_mask_loss` and MaxText's `mmap`."""
 
 import grain
 

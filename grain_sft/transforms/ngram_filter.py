@@ -39,8 +39,8 @@ class NgramFilter(grain.transforms.Map):
       packed: `NumpyPackedFSLDataset` with `count_padding=True`. It validates a row after it pads it, so a row that ends in
         `max_count` padding tokens takes no loss. The default gives the verdict on the row's documents alone.
 
-    A failing row holds a run of at least `p * (max_count - 1)` equal pairs, so one pair in that many is compared. Only where it
-    and its neighbours to one side are equal, the run is measured.
+    A failing row has at least `p * (max_count - 1)` equal pairs in succession, so one pair in that many is compared. If it and
+    its neighbours on one side are equal, the run is measured.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
@@ -90,17 +90,19 @@ class NgramFilter(grain.transforms.Map):
         tokens: Integer[np.ndarray, "*rows length"],
         segment_ids: Integer[np.ndarray, "*rows length"] | None = None,
     ) -> Bool[np.ndarray, "*rows"]:
-        """Return whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L]. Segment ids are of the same
-        shape, 0 for padding; None for rows without padding."""
+        """Return whether each row fails: bool [] for tokens [L], bool [rows] for tokens [rows, L].
+
+        Args:
+          tokens: Rows of tokens.
+          segment_ids: Segment ids of the tokens, 0 for padding; None for rows without padding.
+        """
         failing = self._failing(tokens, segment_ids)
         return np.zeros(tokens.shape[:-1], np.bool_) if failing is None else failing.reshape(tokens.shape[:-1])
 
     def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_] | None:
         """Return which rows fail, bool [rows]; None where none does."""
-        activity.doing[get_ident()] = (
-            activity.TRANSFORMING,
-            self,
-        )  # a pipeline does not say so of a filter that it fuses
+        # here, because a filter that is part of the read is not recorded by the pipeline
+        activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(-1, tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
             segments = segment_ids.reshape(rows.shape)
@@ -122,10 +124,8 @@ class NgramFilter(grain.transforms.Map):
 
     @property
     def no_loss_reason(self) -> str:
-        """Reason for which all rows may have lost their loss, and what to do."""
-        return (
-            f"each repeats an n-gram {self.max_count} times or more. Give a greater max_count, or take the filter out."
-        )
+        """Reason why all rows may have lost their loss, and what to do."""
+        return f"each repeats an n-gram {self.max_count} times or more. Give a greater max_count, or remove the filter."
 
     def __repr__(self) -> str:
         options = ("max_period", "min_period", "max_count", "count_padding")
@@ -134,7 +134,7 @@ class NgramFilter(grain.transforms.Map):
 
 @functools.lru_cache(maxsize=16)
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
-    """Return columns i, i - p and periods p, so that no run of `p * (repeats - 1)` pairs (i, i - p) passes between them."""
+    """Return columns i, columns i - p and periods p. Every run of `p * (repeats - 1)` pairs (i, i - p) contains one of them."""
     periods = range(min_period, min(max_period, length // 3) + 1)
     columns = [np.arange(p * repeats - 1, length, p * (repeats - 1)) for p in periods]
     later = np.concatenate([*columns, np.zeros(0, np.intp)]).astype(np.intp)

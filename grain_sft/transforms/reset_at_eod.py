@@ -1,4 +1,4 @@
-"""ResetAtEod: segments or positions that begin anew after each EOD token, as Megatron-LM and MaxText make them."""
+"""ResetAtEod: segments or positions that begin anew after each EOD token, as in Megatron-LM and MaxText."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ResetAtEod(grain.transforms.Map):
       eod_token_id: Token that ends a document.
       attention: Whether a segment ends after each EOD.
       positions: Whether positions begin anew after each EOD.
-      min_segment_length: A segment of this number of tokens or fewer is joined with the next, as in MaxText; 0 joins none.
+      min_segment_length: A segment of this number of tokens or fewer is joined with the next, as in MaxText; 0 and 1 join none.
     """
 
     def __init__(

@@ -8,12 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from grain.transforms import Map
 
-from grain_sft.errors import TransformError
 from grain_sft.source import Arrays, Element, NpyDataSource, ReadRows
-from grain_sft.transforms.element import require_keys
+from grain_sft.transforms.element import as_int32, require_keys
 from grain_sft.transforms.ngram_filter import NgramFilter
 
-_INT32_MAX = np.iinfo(np.int32).max
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
 
@@ -45,7 +43,7 @@ class ShiftTargets(Map):
           TransformError: a token id does not fit in int32.
         """
         require_keys(self, element, ("tokens", "loss_mask", "segment_ids", "positions"))
-        tokens, segments = _as_int32(element["tokens"]), element["segment_ids"]
+        tokens, segments = as_int32(element["tokens"]), element["segment_ids"]
         targets = self._arrays.empty(tokens.shape, np.int32)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
@@ -125,19 +123,3 @@ def _batch(read: ReadRows) -> Element:
         weights[..., :-1] = read.loss[..., 1:]
         weights[read.target_segment_ids == 0] = 0
     return batch
-
-
-def _as_int32(tokens: npt.NDArray[Any]) -> _Int32:
-    """Return `tokens` as int32, without a copy if they are 32 bits wide."""
-    if tokens.dtype == np.uint32:
-        tokens = tokens.view(np.int32)
-        fits = not tokens.size or int(tokens.min()) >= 0
-    else:
-        fits = tokens.dtype.itemsize < 4 or not tokens.size or int(tokens.max()) <= _INT32_MAX
-    if not fits:
-        wrong = (tokens < 0) | (tokens.astype(np.float64) > _INT32_MAX)
-        raise TransformError(
-            f"a token id at {np.argwhere(wrong)[0].tolist()} of the batch is above {_INT32_MAX}: no vocabulary has it. "
-            "The corpus was opened with the wrong dtype or holds no tokens. Fix `dtype`."
-        )
-    return tokens.astype(np.int32, copy=False)

@@ -9,15 +9,15 @@ from absl import logging
 from grain_sft.arguments import as_integer
 from grain_sft.errors import TransformError
 from grain_sft.source import Element
-from grain_sft.transforms.element import require_keys
+from grain_sft.transforms.element import INT32_MAX, as_int32, require_keys
 
 
 class SplitPairs(grain.transforms.Map):
     """Transform that splits rows of `PairsLayout` into the int32 arrays of MaxText's and Tunix's DPO and ORPO trainers.
 
     `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. `prompt_mask`,
-    `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in MaxText's `DPODataFormatting`. So a
-    token of a text that is the padding token is masked too, and a warning is logged once.
+    `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in MaxText's `DPODataFormatting`. So they
+    also mask a text's own padding token; a warning is logged once.
 
     Args:
       prompt_length: P, the layout's `prompt_length`.
@@ -26,23 +26,25 @@ class SplitPairs(grain.transforms.Map):
 
     shifts_targets = splits_rows = True
     no_loss_reason = (
-        "the chosen response of each pair is equal to the rejected one, as far as the layout keeps them. Give a larger "
+        "the chosen response of each pair is equal to the rejected one within the tokens that the layout keeps. Give a larger "
         "sequence_length, or a smaller prompt_length."
     )
 
     def __init__(self, prompt_length: int, pad_token_id: int) -> None:
         self.prompt_length = as_integer("SplitPairs: prompt_length", prompt_length, 1, TransformError)
         self.pad_token_id = as_integer("SplitPairs: pad_token_id", pad_token_id, 0, TransformError)
+        if self.pad_token_id > INT32_MAX:
+            raise TransformError(f"SplitPairs: pad_token_id={pad_token_id}: expected at most {INT32_MAX}.")
         self._warned = False
 
     def map(self, element: Element) -> Element:
         """Return the six arrays of `element`, the source's dict.
 
         Raises:
-          TransformError: `element` is not of rows of pairs with prompts of at most P tokens.
+          TransformError: `element` is not rows of pairs with prompts of at most P tokens, or a token does not fit in int32.
         """
         require_keys(self, element, ("tokens", "segment_ids"))
-        tokens, segments, prompt = element["tokens"], element["segment_ids"], self.prompt_length
+        tokens, segments, prompt = as_int32(element["tokens"]), element["segment_ids"], self.prompt_length
         response, odd = divmod(tokens.shape[-1] - prompt, 2)
         sizes = {"prompt": prompt, "chosen": response, "rejected": response}
         lengths = [np.count_nonzero(segments == part, axis=-1)[..., None] for part in (1, 2, 3)]
@@ -58,7 +60,9 @@ class SplitPairs(grain.transforms.Map):
             at = np.arange(size) - (size - length if name == "prompt" else 0)
             inside = (at >= 0) & (at < length)
             ids = np.take_along_axis(tokens, np.where(inside, at + first, 0), axis=-1)
-            ids = np.where(inside, ids, self.pad_token_id).astype(np.int32)
+            ids = np.where(
+                inside, ids, np.int32(self.pad_token_id)
+            )  # in a narrower dtype, NumPy would wrap the padding token
             batch[f"{name}_ids"], batch[f"{name}_mask"] = ids, (ids != self.pad_token_id).astype(np.int32)
             first = first + length
             if not self._warned and (inside & (ids == self.pad_token_id)).any():

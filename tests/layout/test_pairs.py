@@ -135,6 +135,16 @@ def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, ca
     assert "a prompt holds the padding token itself" in caplog.text
 
 
+def test_tokens_and_padding_that_their_dtype_cannot_hold_are_not_wrapped():
+    element = {"tokens": np.arange(6, dtype=np.uint16), "segment_ids": np.array([1, 1, 2, 2, 3, 0], np.int32)}
+    batch = SplitPairs(2, 70_000).map(element)
+    assert batch["rejected_ids"].tolist() == [4, 70_000] and batch["rejected_mask"].tolist() == [1, 0]
+    with pytest.raises(GrainSftError, match=r"a token id at \[0\] of the batch is above"):
+        SplitPairs(2, 0).map({**element, "tokens": np.full(6, 2**31, np.uint32)})
+    with pytest.raises(GrainSftError, match="pad_token_id=2147483648: expected at most"):
+        SplitPairs(2, 2**31)
+
+
 def test_damaged_files_are_named(tmp_path):
     folder = write_pairs(tmp_path, make_pairs(20, 6), shards=1)
     index = folder / "train" / "shard_00000" / "pairs.idx"

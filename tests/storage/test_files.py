@@ -63,16 +63,42 @@ def test_an_exception_inside_leaves_the_old_file_and_nothing_else(tmp_path, fail
     assert not old or path.read_text() == old
 
 
-@pytest.mark.parametrize("target", ["file/out.txt", "file/deeper/out.txt", "folder", "x" * 300])
+@pytest.mark.parametrize("target", ["file/out.txt", "file/deeper/out.txt", "folder", "x" * 300, "fifo"])
 def test_a_place_where_no_file_can_be_is_a_storage_error(tmp_path, target):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
     before = listing(tmp_path)
     with pytest.raises(StorageError, match="can't be written") as error, files.atomic_write(tmp_path / target) as file:
         file.write("new")
     assert isinstance(error.value, grain_sft.GrainSftError) and isinstance(error.value, OSError)
     assert str(tmp_path / target) in str(error.value)
-    assert listing(tmp_path) == before
+    assert listing(tmp_path) == before and (tmp_path / "fifo").is_fifo()  # nor would /dev/null be replaced
+    if target != "x" * 300:
+        with pytest.raises(StorageError, match="can't be written"):
+            files.check_writable(str(tmp_path / target))
+
+
+def test_files_are_written_where_they_would_be_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for path in ("~/a.json", f"file://{tmp_path}/home/b.json"):
+        files.write_bytes(path, b"1")
+    assert listing(tmp_path) == [str(tmp_path / "home" / name) for name in ("a.json", "b.json")]
+
+
+def test_a_glob_that_reaches_a_folder_twice_is_refused(tmp_path):
+    (tmp_path / "data/part").mkdir(parents=True)
+    (tmp_path / "data/part/a.npy").touch()
+    (tmp_path / "data/b.npy").symlink_to("part/a.npy")
+    pattern = f"{tmp_path}/data/**/*.npy"
+    assert files.glob(pattern) == [f"{tmp_path}/data/b.npy", f"{tmp_path}/data/part/a.npy"]
+    for target in (".", "part"):
+        link = tmp_path / "data/link"
+        link.symlink_to(target)
+        with pytest.raises(CorpusFileError, match=r"is the same folder as .* would be read twice"):
+            files.glob(pattern)
+        link.unlink()
 
 
 def test_a_remote_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):

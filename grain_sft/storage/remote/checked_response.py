@@ -24,7 +24,7 @@ class CheckedResponse(aiohttp.ClientResponse):
             while part := await self.content.readany():
                 size += len(part)
                 if size > limit:
-                    raise WrongBodyError(f"a body of more than the {limit} bytes that it should have")
+                    raise WrongBodyError(f"a body of more than {limit} bytes, the most that were expected")
                 parts.append(part)
         except BaseException:
             self.close()

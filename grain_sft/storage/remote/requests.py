@@ -29,7 +29,7 @@ _VERSION_KEYS = (
 
 T = TypeVar("T")
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
-"""A URL, a part of it in words, and a function of its client."""
+"""URL, description of the requested part, and function of the URL's client that makes the request."""
 
 
 class Range(NamedTuple):
@@ -117,7 +117,7 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
 
 
 async def request_body(wanted: Range, seconds: float, client: Any) -> Body:
-    """Return the bytes of a range that is not empty."""
+    """Return the bytes of a range, which is not empty."""
     path, start, stop, version = wanted
 
     async def attempt() -> Body:
@@ -129,7 +129,7 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> Body:
         activity.count("remote_received_bytes", len(body.data))
         return body
 
-    # a server that stated the version has been reached by another process, if not by this one
+    # a version was stated by the server, which this or another process has reached
     return await retried(attempt, seconds, server=server_of(client, path), reached=version is not None)
 
 
@@ -176,7 +176,7 @@ async def _read_range(wanted: Range, client: Any, stated: Answer) -> bytes:
 
 
 def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:
-    """Return the size of the body, and that of the file if it is stated, of an answer 206."""
+    """Return the size of the body of an answer 206, and the size of the file, None if the answer does not state it."""
     found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (content_range or "").strip())
     if found is not None:
         begin, end = int(found.group(1)), int(found.group(2)) + 1
@@ -193,8 +193,8 @@ def check_encoding(stated: str | None, path: str = "") -> None:
     encoding = (stated or "").lower()
     if encoding not in ("", "identity", "aws-chunked") and not (encoding == "gzip" and path.endswith(".gz")):
         raise RefusedBodyError(
-            f"it is stored with Content-Encoding {encoding}, so that its size and its bytes are not those of its content. "
-            "Upload it again without (no -Z, -z or -J)"
+            f"it is stored with Content-Encoding {encoding}, so its size and bytes are not those of its content. "
+            "Upload it again uncompressed (without -Z, -z and -J)"
         )
 
 

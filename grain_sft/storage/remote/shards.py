@@ -53,7 +53,7 @@ class RemoteShards:
         return local
 
     def _check(self, shards: Sequence[FileStamp], found: Sequence[RemoteFile]) -> None:
-        """Check that files have the ends that were indexed; those of a cache stay in it, so that none is fetched twice."""
+        """Check both ends of files against their stamps. They are read through the cache, so that none is fetched twice."""
         pieces, place = [], 0
         for file, shard in zip(found, shards, strict=True):
             size = min(DIGEST_BYTES, shard.size - shard.data_offset)
@@ -77,7 +77,7 @@ class RemoteShards:
 
 
 def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
-    """Return the versions of files that were indexed; where the index has none, those of now."""
+    """Return the indexed version of each file, or the present one if the index states none."""
     unknown = [shard.path for shard in shards if shard.version is None]
     now = dict(zip(unknown, infos(unknown, limits), strict=True)) if unknown else {}
     identified = []
