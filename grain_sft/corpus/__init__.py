@@ -14,7 +14,7 @@ from grain_sft.corpus.formats import (
     scan_corpus,
 )
 from grain_sft.corpus.formats.megatron import PREFIX_SUFFIX, split_range, words_of
-from grain_sft.corpus.formats.metadata import LABEL_MASKS, PREPARE, SPLIT, Json, split_metadata
+from grain_sft.corpus.formats.metadata import LABEL_MASKS, PREPARE, SPLIT, Json, prepare_manifest, split_metadata
 from grain_sft.corpus.formats.openchat import METADATA_KEY
 from grain_sft.corpus.formats.pairs import pair_lengths
 from grain_sft.corpus.formats.rows import ROWS_FORMAT, ROWS_MANIFEST, ROWS_VERSION, row_files, scan_rows
@@ -29,6 +29,6 @@ __all__ = [
     "ROWS_MANIFEST", "ROWS_VERSION", "SPLIT", "SUBSETS", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata",
     "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader",
     "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype", "TokenFile", "are_long",
-    "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths", "part_by_part", "row_files",
-    "scan_corpus", "scan_rows", "split_metadata", "split_range", "words_of",
+    "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths", "part_by_part", "prepare_manifest",
+    "row_files", "scan_corpus", "scan_rows", "split_metadata", "split_range", "words_of",
 ]  # fmt: skip

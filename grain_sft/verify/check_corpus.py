@@ -7,9 +7,9 @@ import concurrent.futures
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import PREPARE, THREADS, Corpus, Json
+from grain_sft.corpus import THREADS, Corpus, Json, prepare_manifest
 from grain_sft.errors import GrainSftError, MissingExtraError
-from grain_sft.provenance import tokenizer_of
+from grain_sft.provenance import find_tokenizer, tokenizer_of
 from grain_sft.storage import DIGEST_BYTES, FileStamp, describe, files, replaced, size_change
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
@@ -28,10 +28,12 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
         return vocab_size
     manifest, path = None, corpus.shards[0].path
     with report.errors("statistics", where):
-        if (stated := _sidecar(corpus, where, PREPARE)) is not None:
+        if (stated := prepare_manifest(path)) is not None:
             manifest = Json.load(stated)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
+        if where == path or prepare_manifest(corpus.shards[-1].path) != stated:
+            manifest = None  # one file of a corpus, or several corpora
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
         if number is not None and vocab_size is not None and number >= vocab_size:
             report.wrong("vocabulary", path, f"{name} is {number}, but the vocabulary has {vocab_size} ids.")
@@ -76,7 +78,7 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
 
 
 def _has_documents(report: Report, corpus: Corpus) -> bool:
-    """Return whether the documents could be located. Only a full check searches the tokens for their ends."""
+    """Return whether the documents are located. Only a full check searches the tokens for EOS."""
     path = corpus.shards[0].path
     if not corpus.has_boundary_files and corpus.eos_token_id is None:
         report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not checked.")
@@ -187,7 +189,7 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
     """Check that a split in prepare.json has the same counts of documents, tokens and trainable tokens."""
     if manifest is None:
         return
-    found = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}
+    found: dict[str, int | None] = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}
     if trainable is not None:
         found["trainable_tokens"] = trainable
     with report.errors("statistics", manifest.path):
@@ -195,10 +197,12 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
         counts = [splits.object(split) for split in splits.data]
         stated = [{name: count.count(name) for name in found} for count in counts]
         if stated and all(any(entry[name] not in (None, found[name]) for name in found) for entry in stated):
-            listed = "; or ".join(", ".join(f"{value} {name}" for name, value in entry.items()) for entry in stated)
-            here = ", ".join(f"{value} {name}" for name, value in found.items())
-            sentence = f"states {listed}, but the files hold {here}. Prepare the corpus again, or remove this file."
-            report.wrong("statistics", manifest.path, sentence)
+            *listed, here = (
+                ", ".join(f"{value} {name}" for name, value in entry.items() if value is not None)
+                for entry in [*stated, found]
+            )
+            sentence = f"states {'; or '.join(listed)}, but the files hold {here}."
+            report.wrong("statistics", manifest.path, f"{sentence} Prepare the corpus again, or remove this file.")
 
 
 def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json | None) -> int | None:
@@ -215,15 +219,10 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
     return found
 
 
-def _sidecar(corpus: Corpus, where: str, name: str) -> str | None:
-    """Return the file or folder `name` of a corpus: in the opened folder, next to it, or around the corpus's first file."""
-    opened = [files.join(folder, name) for folder in (where, files.parent(where))] if where else []
-    return next(filter(files.exists, opened), None) or files.sidecar(corpus.shards[0].path, name)
-
-
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Check the tokenizer next to a corpus against the corpus's hash of it, and return its size where it can be loaded."""
-    path = _sidecar(corpus, where, "tokenizer")
+    """Check the tokenizer next to a corpus against the corpus's hash of it, and return its size if it can be loaded."""
+    opened = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
+    path = next(filter(files.exists, opened), None) or find_tokenizer(corpus)
     if path is None:
         return None
     with report.errors("vocabulary", path):
@@ -235,7 +234,7 @@ def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
 
 
 class VocabularyCheck:
-    """Search for ids that are too high, a block at a time: the first of each shard, and their number."""
+    """Search, a block at a time, for ids that are too high: finds the first of each shard, and their number."""
 
     def __init__(self, corpus: Corpus, size: int | None) -> None:
         self._begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
@@ -261,6 +260,8 @@ class VocabularyCheck:
         """Add what was found to a report."""
         report.figures["highest_token"] = self._highest
         for shard, (place, token, count) in self._found.items():
-            more = f", as are {count - 1:,} more in this file" if count > 1 else ""
-            sentence = f"is {token}{more}, but the vocabulary has {self._size} ids. The dtype or tokenizer is another."
+            more = f"; {count - 1:,} more in this file are too high" if count > 1 else ""
+            sentence = (
+                f"is {token}, but the vocabulary has {self._size} ids{more}. The dtype or the tokenizer is wrong."
+            )
             report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, f"token {place}")

@@ -33,13 +33,13 @@ _MOST_ROWS = 1 << 28  # of an epoch that is counted row by row, with one byte of
 def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
     """Check the plans, layout, sampler, first and last batch, and loss of a pipeline."""
     layout = pipeline.source.layout
-    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}
     for part in layout.parts.values():
         for plan in part.plans:
             assert part.packing is not None
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
+    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}  # after the plans' numbers of rows
     if report.has_wrong("plan"):
         return  # the rows of a wrong plan cannot be read
     _check_layout(report, layout, where)
@@ -88,8 +88,10 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
     sampler, count = pipeline.sampler, len(pipeline.source)
     for step in _end_steps(pipeline):
         rows = sampler.rows(step)
-        if ((rows < 0) & (rows != FILL_ROW)).any() or (rows >= count).any():
-            report.wrong("sampler", where, f"reads row {rows.max()}, but there are {count}.", f"step {step}")
+        outside = rows[(rows != FILL_ROW) & ((rows < 0) | (rows >= count))]
+        if len(outside):
+            sentence = f"reads row {outside[0]}; expected 0 to {count - 1}, the rows of the layout."
+            report.wrong("sampler", where, sentence, f"step {step}")
             return
     steps, reads_once = sampler.steps_per_epoch, not sampler.runs_on and sampler.host.count == 1
     if not report.full or steps is None or not reads_once or count > _MOST_ROWS:
@@ -109,7 +111,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
 
 
 def _end_steps(pipeline: Pipeline) -> list[int]:
-    """Return the first and the last step; the first two of a run without an end."""
+    """Return the first and the last step, or the first two of a run that never ends."""
     first = pipeline.first_step
     return sorted({first, first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1})
 
@@ -127,7 +129,8 @@ def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             here = {key: (array.shape, array.dtype.name) for key, array in batch.items()}
             shapes = shapes or here
             if not several and here != shapes:
-                report.wrong("batches", where, f"its arrays are {here}, those of step 0 {shapes}.", f"step {step}")
+                sentence = f"its arrays are {here}, those of step {pipeline.first_step} {shapes}."
+                report.wrong("batches", where, sentence, f"step {step}")
             sentence = wrong_in_batch(batch, vocab_size, positions_apart=apart)
             if sentence:
                 report.wrong("batches", where, sentence, f"step {step}")
@@ -166,8 +169,9 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     if any(name not in batch for name in names):
         return ""
     inputs, targets, positions, segments, taken = (batch[name] for name in names)
-    if len({array.shape for array in batch.values()}) > 1:
-        return f"its arrays are of different shapes: { {key: array.shape for key, array in batch.items()} }."
+    shapes = {key: array.shape for key, array in batch.items() if key.startswith(("inputs", "targets"))}
+    if len(set(shapes.values())) > 1:
+        return f"its arrays are of different shapes: {shapes}."
     if vocab_size is not None and inputs.size and int(max(inputs.max(), targets.max())) >= vocab_size:
         return f"holds the token {max(inputs.max(), targets.max())}, but the vocabulary has {vocab_size} ids."
     inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
@@ -201,7 +205,7 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
         report.note("plan", path, f"the checksum is right; it holds {', '.join(sorted(arrays))}, and no plan.")
         return
     if corpus is None:
-        sentence = "the corpus was not given (--corpus), so documents were not compared with the plan's."
+        sentence = "documents were not compared with the plan's, because no corpus was given. Give it with --corpus."
         report.note("plan", path, sentence)
     else:
         with report.errors("boundaries", corpus.shards[0].path):
@@ -224,8 +228,8 @@ def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
 
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
-    """Check the pieces of a plan against `recipe`, its packing options, and against `corpus` unless it is None. The columns
-    must be ones that `check_columns` accepts."""
+    """Check the pieces of a plan against `recipe`, its packing options, and against `corpus` unless it is None. `arrays` are
+    columns that `check_columns` accepts."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     report.figures |= {"rows": len(ends), "pieces": len(start)}
     counts, segments = np.diff(ends, prepend=0), recipe.get("max_segments")

@@ -24,7 +24,7 @@ BLOCK_TOKENS = 1 << 20  # read at once
 class ScannedDocuments(NamedTuple):
     """First and last token, number of trainable tokens, and hash of each document, [documents]; zeros for an empty one.
 
-    Hashes of documents with other tokens are equal once in 2**64 times.
+    Two documents with different tokens have equal hashes once in 2**64 times.
     """
 
     first: Ints
@@ -55,12 +55,12 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
         first[here[new]], last[here[done]] = tokens[from_[new]], tokens[to[done] - 1]
         taken = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
         trainable[here] += taken[to] - taken[from_]
-        content = tokens.data.cast("B")
+        data = tokens.data.cast("B")
         columns = (here, from_ * tokens.itemsize, to * tokens.itemsize, done)
-        for number, one, other, whole in zip(*(column.tolist() for column in columns), strict=True):
+        for number, first_byte, end_byte, complete in zip(*(column.tolist() for column in columns), strict=True):
             digest = begun.pop(number, None) or hashlib.blake2b(digest_size=8)
-            digest.update(content[one:other])
-            if whole:
+            digest.update(data[first_byte:end_byte])
+            if complete:
                 hashes[number] = int.from_bytes(digest.digest(), "little")
             else:
                 begun[number] = digest
@@ -70,8 +70,8 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
 class Duplicates(NamedTuple):
     """Groups of documents with the same tokens.
 
-    `documents` and their `tokens` could be left out: of each group all but one. `first` has the two lowest numbers of the group
-    that begins first.
+    `documents` is the number of documents that could be left out, all but one of each group, and `tokens` that of their tokens.
+    `first` has the two lowest numbers of the group that begins first.
     """
 
     documents: int
@@ -81,7 +81,7 @@ class Duplicates(NamedTuple):
 
 
 def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
-    """Return the duplicates, by hash and length; empty documents do not count."""
+    """Return the documents with equal hashes and lengths; empty documents do not count."""
     some = np.flatnonzero(length > 0)
     order = some[np.lexsort((some, length[some], hashes[some]))]
     equal = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
@@ -95,7 +95,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
-    """Check each value: 0 or 1; a finite weight, 0 or more; or the token itself or -100. Report a file's first wrong one."""
+    """Check each value of the loss files by its kind, such as 0 or 1, and report the first wrong one of each file."""
     for shard in corpus.shards:
         if shard.loss is None:
             continue
@@ -110,7 +110,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
 
 
 def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Array]]:
-    """Yield blocks of a shard's loss: number of the first token, values, and the tokens where the values are labels."""
+    """Yield blocks of a shard's loss: number of the first token, values, and tokens (empty unless the values are labels)."""
     assert shard.loss is not None
     kind = shard.loss.values
     of_loss = ShardReader((shard.loss,), kind.dtype.itemsize, 2, remote=corpus.remote)
@@ -125,7 +125,7 @@ def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Arr
 
 
 def check_written_rows(report: Report, corpus: Corpus) -> None:
-    """Check that the positions, segments and targets of every row are what its documents and its loss make."""
+    """Check that the stored positions, segments and targets of every row are those of its documents and its loss."""
     with report.errors("rows", corpus.shards[0].path):
         layout = MaterializedLayout(corpus)
         source, length = NpyDataSource(layout), layout.sequence_length
@@ -133,19 +133,21 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
         step = max(1, BLOCK_TOKENS // length)
         for begin in range(0, len(layout), step):
             rows = np.arange(begin, min(begin + step, len(layout)))
-            for name, (stored, expected) in _planes(layout, source, rows).items():
+            for name, (stored, expected) in _stored_and_expected(layout, source, rows).items():
                 wrong = np.flatnonzero((stored != expected).any(axis=1))
                 if len(wrong):
                     row = begin + int(wrong[0])
                     path = corpus.shards[int(np.searchsorted(per_shard, row, side="right"))].path
-                    sentence = "rows from here on are not what their documents and their loss make."
+                    sentence = "rows from here on are not those of their documents and their loss."
                     report.wrong("rows", path, f"{name} of {len(wrong):,} {sentence}", f"row {row}")
                     return
         report.figures["rows"] = len(layout)
 
 
-def _planes(layout: MaterializedLayout, source: NpyDataSource, rows: Ints) -> dict[str, tuple[Array, Array]]:
-    """Return arrays [rows, L] as they are stored, and as the boundary files and the loss make them, by name."""
+def _stored_and_expected(
+    layout: MaterializedLayout, source: NpyDataSource, rows: Ints
+) -> dict[str, tuple[Array, Array]]:
+    """Return arrays [rows, L], by name: as stored, and as derived from the boundary files and the loss."""
     element, read = source.read(rows), source.read_rows(rows)
     pieces, length = layout.pieces(rows), layout.sequence_length
     segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(2))

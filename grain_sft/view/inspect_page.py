@@ -16,7 +16,7 @@ from grain_sft.view.rows import RowView, describe_origin, segment_runs, view_row
 from grain_sft.view.text import TokenTexts, split_characters, visible, visible_line
 
 MOST_TOKENS = 1 << 22
-"""Most tokens of a page: some 20 MB, which a browser opens."""
+"""Maximum number of tokens of a page: about 20 MB, which a browser opens."""
 
 
 def inspect_page(
@@ -24,12 +24,15 @@ def inspect_page(
 ) -> str:
     """Return the page of a step: its rows, and the same rows of the steps before and after it.
 
-    `rows` are rows of this host's batch. None means all of them, up to `MOST_TOKENS`. Errors are those of `view_rows`.
+    `rows` are rows of this host's batch, at least one. None means all of them, up to `MOST_TOKENS`. Errors are those of
+    `view_rows`.
     """
+    if rows is not None and not len(rows):
+        raise RowIndexError("rows is empty; expected at least one row. Name a row, or give None for all.")
     room = max(1, MOST_TOKENS // (3 * pipeline.at(step).source.layout.sequence_length))
     steps = []
     for number in (step - 1, step, step + 1):
-        if 0 <= number < pipeline.end_step or number == step:
+        if pipeline.first_step <= number < pipeline.end_step or number == step:
             count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
             chosen = range(min(count, room)) if rows is None else [row for row in rows if row < count or number == step]
             steps.append((number, count, view_rows(pipeline, number, chosen)))

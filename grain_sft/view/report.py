@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import PREPARE, Corpus
+from grain_sft.corpus import Corpus, prepare_manifest
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, ROWS_A_DEVICE, Layout, LeftOut, compare_algorithms, over_devices
 from grain_sft.pipeline import Pipeline
@@ -103,7 +103,7 @@ def _filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[s
     for step in steps:
         rows = pipeline.sampler.rows(step)
         rows = rows[rows != FILL_ROW]
-        element = pipeline.source.read(rows)
+        element = pipeline.source_at(step).read(rows)
         failing = np.flatnonzero(chosen.fails(element["tokens"], element["segment_ids"]))
         counts["rows"] += len(rows)
         counts["rejected"] += len(failing)
@@ -122,15 +122,16 @@ def _example(tokens: npt.NDArray[np.int64], chosen: NgramFilter, texts: TokenTex
     """Return the longest repetition in a row that has one of the filter's periods: from token `at`, the same `period` tokens
     `times` times, and their `text`."""
     first, period, times = 0, 1, 1
-    for length in range(chosen.min_period, min(chosen.max_period, len(tokens) // 3) + 1):
+    shortest, longest = (getattr(chosen, name, getattr(NgramFilter(), name)) for name in ("min_period", "max_period"))
+    for length in range(shortest, min(longest, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[length:] == tokens[:-length], [False]))
         starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
         if len(starts):
-            longest = int((ends - starts).argmax())
-            found = (int(ends[longest] - starts[longest]) + length) // length
+            at = int((ends - starts).argmax())
+            found = (int(ends[at] - starts[at]) + length) // length
             if found * length > times * period:
-                first, period, times = int(starts[longest]), length, found
-    ids = tokens[first : first + max(_SHOWN, period)].tolist()
+                first, period, times = int(starts[at]), length, found
+    ids = tokens[first : first + min(period * times, max(_SHOWN, period))].tolist()
     shown = [f" ⟨{number}⟩" if (text := texts.text(number)) is None else text for number in ids]
     whole = "".join(shown).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return {"at": first, "period": period, "times": times, "text": visible(whole.strip())}
@@ -227,7 +228,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     found = [
         (f"{name}: {what}" if name else what, documents, tokens)
         for name, part in layout.parts.items()
-        for what, documents, tokens in [*part.left_out(), *_of_preparation(part.corpus)]
+        for what, documents, tokens in [*part.left_out(), *_left_out_by_prepare(part.corpus)]
     ]
     sampler = pipeline.sampler
     # one line can't state the rest if sources have their own epochs, batch sizes vary, or batches straddle epochs
@@ -243,9 +244,9 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
     return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in found]
 
 
-def _of_preparation(corpus: Corpus) -> list[LeftOut]:
-    """Return what `grain-sft prepare` cut and left out, from its manifest of the corpus; [] without a manifest."""
-    path = files.sidecar(corpus.shards[0].path, PREPARE)
+def _left_out_by_prepare(corpus: Corpus) -> list[LeftOut]:
+    """Return what `grain-sft prepare` cut and left out, from the prepare.json of the corpus; [] without one."""
+    path = prepare_manifest(corpus.shards[0].path)
     if path is None:
         return []
     try:

@@ -58,8 +58,8 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     """Yield the lines of a row: a heading, then the pieces and the wrapped tokens of each segment.
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
-    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines have at most `width` columns. The responses of a
-    preference pair are next to each other where `width` has room for them.
+    Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most `width` columns. The
+    responses of a preference pair are next to each other where `width` has room for them.
     """
     filling = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
     yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{filling}", "1", colour)

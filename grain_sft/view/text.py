@@ -24,7 +24,7 @@ def visible(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text.replace(" ", "·")
     shown = "".join(map(_sign, text))
-    return f"◌{shown}" if unicodedata.combining(text[:1] or " ") and not shown.startswith("⟨") else shown
+    return f"◌{shown}" if unicodedata.category(text[0]).startswith("M") and not shown.startswith("⟨") else shown
 
 
 def visible_line(text: str) -> str:
@@ -33,10 +33,11 @@ def visible_line(text: str) -> str:
 
 
 def columns(shown: str) -> int:
-    """Return the terminal columns of visible text: two for wide characters of East Asia, none for combining marks."""
+    """Return the terminal columns of visible text: two for wide characters of East Asia, none for marks without a width."""
     if shown.isascii():
         return len(shown)
-    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in shown)
+    spacing = (each for each in shown if unicodedata.category(each) not in ("Mn", "Me"))
+    return sum(1 + (unicodedata.east_asian_width(each) in "WF") for each in spacing)
 
 
 def _sign(character: str) -> str:

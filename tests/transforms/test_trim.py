@@ -47,6 +47,9 @@ def test_rows_batches_of_padding_and_full_batches(source):
     trim = TrimToMultiple(16)
     for row in range(5):
         assert_same(trim.map(source[row]), {key: array[0] for key, array in trim.map(source.read([row])).items()})
+    numbers = np.arange(40)
+    batch = trim.map(source.read(np.full(40, -1)) | {"row_number": numbers})
+    assert batch["tokens"].shape == (40, 16) and batch["row_number"] is numbers
     batch = trim.map(source.read([-1, -1]))
     assert batch["tokens"].shape == (2, 16) and not batch["loss_mask"].any()
     lengths = (source.read(range(len(source)))["segment_ids"] != 0).sum(axis=1)

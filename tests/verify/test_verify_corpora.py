@@ -137,6 +137,24 @@ def test_statistics_of_other_documents_and_sources_of_other_inputs_are_found(tmp
     assert report.left_out == {"boundaries": 80}  # 100 are wrong, and 20 are listed
 
 
+def test_statistics_of_another_corpus_are_not_compared(tmp_path):
+    """prepare.json in the folder above; of one of two corpora; and of a corpus of which one file is opened."""
+    root = write("olmo", tmp_path)
+    other = {"tokenizer": {"vocab_size": 9}, "splits": {"train": {"documents": 9, "tokens": 99}}}
+    (tmp_path / "prepare.json").write_text(json.dumps(other))
+    report = check(root, vocab_size=None)
+    assert report.sound and any("--vocab-size" in each.message for each in report.findings), sentences(report)
+    (tmp_path / "prepare.json").unlink()
+    own = {"splits": {"train": {"documents": 300, "tokens": sum(len(each) for each, _ in documents(300))}}}
+    (root / "prepare.json").write_text(json.dumps(own))
+    write_olmo(tmp_path / "second", documents(20))
+    for where in (root, tmp_path, root / "token_ids_part_0000.npy"):
+        assert check(where).sound, sentences(check(where))
+    own["splits"]["train"]["documents"] = 299
+    (root / "prepare.json").write_text(json.dumps(own))
+    assert "states 299 documents, 4871 tokens, but" in sentences(check(root))
+
+
 def test_a_tokenizer_that_is_another_is_found(tmp_path):
     from grain_sft.prepare import train_tokenizer
 

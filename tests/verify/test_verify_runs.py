@@ -170,6 +170,7 @@ def test_a_batch_that_is_not_aligned_is_found_out(config, key, place, value, sen
     pipeline = load(config(layout={"kind": "padded"}))
     batch = {name: array.copy() for name, array in pipeline[0].items()}
     batch["targets_segmentation"][0, 0] = 1
+    batch["row_number"] = np.arange(4)  # as a transform of the user may add
     assert wrong_in_batch(batch, VOCABULARY) == ""
     batch[key][place] = value
     assert sentence in wrong_in_batch(batch, VOCABULARY)

@@ -12,6 +12,7 @@ from batches import load
 
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
+from grain_sft.errors import RowIndexError
 from grain_sft.view import inspect_page
 from grain_sft.view.rows import describe_origin, segment_runs, view_rows
 from grain_sft.view.text import TokenTexts, shown_texts, visible
@@ -96,6 +97,13 @@ def test_the_ends_of_a_run_have_one_neighbour(run, pipeline, tmp_path):
         assert [each["step"] for each in data["steps"]] == expected
         assert data["steps"][data["at"]]["step"] == step
         assert [row["row"] for each in data["steps"] for row in each["rows"]] == [3, 3]
+
+
+def test_a_stage_begins_at_its_first_step_and_a_page_has_a_row(config, pipeline):
+    path = config(stages=[{"steps": 3}, {"steps": 3, "sampler": {"seed": 4}}])
+    assert "Step 3" in inspect_page(load(path).stages[1], 3, TokenTexts(None))
+    with pytest.raises(RowIndexError, match="at least one row"):
+        inspect_page(pipeline, 0, TokenTexts(None), rows=[])
 
 
 def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp_path, monkeypatch):

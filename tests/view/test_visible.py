@@ -23,6 +23,7 @@ ANYTHING = st.text(st.characters(), max_size=20)
         ("\u00a0\u2003\u2028", "⟨U+00A0⟩⟨U+2003⟩⟨U+2028⟩"),
         (b"\xf0\x9fa".decode("utf-8", "surrogateescape"), "⟨xF0⟩⟨x9F⟩a"),
         ("\u0301", "◌\u0301"),
+        ("\u0941", "◌\u0941"),
         ("e\u0301 日本 \u05d0", "e\u0301·日本·\u05d0"),
         ("</script>", "</script>"),
     ],
@@ -42,7 +43,8 @@ def test_no_text_holds_a_character_that_is_not_seen(text):
 
 
 def test_wide_characters_take_two_columns_and_marks_none():
-    assert (columns("abc"), columns("日本"), columns("e\u0301"), columns("◌\u0301")) == (3, 4, 1, 1)
+    widths = {"abc": 3, "日本": 4, "e\u0301": 1, "◌\u0301": 1, "\u0915\u0941": 1, "\u0e01\u0e31": 1}
+    assert {text: columns(text) for text in widths} == widths
 
 
 @pytest.fixture(params=KINDS)

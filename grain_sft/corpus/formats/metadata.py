@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Iterable
 from typing import Any, Self, TypeVar
 
@@ -23,6 +24,7 @@ LABEL_MASKS = "label_masks"
 """Key of metadata that is false where no part has a label mask, because all tokens take loss."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+_PART = re.compile(r"train|val|shard_\d+")  # a folder of a split or of a shard
 _FILES = (".npy", ".bin", ".json", ".parquet")  # no folders: listing them in a bucket would take requests
 
 
@@ -175,6 +177,17 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
         if path := listing.find(folder, PREPARE):
             return _parse_prepare(Json.load(path))
     return CorpusMetadata()
+
+
+def prepare_manifest(shard: str) -> str | None:
+    """Return the path of the prepare.json of a shard's corpus; None if it has none. The folder above is of another corpus,
+    unless the shard's folder is that of a split or of a shard."""
+    folder = files.parent(shard)
+    while not files.exists(path := files.join(folder, PREPARE)):
+        if not _PART.fullmatch(files.name_of(folder)):
+            return None
+        folder = files.parent(folder)
+    return path
 
 
 def folders_of_split(home: str) -> list[str]:
