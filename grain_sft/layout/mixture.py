@@ -24,7 +24,8 @@ class MixtureLayout(Layout):
       first_rows, first_shards: int64 [parts], number of the first row and of the first shard of each.
 
     Raises:
-      LayoutError: There is no layout, sequence lengths differ, or preference pairs are mixed with rows of another shape.
+      LayoutError: There is no layout, one has no name, sequence lengths differ, or preference pairs are mixed with rows of
+        another shape.
     """
 
     kind = "mixture"
@@ -35,6 +36,8 @@ class MixtureLayout(Layout):
         if len(set(lengths.values())) != 1:
             stated = ", ".join(f"{name}: {length}" for name, length in lengths.items())
             raise LayoutError(f"the sources of a mixture have one sequence length, and these have {stated or 'none'}.")
+        if "" in parts:
+            raise LayoutError("a source of a mixture has no name. Give it one that is not empty.")
         if names := [name for name, part in parts.items() if part.row_lengths]:
             raise LayoutError(
                 f"source {names[0]} has rows of several lengths, each in batches of its own, but a mixture's batches hold "

@@ -1,4 +1,4 @@
-"""Writing to many spans of a batch's arrays. The interpreter copies prepared memory to a span in 0.1 us, numpy takes 0.3."""
+"""Writes to many spans of a batch's arrays. The interpreter copies prepared memory to a span in 0.1 us, numpy takes 0.3."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ from grain_sft.source.arrays import Arrays, Int32s, Stack
 
 Ints = npt.NDArray[np.int64]
 
-_SPAN_BYTES = 1 << 12  # that are copied in the time in which a span is found
-_MOST_KEPT = 1 << 14  # lengths of runs
+_SPAN_BYTES = 1 << 12  # bytes of a whole copy that take as long as one span
+_MOST_RUNS = 1 << 14  # kept by each `Runs`
 
 
 class Runs(dict[int, memoryview]):
-    """Runs of equal values: `runs[n]` is the memory of n of them, int32 or what `dtype` is.
-
-    Args:
-      dtype: Dtype of the values.
-      value: The value.
-    """
+    """Runs of equal values: `runs[n]` is the memory of `n` times `value`, of `dtype`."""
 
     def __init__(self, dtype: np.dtype[Any], value: int) -> None:
         self._value, self._values = value, np.full(0, value, dtype)
@@ -32,7 +27,7 @@ class Runs(dict[int, memoryview]):
         values = self._values  # which another thread may replace by shorter ones
         if count > len(values):
             values = self._values = np.full(1 << count.bit_length(), self._value, values.dtype)
-        if len(self) >= _MOST_KEPT:
+        if len(self) >= _MOST_RUNS:
             self.clear()
         run = self[count] = values[:count].data
         return run
@@ -64,14 +59,14 @@ class Copies:
         self._arrays = Arrays()
 
     def of(self, shared: tuple[Int32s, ...]) -> tuple[list[Int32s], list[slice]]:
-        """Return copies of `shared`, int32 arrays of one shape, and a list. The caller adds each slice of the flattened values
-        that it writes to, and writes to nothing else."""
-        copies, arrays = self._arrays.stack(len(shared), shared[0].shape, _Copies)
+        """Return copies of `shared`, int32 arrays of one shape, and a list of slices of the flattened copies. The caller adds
+        each slice to the list before it writes to it, and writes to no other place."""
+        copies, arrays = self._arrays.stack(len(shared), shared[0].shape, _CopiesInStack)
         copies.restore(shared)
         return arrays, copies.written
 
 
-class _Copies:
+class _CopiesInStack:
     """Arrays in the memory of a `Stack`, and where they differ from the arrays that they are copies of."""
 
     def __init__(self, stack: Stack) -> None:
@@ -89,6 +84,7 @@ class _Copies:
                 for where in self.written:
                     memory[where] = original[where]
         else:
+            self._shared = ()  # in case Ctrl-C arrives between two arrays
             for array, values in zip(self._arrays, shared, strict=True):
                 array[...] = values
             self._shared, self._originals = shared, [array.reshape(-1).data for array in shared]

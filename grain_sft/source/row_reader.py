@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-_BLOCK_TOKENS = 1 << 15  # per block: the processor's cache still holds its bytes when they are widened
+_BLOCK_TOKENS = 1 << 15  # of a block, whose bytes the processor's cache still holds when they are widened
 
 
 class _Block(NamedTuple):
@@ -50,7 +50,7 @@ class RowReader:
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
         self._counting = Counting(self._length) if corpus.rows.most_segments else None
         self._all_take_loss = not corpus.rows.segments_dtype
-        self._begins: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
+        self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
         self._folder = shards[0].path.rpartition("/")[0]
         self._reader = reader_of(shards, self._row.itemsize)
         self._losses = [shard.loss for shard in shards if shard.loss is not None]
@@ -66,9 +66,9 @@ class RowReader:
           CorpusError: A weight is negative or not finite, or the segment ends of a row are invalid.
         """
         shards = None
-        if len(self._begins) > 1:
-            shards = self._begins.searchsorted(rows, side="right") - 1
-            rows = rows - self._begins[shards]
+        if len(self._first_rows) > 1:
+            shards = self._first_rows.searchsorted(rows, side="right") - 1
+            rows = rows - self._first_rows[shards]
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
@@ -95,7 +95,7 @@ class RowReader:
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
             raise CorpusError(
-                f"{self._folder}: a row whose segments end nowhere in it. It is damaged: write the rows again."
+                f"{self._folder}: the ends of a row's segments are not columns of the row. It is damaged: write the rows again."
             ) from error
 
     def _blocks(self, stack: Stack) -> list[_Block]:

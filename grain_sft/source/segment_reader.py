@@ -30,8 +30,8 @@ class Counting:
         self.positions = np.arange(length, dtype=np.int32).data
         self.numbers: list[Int32s] = []
 
-    def more(self, count: int) -> list[Int32s]:
-        """Return `numbers` up to `count` and further."""
+    def extend(self, count: int) -> list[Int32s]:
+        """Extend `numbers` to twice `count`, and return them."""
         self.numbers = [np.array(number, np.int32) for number in range(1, 2 * count + 1)]
         return self.numbers
 
@@ -56,7 +56,7 @@ class SegmentRow:
 
         Args:
           ends: Column after each segment's last token, in order.
-          take_loss: Whether to fill segment ids of targets too; every token takes loss.
+          take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
           before: Number of segments before the first, and position of its first token, as of `Layout.row_begin`.
           withdrawn: First column of each segment that is padding, and the column after its last.
         """
@@ -64,7 +64,7 @@ class SegmentRow:
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
         first, position = before
         if len(numbers) < first + len(ends):
-            numbers = self._counting.more(first + len(ends))
+            numbers = self._counting.extend(first + len(ends))
         for end, number in zip(ends, numbers[first:] if first else numbers):  # noqa: B905
             segments[begin:end] = number
             positions_data[begin:end] = counting[position : position + end - begin]
@@ -85,8 +85,13 @@ class SegmentRow:
 
 
 class SegmentReader:
-    """Reader of the rows of a layout with `row_segments`, whose tokens take 4 bytes or less; `reader` reads these, and `fit` is
-    whether int32 is certain to hold all of them."""
+    """Reader of the rows of a layout with `row_segments`.
+
+    Args:
+      layout: Layout of a corpus whose tokens take 4 bytes or less.
+      reader: Reader of the tokens.
+      fit: Whether int32 is certain to hold every token.
+    """
 
     def __init__(self, layout: Layout, reader: ShardReader, fit: bool) -> None:
         assert layout.row_segments is not None
@@ -124,10 +129,10 @@ class SegmentReader:
         begins: Iterable[tuple[int, int]] = itertools.repeat((0, 0))
         if self._row_begin is not None:
             begins = map(self._row_begin, rows.tolist())
-        gone: Iterable[Sequence[tuple[int, int]]] = itertools.repeat(())
+        columns: Iterable[Sequence[tuple[int, int]]] = itertools.repeat(())
         if withdrawn is not None:
-            gone = withdrawn.columns(rows, ends_of)
-        filled = zip(self._reader.fill(runs), views, ends_of, begins, gone)  # noqa: B905
+            columns = withdrawn.columns(rows, ends_of)
+        filled = zip(self._reader.fill(runs), views, ends_of, begins, columns)  # noqa: B905
         for _, (_, tokens, row), ends, before, padded in filled:
             for first, end in padded:
                 tokens[first:end] = self._pad
@@ -143,7 +148,8 @@ class SegmentReader:
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
 
     def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> Run:
-        """Return the segments of a row, cut where shards end: the first token of each in the corpus, the column after it."""
+        """Return the segments of a row, cut where shards end. `starts` are their first tokens in the corpus, `ends` the
+        columns after them."""
         shards, begins, stops, place = [], [], [], 0
         for start, end in zip(starts, ends, strict=True):
             while place < end:

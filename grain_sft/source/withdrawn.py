@@ -48,8 +48,8 @@ class Withdrawals:
         documents: Int64[np.ndarray, " documents"],
         steps: Int64[np.ndarray, " documents"],
     ) -> None:
-        self._source, self._layout = source, source.layout
         layout = source.layout
+        self._source, self._layout = source, layout
         self._parts: dict[str, WithdrawnDocuments] = {}
         self._withdrawn_at: dict[str, Callable[[int], RowSource]] = {}
         unknown = np.ones(len(documents), np.bool_)
@@ -129,8 +129,7 @@ class _PaddedPieces(RowSource):
 
 
 class _PaddedSpans(RowSource):
-    """A source of any other layout: it pads spans of the arrays that were read. Of arrays that all batches share, it makes
-    copies first."""
+    """A source of any other layout, which pads spans of the arrays that were read, or of copies where batches share them."""
 
     def __init__(
         self, source: NpyDataSource, documents: WithdrawnDocuments, arrays: Arrays, copies: Copies, step: int
@@ -175,7 +174,7 @@ class _PaddedSpans(RowSource):
         arrays = {name: getattr(read, name) for name in ("positions", "segment_ids", "target_segment_ids")}
         copies, written = self._copies_of(arrays)
         arrays |= copies
-        read = read._replace(**copies, pieces=None)  # the pieces do not tell the padding
+        read = read._replace(**copies, pieces=None)  # the pieces do not show this padding
         inputs, targets, positions, segments, taken = (
             array.reshape(-1).data for array in (read.inputs, read.targets, *arrays.values())
         )

@@ -15,9 +15,9 @@ from typing import Any
 
 from absl import flags
 
-from grain_sft.storage import without_interrupts
+from grain_sft.storage import ForkSafeLock, without_interrupts
 
-_lock = threading.Lock()
+_lock = ForkSafeLock()
 _watching: set[int] = set()  # processes that wait for their parent's end: this one, or none
 
 _CLOSES_IN = 10.0  # seconds
@@ -46,7 +46,7 @@ class InOrder:
 
     Attributes:
       iterator: Grain's iterator, None before the workers are started.
-      started: Lock that can be acquired when the workers are started, or failed to.
+      started: Lock that is free once the workers are started, or could not be.
     """
 
     def __init__(self, dataset: Any, start: int) -> None:
@@ -63,8 +63,10 @@ class InOrder:
             try:
                 iterator = self._dataset.__iter__()
                 self._stop = stop_with(self, iterator)
-                start(iterator)
-                self.iterator = iterator
+                try:
+                    start(iterator)
+                finally:
+                    self.iterator = iterator  # also if a worker could not be started: `close` ends the others
             finally:
                 self.started.release()
             if self._closed:  # meanwhile
@@ -126,7 +128,7 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or not in_worker():
         return
-    with _lock:
+    with _lock.lock:
         if os.getpid() in _watching:
             return
         _watching.add(os.getpid())
@@ -150,7 +152,7 @@ def processes(iterator: Any) -> list[Any]:
 
 
 def was_ended(error: BaseException) -> bool:
-    """Return whether this is what Grain raises where a worker process was killed, or died."""
+    """Return whether `error` is what Grain raises when a worker process was killed or died."""
     return isinstance(error, RuntimeError) and "process was terminated" in str(error)
 
 
@@ -170,7 +172,7 @@ def _startable() -> Iterator[None]:
     worker run the main script again, which fails in a script without an `if __name__ == "__main__"` guard, and at best
     imports what no worker needs: Grain sends workers what they run by cloudpickle, classes of the main script included.
     """
-    with _lock:
+    with _lock.lock:
         default_grain_flags()
         main = vars(sys.modules["__main__"])
         names = ["__spec__", "__file__"]  # where multiprocessing.spawn looks
@@ -184,7 +186,7 @@ def _startable() -> Iterator[None]:
 
 
 def default_grain_flags() -> None:
-    """Give Grain's own flags their defaults, before or without a parsing of the command line, which may still come."""
+    """Make Grain's own flags readable, with their defaults, where absl has not parsed the command line, now or ever."""
     if flags.FLAGS.is_parsed():
         return
     for module, defined in flags.FLAGS.flags_by_module_dict().items():

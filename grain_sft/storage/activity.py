@@ -68,8 +68,8 @@ def describe_makers(pipeline: object = None) -> list[str]:
     """Return a line for each thread that makes a batch of `pipeline` (None: any), oldest first, and for each open request."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
-    for thread, (step, since, whose) in sorted(making.copy().items(), key=lambda each: each[1][1]):
-        if pipeline is None or whose is pipeline:
+    for thread, (step, since, its_pipeline) in sorted(making.copy().items(), key=lambda each: each[1][1]):
+        if pipeline is None or its_pipeline is pipeline:
             text, *values = doing.get(thread, ("no details",))
             seconds, operation = time.perf_counter() - since, str(text).format(*values)
             lines.append(f"{names.get(thread, thread)}: making step {step} for {seconds:.1f} s: {operation}")

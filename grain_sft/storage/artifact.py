@@ -5,7 +5,6 @@ each; a hash of all this and of their bytes, see `hashing`), and the arrays, eac
 """
 
 import concurrent.futures
-import contextlib
 import hashlib
 import json
 import os
@@ -136,7 +135,7 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
         at += data.nbytes + -data.nbytes % _ALIGN
     blocks = [data[at : at + hashing.BLOCK] for data in flat for at in range(0, len(data), hashing.BLOCK)]
     with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
-        checksum = hashing.joined(pool.map(hashing.of_block, blocks), _start(depends, described))
+        checksum = hashing.joined(pool.map(hashing.of_block, blocks), _header_digest(depends, described))
     header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum}).encode()
     header += b" " * (-(len(header) + 16) % _ALIGN)
     with files.atomic_write(path, "wb") as file:
@@ -187,7 +186,10 @@ def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
             array: npt.NDArray[Any] = np.empty(shape, dtype) if 0 in shape else np.memmap(file, dtype, "r", at, shape)
             ranges.append((fd, at, at + array.nbytes))
             found[name] = array
-    if hashing.joined(hashing.blocks_of(ranges), _start(header["depends"], header["arrays"])) != header["checksum"]:
+    if (
+        hashing.joined(hashing.blocks_of(ranges), _header_digest(header["depends"], header["arrays"]))
+        != header["checksum"]
+    ):
         raise ValueError("its arrays are not those that were written")
     return found, dict(header["depends"])
 
@@ -195,8 +197,11 @@ def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 def open_cached(
     target: Path, depends: Mapping[str, Any], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the arrays of a file of the cache, or None; a damaged file, or one of other arrays, is removed."""
-    if not target.exists():
+    """Return the arrays of a file of the cache. If it is missing, unreadable, damaged or of other arrays, return None.
+
+    The file stays: it may be sound, and unreadable only for now or for this process. What is made next replaces it.
+    """
+    if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None
     try:
         arrays, found = open_file(target)
@@ -209,11 +214,9 @@ def open_cached(
         logging.warning("%s: its checksum is right, but %s; making it again.", target, error)
     except StorageError as error:
         logging.warning("%s", error)
-    with contextlib.suppress(OSError):
-        target.unlink()
     return None
 
 
-def _start(depends: Any, described: Any) -> bytes:
-    """Return the bytes that are hashed before the arrays."""
+def _header_digest(depends: Any, described: Any) -> bytes:
+    """Return the hash of what a header states, which is hashed again with the arrays."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()

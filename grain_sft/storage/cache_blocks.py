@@ -27,7 +27,7 @@ _CHECKED_BYTES = 1 << 15  # per checksum
 _LOCK = "space"
 LOCK_BYTES = 4096  # largest size of the lock file
 _NAME = re.compile(r"[0-9a-f]{32}-\d+-\d+(\.part)?")
-SPARE = 10  # share of the cache that is freed at once, so that the folder is not listed for every block
+SPARE = 10  # 1/10 of the cache is freed at once, so that the folder is not listed for every block
 
 
 class DamagedBlockError(Exception):
@@ -139,7 +139,7 @@ class Space:
             if used + size > self._max:
                 used = self._make_room(size)
             fits = used + size <= self._max
-            self._note(lock, used + size if fits else used)
+            self._record(lock, used + size if fits else used)
             try:
                 if fits:
                     os.posix_fallocate(fd, 0, size)
@@ -154,7 +154,7 @@ class Space:
             if is_at(fd, path):
                 used, size = self._used(lock), os.fstat(fd).st_size
                 os.unlink(path)
-                self._note(lock, max(0, used - size))
+                self._record(lock, max(0, used - size))
 
     def publish(self, path: str) -> None:
         """Give the whole file `path`.part its name; not while another process lists the folder."""
@@ -165,14 +165,14 @@ class Space:
         return HeldLock(os.open(os.path.join(self._folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
     def _used(self, lock: HeldLock) -> int:
-        """Return the bytes that are taken or reserved."""
+        """Return the number of bytes that are taken or reserved."""
         count = os.pread(lock.fd, 64, 0).strip()
         if not (self._counted and count.isdigit()):
             whole, unfinished = self._list()
             return unfinished + sum(size for _, size, _ in whole)
         return int(count)
 
-    def _note(self, lock: HeldLock, used: int) -> None:
+    def _record(self, lock: HeldLock, used: int) -> None:
         os.pwrite(lock.fd, b"%-64d" % used, 0)
         self._counted = True
 

@@ -104,7 +104,9 @@ def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypat
         return done
 
     monkeypatch.setattr(os, "preadv", damaged)
-    with pytest.raises(CorpusError, match=r"rows: a row whose segments end nowhere in it.*write the rows again"):
+    with pytest.raises(
+        CorpusError, match=r"rows: the ends of a row's segments are not columns of the row.*write the rows again"
+    ):
         ShiftTargets().read(source, np.array([0, 1]))
 
 

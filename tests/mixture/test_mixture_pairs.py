@@ -7,6 +7,7 @@ from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_olmo
 
 from grain_sft.errors import LayoutError
+from grain_sft.layout import MixtureLayout
 from grain_sft.provenance import find_document
 
 PAIRS = {"helpful": make_pairs(40, 1), "harmless": make_pairs(25, 2)}
@@ -64,3 +65,10 @@ def test_pairs_are_not_mixed_with_other_rows_or_with_pairs_of_another_shape(fold
     sources = {name: {**options, **(plain if name == "chats" else {})} for name, options in sources.items()}
     with pytest.raises(LayoutError, match="either all sources of a mixture are preference pairs"):
         load(config_of(folder, sources, layout))
+
+
+def test_a_source_without_a_name_is_refused(folder):
+    """The name "" is that of a layout which is not a mixture: amendments and traces would take its documents for all."""
+    source = load(config_of(folder, {"helpful": {}, "harmless": {}}, LAYOUT)).source
+    with pytest.raises(LayoutError, match="has no name"):
+        MixtureLayout({"": source.layout.parts["helpful"], "harmless": source.layout.parts["harmless"]})

@@ -88,6 +88,32 @@ class Slow(grain.transforms.Map):
         return element
 
 
+class Once:
+    """A data source that only the first worker process can get."""
+
+    def __len__(self):
+        return 99
+
+    def __getitem__(self, index):
+        return index
+
+    def __reduce__(self):
+        if multiprocessing.active_children():
+            raise OSError("no more processes")
+        return Once, ()
+
+
+def test_workers_end_where_others_could_not_be_started():
+    options = grain.MultiprocessingOptions(2, 1)
+    elements = InOrder(grain.MapDataset.source(Once()).to_iter_dataset().mp_prefetch(options), 0)
+    with pytest.raises(OSError, match="no more processes") as raised:
+        elements.next(0)
+    (worker,) = multiprocessing.active_children()
+    elements.close()
+    worker.join(200)
+    assert worker.exitcode is not None and raised
+
+
 def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch):
     monkeypatch.setattr(queue, "Queue", SlowQueue)
     dataset = grain.MapDataset.range(99).map(Slow()).to_iter_dataset().mp_prefetch(grain.MultiprocessingOptions(1, 1))

@@ -179,12 +179,21 @@ def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, wa
     assert "its dependencies do not match its name" in warnings[0]
 
 
+def test_a_sound_file_that_cannot_be_opened_for_now_stays(made, maker, warnings, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(artifact, "open_regular", mock.Mock(side_effect=OSError(24, "Too many open files")))
+        assert artifact.open_cached(made, DEPENDS) is None
+    assert "Too many open files" in warnings[0]
+    assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]), arrays())
+    assert maker.call_count == 1
+
+
 def test_a_missing_file_is_a_sentence(tmp_path):
     with pytest.raises(StorageError, match=r"nowhere: can't be opened \(No such file"):
         artifact.open_file(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("obstacle", ["a full disk", "a file", "a folder in its place"])
+@pytest.mark.parametrize("obstacle", ["a full disk", "a file", "a folder in its place", "a name that is too long"])
 def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(
     tmp_path, maker, warnings, monkeypatch, obstacle
 ):
@@ -194,6 +203,8 @@ def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(
         monkeypatch.setattr(artifact, "save", mock.Mock(side_effect=error))
     elif obstacle == "a file":
         cache.write_text("in the way")
+    elif obstacle == "a name that is too long":  # `Path.exists` raises, as in a folder that can't be searched
+        cache = tmp_path / ("long" * 100)
     else:
         artifact.place("things", DEPENDS, cache).mkdir(parents=True)
     assert_same(artifact.load_or_make("things", DEPENDS, maker, cache), arrays())
