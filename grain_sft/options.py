@@ -1,6 +1,7 @@
-"""Options of a constructor, from its signature and the `Args:` of its docstring: the one declaration of each option.
+"""Options of a constructor, read from its signature and the `Args:` of its docstring, the one declaration of each option.
 
-Config checks, command-line options, rows of the documentation, and JSON Schema come from it."""
+Config checks, command-line options, rows of the documentation, and JSON Schema are derived from them.
+"""
 
 import argparse
 import collections.abc
@@ -8,7 +9,9 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import itertools
 import re
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +27,13 @@ REQUIRED: Any = inspect.Parameter.empty
 _ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
 _WORDS: dict[Any, str] = {str: "text", int: "an integer", float: "a number", bool: "true or false", type(None): "null"}
 _WORDS |= {dict: "a mapping", list: "a list"}
+_BOUNDS = {
+    "ge": "{} or more",
+    "gt": "more than {}",
+    "le": "at most {}",
+    "lt": "less than {}",
+    "min_length": "not empty",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +61,13 @@ Options = Mapping[str, Option]
 def options_of(declaration: Callable[..., Any]) -> Options:
     """Return the options of a function, a class, or a `msgspec.Struct`, by name, in the order of its signature."""
     function = declaration.__init__ if isinstance(declaration, type) else declaration  # type: ignore[misc]
-    hints = get_type_hints(declaration if is_struct(declaration) else inspect.unwrap(function), include_extras=True)
+    try:
+        hints = get_type_hints(declaration if is_struct(declaration) else inspect.unwrap(function), include_extras=True)
+    except (AttributeError, NameError, TypeError):  # types under `if TYPE_CHECKING`, or an object that has no hints
+        hints = {}
     texts = _help_texts(inspect.getdoc(declaration) or "")
     return {
-        name: Option(name, _of_config(hints.get(name, Any)), _default(parameter), texts.get(name, ""))
+        name: Option(name, _config_type(hints.get(name, Any)), _default(parameter), texts.get(name, ""))
         for name, parameter in inspect.signature(declaration).parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
@@ -74,10 +87,10 @@ def _help_texts(doc: str) -> dict[str, str]:
     """Return the entries of a docstring's `Args:`, each on one line."""
     found: dict[str, list[str]] = {}
     entry: list[str] = []
-    for line in doc.partition("\nArgs:\n")[2].splitlines():
-        if line and not line.startswith(" "):
-            break
-        if match := _ARGUMENT.match(line.removeprefix("  ")):
+    lines = doc.partition("\nArgs:\n")[2].splitlines()
+    indented = itertools.takewhile(lambda line: not line or line.startswith(" "), lines)
+    for line in textwrap.dedent("\n".join(indented)).splitlines():
+        if match := _ARGUMENT.match(line):
             entry = [match[2]]
             found |= dict.fromkeys(match[1].split(", "), entry)
         elif line:
@@ -85,24 +98,24 @@ def _help_texts(doc: str) -> dict[str, str]:
     return {name: " ".join(lines) for name, lines in found.items()}
 
 
-def _of_config(hint: Any) -> Any:
-    """Return the type of a config's values for an argument's type: JSON has no paths, tuples or objects of classes."""
+def _config_type(hint: Any) -> Any:
+    """Return the type of an argument's values in a config: a tuple is a list there, and an object of a class is `Any`."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return Annotated[(_of_config(arguments[0]), *arguments[1:])]
+        return Annotated[(_config_type(arguments[0]), *arguments[1:])]
     if origin in (Union, types.UnionType):
-        members = [each for each in map(_of_config, arguments) if each is not Any]
-        return Union[tuple(members)] if members else Any  # noqa: UP007
+        members = [each for each in map(_config_type, arguments) if each is not Any]
+        return Union[tuple(members)] if set(members) - {type(None)} else Any  # noqa: UP007
     if origin in (list, tuple, collections.abc.Sequence, collections.abc.Iterable):
-        return list[_of_config(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
+        return list[_config_type(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
     if origin in (dict, collections.abc.Mapping):
-        return dict[str, _of_config(arguments[1])]  # type: ignore[misc]
+        return dict[str, _config_type(arguments[1])] if arguments else dict  # type: ignore[misc]
     return hint if origin is Literal or hint in _WORDS or is_struct(hint) else Any
 
 
 def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
-    """Raise a `ConfigError` where the section at `where`, such as "a.yaml: sampler", has an unknown key or a value that its
-    option does not take, or, if `require`, lacks an option without a default."""
+    """Raise a `ConfigError` if the section at `where`, such as "a.yaml: sampler", has an unknown key, a value that its option
+    does not take, or, with `require`, lacks an option without a default."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where} is {shortened(repr(section))}; expected a section with {', '.join(options)}.")
     check_keys(section, options, where)
@@ -127,7 +140,7 @@ def _nearest(word: object, known: list[str]) -> str:
 
 
 def check_value(value: object, kind: Any, where: str) -> None:
-    """Raise a `ConfigError` where a value is not of a type. In a nested section, mapping or list, it names what is wrong."""
+    """Raise a `ConfigError` where a value is not of a type. It names the key or the item that is wrong in a nested value."""
     kinds = kinds_of(kind)
     for each in kinds:
         origin, table = get_origin(each), table_of(each)
@@ -161,14 +174,14 @@ def kinds_of(kind: Any) -> list[Any]:
 
 
 def expected(kind: Any) -> str:
-    """Return what a type takes, in words."""
+    """Return a description of a type's values, for messages."""
     origin, arguments, table = get_origin(kind), get_args(kind), table_of(kind)
     if table is not None:
         return f"one of {', '.join(table)}, or package.module:Name"
     if origin is Annotated:
         metas = [meta for meta in arguments[1:] if isinstance(meta, msgspec.Meta)]
-        bounds = [f"{meta.ge} or more" for meta in metas if meta.ge is not None]
-        bounds += [f"less than {meta.lt}" for meta in metas if meta.lt is not None]
+        stated = [(text, getattr(meta, name)) for meta in metas for name, text in _BOUNDS.items()]
+        bounds = [text.format(bound) for text, bound in stated if bound is not None]
         return expected(arguments[0]) + (f" ({', '.join(bounds)})" if bounds else "")
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
@@ -191,7 +204,7 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
 
 def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[str]] | None = None) -> None:
     """Add each option to a parser or a group of arguments, with its type, bounds, default and help text, as `--name` or under
-    the flags of `spelled`."""
+    its flags in `spelled`."""
     for option in options.values():
         flags = (spelled or {}).get(option.name) or [f"--{option.name}".replace("_", "-")]
         kind = kinds_of(option.type)[0]

@@ -15,7 +15,7 @@ class PaddedLayout(Layout):
     Args:
       corpus: Corpus whose documents make the rows; see `Corpus.documents`.
       sequence_length: Tokens of a row.
-      keep: Tokens that are kept of a longer document: the "last" or the "first".
+      keep: Tokens of a longer document that its row holds: the "last" or the "first".
       min_tokens: Fewest tokens of a document that has a row.
 
     Attributes:
@@ -23,8 +23,8 @@ class PaddedLayout(Layout):
       cut_tokens: Tokens of longer documents that no row holds.
 
     Raises:
-      LayoutError: arguments that don't fit, or no document is left.
-      CorpusError, CorpusFileError: the documents cannot be found.
+      LayoutError: An argument has an invalid value, or no document is left.
+      CorpusError, CorpusFileError: The documents cannot be found.
     """
 
     kind = "padded"
@@ -59,8 +59,8 @@ class PaddedLayout(Layout):
         return [self._document.item(row)]
 
     def pieces(self, rows: Ints) -> Pieces:
-        first, document = np.zeros(len(rows), np.int64), self._document[rows]
-        columns = first, self._start[rows], self._length[rows], first + 1, document
+        column, document = np.zeros(len(rows), np.int64), self._document[rows]
+        columns = column, self._start[rows], self._length[rows], column + 1, document
         return self._offsets.pieces(np.arange(len(rows)), *columns)
 
     def rows_of_documents(self, documents: Ints) -> Ints:

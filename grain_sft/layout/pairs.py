@@ -28,8 +28,8 @@ class PairsLayout(Layout):
       response_length: Most tokens of a response.
 
     Raises:
-      LayoutError: Arguments contradict each other, the documents are not pairs, or no pair is left.
-      CorpusError, CorpusFileError: The pairs cannot be found.
+      LayoutError: Arguments contradict each other, or no pair is left.
+      CorpusError, CorpusFileError: The documents are not pairs, or the pairs cannot be found.
     """
 
     kind = "pairs"
@@ -39,27 +39,30 @@ class PairsLayout(Layout):
     def __init__(
         self, corpus: Corpus, sequence_length: int, *, prompt_length: int | None = None, long_pairs: str = "truncate"
     ) -> None:
-        whole = as_sequence_length(sequence_length)
+        longest = as_sequence_length(sequence_length)
         self.corpus = corpus
         self.prompt_length = (
-            whole // 2 if prompt_length is None else as_integer("prompt_length", prompt_length, 1, LayoutError)
+            longest // 2 if prompt_length is None else as_integer("prompt_length", prompt_length, 1, LayoutError)
         )
-        self.response_length = whole - self.prompt_length
-        if not 0 < self.prompt_length < whole:
+        self.response_length = longest - self.prompt_length
+        if not 0 < self.prompt_length < longest:
             raise LayoutError(
-                f"prompt_length={self.prompt_length}: expected 1 to {whole - 1}, for sequence_length={whole}."
+                f"prompt_length={self.prompt_length}: expected 1 to {longest - 1}, for sequence_length={longest}."
             )
         if long_pairs not in ("truncate", "drop"):
             raise LayoutError(f"long_pairs={long_pairs!r}: expected 'truncate' or 'drop'.")
-        self.long_pairs, self.sequence_length = long_pairs, whole + self.response_length
+        self.long_pairs, self.sequence_length = long_pairs, longest + self.response_length
         lengths = pair_lengths(corpus)
         kept = np.minimum(lengths, [self.prompt_length, self.response_length, self.response_length])
-        wanted = (lengths == kept).all(axis=1) if long_pairs == "drop" else lengths.any(axis=1)
+        wanted = lengths.any(axis=1)
+        if long_pairs == "drop":
+            wanted &= (lengths == kept).all(axis=1)
         self._document: Ints = np.flatnonzero(wanted)
         if not len(self._document):
-            raise LayoutError(
-                f"no pair of {len(lengths)} is left. Give a larger sequence_length, or long_pairs='truncate'."
+            fix = (
+                "Prepare the corpus again" if long_pairs == "truncate" else "Use long_pairs='truncate', or longer rows"
             )
+            raise LayoutError(f"none of the {len(lengths)} pairs is left. {fix}.")
         starts = corpus.documents.start[:, None] + lengths.cumsum(axis=1) - lengths
         starts[:, 0] += lengths[:, 0] - kept[:, 0]  # the end of the prompt
         self._length, self._start = kept[wanted], starts[wanted]

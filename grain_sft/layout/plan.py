@@ -1,4 +1,4 @@
-"""Plan: the pieces of documents in each packed row, made once per machine and mapped by all its processes."""
+"""Plan: the pieces of documents in each packed row, computed once per machine and memory-mapped by all its processes."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from grain_sft.layout.pieces import Ints, expand_counts
 from grain_sft.storage import artifact
 
 VERSION = 3
-"""Version of the algorithms and of `depends_of`. A new version makes new plans."""
+"""Version of the algorithms and of `depends_of`. Cached plans of another version are not read."""
 
 Columns = dict[str, npt.NDArray[Any]]
 
@@ -34,10 +34,10 @@ class Plan:
       start: int64 [pieces], first token of each piece, counted through the corpus; row after row.
       length: uint32 [pieces], tokens of each piece.
       document: int64 [pieces], number of the document.
-      ends: int64 [rows], number of pieces up to and with each row.
-      counts: "documents", "dropped_documents" and "dropped_tokens" that no row holds, "cut_documents" and "cut_tokens" of
-        documents that were truncated.
-      highest_token: Highest token id of the corpus, where finding the documents read all tokens; else None.
+      ends: int64 [rows], number of pieces in this row and all rows before it.
+      counts: Numbers of "documents", of "dropped_documents" and "dropped_tokens" that no row holds, and of "cut_documents"
+        and the "cut_tokens" that no row holds of them.
+      highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
     """
 
     start: Ints
@@ -48,7 +48,7 @@ class Plan:
     highest_token: int | None = None
 
     def segments(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-        """Return (row, column, start, length, segment, document) of every segment of `rows` of this plan."""
+        """Return (row, column, start, length, segment, document) of every segment of `rows`; `row` is an index into `rows`."""
         ends, begins = self.ends[rows], self.ends[rows - 1]
         begins[rows == 0] = 0
         counts = ends - begins
@@ -67,10 +67,10 @@ def load_plan(
     folder: str | Path | None = None,
     make: Callable[[], Columns] | None = None,
 ) -> Plan:
-    """Return the plan of the finder's documents: from the cache, or made (by `make`; None for `make_plan`) and kept there.
+    """Return the plan of the finder's documents from the cache, or make it with `make` (None means `make_plan`) and cache it.
 
     Raises:
-      LayoutError, CorpusError, CorpusFileError: nothing can be packed, or the documents cannot be found.
+      LayoutError, CorpusError, CorpusFileError: Nothing can be packed, or the documents cannot be found.
     """
     make = make or functools.partial(make_plan, finder, options)
     check = functools.partial(check_columns, finder.corpus.num_tokens, options.sequence_length)
@@ -95,7 +95,7 @@ def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
 
 
 def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
-    """Return the version and the sort of numpy, if they decide the order of documents of equal length."""
+    """Return numpy's version and its sort if they decide the order of documents of equal length; else None."""
     sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
@@ -103,7 +103,7 @@ def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
 def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     """Return the columns of a plan of the finder's documents, and its counts."""
     documents = finder.documents
-    document, start, length = _fit(documents, options)
+    document, start, length = _to_pack(documents, options)
     shard_ends = np.cumsum([shard.num_tokens for shard in finder.corpus.shards])
     group = np.searchsorted(shard_ends, start, side="right") // options.source_group_size
     borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(start)]
@@ -121,7 +121,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
     """Raise a ValueError unless every row of a plan can be read: its pieces lie in the corpus and fit into the row."""
     for name, dtype in _DTYPES.items():
         if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
-            raise ValueError(f"it lacks {name}, or has it in another type than {dtype} [n]")
+            raise ValueError(f"its {name} is missing or not a {dtype} array [n]")
     start, length, document, ends, counts = (arrays[name] for name in list(_DTYPES)[:5])
     if not len(start) == len(length) == len(document) or len(counts) != len(COUNTS):
         raise ValueError("its columns are of different lengths")
@@ -134,13 +134,13 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
     outside = (start < 0) | (length < 1) | (start > num_tokens - length.astype(np.int64))
     if outside.any():
         at = int(outside.argmax())
-        raise ValueError(f"piece {at} is of {length[at]} tokens from {start[at]} on, outside the corpus")
+        raise ValueError(f"piece {at}, {length[at]} tokens from {start[at]} on, is outside the corpus")
     tokens = np.add.reduceat(length, ends - pieces, dtype=np.int64)
     if tokens.max() > sequence_length:
-        raise ValueError(f"row {tokens.argmax()} holds {tokens.max()} tokens, but a row has {sequence_length}")
+        raise ValueError(f"row {tokens.argmax()} holds {tokens.max()} tokens, more than {sequence_length}")
     if document.min() < 0 or document.max() >= counts[0]:
         raise ValueError(
-            f"its pieces are of documents {document.min()} to {document.max()}, but there are {counts[0]} documents"
+            f"its pieces are of documents {document.min()} to {document.max()}, but the corpus has {counts[0]} documents"
         )
 
 
@@ -155,8 +155,8 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
     return dict(zip(_DTYPES, columns, strict=True))
 
 
-def _fit(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of the pieces to pack, each of 1 to `sequence_length` tokens."""
+def _to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
+    """Return (document, start, length) of what to pack: documents, or their parts where they are longer than a row."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):
@@ -166,6 +166,5 @@ def _fit(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Int
         return numbers, start, length
     if options.long_documents == "truncate":
         return numbers, start, np.minimum(length, most)
-    parts = -(-length // most)
-    of, part = expand_counts(parts)
-    return numbers[of], start[of] + part * most, np.minimum(length[of] - part * most, most)
+    index, part = expand_counts(-(-length // most))
+    return numbers[index], start[index] + part * most, np.minimum(length[index] - part * most, most)

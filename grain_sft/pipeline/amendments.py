@@ -7,12 +7,13 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
-from grain_sft.errors import PipelineError
+from grain_sft.errors import PipelineError, shortened
 from grain_sft.sampling import MappedSampler, Sampler, StepMap, Weight
 from grain_sft.source import MixtureSource, NpyDataSource, Withdrawals
 
@@ -30,10 +31,11 @@ class Amendment:
       skip: Number of steps whose batches are left out: `step` gets the batch of step `step + skip`, and so on.
       withdraw: Numbers of documents, as a trace prints them, whose tokens are padding from `step` on.
       reweight: Weights of sources of a mixture from `step` on, by name; the others stay.
-      replace: Name of the source that the stage from `step` on reads otherwise, and what differs, for records of the run.
+      replace: Name of the source that is replaced in the stage from `step` on, and the keys that differ, for records of the
+        run.
 
     Raises:
-      PipelineError: A step or a number of steps is negative, or the amendment changes nothing.
+      PipelineError: A step or a number of steps is negative, a document is not an integer, or the amendment changes nothing.
     """
 
     step: int
@@ -45,13 +47,24 @@ class Amendment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "step", as_integer("amendment: step", self.step, 0, PipelineError))
         object.__setattr__(self, "skip", as_integer("amendment: skip", self.skip, 0, PipelineError))
-        object.__setattr__(self, "withdraw", _sorted(np.asarray(self.withdraw, np.int64)))
+        object.__setattr__(self, "withdraw", self._sorted(np.asarray(self.withdraw)))
         if not (self.skip or len(self.withdraw) or self.reweight or self.replace):
             expected = "a number of steps to skip, documents to withdraw, or weights"
             raise PipelineError(f"amendment from step {self.step}: changes nothing. Expected {expected}.")
 
+    def _sorted(self, given: npt.NDArray[Any]) -> Ints:
+        """Return the distinct numbers of documents, ascending. numpy's `unique` hashes them and takes ten times as long."""
+        if given.size and (given.ndim != 1 or given.dtype.kind not in "iu"):
+            found = f"withdraw={shortened(repr(self.withdraw))}"
+            raise PipelineError(
+                f"amendment from step {self.step}: {found}. Expected a list of integers, document numbers."
+            )
+        ascending = np.sort(given.astype(np.int64))
+        once: Ints = ascending[np.append(True, ascending[1:] > ascending[:-1])[: len(ascending)]]
+        return once
+
     def __str__(self) -> str:
-        """Text that decides the amendment, for receipts and states."""
+        """Return all that decides the amendment as text, for receipts and states."""
         changes = [f"replace {self.replace}"] if self.replace else []
         changes += [f"skip {self.skip} steps"] if self.skip else []
         if len(self.withdraw):
@@ -62,22 +75,19 @@ class Amendment:
         return f"from step {self.step}: {', '.join(changes)}"
 
 
-def _sorted(numbers: Ints) -> Ints:
-    """Return the distinct `numbers`, ascending. numpy's `unique` hashes them and takes ten times as long."""
-    ascending = np.sort(numbers)
-    once: Ints = ascending[np.append(True, ascending[1:] > ascending[:-1])[: len(ascending)]]
-    return once
-
-
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a part of receipts that has these `texts` (None where it is absent) may decide steps before `step`: it is
-    not a change from a later step on. `step` None means all steps."""
+    """Return whether one part of several receipts may decide steps before `step`; None means all steps.
+
+    `texts` are the part's text in each receipt, None where it is absent. It decides earlier steps unless each of its texts is
+    a change from `step` on.
+    """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)
 
 
 def check_same_changes(noun: str, there: Sequence[str], here: Sequence[str], step: int) -> None:
-    """Raise a PipelineError if the amendments, or the later stages, of a run so far ("there") and now differ before `step`."""
+    """Raise a PipelineError if the changes in a state (`there`) and in a config (`here`) differ before `step`. `noun` names
+    them: "amendment" or "later stage"."""
     for number, texts in enumerate(itertools.zip_longest(there, here), 1):
         if texts[0] != texts[1] and begins_before(step, texts):
             found, expected = (text or "nothing" for text in texts)

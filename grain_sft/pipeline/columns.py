@@ -1,4 +1,4 @@
-"""Reads of some columns of a pipeline's batches, without reads of the other columns."""
+"""Reads of some columns of a pipeline's batches that do not read the other columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
 
 Parts = dict[tuple[int, int], "Pipeline"]
-"""Pipelines of columns of a pipeline's source, by the first of these and the one after the last."""
+"""Pipelines that read a range of columns of a source, by its first column and the one after its last."""
 
 MOST_PARTS = 64
 
@@ -23,19 +23,19 @@ MOST_PARTS = 64
 def read_columns(
     pipeline: Pipeline, parts: Parts, step: int, slots: npt.NDArray[np.int64], columns: tuple[int, int]
 ) -> Element:
-    """Return some columns of some rows of the batch of `step`, as `Pipeline.read` does.
+    """Return `columns` (start, stop) of the rows at `slots` in the batch of `step`, as `Pipeline.read` does.
 
-    The transforms are applied to the same columns of the source, and to as many before and after them as the transforms reach.
-    Where a transform needs whole rows, these are read, and the columns are cut out. `parts` keeps the last `MOST_PARTS`
-    pipelines that this makes.
+    The transforms are applied to these columns of the source, and to as many before and after them as the transforms reach.
+    If a transform needs whole rows, whole rows are read, and the columns are cut out of them. An array of one value a row is
+    returned whole. `parts` caches the last `MOST_PARTS` pipelines of columns.
     """
     start, stop = columns
     first, part = _part(pipeline, parts, start, stop)
     batch = part.read(step, slots)
-    width = min(array.shape[1] for array in batch.values()) + first
+    width = min(array.shape[1] for array in batch.values() if array.ndim > 1) + first
     if not 0 <= start < stop <= width:
         raise PipelineError(f"columns {start} to {stop} of a batch of {width}: expected 0 <= start < stop <= {width}.")
-    return {key: array[:, start - first : stop - first] for key, array in batch.items()}
+    return {key: array[:, start - first : stop - first] if array.ndim > 1 else array for key, array in batch.items()}
 
 
 def _part(pipeline: Pipeline, parts: Parts, start: int, stop: int) -> tuple[int, Pipeline]:

@@ -1,8 +1,8 @@
-"""Check that the first steps of a run have a target that takes loss, and the reason if they have none."""
+"""FirstSteps: a warning, with the reason, where no target in the first steps of a run takes loss."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from grain_sft.storage import ForkSafeLock
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
 
-NUM_CHECKED = 4  # batches without a target that takes loss, after which an iterator warns
-_MOST_ROWS = 64  # read again to find the reason
+NUM_CHECKED = 4  # an iterator warns after this number of batches without a target that takes loss
+_MOST_ROWS = 64  # that are read again to find the reason
 
 
 class FirstSteps:
@@ -39,7 +39,7 @@ class FirstSteps:
             self.left = 0
             return
         with self._lock.lock:  # several threads may make batches
-            if not self.left:
+            if not self.left or step in self._steps:  # an iterator may begin again
                 return
             self._steps.append(step)
             self.left = max(0, min(self.left, pipeline.end_step - step) - 1)
@@ -65,14 +65,14 @@ def takes_loss(batch: Any) -> bool | None:
     return None
 
 
-def why_no_loss(pipeline: Pipeline, steps: Iterable[int]) -> str:
-    """Return a sentence with the reason why no target of `steps` takes loss. The rows are read again."""
+def why_no_loss(pipeline: Pipeline, steps: Sequence[int]) -> str:
+    """Return a sentence with the reason why no target of `steps` takes loss. It reads some of their rows again."""
     try:
         pipeline = pipeline.at(max(steps))
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
         rows = rows[rows != FILL_ROW][:_MOST_ROWS]
         if not len(rows):
-            return "all their rows are filling. Start at an earlier step."
+            return "all their rows only fill the batch. Start at an earlier step."
         element, layout = pipeline.source_at(max(steps)).read(rows), pipeline.source.layout
         why = "" if layout.of_pairs else _why_none_is_read(layout, rows, element)
         return why or _why_taken_off(pipeline, element)
@@ -101,8 +101,9 @@ def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
             _, loss = part.corpus.read(start, start + int(table.length[number]))
             if loss is None or loss.any():
                 return (
-                    f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that were cut "
-                    "off take loss. Give a longer sequence_length, or keep the other end of documents."
+                    f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that are not in "
+                    "these rows take loss: they were cut off, or are in other rows. Give a longer sequence_length, or keep "
+                    "the other end of documents."
                 )
     return (
         "the loss mask is 0 for each token of these rows and of their documents: the mask holds only zeros, or the "
@@ -119,4 +120,4 @@ def _why_taken_off(pipeline: Pipeline, element: Element) -> str:
             reason = getattr(transform, "no_loss_reason", None)
             reason = ". Check this transform." if reason is None else f": {reason}"
             return f"{transform!r} took the loss off all {count} rows that were checked{reason}"
-    return "when they are read again some take loss. Does a transform give other values each time?"
+    return "some take loss when they are read again. Does a transform give other values each time?"

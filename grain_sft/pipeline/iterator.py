@@ -25,7 +25,7 @@ _STEP, _PIPELINE, _AMENDMENTS, _STAGES = "next_step", "pipeline", "amendments", 
 
 
 class PipelineIterator(StepIterator[Element]):
-    """Iterator over the batches of a pipeline from `start_step` on. Made by `Pipeline.iter`.
+    """Iterator over the batches of a pipeline from `start_step` on, as `Pipeline.iter` returns it.
 
     Its state is the next step and the pipeline's data key, for any number of threads and workers. `set_state` continues at
     the step of a state, and refuses the state of a pipeline with other data.
@@ -101,11 +101,11 @@ class PipelineIterator(StepIterator[Element]):
         """Continue at the step of `state`.
 
         Raises:
-          PipelineError: `state` is not a state, or it is of a pipeline with other data, or with other amendments before its
+          PipelineError: `state` is not a state, or is that of a pipeline with other data or with other amendments before the
             step.
           RowIndexError: The pipeline does not have the step.
         """
-        if not isinstance(state, dict) or not isinstance(state.get(_STEP), int):
+        if not isinstance(state, dict) or _STEP not in state:
             raise PipelineError(f"not the state of a grain_sft pipeline: {state!r}; expected a '{_STEP}'.")
         expected = self.pipeline.data_key
         if state.get(_PIPELINE, expected) != expected:

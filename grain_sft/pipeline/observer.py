@@ -1,4 +1,4 @@
-"""Observers: objects that are called for each batch of a pipeline and do not change it."""
+"""Observers: objects that a pipeline calls for each batch, and that change no batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Delivery(NamedTuple):
     Attributes:
       pipeline, step: Pipeline and step of the batch.
       writer: Whether this process has the first row of the global batch, so that it writes for all processes.
-      rows: Number of rows of the batch; 0 if a transform returned something else than a dict of arrays.
+      rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
       tokens: Number of tokens of the batch, padding included.
       seconds: Time that `next` waited for the batch.
     """
@@ -46,19 +46,19 @@ class Observer:
     """
 
     def iterator_opened(self, iterator: StepIterator[Any]) -> None:
-        """An iterator was made. Its `stats` are those of an `IteratorStats`."""
+        """An iterator was made. Its `stats` are an `IteratorStats`."""
 
     def worker_started(self, pipeline: Pipeline) -> None:
-        """A worker process, this one, begins to make batches of `pipeline`."""
+        """This process is a worker process, and begins to make batches of `pipeline`."""
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         """A thread of this process made the batch of `step`, perhaps ahead of time, in `seconds`."""
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """The trainer gets a batch now. Where an exception interrupts the return, this is called again with the same object."""
+        """The trainer gets a batch now. If an exception interrupts the return, this is called again with the same object."""
 
     def batch_awaited(self, iterator: StepIterator[Any], step: int, seconds: float) -> None:
-        """A batch that was not ready has come, after `next` had waited for `seconds`. It is handed out next."""
+        """A batch that was not ready was made, and `next` waited for it for `seconds`. It is handed out next."""
 
     def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
         """The batch of `step` failed after `next` had waited for `seconds`. The next `next` tries it again."""
@@ -90,7 +90,7 @@ def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:
 
 
 def overridden(name: str, observers: Sequence[Observer]) -> list[Callable[..., None]]:
-    """Return the method `name` of the observers that define it. Calls of empty methods would take a microsecond a batch."""
+    """Return the methods `name` of the observers that override it. Calls of empty methods take a microsecond a batch."""
     return [getattr(each, name) for each in observers if getattr(type(each), name) is not getattr(Observer, name)]
 
 

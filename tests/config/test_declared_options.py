@@ -1,7 +1,9 @@
 """Options: one declaration, from which checks, command-line options, documentation and JSON Schema come."""
 
 import argparse
+import functools
 import json
+import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -119,6 +121,44 @@ def test_shipped_configs_have_only_keys_of_the_schema(capsys):
         for name, section in (("Corpus", "corpus"), ("Sampler", "sampler")):
             assert set(stated.get(section, {})) <= set(schema["$defs"][name]["properties"]), path
         assert path.read_text().startswith("# yaml-language-server: $schema="), path
+
+
+class FromOutside:
+    """A class of a user's, with the indentation and the types of other style guides.
+
+    Args:
+        path: Path of a file,
+            on two lines.
+        names: Names by number.
+        rate: Rate.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        names: typing.Mapping = {},  # type: ignore[type-arg]
+        rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0,
+    ):
+        self.path = path
+
+
+class ForTypeCheckers:
+    def __init__(self, tokenizer: "Undefined | None" = None, count: int = 1):  # type: ignore[name-defined]  # noqa: F821
+        self.count = count
+
+
+def test_a_class_from_outside_may_have_any_types():
+    options = options_of(FromOutside)
+    check({"path": "a.txt", "names": {"a": 1}, "rate": 0.5}, options, "a.yaml: outside")
+    assert [option.help for option in options.values()] == [
+        "Path of a file, on two lines.",
+        "Names by number.",
+        "Rate.",
+    ]
+    with pytest.raises(ConfigError, match=r"rate is 0\.0; expected a number \(more than 0, at most 1\)"):
+        check({"rate": 0.0}, options, "a.yaml: outside")
+    for declaration in (ForTypeCheckers, functools.partial(ForTypeCheckers)):
+        check({"tokenizer": {}, "count": 3}, options_of(declaration), "a.yaml: outside")
 
 
 def test_a_transform_from_outside_has_options(tmp_path):

@@ -82,6 +82,13 @@ def test_long_pairs_are_dropped_or_truncated_and_counted(tmp_path):
     assert {what: count for what, count, _ in dropped.left_out()}["dropped pairs"] == len(pairs) - sum(fits)
 
 
+@pytest.mark.parametrize("long_pairs", ["drop", "truncate"])
+def test_a_pair_without_a_token_has_no_row(long_pairs, tmp_path):
+    corpus = grain_sft.open_corpus(write_pairs(tmp_path / "some", [[[], [], []], [[5], [6], [7]]], shards=1))
+    layout = PairsLayout(corpus, 8, long_pairs=long_pairs)
+    assert [span.document for span in layout.spans(0)] == [1, 1, 1] and len(layout) == 1
+
+
 def test_each_option_changes_the_receipt(tmp_path):
     write_pairs(tmp_path, make_pairs(50, 3))
     options = ({}, {"prompt_length": 8}, {"long_pairs": "drop"}, {"sequence_length": 40})

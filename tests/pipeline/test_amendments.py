@@ -159,6 +159,15 @@ def test_an_amendment_that_changes_nothing_is_refused():
         Amendment(4)
 
 
+@pytest.mark.parametrize(
+    "documents", [[True, False, True], np.array([0, 1], bool), [1.7], ["3"], 5, {1}, [[1]], [1 << 64]]
+)
+def test_documents_that_are_not_integers_are_refused(documents):
+    """A mask of documents was taken for the documents 0 and 1."""
+    with pytest.raises(PipelineError, match=r"withdraw=.*Expected a list of integers"):
+        Amendment(4, withdraw=documents)
+
+
 def test_a_trace_and_an_audit_log_show_what_each_step_saw(corpus, tmp_path):
     config = {**config_of(corpus, "windows"), "audit": str(tmp_path / "audit")}
     gone = list(range(20, 60))

@@ -25,7 +25,7 @@ CASES = {  # loss of each document, changes of the config, and the reason
     "truncated": (
         np.arange(90) >= 70,
         {"layout": {**PADDED, "keep": "first"}},
-        "longer than sequence_length=64, and only tokens that were cut off take loss",
+        "longer than sequence_length=64, and only tokens that are not in these rows take loss",
     ),
     "too short": (np.ones(1), {"layout": {**PADDED, "min_tokens": 1}}, "The longest document here has 1 token:"),
     "first token only": (np.arange(20) == 0, {}, "only the first token of a document takes loss"),
@@ -96,6 +96,13 @@ def test_global_batches_warn_too(config_of, warnings):
             next(batches)
     (sentence,) = warnings
     assert CASES["zeros"][2] in sentence
+
+
+def test_a_step_that_is_read_again_counts_once(config_of, warnings):
+    pipeline = load(config_of("zeros"))
+    for _ in range(NUM_CHECKED):
+        take(pipeline, 0, 1, threads=0)
+    assert not warnings and pipeline.first_steps.left == NUM_CHECKED - 1
 
 
 def test_a_run_of_fewer_steps_warns_at_its_last(config_of, warnings):

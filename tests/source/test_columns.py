@@ -137,6 +137,22 @@ def test_columns_are_read_from_the_open_files_of_whole_rows(corpora, layout):
     assert open_files() == before
 
 
+class NumTargets(ShiftTargets):
+    """A transform of a user's that adds one value a row."""
+
+    def map(self, element):
+        element = super().map(element)
+        return {"num_targets": element["targets_segmentation"].sum(axis=1), **element}
+
+
+def test_an_array_of_one_value_a_row_is_returned_whole(corpora):
+    source = NpyDataSource(WindowLayout(opened(corpora["masks"]), LENGTH))
+    pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=ROWS, seed=1), [NumTargets()])
+    whole, part = pipeline[0], pipeline.read(0, np.arange(ROWS), columns=(8, 24))
+    np.testing.assert_array_equal(part["num_targets"], whole["num_targets"])
+    np.testing.assert_array_equal(part["inputs"], whole["inputs"][:, 8:24])
+
+
 class Backwards(ShiftTargets):
     """A transform of a user's that may look at any column."""
 

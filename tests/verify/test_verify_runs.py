@@ -63,15 +63,24 @@ def _twice(arrays):
 
 PLAN_FAULTS = {
     "a document twice": (_twice, r"token \d+: of document \d+ is in row \d+ a second time"),
-    "a row that is too long": (lambda arrays: arrays["length"].__setitem__(0, LENGTH + 1), "but a row has 64"),
+    "a row that is too long": (
+        lambda arrays: arrays["length"].__setitem__(0, LENGTH + 1),
+        r"holds \d+ tokens, more than 64",
+    ),
     "a piece outside its document": (lambda arrays: arrays["start"].__setitem__(5, 1), "but document"),
-    "a document that is not there": (lambda arrays: arrays["document"].__setitem__(5, 300), "there are 300 documents"),
-    "an empty piece": (lambda arrays: arrays["length"].__setitem__(3, 0), "piece 3 is of 0 tokens"),
+    "a document that is not there": (
+        lambda arrays: arrays["document"].__setitem__(5, 300),
+        "the corpus has 300 documents",
+    ),
+    "an empty piece": (lambda arrays: arrays["length"].__setitem__(3, 0), "piece 3, 0 tokens from"),
     "an empty row": (lambda arrays: arrays["ends"].__setitem__(0, 0), "ends at piece 0"),
     "pieces without a row": (lambda arrays: arrays["ends"].__setitem__(-1, arrays["ends"][-1] - 1), "ends at piece"),
     "counts that are wrong": (lambda arrays: arrays["counts"].__setitem__(3, 9), "states 9 cut documents"),
-    "a column of another type": (lambda arrays: arrays.update(start=arrays["start"].astype(float)), "lacks start"),
-    "a column that is missing": (lambda arrays: arrays.pop("document"), "lacks document"),
+    "a column of another type": (
+        lambda arrays: arrays.update(start=arrays["start"].astype(float)),
+        "its start is missing or not",
+    ),
+    "a column that is missing": (lambda arrays: arrays.pop("document"), "its document is missing or not"),
     "columns of different lengths": (lambda arrays: arrays.update(start=arrays["start"][1:]), "different lengths"),
 }
 

@@ -1,7 +1,7 @@
 """OpenChat's multipack (ochat/training_deepspeed/multipack_sampler.py), which packs shuffled documents batch by batch.
 
 Each batch is the longest prefix of the remaining documents that first-fit decreasing packs into `batch_rows` rows. Row r of
-batch b is row `b * batch_rows + r` of the epoch. Documents after its last full batch are left out.
+batch b is row `b * batch_rows + r` of the epoch. Documents after the last full batch are left out.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ _FEW = 32  # rows up to which a plain loop is faster than the tree of `assign`
 
 
 def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Pack documents of `lengths`, shuffled by seed and epoch."""
+    """Return the rows of documents of these lengths, shuffled by seed and epoch."""
     order = np.random.default_rng(options.seed + options.epoch).permutation(len(lengths))
     shuffled = lengths[order]
     totals = np.cumsum(shuffled)
@@ -36,7 +36,7 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
 
 
 def _place(decreasing: Ints, capacity: int, rows: int) -> Ints:
-    """Return the row of each document by first fit; of fewer documents where they don't fit into `rows` rows."""
+    """Return the row of each document by first fit, or fewer values where the documents don't fit into `rows` rows."""
     if rows > _FEW:
         return assign(decreasing, capacity, len(decreasing), rows)
     spaces, placed = [capacity] * rows, []

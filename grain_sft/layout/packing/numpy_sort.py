@@ -1,4 +1,4 @@
-"""numpy's default argsort with the order of equal values of another CPU: in a process that uses less of this one."""
+"""NumPy's default argsort as on a lesser CPU, whose order of equal values differs, in a process with CPU features disabled."""
 
 import contextlib
 import subprocess
@@ -31,12 +31,12 @@ while len(count := read.read(8)) == 8:
     write.write(np.argsort(values).astype(np.int64).tobytes())
     write.flush()
 """
-"""Program that writes numpy's version and the CPU features it uses, then answers each request, a number of values and
-the values, with their argsort, all int64. It imports numpy alone, so that it starts in a tenth of a second."""
+"""Program that writes numpy's version and the CPU features that numpy uses. It then reads requests, each a number of values
+and the values, and answers each with the argsort, all as int64. It imports numpy alone, to start in a tenth of a second."""
 
 
 def numpy_sort(features: Collection[str] = _features) -> str:
-    """Return which of `SORTS` runs where numpy uses these features of the CPU; by default here."""
+    """Return which of `SORTS` numpy runs with these CPU features, by default those of this process."""
     wide, narrow = ("X86_V4", "X86_V3") if "X86_V3" in _umath.__cpu_features__ else ("AVX512_SKX", "AVX2")  # before 2.4
     if wide in features:
         return "avx512"
@@ -44,14 +44,14 @@ def numpy_sort(features: Collection[str] = _features) -> str:
 
 
 def sort_of(ties: str) -> str | None:
-    """Return which of numpy's sorts `ties` asks for; None with "stable", which is the same under all."""
+    """Return which of `SORTS` the option `ties` asks for; None for "stable", under which all give the same order."""
     if ties == "stable":
         return None
     return ties.partition(":")[2] or numpy_sort()
 
 
 def disabled_for(sort: str) -> str:
-    """Return what NPY_DISABLE_CPU_FEATURES must name for this numpy to sort like `sort`, if it and the CPU can."""
+    """Return the value of NPY_DISABLE_CPU_FEATURES with which this numpy runs `sort`, if numpy and the CPU can."""
     wide = [name for name in _dispatched if name == "X86_V4" or name.startswith("AVX512")]
     narrow = [name for name in _dispatched if name in ("X86_V3", "AVX2")]
     return " ".join({"avx512": [], "avx2": wide, "baseline": wide + narrow}[sort])
@@ -59,10 +59,10 @@ def disabled_for(sort: str) -> str:
 
 @contextlib.contextmanager
 def argsort_of(ties: str) -> Iterator[Argsort | None]:
-    """Enter with the argsort that `ties` asks for, where numpy here has another; with None where numpy's own will do.
+    """Yield the argsort that `ties` asks for; None if it is that of numpy in this process.
 
-    The process that sorts starts with the first call and serves until the context ends. A call raises LayoutError where
-    this CPU, or this build of numpy, can't sort so, or no process can be started.
+    The process that sorts starts with the first call and ends with the context. A call raises a LayoutError if this CPU or
+    this build of numpy does not have the sort, or if the process does not start.
     """
     sort = sort_of(ties)
     if sort is None or sort == numpy_sort():
@@ -103,15 +103,15 @@ def _start(sort: str) -> subprocess.Popen[bytes]:
 
 
 def _check_greeting(child: subprocess.Popen[bytes], sort: str) -> None:
-    """Check that a process has this numpy, and the sort that it was started for."""
+    """Raise a LayoutError unless a process has this version of numpy, and the sort that it was started for."""
     assert child.stdout is not None
     version, *features = child.stdout.readline().decode().split() or [""]
     if not version:
         raise _ended(child, sort)
     if version != np.__version__:
         raise LayoutError(
-            f"ties='numpy:{sort}': {sys.executable} started with numpy {version}; expected {np.__version__}, as here. Is "
-            "another numpy before it on the path?"
+            f"ties='numpy:{sort}': {sys.executable} started with numpy {version}; expected {np.__version__}, as here. "
+            "Remove the other numpy from its path."
         )
     found = numpy_sort(features)
     if SORTS.index(found) > SORTS.index(sort):
@@ -121,8 +121,8 @@ def _check_greeting(child: subprocess.Popen[bytes], sort: str) -> None:
         )
     if found != sort:
         raise LayoutError(
-            f"ties='numpy:{sort}': this numpy {np.__version__} was compiled for CPUs with {_NAMES[found]}, and can't leave "
-            "that out. Install a numpy from PyPI."
+            f"ties='numpy:{sort}': this numpy {np.__version__} was compiled for CPUs with {_NAMES[found]}, and can't "
+            "disable it. Install a numpy from PyPI."
         )
 
 

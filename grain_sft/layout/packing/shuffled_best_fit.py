@@ -1,20 +1,22 @@
 """Shuffled best fit: each epoch shuffles the documents by seed, splits them into chunks, and packs each chunk by best fit.
-Each epoch thus combines other documents, in rows of random order. The cost is a plan per epoch and more padding than packing
-all documents at once: 1-2% for hundreds of rows, tenths of a percent for thousands, hundredths with chunks of 65,536."""
+
+Rows thus combine other documents in each epoch, and their order is random. The cost is a plan per epoch and more padding than
+packing all documents at once: 1-2% for hundreds of rows, tenths of a percent for thousands, hundredths with chunks of 65,536.
+"""
 
 import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of
 from grain_sft.layout.packing.best_fit_decreasing import assign
 
-# Best fit depends only on lengths, so documents with unique lengths that share a chunk again also share a row again. With 16
-# chunks of at least 32 rows, 1-4% of the rows are the same in two epochs; with one chunk, up to 90%.
+# Best fit depends only on lengths, so documents of unique lengths that are in one chunk in two epochs also share a row in both.
+# With 16 chunks of at least 32 rows, 1-4% of the rows are the same in two epochs; with one chunk, up to 90%.
 _CHUNKS = 16
 _LEAST_ROWS = 32
 
 
 def shuffled_best_fit(lengths: Ints, options: PackingOptions, most: int = 1 << 16) -> PackedRows:
-    """Return the rows of documents of these lengths for (seed, epoch), packed in chunks of at most `most` documents."""
+    """Return the rows of documents of these lengths, shuffled by seed and epoch, in chunks of at most `most` documents."""
     capacity = options.sequence_length
     rng = np.random.Generator(np.random.PCG64([options.seed, options.epoch]))
     order = rng.permutation(len(lengths))
