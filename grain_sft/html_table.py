@@ -1,16 +1,16 @@
-"""Short HTML tables: what a notebook shows of an object."""
+"""Short HTML tables, which represent objects in notebooks."""
 
 import html
 from collections.abc import Iterable, Mapping
 
 from grain_sft.errors import shortened
 
-_MOST = 120  # characters of a value
+_MAX_CHARACTERS = 120  # of a value
 _LEFT = ' style="text-align: left"'
 
 
 def html_facts(title: str, facts: Mapping[str, object]) -> str:
-    """Return a table with a line for each fact that is not None."""
+    """Return a table with a line for each of `facts` whose value is not None."""
     lines = (
         f"<tr><th{_LEFT}>{_cell(name)}</th><td{_LEFT}>{_cell(value)}</td></tr>"
         for name, value in facts.items()
@@ -20,7 +20,7 @@ def html_facts(title: str, facts: Mapping[str, object]) -> str:
 
 
 def html_columns(title: str, columns: Mapping[str, Iterable[object]]) -> str:
-    """Return a table with a column for each name, its values below each other."""
+    """Return a table with a column of values for each name."""
     head = "".join(f"<th>{_cell(name)}</th>" for name in columns)
     rows = ("".join(f"<td>{_cell(value)}</td>" for value in row) for row in zip(*columns.values(), strict=True))
     return _table(title, (f"<tr>{cells}</tr>" for cells in (head, *rows)))
@@ -31,4 +31,4 @@ def _table(title: str, lines: Iterable[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    return html.escape(shortened(f"{value:,}" if type(value) is int else str(value), _MOST))
+    return html.escape(shortened(f"{value:,}" if type(value) is int else str(value), _MAX_CHARACTERS))

@@ -49,7 +49,7 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
     Args:
       root: Folder of the demo.
       seed: Seed of the order of rows.
-      max_characters: Upper bound of the characters of all answers together.
+      max_characters: Limit of `docstrings`.
     """
     folder = root / "corpus"
     if folder.exists():
@@ -73,7 +73,7 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
 
 
 def write_chats(path: Path, entries: Iterable[Entry]) -> None:
-    """Write the question and answer of each entry as a conversation, one JSON object a line."""
+    """Write each entry as a conversation of a question and an answer, one JSON object per line."""
     with atomic_write(path) as file:
         for question, text in entries:
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
@@ -91,10 +91,10 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
     """Return the docstrings of the standard library, each text once, in an order that depends only on its files.
 
     Args:
-      max_characters: Limit for all texts together. The first text that exceeds it is left out, with all that follow.
+      max_characters: Limit of the characters of all texts together. They end before the first text that would exceed it.
 
     Raises:
-      GrainSftError: The library has too few docstrings.
+      GrainSftError: The library has fewer than `MIN_CHARACTERS`.
     """
     library = Path(sysconfig.get_path("stdlib"))
     questions: dict[str, str] = {}
@@ -106,11 +106,12 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
             break
         count += len(text)
         questions[text] = question
-    if count < min(MIN_CHARACTERS, max_characters):
-        raise GrainSftError(
-            f"{library}: found {count} characters of docstrings; expected {MIN_CHARACTERS} or more, which the demo trains on. "
-            "This Python comes without its source files: use a full installation."
-        )
+    else:
+        if count < MIN_CHARACTERS:
+            raise GrainSftError(
+                f"{library}: found {count} characters of docstrings; expected {MIN_CHARACTERS} or more, which the demo trains "
+                "on. This Python comes without its source files: use a full installation."
+            )
     return [Entry(question, text) for text, question in questions.items()]
 
 
@@ -124,7 +125,7 @@ def library_docstrings(library: Path) -> Iterator[Entry]:
         for path in (Path(folder, name) for name in sorted(names) if name.endswith(".py")):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # for example, of invalid escapes
+                    warnings.simplefilter("ignore")  # such as those of invalid escapes
                     tree = ast.parse(path.read_bytes())
             except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
                 continue

@@ -12,10 +12,10 @@ import numpy as np
 
 Params = dict[str, jax.Array]
 Batch = Mapping[str, Any]
-"""Arrays [rows, L], as `ShiftTargets` makes them."""
+"""Arrays [rows, L] of `ShiftTargets`."""
 
-HEADS = 4  # of attention
-HIDDEN = 4  # widths of the hidden layer of the MLP
+HEADS = 4  # number of attention heads
+HIDDEN = 4  # width of the MLP's hidden layer, as a multiple of the model's width
 _ROPE_BASE = 10_000.0
 
 
@@ -37,7 +37,7 @@ def init_params(vocab_size: int, seed: int, width: int = 128) -> Params:
 
 
 def logits(params: Params, batch: Batch) -> jax.Array:
-    """Return float32 [rows, L, vocab], logits of the next token.
+    """Return float32 [rows, L, vocab], the logits of the next token.
 
     A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`). Rotary
     embeddings encode `inputs_position`.

@@ -1,4 +1,4 @@
-"""The demo from end to end: a corpus, three runs, and whether the resumed one equals the uninterrupted one."""
+"""The demo from end to end: a corpus, three runs, and a comparison of the resumed with the uninterrupted one."""
 
 import contextlib
 import os
@@ -22,10 +22,10 @@ from grain_sft.storage import exclusive, files, without_interrupts
 INTERRUPTED, RESUMED, UNINTERRUPTED = "interrupted", "resumed", "uninterrupted"
 
 _MARKER = ".grain_sft_demo"
-_LINES_EVERY = 10  # steps
+_PRINT_EVERY = 10  # steps
 _ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",  # an accelerator may be in use, and is not needed
-    "JAX_ENABLE_COMPILATION_CACHE": "false",  # on CPUs some jaxlibs crash on the code that they kept
+    "JAX_PLATFORMS": "cpu",  # no accelerator is needed, and another process may use it
+    "JAX_ENABLE_COMPILATION_CACHE": "false",  # some jaxlibs crash on cached code for CPUs
 }
 
 
@@ -33,17 +33,17 @@ class Options(msgspec.Struct, frozen=True):
     """Options of a training process."""
 
     config: str  # path of the pipeline's config
-    folder: str  # of the run's log and checkpoints
-    steps: int  # of the whole training; a checkpoint is written after each third
-    seed: int  # of the parameters
-    resume: str | None = None  # folder of checkpoints; the run continues from the newest. None begins at step 0
+    folder: str  # path of the run's log and checkpoints
+    steps: int  # number of steps of the whole training; a checkpoint is written after each third
+    seed: int  # seed of the initial parameters
+    resume: str | None = None  # folder of checkpoints, of which the newest is loaded; None begins at step 0
 
 
 class Record(msgspec.Struct, frozen=True):
     """One step of a run."""
 
     step: int  # from 0
-    loss: float  # nats a token before the step's update: a float32, so that JSON has it exactly
+    loss: float  # nats per token before the step's update; a float32, which JSON keeps exactly
     batch_sha256: str  # hash of the batch that the step trained on
 
 
@@ -52,7 +52,7 @@ Logs = Mapping[str, Sequence[Record]]
 
 
 def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
-    """Carry out the demo in the folder `where`: return 0 if the runs are equal bit for bit, else 1.
+    """Run the demo in the folder `where`. Return 0 if its runs are equal bit for bit, else 1.
 
     Raises:
       GrainSftError: The folder cannot be written to, or a run failed.
@@ -65,16 +65,16 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
         _describe(root, *prepare_corpus(root, seed))
         options = Options(str(root / CONFIG), folders[INTERRUPTED], steps, seed)
         _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {steps // 3} steps")
-        logs = {INTERRUPTED: _run(INTERRUPTED, options, kill_after=killed_after(steps))}
+        logs = {INTERRUPTED: train(INTERRUPTED, options, kill_after=killed_after(steps))}
         start = newest_step(folders[INTERRUPTED])
         _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={start})")
         resumed = msgspec.structs.replace(options, folder=folders[RESUMED], resume=folders[INTERRUPTED])
-        logs[RESUMED] = _run(RESUMED, resumed, start)
+        logs[RESUMED] = train(RESUMED, resumed, start)
         _say(f"\n3 of 3, {UNINTERRUPTED}: another, which gets nothing and begins at step 0")
-        logs[UNINTERRUPTED] = _run(UNINTERRUPTED, msgspec.structs.replace(options, folder=folders[UNINTERRUPTED]))
+        logs[UNINTERRUPTED] = train(UNINTERRUPTED, msgspec.structs.replace(options, folder=folders[UNINTERRUPTED]))
         equal = _compare(steps, start, logs)
         _say(f"\nIn {root}, after {time.perf_counter() - began:.0f} seconds: corpus, {CONFIG}, runs")
-        _say(f"Go on in Python: grain_sft.load({str(root / CONFIG)!r}).iter(start_step={steps})")
+        _say(f"Continue in Python: grain_sft.load({str(root / CONFIG)!r}).iter(start_step={steps})")
     return 0 if equal else 1
 
 
@@ -131,8 +131,18 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
     _say(f"corpus  {corpus.ends_fingerprint[:24]}")
 
 
-def _run(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> list[Record]:
-    """Train in another process from the step `start` on, and return its records; kill it after the step `kill_after`."""
+def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> list[Record]:
+    """Train in another process from the step `start` on, and return its records.
+
+    Args:
+      name: Name of the run in messages.
+      options: Options of the process.
+      start: Step of its first record.
+      kill_after: Step after which the process is killed. None lets it run to the last step.
+
+    Raises:
+      GrainSftError: The process failed, or reached the last step before it was killed.
+    """
     Path(options.folder).mkdir(parents=True)
     found: list[Record] = []
     last = "it printed nothing."
@@ -146,29 +156,29 @@ def _run(name: str, options: Options, start: int = 0, kill_after: int | None = N
                 continue
             found.append(record)
             log.write(line)
-            if record.step in (start, options.steps - 1) or record.step % _LINES_EVERY == 0:
+            if record.step in (start, options.steps - 1) or record.step % _PRINT_EVERY == 0:
                 _say(f"  step {record.step:4d}  loss {record.loss:.4f}")
             if kill_after is not None and record.step >= kill_after:
                 process.kill()  # with SIGKILL, which it cannot catch
         status = process.wait()
-    killed = status == -signal.SIGKILL
-    if killed and kill_after is not None and found and found[-1].step >= kill_after:
-        done = f"when {len(found)} steps were done; newest checkpoint: step {newest_step(options.folder)}"
-        _say(f"  killed: SIGKILL to process {process.pid} {done}")
+    killed, last_step = status == -signal.SIGKILL, found[-1].step if found else -1
+    if kill_after is not None and (not status or (killed and last_step == options.steps - 1)):
+        raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
+    if killed and kill_after is not None and last_step >= kill_after:
+        newest = newest_step(options.folder)
+        _say(f"  killed: SIGKILL to process {process.pid} after {len(found)} steps; newest checkpoint: step {newest}")
         return found
     if status:
         last = "most likely the machine ran out of memory. A run takes about 1 GB." if killed else last
         how = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
         raise GrainSftError(f"the {name} run ended with {how}: {last}")
-    if kill_after is not None:
-        raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
     return found
 
 
 @contextlib.contextmanager
 def started(options: Options) -> Iterator[subprocess.Popen[str]]:
-    """Start a training process, which prints its records, and which does not outlive the context."""
-    path = os.pathsep.join(each for each in sys.path if each)
+    """Start a training process that prints its records, and kill it at the end of the context."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))  # of '': the working directory, as here
     with without_interrupts():
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "grain_sft.demo.train", msgspec.json.encode(options).decode()],
@@ -187,7 +197,7 @@ def started(options: Options) -> Iterator[subprocess.Popen[str]]:
 
 
 def parse(line: str) -> Record | None:
-    """Return the record in a line; None for any other line, and for one that was cut off."""
+    """Return the record in a line; None for any other line, also for a record that was cut off."""
     try:
         return msgspec.json.decode(line, type=Record)
     except msgspec.DecodeError:
@@ -195,7 +205,7 @@ def parse(line: str) -> Record | None:
 
 
 def difference(steps: range, run: Sequence[Record], other: Sequence[Record]) -> str | None:
-    """Return a sentence on the first of `steps` whose records are not equal in both runs; None if all are."""
+    """Return a sentence about the first of `steps` whose records differ between the runs; None if none does."""
     by_step, others = ({record.step: record for record in each} for each in (run, other))
     for step in steps:
         if step not in by_step or by_step[step] != others.get(step):

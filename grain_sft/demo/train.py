@@ -1,7 +1,7 @@
 """Training process of the demo: `python -m grain_sft.demo.train OPTIONS`. OPTIONS is `Options` as JSON.
 
-The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint is parameters
-and optimizer moments, and in its name the number of steps done: it holds no state of the data.
+The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint holds the
+parameters and the optimizer's moments, and its name the number of steps done. It holds no state of the data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.95, 1e-8
 
 
 class State(NamedTuple):
-    """What a step changes: parameters, and Adam's running means of the gradients and of their squares; all float32."""
+    """Training state: parameters, and Adam's running means of the gradients and of their squares; all float32."""
 
     params: Params
     mean: Params
@@ -48,10 +48,10 @@ def init_state(params: Params) -> State:
 
 
 def save(folder: Path, step: int, state: State) -> None:
-    """Write the checkpoint after `step` steps, which appears whole or not at all."""
+    """Write the checkpoint after `step` steps atomically."""
     arrays = {f"{part}/{name}": each for part, params in state._asdict().items() for name, each in params.items()}
     path = folder / f"step-{step:08d}.npz"
-    content = io.BytesIO()  # np.savez leaves its zip file open on a disk that is full, and that prints
+    content = io.BytesIO()  # on a full disk np.savez would leave its zip file open, whose destructor prints
     np.savez(content, **{name: np.asarray(each) for name, each in arrays.items()})  # type: ignore[arg-type]
     write_bytes(str(path), content.getvalue())
 
@@ -88,7 +88,7 @@ def train(options: Options) -> None:
 
 
 def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
-    """Return the hash of a batch: names, dtypes, shapes and values of all its arrays."""
+    """Return a hash of the names, dtypes, shapes and values of the arrays of a batch."""
     digest = hashlib.sha256()
     for name in sorted(batch):
         array = np.ascontiguousarray(batch[name])
@@ -98,7 +98,7 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
 
 
 def update(state: State, step: int, batch: model.Batch) -> tuple[State, jax.Array]:
-    """Return the state after one step of Adam, and the loss before it. The learning rate rises for `WARMUP` steps."""
+    """Return the state after one step of Adam, and the loss before it. The learning rate warms up for `WARMUP` steps."""
     loss, gradients = jax.value_and_grad(model.loss)(state.params, batch)
     done = jnp.asarray(step, jnp.float32) + 1
     rate = LEARNING_RATE * jnp.minimum(1.0, done / WARMUP)
@@ -116,7 +116,7 @@ _update = jax.jit(update)
 
 
 def main(options: str) -> int:
-    """Train with `options` in JSON. On failure, the last line that is printed is the reason."""
+    """Train with `options`, a JSON text, and return the exit status. On failure, the last line printed is the reason."""
     try:
         train(msgspec.json.decode(options, type=Options))
     except BrokenPipeError:  # the parent has ended

@@ -1,4 +1,4 @@
-"""The order of columns over the devices that divide the sequence."""
+"""Order of the columns over the devices that divide the sequence."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Columns = tuple[int, int]
 class ContextOrder:
     """Order of a row's columns in the global array.
 
-    In the natural order the tokens follow each other. With causal attention, the devices that hold the beginning of a row
-    then have less work than those that hold its end. In the load-balanced order of n shards, a row is cut into 2n chunks, and
-    shard k has chunks k and 2n - 1 - k. It is that of MaxText's `reorder_causal_load_balanced` on TPUs (DUAL_CHUNK_SWAP).
+    In the natural order, causal attention gives the devices that hold the beginning of a row less work than those that hold
+    its end. The load-balanced order of n shards cuts a row into 2n chunks, and shard k has chunks k and 2n - 1 - k. MaxText's
+    `reorder_causal_load_balanced` makes this order on TPUs (DUAL_CHUNK_SWAP).
 
     Args:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.
@@ -32,20 +32,20 @@ class ContextOrder:
         as_integer("load_balanced_shards", self.shards, 1, PipelineError)
         if self.shards % 2 and self.shards != 1:
             raise PipelineError(
-                f"load_balanced_shards={self.shards}: MaxText's load-balanced order is of an even number of shards. Give one, "
-                "or 1 for the natural order."
+                f"load_balanced_shards={self.shards}: MaxText's load-balanced order needs an even number of shards. Give an "
+                "even number, or 1 for the natural order."
             )
 
     def check(self, length: int) -> None:
         """Raise a PipelineError if rows of `length` tokens cannot be cut into equal chunks."""
         if self.shards > 1 and length % (2 * self.shards):
             raise PipelineError(
-                f"load_balanced_shards={self.shards}: rows of {length} tokens are not a multiple of {2 * self.shards} chunks. "
-                "Give another sequence_length, or another number of shards."
+                f"load_balanced_shards={self.shards}: rows of {length} tokens cannot be cut into {2 * self.shards} equal "
+                "chunks. Give another sequence_length, or another number of shards."
             )
 
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
-        """Return the columns of rows of `length` tokens at columns [start, stop) of the global array, in order."""
+        """Return the columns of a row of `length` tokens that are at columns [start, stop) of the global array, in order."""
         if self.shards == 1:
             return [(start, stop)]
         size, found = length // (2 * self.shards), list[Columns]()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import RECORD, RunRecord
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches
 
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:
-    """Yield the batches that `trainer.train` trains on, from the one after its checkpoint on.
+    """Yield the batches for `trainer.train`.
 
-    Tunix takes `gradient_accumulation_steps` batches a step, and writes checkpoint N after N steps. After a restart it pulls
-    the batches that it has trained on once more and drops them. Those are empty here: no file is read for them.
+    Tunix takes `gradient_accumulation_steps` batches a step, and writes checkpoint N after N steps. After a restart it takes
+    the batches before its checkpoint again and drops them. Those are empty here: no file is read for them.
 
     Args:
-      batches: Batches of the pipeline; of any step.
+      batches: Batches of the pipeline, at any step.
       trainer: `tunix.sft.peft_trainer.PeftTrainer`, which restores its checkpoint in its constructor.
       allow_other_data: Whether to continue from a checkpoint of a run on other data.
 
@@ -55,9 +56,17 @@ class Evaluation:
 
     Args:
       batches: Batches of a pipeline that ends, such as one with `epochs: 1` and `last_batch: fill`.
+
+    Raises:
+      PipelineError: The pipeline never ends, and neither would Tunix's evaluation.
     """
 
     def __init__(self, batches: GlobalBatches) -> None:
+        if batches.pipeline.num_steps is None:
+            raise PipelineError(
+                "Evaluation: the pipeline never ends, and Tunix evaluates to the end of the data. Set sampler.epochs: 1 and "
+                "sampler.last_batch: fill in its config."
+            )
         self.batches = batches
 
     def __iter__(self) -> Iterator[GlobalBatch]:
@@ -66,7 +75,7 @@ class Evaluation:
 
 
 def token_losses(model: Any, batch: GlobalBatch) -> Float[jax.Array, "rows length"]:
-    """Return the cross entropy of each target of packed rows; 0 where it takes no loss. Documents do not see each other.
+    """Return the cross entropy of each target of packed rows; 0 where it takes no loss. Attention stays within a segment.
 
     Args:
       model: Model of Tunix, called as `model(tokens, positions, cache, attention_mask)`.
@@ -94,13 +103,13 @@ def packed_loss(
 ) -> Float[jax.Array, ""]:
     """Return the mean cross entropy of the targets that take loss, for `PeftTrainer.with_loss_fn`.
 
-    Tunix's own loss lets the documents of a row see each other, and counts prompts. With `gradient_accumulation_steps`
+    Tunix's own loss lets the documents of a row attend to each other, and counts prompts. With `gradient_accumulation_steps`
     above 1, Tunix takes the mean of the micro-batches' means.
 
     Args:
       model: As for `token_losses`.
-      inputs, targets, inputs_position, targets_position, inputs_segmentation, targets_segmentation, targets_weights: The
-        arrays of a batch. Tunix gives them by name.
+      inputs, targets, inputs_position, targets_position, inputs_segmentation, targets_segmentation, targets_weights:
+        Arrays of a batch, which Tunix passes by name.
     """
     batch = {"inputs": inputs, "targets": targets, "inputs_position": inputs_position}
     batch |= {"inputs_segmentation": inputs_segmentation, "targets_segmentation": targets_segmentation}

@@ -43,6 +43,8 @@ def test_docstrings_come_in_order_from_files_that_are_never_imported(tmp_path: P
 def test_text_is_the_same_twice_within_its_bound_and_without_repeats() -> None:
     entries = corpus.docstrings(SMALL_TEXT)
     assert entries == corpus.docstrings(SMALL_TEXT)
+    fewer = corpus.docstrings(50_000)
+    assert fewer and fewer == entries[: len(fewer)]
     texts = {entry.text.strip() for entry in entries} - {""}
     assert len(texts) == len(entries) and 100_000 < sum(map(len, texts)) <= SMALL_TEXT
 

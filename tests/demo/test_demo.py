@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from grain_sft.cli.main import main
+from grain_sft.demo import run
 from grain_sft.demo.corpus import CONFIG
 from grain_sft.demo.run import Options, Record, claim, difference, killed_after, newest_step, parse, started, table
 from grain_sft.demo.train import batch_sha256
-from grain_sft.errors import StorageError
+from grain_sft.errors import GrainSftError, StorageError
 
 STEPS = 9
 
@@ -64,6 +65,16 @@ def test_a_line_gives_back_its_record_unless_it_was_cut_off() -> None:
     for each in (WHOLE[0], OTHER_LOSS):
         line = msgspec.json.encode(each).decode()
         assert parse(line) == each and parse(line[:-9]) is None
+
+
+def test_a_run_that_was_done_before_it_was_killed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its newest checkpoint would leave the resumed run no step."""
+    text = "\n".join(msgspec.json.encode(record).decode() for record in WHOLE)
+    program = f"import time; print({text!r}, flush=True); time.sleep(60)"
+    command = [sys.executable, "-S", "-c", program]
+    monkeypatch.setattr(run, "started", lambda options: subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    with pytest.raises(GrainSftError, match="the interrupted run ended before it could be killed: give more --steps"):
+        run.train("interrupted", Options("", str(tmp_path / "run"), STEPS, 0), kill_after=killed_after(STEPS))
 
 
 def test_the_hash_of_a_batch_covers_names_shapes_dtypes_and_values() -> None:

@@ -19,7 +19,7 @@ from grain_sft.integrations import maxtext
 from grain_sft.integrations.jax_arrays import Block
 from grain_sft.integrations.maxtext import Options, launcher, main, split
 from grain_sft.integrations.maxtext.checks import check_batches, check_trainer, check_weights, prepare
-from grain_sft.integrations.maxtext.iterators import EvaluationBatches, MaxTextBatches
+from grain_sft.integrations.maxtext.iterators import EvaluationBatches, MaxTextBatches, continue_at
 from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS
 
 
@@ -104,10 +104,12 @@ def test_a_token_beyond_the_vocabulary_is_named_with_its_place(config):
         assert prepare(64, "here")(0, block, batch)["inputs"] is batch["inputs"]
         largest = int(batch["inputs"].max())
         (row, column) = np.argwhere(batch["inputs"] == largest)[0]
-        position = column + (block.columns or [0])[0]
-        place = f"here: step 0, row {block.rows[row]} of the global batch, position {position}"
+        column += (block.columns or [0])[0]
+        place = f"here: step 0, row {block.rows[row]} of the global batch, column {column} of inputs"
         with refused(rf"{place}: token {largest}, .* is {largest}\."):
             prepare(largest, "here")(0, block, batch)
+        with refused(f"of targets: token {largest + 1}, but"):  # as after drop_last_position
+            prepare(largest + 1, "here")(0, block, batch | {"targets": batch["inputs"] + 1})
 
 
 def refused(message):
@@ -236,7 +238,8 @@ def test_the_data_follow_the_weights_that_a_distillation_restores_after_the_data
 
     followed, module = [], types.SimpleNamespace(MaxTextDistillationTrainer=Trainer)
     TRAINERS["distill"].follow(module, followed.append)
-    assert Trainer().setup_checkpoint_manager_and_restore("batches", "config") == "batches"
+    trainer = module.MaxTextDistillationTrainer()
+    assert trainer.setup_checkpoint_manager_and_restore("batches", "config") == "batches"
     assert followed == [6]
 
 
@@ -269,14 +272,21 @@ def test_the_failure_of_the_data_is_raised_rather_than_what_maxtext_makes_of_it(
 
     modules = {"input_pipeline": types.SimpleNamespace(input_pipeline_interface=interface)}
     modules["trainers.pre_train.train"] = types.SimpleNamespace(__file__="", main=run, get_first_step=None)
-    for name, module in {
-        "maxtext": types.ModuleType("maxtext"),
-        **{f"maxtext.{each}": modules[each] for each in modules},
-    }.items():
+    named = {"maxtext": types.ModuleType("maxtext")} | {f"maxtext.{each}": modules[each] for each in modules}
+    for name, module in named.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(launcher, "make_train_iterator", lambda *_, options: failing)
-    with pytest.raises(GrainSftError, match="MaxText's vocab_size is 1"):
+    with refused("MaxText's vocab_size is 1"):
         launcher.train([], Options())
+    assert modules["trainers.pre_train.train"].get_first_step is None  # so that another run is not followed by this one
+
+
+def test_other_data_are_refused_with_the_option_of_the_command_line(config, sharding, tmp_path):
+    theirs = types.SimpleNamespace(enable_checkpointing=True, checkpoint_dir=str(tmp_path / "checkpoints"))
+    continue_at(0, theirs, MaxTextBatches(load(str(config)), sharding, None), Options(), [0])
+    others = MaxTextBatches(load(changed(config, seed=2)), sharding, None)
+    with refused("old data, or grain_sft_allow_other_data=true to go on at that step"):
+        continue_at(1, theirs, others, Options(), [0])
 
 
 def test_each_evaluation_begins_at_the_first_batch(config, sharding):

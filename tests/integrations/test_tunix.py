@@ -80,6 +80,13 @@ def test_an_evaluation_begins_anew(batches):
     assert numbers(evaluation) == whole
 
 
+def test_an_evaluation_that_never_ends_is_refused(batches, corpus):
+    endless = config_of(corpus)
+    del endless["sampler"]["epochs"], endless["sampler"]["last_batch"]
+    with pytest.raises(PipelineError, match=r"the pipeline never ends.* Set sampler.epochs: 1"):
+        Evaluation(GlobalBatches(load(endless), batches.sharding))
+
+
 def attention(seed):
     """A layer of attention with rotated positions, called as Tunix calls its models."""
     keys = jax.random.split(jax.random.key(seed), 5)

@@ -2,7 +2,7 @@
 
     python -m grain_sft.integrations.maxtext BASE.yml key=value … grain_sft_config=PATH [grain_sft_eval_config=PATH]
 
-is MaxText's own command with other data. `make_train_iterator` and `make_eval_iterator` replace MaxText's factories of
+This is MaxText's own command with other data. `make_train_iterator` and `make_eval_iterator` replace MaxText's factories for
 `dataset_type=olmo_grain`.
 """
 

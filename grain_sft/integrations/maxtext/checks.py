@@ -1,4 +1,4 @@
-"""Checks of a pipeline against MaxText's config, before the first step. MaxText itself checks none of them."""
+"""Checks of a pipeline against MaxText's config, before the first step. MaxText itself makes none of them."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "offline_data_dir": (bool, "its files hold a teacher's logits, which grain_sft does not read. Remove the key."),
     "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
-"""Keys of MaxText's config: whether a value is refused, and the reason."""
+"""Keys of MaxText's config: a function that returns whether a value is refused, and the reason."""
 
 
 def check_trainer(config: Any) -> None:
-    """Refuse options of MaxText that take something else than one batch for a step."""
+    """Refuse options of MaxText under which a step would not train on the pipeline's next batch."""
     for key, (refused, reason) in _REFUSED.items():
         value = getattr(config, key, 0)  # versions of MaxText lack some of them
         if refused(value):
@@ -41,7 +41,7 @@ def check_trainer(config: Any) -> None:
 
 
 def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, *, training: bool) -> None:
-    """Refuse batches of the config at `where` that do not fit MaxText's config: in each stage, since its shapes are fixed."""
+    """Refuse batches of the config at `where` that do not fit MaxText's config, in any stage."""
     for stage in pipeline.stages:
         _check_stage(config, stage, where, trainer, training)
     steps = pipeline.end_step // trainer.batches_per_step(config)
@@ -100,7 +100,7 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
     if not (config.packing or trainer.of_pairs or one_segment):
         raise ConfigError(
             f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
-            "look across documents. Set packing=True."
+            "attend across documents. Set packing=True."
         )
 
 
@@ -140,7 +140,7 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
 
 
 def _widths(pipeline: Pipeline) -> Mapping[str, int]:
-    """Return the tokens of a row by key of the batches; those of a text trainer for a pipeline without steps."""
+    """Return the row length of each array of a batch, by key; a pipeline without steps has those of `ShiftTargets`."""
     if not pipeline.end_step:
         return dict.fromkeys(KEYS, pipeline.source.layout.sequence_length)
     return {key: array.shape[1] for key, array in pipeline.read(pipeline.first_step, np.zeros(0, np.int64)).items()}
@@ -159,19 +159,19 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
 
 
 def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callable[[int, Block, Element], Element]:
-    """Return a function of a step, a block of its batch and the arrays of this block, that checks tokens against MaxText's
-    vocabulary and keeps `keys`."""
-    checked = [key for key in keys if key == "inputs" or key.endswith("_ids")]
+    """Return the `prepare` of `GlobalBatches` that checks the tokens against MaxText's vocabulary and keeps `keys`."""
+    checked = [key for key in keys if key in ("inputs", "targets") or key.endswith("_ids")]
 
     def prepared(step: int, block: Block, batch: Element) -> Element:
         for key in checked:
             tokens = batch[key]
             if tokens.size and int(tokens.max()) >= vocabulary:
                 row, column = np.argwhere(tokens >= vocabulary)[0].tolist()
-                place = column + (block.columns or (0, 0))[0]
+                token = int(tokens[row, column])
+                column += (block.columns or (0, 0))[0]
                 raise TransformError(
-                    f"{where}: step {step}, row {int(block.rows[row])} of the global batch, position {place}: token "
-                    f"{int(tokens[row, column])}, but MaxText's vocab_size is {vocabulary}. Set vocab_size to that of the "
+                    f"{where}: step {step}, row {int(block.rows[row])} of the global batch, column {column} of {key}: token "
+                    f"{token}, but MaxText's vocab_size is {vocabulary}. Set vocab_size to that of the "
                     "tokenizer that made the corpus; padding is corpus.pad_token_id."
                 )
         return {key: batch[key] for key in keys}

@@ -1,4 +1,4 @@
-"""Iterators that MaxText's trainer takes in place of its own."""
+"""Iterators that replace those of MaxText's trainers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from absl import logging
 
 from grain_sft.config import load, naming, read_config
-from grain_sft.errors import ConfigError, GrainSftError
+from grain_sft.errors import ConfigError, PipelineError
 from grain_sft.integrations.checkpoint import RECORD, RunRecord
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches, process_rows
 from grain_sft.integrations.maxtext import checks
@@ -22,12 +22,10 @@ TRAINING_CONFIG = "the config of the data to train on"
 
 
 class MaxTextBatches(GlobalBatches):
-    """Global batches for MaxText, which treats any error as the end of the data.
-
-    They end after `num_batches`, because some of MaxText's loops never end by themselves.
+    """Global batches for MaxText. They end before step `num_batches`, because some of MaxText's loops never end by themselves.
 
     Attributes:
-      failure: Error that ended the batches.
+      failure: Error that ended the batches. MaxText itself treats any error as the end of the data.
     """
 
     failure: Exception | None = None
@@ -65,7 +63,7 @@ class EvaluationBatches(MaxTextBatches):
 def make_train_iterator(
     config: Any, mesh: Any, process_indices: Sequence[int], *, options: Options | None = None
 ) -> MaxTextBatches:
-    """Return the batches of training, from those of the step after MaxText's latest checkpoint on.
+    """Return the batches of training, from the step after MaxText's latest checkpoint on.
 
     Args:
       config: MaxText's config.
@@ -182,8 +180,11 @@ def first_step(config: Any, trainer: Trainer) -> int:
 def continue_at(
     step: int, config: Any, batches: GlobalBatches, options: Options, process_indices: Sequence[int]
 ) -> None:
-    """Continue with the batches of MaxText's `step`. Check that the steps before it were run on these data, and record them
-    next to the checkpoints."""
+    """Continue with the batches of MaxText's `step`, and record the data next to the checkpoints.
+
+    Raises:
+      PipelineError: The steps before it were run on other data.
+    """
     import jax
 
     batches.seek(step * options.of_trainer.batches_per_step(config))
@@ -193,6 +194,5 @@ def continue_at(
     record, writes = RunRecord(f"{folder}/{RECORD}"), jax.process_index() == min(process_indices)
     try:
         record.begin(batches.pipeline, batches.next_step, allow_other_data=options.allow_other_data, write=writes)
-    except GrainSftError as error:
-        advice = f"{record.path}: {error}\nOn this command line that is {PREFIX}allow_other_data=true."
-        raise type(error)(advice) from error
+    except PipelineError as error:
+        raise PipelineError(str(error).replace("allow_other_data=True", f"{PREFIX}allow_other_data=true")) from error

@@ -61,6 +61,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
         if config.eval_interval > 0:
             load_checked(config, options, training=False)
 
+    before = [(patched, dict(vars(patched))) for patched in (interface, module)]
     interface.make_olmo_grain_train_iterator = training_batches
     interface.make_olmo_grain_eval_iterator = evaluation_batches
     trainer.check_first(module, check)
@@ -68,6 +69,8 @@ def train(arguments: Sequence[str], options: Options) -> None:
     try:
         module.main([str(module.__file__), *arguments])  # MaxText finds the trainer's default config by this path
     finally:
+        for patched, attributes in before:  # so that another run in this process has its own
+            vars(patched).update(attributes)
         for batches in made:
             batches.close()
         for failure in filter(None, (batches.failure for batches in made)):

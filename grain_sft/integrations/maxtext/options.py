@@ -1,4 +1,4 @@
-"""Options of a MaxText run that are grain_sft's own."""
+"""Options of grain_sft in a run of MaxText."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFIX = "grain_sft_"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options besides MaxText's config: `grain_sft_NAME=value` on the command line, or $GRAIN_SFT_NAME.
+    """Options of grain_sft in a run of MaxText: `grain_sft_NAME=value` on the command line, or $GRAIN_SFT_NAME.
 
     Attributes:
       trainer: MaxText's trainer: pre_train, sft, dpo (also ORPO) or distill. On the command line also the first word.
@@ -34,10 +34,10 @@ class Options:
 
     @classmethod
     def from_environment(cls, **given: str) -> Options:
-        """Return the options of $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on, except those that are given.
+        """Return the options `given`, and the others from $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on.
 
         Raises:
-          ConfigError: an unknown name, or a value that is neither true nor false.
+          ConfigError: An unknown name or trainer, or a value that is neither true nor false.
         """
         declaration: Any = cls
         known = {PREFIX + name: option for name, option in options_of(declaration).items()}
@@ -54,14 +54,14 @@ class Options:
 
     @property
     def of_trainer(self) -> Trainer:
-        """The trainer of this name."""
+        """The trainer that the option `trainer` names."""
         return TRAINERS[self.trainer]
 
     def required(self, name: str, noun: str) -> str:
         """Return the path of the option `name`.
 
         Raises:
-          ConfigError: the option is not given.
+          ConfigError: The option is not given.
         """
         path: str = getattr(self, name)
         if not path:
@@ -73,10 +73,10 @@ class Options:
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
-    """Return MaxText's arguments, and the options among them.
+    """Return MaxText's arguments and grain_sft's options of a command line.
 
     Raises:
-      ConfigError: as `Options.from_environment`, another `dataset_type`, or a word that MaxText would ignore.
+      ConfigError: As in `Options.from_environment`; another `dataset_type`; or a word that MaxText would ignore.
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]

@@ -16,8 +16,8 @@ PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A trainer of MaxText. This class is that of pre-training, MaxText's own loop, which writes checkpoint N after step N. One
-    batch holds all micro-batches of a step.
+    """A trainer of MaxText. This class is for pre-training, MaxText's own loop: it writes checkpoint N after step N, counted
+    from 0, and takes one batch a step, with all micro-batches.
 
     Attributes:
       module: Name of the module with its `main`.
@@ -40,7 +40,7 @@ class Trainer:
         return 1
 
     def rows(self, config: Any, rows_of_step: int) -> int:
-        """Return the number of rows in a global batch, if a step takes `rows_of_step` rows by MaxText's `config`."""
+        """Return the number of rows in a global batch if a step takes `rows_of_step` rows under MaxText's `config`."""
         return rows_of_step // self.batches_per_step(config)
 
     def step_after(self, checkpoint: int) -> int:
@@ -49,13 +49,15 @@ class Trainer:
 
     def check_first(self, module: Any, check: Callable[[Any], None]) -> None:
         """Patch the trainer's `module` to call `check` with MaxText's config before it loads weights, which can take minutes.
-        Pre-training makes the data before that, so nothing is patched."""
+
+        Pre-training makes its iterators, which check the config, before that: nothing is patched.
+        """
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
         """Patch the trainer's `module` to call `continue_at` with the step of the weights that it restores.
 
         These are usually the weights of the latest checkpoint, but options of MaxText can name others. Pre-training computes
-        the step that it begins with in `get_first_step`.
+        its first step in `get_first_step`.
         """
         get_first_step = module.get_first_step
 
@@ -69,11 +71,11 @@ class Trainer:
 
 @dataclasses.dataclass(frozen=True)
 class Tunix(Trainer):
-    """A trainer of Tunix. It writes checkpoint N after N steps, and each micro-batch of a step is a batch of its own.
+    """A trainer built on Tunix. It writes checkpoint N after N steps, and each micro-batch of a step is a batch of its own.
 
     Attributes:
       begin: Name of the module's function that loads weights, given MaxText's config.
-      accumulates: Whether its train step needs the accumulator of later versions of Tunix if a step takes several batches.
+      accumulates: Whether steps of several batches need the `grad_accumulator` of later versions of Tunix.
     """
 
     begin: str = "train"
@@ -126,15 +128,14 @@ class Distillation(Tunix):
 
     def follow(self, module: Any, continue_at: Callable[[int], None]) -> None:
         """Continue at the trainer's step, once it has restored its checkpoint."""
-        trainer_class = module.MaxTextDistillationTrainer
-        restore = trainer_class.setup_checkpoint_manager_and_restore
 
-        def restore_and_continue(trainer: Any, batches: Any, config: Any) -> Any:
-            batches = restore(trainer, batches, config)
-            continue_at(trainer.train_steps)
-            return batches
+        class ContinuingTrainer(module.MaxTextDistillationTrainer):
+            def setup_checkpoint_manager_and_restore(self, batches: Any, config: Any) -> Any:
+                batches = super().setup_checkpoint_manager_and_restore(batches, config)
+                continue_at(self.train_steps)
+                return batches
 
-        trainer_class.setup_checkpoint_manager_and_restore = restore_and_continue
+        module.MaxTextDistillationTrainer = ContinuingTrainer
 
 
 TRAINERS: dict[str, Trainer] = {
