@@ -121,12 +121,12 @@ class Pipeline:
 
     @property
     def first_step(self) -> int:
-        """First step: not 0 in a stage of a run."""
+        """First step; 0 except in a stage of a run."""
         return self.sampler.first_step
 
     @property
     def later_stages(self) -> list[str]:
-        """What decides the batches of each stage after the first, as text that begins with its first step."""
+        """For each stage after the first, a text that states its first step, then all that decides its batches."""
         return []
 
     def __getitem__(self, step: int) -> Element:
@@ -168,8 +168,7 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the runs of the first `count` stages that may have gone on as this one: without stages, itself. A run may have
-        ended with `last_step`."""
+        """Return the runs of the first `count` stages, which may have ended with `last_step`; without stages, this run."""
         return [self]
 
     def source_at(self, step: int) -> RowSource:
@@ -183,10 +182,15 @@ class Pipeline:
         if source is not last:
             reader = self._whole if source is self.source else reader_of(source, self.transforms)
         read, rest = reader
-        element = read(rows)
-        for transform in rest:
-            activity.doing[get_ident()] = activity.TRANSFORMING, transform
-            element = transform.map(element)
+        try:
+            element = read(rows)
+            for transform in rest:
+                activity.doing[get_ident()] = activity.TRANSFORMING, transform
+                element = transform.map(element)
+        except StopIteration as error:  # outside of this, it would end the run as if there were no more steps
+            raise PipelineError(f"step {step}: a transform raised StopIteration. Give next() a default.") from error
+        if element is None:
+            raise PipelineError(f"step {step}: {rest[-1]!r} returned None. Return the batch from its `map`.")
         return element
 
     @property
@@ -202,9 +206,7 @@ class Pipeline:
     def __len__(self) -> int:
         """Return the number of steps. A run that never ends raises a TypeError, so progress bars count without a total."""
         if self.num_steps is None:
-            raise WrongTypeError(
-                "this pipeline never ends, so it has no length. Read num_steps, or set the sampler's epochs."
-            )
+            raise WrongTypeError("this pipeline never ends, so it has no length. Read num_steps, or set epochs.")
         return self.num_steps
 
     def __bool__(self) -> bool:

@@ -3,12 +3,15 @@
 import _thread
 import atexit
 import contextlib
+import os
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
+
+from grain_sft.errors import PipelineError
 
 T = TypeVar("T")
 
@@ -32,9 +35,9 @@ class ReadAhead(Generic[T]):
     """Results of `make(step)` for consecutive steps, made by threads up to `ahead` steps before `get` asks for them.
 
     An exception that arrives in the caller's thread, as Ctrl-C does, loses nothing and blocks no thread: the caller waits only
-    for locks of C, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good when an
-    exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use one, so executors and Grain's
-    prefetching do not survive Ctrl-C.
+    for locks that are written in C, and a result stays until `advance` drops it. A `threading.Condition` stays locked for good
+    when an exception arrives while it is entered. `Future`, `Event`, `Queue` and `Thread.start` use one, so executors and
+    Grain's prefetching do not survive Ctrl-C.
 
     Callers take turns: they hold a lock of their own around each method.
 
@@ -49,8 +52,8 @@ class ReadAhead(Generic[T]):
     Attributes:
       slots: Results by step, ascending, from the step of the last `advance` on. The caller may read one that is ready, and set
         its `value` to None once it has taken it.
-      due: Step from which on `advance` has to be called after each. Before it, so many results are ready or on their way that
-        threads need not be woken, which takes 10 to 20 us.
+      due: First step after which `advance` has to be called. Before it, half of `ahead` are ready or being made, and waking
+        threads would take 10 to 20 us.
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class ReadAhead(Generic[T]):
         close: Callable[[], None] | None = None,
     ) -> None:
         self._make, self._close = make, close
-        self._next, self._end, self._ahead, self._few = start, end, ahead, ahead // 2
+        self._next, self._end, self._ahead, self._half = start, end, ahead, ahead // 2
         self.due = -1
         self.slots: dict[int, Slot[T]] = {}
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -90,16 +93,18 @@ class ReadAhead(Generic[T]):
         slots = self.slots
         while slots and (before := next(iter(slots))) < step:
             slots.pop(before, None)
-        if self._next - step > self._few and self._started:
+        if self._next - step > self._half and self._started:
             return
         end = min(step + self._ahead, self._end)
         for wanted in range(self._next, end):
             slots.setdefault(wanted, Slot())
         if end > self._next:
             for _ in self.threads:
-                self._wanted.put(end)  # more often, if an exception arrives here: a slot is claimed once
+                self._wanted.put(
+                    end
+                )  # twice if an exception arrives here, which changes nothing: a slot is claimed once
             self._next = end
-        self.due = self._next - self._few - 1
+        self.due = self._next - self._half - 1
         if not self._started:
             _thread.start_new_thread(self._start, ())
 
@@ -140,6 +145,23 @@ class ReadAhead(Generic[T]):
 
 
 _open: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()
+
+
+def _refuse(step: int) -> NoReturn:
+    raise PipelineError(
+        f"step {step}: this iterator is of the process that forked this one, and its threads are not here. "
+        f"Make another with pipeline.iter(start_step={step})."
+    )
+
+
+def _forked() -> None:
+    """In a forked child, raise an error where a caller would wait without end, and leave worker processes to the parent."""
+    for reader in list(_open):
+        reader.slots, reader.close, reader.get = {}, lambda: None, _refuse  # type: ignore[method-assign]
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register

@@ -101,9 +101,35 @@ def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.tra
 
 
 def described(transform: grain.transforms.Map) -> str:
-    """Return the transform's own repr, or else its class and attributes, because the default repr differs between processes."""
-    kind = type(transform)
-    if "__repr__" in {name for base in kind.__mro__[:-1] for name in vars(base)}:
-        return repr(transform)
-    attributes = ", ".join(f"{name}={value!r}" for name, value in sorted(getattr(transform, "__dict__", {}).items()))
-    return re.sub(r" at 0x[0-9a-f]+", "", f"{kind.__module__}.{kind.__qualname__}({attributes})")
+    """Return the transform's own repr, or else its class and attributes, without addresses, which differ between processes.
+
+    Where the text is abbreviated with "...", as by numpy, a hash of the arrays among the attributes follows.
+    """
+    kind: Any = type(transform)
+    state: Any = object.__getstate__(transform)
+    state = {**(state[0] or {}), **state[1]} if isinstance(state, tuple) else state  # a tuple: of a class with slots
+    attributes = dict(sorted((state or {}).items()))
+    if kind.__repr__ is object.__repr__:
+        stated = ", ".join(f"{name}={_repr(value)}" for name, value in attributes.items())
+        text = f"{kind.__module__}.{kind.__qualname__}({stated})"
+    else:
+        text = repr(transform)
+    text = re.sub(r" at 0x[0-9a-f]+", "", text)
+    arrays = repr(_lists(attributes)) if "..." in text else ""
+    return f"{text}#{digest(arrays)}" if "[" in arrays else text
+
+
+def _repr(value: object) -> str:
+    """Return the repr of a value; a set of anything but integers is sorted, since its order differs between processes."""
+    if isinstance(value, set | frozenset) and not all(isinstance(each, int) for each in value):
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    return repr(value)
+
+
+def _lists(value: Any) -> Any:
+    """Return the arrays in a value as lists, in the containers that hold them; None where there are none."""
+    if isinstance(value, Mapping):
+        return {str(name): each for name, inner in value.items() if (each := _lists(inner)) is not None} or None
+    if isinstance(value, list | tuple):
+        return [each for inner in value if (each := _lists(inner)) is not None] or None
+    return value.tolist() if hasattr(value, "tolist") else None

@@ -9,7 +9,7 @@ output, in buckets or on a shared file system, and an installed grain_sft (`--sd
 import contextlib
 import dataclasses
 import functools
-import importlib.util
+import importlib
 import io
 import logging
 import os
@@ -78,7 +78,7 @@ class Pipelines(Runner):
     """Runner of a job's steps in Beam pipelines, one for each kind of step.
 
     Attributes:
-      notes: Folder of what the steps have to know: inputs, job and plan.
+      notes: Folder of the files that steps read: inputs, job and plan.
       beam: The module apache_beam.
       options: Options of the pipelines.
     """
@@ -141,7 +141,7 @@ class Pipelines(Runner):
 # and are the same each time.
 
 _lock = threading.RLock()
-"""One thread of a process works, however many the runner starts: more would take memory, and not be faster."""
+"""Lock of the thread that renders or writes: more threads of a process would take memory, and not be faster."""
 
 
 def scan(number: int, notes: str) -> Iterator[Result]:
@@ -151,7 +151,7 @@ def scan(number: int, notes: str) -> Iterator[Result]:
 
 
 def render(number: int, notes: str) -> Iterator[Result]:
-    """Make a group's chunk. After an earlier group has failed, this one decides nothing, and is left out."""
+    """Make a group's chunk, unless an earlier group has failed, whose error ends the preparation."""
     failed = files.join(notes, "failed")
     with _lock:
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
@@ -225,12 +225,15 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     except SystemExit as error:  # argparse prints the whole usage first, then the error
         raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
     runner = standard.runner.lower()
-    if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # others ask a job server for theirs
+    if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # other runners get theirs from a job server
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
-    if runner in DATAFLOW_RUNNERS and importlib.util.find_spec("google.cloud.dataflow") is None:
-        raise MissingExtraError(
-            "the DataflowRunner needs more of Beam, which is not installed: pip install 'apache-beam[gcp]'"
-        )
+    if runner in DATAFLOW_RUNNERS:
+        try:
+            importlib.import_module("google.cloud.dataflow")
+        except ImportError as error:
+            raise MissingExtraError(
+                "the DataflowRunner needs more of Beam, which is not installed: pip install 'apache-beam[gcp]'"
+            ) from error
     if getattr(standard, "no_wait_until_finish", False):
         raise PrepareError("--no_wait_until_finish: the corpus is renamed when the pipeline has ended.")
     if runner in LOCAL_RUNNERS:

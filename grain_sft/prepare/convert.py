@@ -2,7 +2,6 @@
 
 import glob
 import itertools
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from grain_sft.layout import corpus_documents_named
 from grain_sft.prepare.documents import Documents, Ids
 from grain_sft.prepare.job import finish, reported, write_tasks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
-from grain_sft.prepare.target import MANIFEST, Target
+from grain_sft.prepare.target import MANIFEST, Target, read_object
 from grain_sft.prepare.tokenizers import load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics
 from grain_sft.progress import Progress
@@ -70,19 +69,21 @@ def convert(
       PrepareError: The format can't hold the documents, none is left, or the output is of another corpus.
       RowIndexError: A document of `without` does not exist.
     """
-    made, target, where = FORMATS[format], Target(output), files.normalize(corpus)
+    writer, target, where = FORMATS[format], Target(output), files.normalize(corpus)
     target.check_writable()
     splits = _open(where, dtype=dtype, eos_token_id=eos_token_id)
     _refuse_own_files(target.output, splits.values())
-    if made.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
+    if writer.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
         raise PrepareError(
             f"{where}: preference pairs are not converted. Prepare their records again, in another format."
         )
-    documents = _Splits(splits, keep_empty=made.holds_empty, without=without)
+    documents = _Splits(splits, keep_empty=writer.holds_empty, without=without)
     if not len(documents.ids["train"]):
         raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
     manifest = _manifest(where)
+    names = splits["train"].source_names or (where,)
+    inputs = manifest.get("inputs") or [{"path": name} for name in names]
     request = Request(
         (Dataset((where,)),),
         "convert",
@@ -91,11 +92,9 @@ def convert(
         part_bytes=part_bytes,
         shard_tokens=shard_tokens,
         val_frac=len(documents.ids.get("val", ())) / max(1, len(documents.lengths)),
-        source=str(manifest.get("request", {}).get("source") or ""),
+        source=str((manifest.get("request") or {}).get("source") or ""),
     )
     contents = {name: part.content_hash() for name, part in splits.items()}
-    inputs = manifest["inputs"] if isinstance(manifest.get("inputs"), list) else [{"path": where}]
-    names = [str(entry.get("path")) for entry in inputs if isinstance(entry, dict)]
     stated = request.as_dict()
     if len(documents.withdrawn):
         stated["without"] = f"{len(documents.withdrawn)} documents ({hash_of(documents.withdrawn.tolist())[:16]})"
@@ -104,10 +103,11 @@ def convert(
 
     def make() -> dict[str, Any]:
         plan = documents.plan(target.stage, request, described, names)
-        made.check(plan)
-        tasks = [task for split in plan.splits for task in made.tasks(plan, split)]
+        writer.check(plan)
+        tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
-        counts = {name: manifest.get(name) for name in ("without_final_eos", "with_inner_eos")}
+        counted = {} if len(documents.withdrawn) else manifest  # its counts include the withdrawn documents
+        counts = {name: counted.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": documents.dropped, "withdrawn": len(documents.withdrawn)}
         dropped = {reason: count for reason, count in dropped.items() if count}
         return finish(plan, identity, tokenizer_files, {"dropped": dropped, "rejected": 0, **counts})
@@ -135,19 +135,18 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
       PrepareError: It has no manifest that states a format.
     """
     where = files.normalize(corpus)
-    if (name := _manifest(where).get("format")) not in FORMATS:
+    if (name := str(_manifest(where).get("format"))) not in FORMATS:
         raise PrepareError(
             f"{files.join(where, MANIFEST)}: does not exist or states no format. Check the path of the corpus, or give the "
             "format of the output (--format)."
         )
-    return str(name)
+    return name
 
 
 def _manifest(where: str) -> dict[str, Any]:
     """Return the manifest of a corpus; {} where it has none."""
     path = files.join(where, MANIFEST)
-    found = json.loads(files.read_text(path)) if files.exists(path) else None
-    return found if isinstance(found, dict) else {}
+    return read_object(path) if files.exists(path) else {}
 
 
 class _Splits(Documents):
@@ -159,16 +158,17 @@ class _Splits(Documents):
         firsts = np.cumsum([0, *map(len, found)])
         lengths, starts = (np.concatenate([getattr(each, name) for each in found]) for name in ("length", "start"))
         loss_dtype = np.float32 if any(corpus.has_weights for corpus in self.corpora) else np.bool_
-        super().__init__(lengths, starts, firsts, self.corpora[0].dtype, loss_dtype)
+        token_dtype = np.result_type(*(corpus.dtype for corpus in self.corpora))
+        super().__init__(lengths, starts, firsts, token_dtype, loss_dtype)
         self.withdrawn = corpus_documents_named(self.corpora, without)
         kept = np.ones(len(lengths), np.bool_)
         kept[self.withdrawn] = False
-        held = kept if keep_empty else kept & (lengths > 0)
+        written = kept if keep_empty else kept & (lengths > 0)
         self.ids = {
-            name: np.flatnonzero(held[slice(*firsts[split : split + 2])]) + firsts[split]
+            name: np.flatnonzero(written[slice(*firsts[split : split + 2])]) + firsts[split]
             for split, name in enumerate(corpora)
         }
-        self.dropped = int(kept.sum() - held.sum())
+        self.dropped = int(kept.sum() - written.sum())
 
     def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any], source_names: Sequence[str]) -> Plan:
         """Return the plan of the converted corpus, with the statistics of each split. All documents are read."""

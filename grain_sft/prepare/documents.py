@@ -190,5 +190,11 @@ def _read_into(file: io.FileIO, offset: int, out: npt.NDArray[Any]) -> None:
 @contextlib.contextmanager
 def _scratch(dtype: np.dtype[Any], size: int) -> Iterator[npt.NDArray[Any]]:
     """Yield an array [size] in a temporary file, so that it may be larger than memory."""
+    length = max(1, size)
     with tempfile.TemporaryFile(prefix="grain_sft-") as file:
-        yield np.asarray(np.memmap(file, dtype, "w+", shape=(max(1, size),))[:size])
+        try:
+            os.posix_fallocate(file.fileno(), 0, length * dtype.itemsize)  # else a full disk would kill this process
+        except OSError as error:
+            folder = tempfile.gettempdir()
+            raise StorageError(f"{folder}: {error.strerror}. Name a folder with more room in TMPDIR.") from error
+        yield np.asarray(np.memmap(file, dtype, "r+", shape=(length,))[:size])

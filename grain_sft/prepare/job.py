@@ -1,4 +1,4 @@
-"""Job: preparation of a corpus. A runner calls `make_chunk` for each group of units, `plan`, the plan's writer, and `finish`.
+"""Job: the steps of a preparation, which are a chunk for each group of units, then the plan, its files and the manifest.
 
 Files are written atomically, so a job that was stopped continues with the first file that is missing.
 """

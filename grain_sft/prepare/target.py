@@ -86,7 +86,7 @@ class Target:
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if this corpus is finished, else None. Raise an error if other files are in the way."""
         if files.exists(self.manifest):
-            found = _load(self.manifest)
+            found = read_object(self.manifest)
             if found.get("key") == identity["key"]:
                 return found
             if not overwrite:
@@ -131,7 +131,7 @@ class Target:
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
         """Begin or continue the work of `identity`. Remove other work, or raise an error without `overwrite`."""
-        found = _load(self.state) if files.exists(self.state) else {}
+        found = read_object(self.state) if files.exists(self.state) else {}
         same = found.get("key") == identity["key"]
         if found and not same and not overwrite:
             raise self.error(self.changed("unfinished work", found, identity))
@@ -203,7 +203,8 @@ def _remove(path: str, but: Collection[str] = ()) -> None:
         shutil.rmtree(path)
 
 
-def _load(path: str) -> dict[str, Any]:
+def read_object(path: str) -> dict[str, Any]:
+    """Return the JSON object of a manifest or identity; raise a `PrepareError` where it is damaged."""
     try:
         found = json.loads(files.read_text(path))
         if not isinstance(found, dict):

@@ -1,8 +1,10 @@
 """Receipts: the same where the batches are the same, another where something that decides them is."""
 
+import dataclasses
 import json
 import shutil
 
+import grain
 import numpy as np
 import pytest
 from batches import assert_same, load, sections, write_config
@@ -13,6 +15,7 @@ from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLay
 from grain_sft.cli.main import main
 from grain_sft.config.sections import CORPUS, SAMPLER, TOP, all_layout_options, layout_options
 from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
+from grain_sft.pipeline.receipt import described
 
 DOCS = documents(60)
 for tokens, _ in DOCS[::2]:
@@ -203,3 +206,38 @@ def test_the_command_prints_the_code_and_the_parts(config, tmp_path, capsys):
     assert [line.split()[0] for line in lines[1:]] == ["corpus", "layout", "padding", "sampler", "transforms"]
     with pytest.raises(SystemExit):
         main(["receipt", str(path), "--host", "2/2"])
+
+
+class Plain(grain.transforms.Map):
+    """A user's transform without a repr."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def map(self, element):
+        return element
+
+
+class WithSlots(Plain):
+    __slots__ = ("value",)
+
+
+@dataclasses.dataclass
+class Stated(Plain):
+    value: object
+
+
+@pytest.mark.parametrize("kind", [Plain, WithSlots, Stated])
+def test_a_users_transform_is_described_by_all_elements_of_arrays_and_by_no_address(kind):
+    table = np.arange(5000)
+    changed = table.copy()
+    changed[2000] = 1
+    texts = [described(kind(value)) for value in (3, 4, table, changed, [table], {"of": changed})]
+    assert len(set(texts)) == len(texts)
+    assert described(kind(table.copy())) == texts[2] and "#" not in described(kind(table[:9]))
+    assert "0x" not in described(kind(len)) + described(kind(described))
+
+
+def test_sets_are_described_in_one_order():
+    assert described(Plain({"b", "c", "a"})).endswith("value={'a', 'b', 'c'})")
+    assert described(Plain({3, 1})) == described(Plain({1, 3}))

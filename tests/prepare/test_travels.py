@@ -13,7 +13,7 @@ from prepared import CHAT_FORMATS, make_each_format, save_trained
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.cli.prepare import print_summary
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare import convert
 
 pytest.importorskip("pyarrow")
@@ -75,6 +75,15 @@ def test_converted_corpora_carry_their_metadata_too(folder, tmp_path):
     assert (alone.tokenizer, alone.source_names) == (str(folder / "spm.model"), (str(folder / "chats.jsonl"),))
     with pytest.raises(CorpusError, match="was made with the tokenizer"):
         convert(folder / "olmo", tmp_path / "other", "episodes", tokenizer=str(folder / "other.model"))
+
+
+def test_a_split_without_its_manifest_is_converted_with_its_own_source_names(folder, tmp_path):
+    train = shutil.copytree(folder / "olmo" / "train", tmp_path / "train")
+    manifest = convert(train, tmp_path / "out", "episodes")
+    assert manifest["inputs"] == [{"path": str(folder / "chats.jsonl")}]
+    (train / "prepare.json").write_text("{")
+    with pytest.raises(PrepareError, match=r"prepare\.json: damaged"):
+        convert(train, tmp_path / "other", "episodes")
 
 
 def test_damaged_metadata_of_a_split_are_named(folder, tmp_path):

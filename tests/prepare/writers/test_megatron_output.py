@@ -52,6 +52,13 @@ def test_documents_are_the_same_in_every_format_and_back(tmp_path: Path, format:
     assert all(document.loss.all() for document in corpus.iter_documents())
 
 
+def test_splits_of_different_dtypes_keep_their_tokens(tmp_path: Path) -> None:
+    write_megatron(prefix(tmp_path / "in"), [[[5, 6]]], dtype="uint16")
+    write_megatron(prefix(tmp_path / "in", "val"), [[[5, 70_006]]], dtype="int32")
+    convert(tmp_path / "in", tmp_path / "out", "megatron")
+    assert tokens_of(open_corpus(prefix(tmp_path / "out", "val"))) == [[5, 70_006]]
+
+
 def test_shards_of_plain_tokens_become_megatrons(tmp_path: Path) -> None:
     docs = [(tokens, np.ones(len(tokens), bool)) for tokens, _ in documents(60)]
     folder = write_olmo(tmp_path / "olmo", docs, part_tokens=200)
