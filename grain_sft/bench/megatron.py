@@ -97,7 +97,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
                 expected = expected or found["digest"]
                 if found["samples"] > scale.samples // 2 and found["digest"] != expected:
                     raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
-                found["ns"] = found["seconds"] / found["samples"] * 1e9
+                found["ns"] = found["seconds"] / max(1, found["samples"]) * 1e9
                 figures[f"{title}, {name}"] = found
     columns = {"s": "{seconds:.2f}", "CPU s": "{cpu:.2f}", "ns a sample": "{ns:.1f}", "samples": "{samples:,}"}
     yield Table("megatron", "Megatron's indices", columns, figures)

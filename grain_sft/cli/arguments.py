@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -119,9 +120,10 @@ not_negative = _number(float, lambda value: 0 <= value < math.inf, "a number, 0 
 
 
 def _pair(text: str) -> list[str]:
-    if "=" not in text[1:]:
+    old, equals, new = text.partition("=")
+    if not (old and equals):
         raise argparse.ArgumentTypeError(f"{text!r}: expected FROM=TO.")
-    return text.split("=", 1)
+    return [old, new]
 
 
 def host_of(text: str) -> Host:
@@ -155,6 +157,8 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
         begin = end = -1
     if end is None:
         raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
+    if not last and 0 <= end < begin:
+        raise RowIndexError(f"--steps {text}: the run ends after step {end - 1}. Give A of at most {end}.")
     if begin < 0 or end < begin:
         raise RowIndexError(f"--steps {text}: expected A:B with A up to B, which are steps A to B - 1, or one step.")
     return range(begin, end)
@@ -212,14 +216,20 @@ def check_output(path: str | None, *, folder: bool = False) -> None:
         files.check_writable(files.normalize(path), folder=folder)
 
 
-def write_figures(measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace) -> Mapping[str, Any]:
+def write_figures(
+    measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace, *, inputs: Sequence[str]
+) -> Mapping[str, Any]:
     """Print and write the figures of `measure` as the options ask; with `--json`, what it prints goes to stderr.
+
+    An `--output` that is one of the files `inputs` is refused as an invalid argument.
 
     Raises:
       StorageError: `--output` cannot be written.
     """
     from grain_sft.storage import files
 
+    if options.output and os.path.realpath(options.output) in map(os.path.realpath, inputs):
+        options.parser.error(f"argument -o/--output: {options.output} is an input and would be overwritten")
     check_output(options.output)
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         figures = measure()

@@ -16,7 +16,7 @@ MIN_DEMO_STEPS = 9
 _SIZES = [name for name in options_of(Scale) if name not in ("seconds", "repeats")]
 _MADE_UP = "of made-up corpora, without CONFIG"
 _OF_MADE_UP = ("dir", "only", *_SIZES)
-_OF_CONFIG = ("host", "tokens_per_second", "step_ms", "max_workers")
+_OF_CONFIG = ("host", "stage", "tokens_per_second", "step_ms", "max_workers")
 
 
 def demo(parser: Parser) -> None:
@@ -65,10 +65,8 @@ def _run_bench(options: argparse.Namespace) -> int:
         if getattr(options, name) != options.parser.get_default(name):
             fits = "only without CONFIG, for made-up corpora" if of_config else "only with CONFIG"
             options.parser.error(f"argument --{name.replace('_', '-')}: {fits}")
-    if options.output and of_config and os.path.abspath(options.output) == os.path.abspath(options.config):
-        options.parser.error("argument -o/--output: CONFIG would be written over")
     measure = _measure_config if of_config else _measure_made_up
-    write_figures(lambda: measure(options), options)
+    write_figures(lambda: measure(options), options, inputs=[options.config] if of_config else [])
     return 0
 
 

@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import sys
 import time
 from typing import Any
 
 from grain_sft.cli.arguments import Parser, at_least, corpus_options, host_of, open_config, values_of
+from grain_sft.errors import ConfigError
 from grain_sft.progress import elapsed
 
 
@@ -21,7 +21,11 @@ def config(parser: Parser) -> None:
 def _print_config(options: argparse.Namespace) -> int:
     from grain_sft.config import config_schema, read_config
 
-    return _print_json(config_schema() if options.schema else read_config(options.config)[1])
+    try:
+        return _print_json(config_schema() if options.schema else read_config(options.config)[1])
+    except TypeError as error:
+        fix = "Quote it in the YAML: an unquoted 2024-01-01 is a date"
+        raise ConfigError(f"{options.config}: a value has no JSON form ({error}). {fix}.") from error
 
 
 def receipt(parser: Parser) -> None:
@@ -160,6 +164,5 @@ def _shown(value: Any) -> str:
 
 
 def _print_json(found: Any) -> int:
-    json.dump(found, sys.stdout, indent=2)
-    print()
+    print(json.dumps(found, indent=2))
     return 0

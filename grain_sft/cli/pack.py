@@ -84,7 +84,7 @@ def _pack(options: argparse.Namespace) -> int:
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: the rows of one are written.")
     check_output(options.materialize, folder=True)
-    figures = write_figures(lambda: _figures(options), options)
+    figures = write_figures(lambda: _figures(options), options, inputs=options.corpus)
     return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
 
 

@@ -46,12 +46,16 @@ def verify(
       Report of the findings. That a corpus cannot be opened is a finding, not an error.
 
     Raises:
-      CorpusError: `what` is unknown.
+      CorpusError: `what` is unknown, or `corpus`, `receipt` or `host` does not apply to it.
     """
     path = files.normalize(where)
     kind = what or _inferred(path)
     if kind not in KINDS:
         raise CorpusError(f"what={what!r}: expected one of {', '.join(KINDS)}.")
+    for name, given, used_by in (("corpus", corpus, "plan"), ("receipt", receipt, "config"), ("host", host, "config")):
+        if given is not None and kind != used_by:
+            fix = f"Leave out {name}, or give what={used_by} (--as {used_by})"
+            raise CorpusError(f"{path} is taken as a {kind}, but {name} is for a {used_by}. {fix}.")
     report = Report(kind, path, full or kind == "plan")  # the checksum of a plan reads all its bytes
     if kind == "config":
         _check_config(report, path, vocab_size, receipt, host or Host(0, 1))

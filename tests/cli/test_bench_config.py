@@ -157,9 +157,10 @@ def test_the_fewest_threads_that_no_step_waits_for_are_advised(rows, slowest_ms,
 
 ERRORS = {
     **{"config.json --only packed": "--only: only without CONFIG", "--host 0/2": "--host: only with CONFIG"},
+    "--stage 2": "--stage: only with CONFIG",
     **{"config.json --host 2/2": "--host", "config.json --tokens-per-second 0": "--tokens-per-second"},
     **{"config.json --max-workers -1": "--max-workers"},
-    "config.json --output ./config.json": "-o/--output: CONFIG would be written over",
+    "config.json --output ./config.json": "-o/--output: ./config.json is an input and would be overwritten",
 }
 
 

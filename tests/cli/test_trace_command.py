@@ -109,6 +109,7 @@ def test_summaries_and_checkpoints(config, pipeline, tmp_path, capsys):
 
 ERRORS = {
     **{"--steps 5:3": "expected A:B", "--steps x": "expected A:B", "--steps 0:10000": "expected steps from 0 to"},
+    "--steps 10000:": "the run ends after step",
     **{"--between step5 latest": "a name such as step7000", "--document 60": "expected 0 to 59"},
     **{"--steps 1:2 --format parquet": "--output", "--steps 1:2 --host 0/3": "3 hosts"},
     "--find x": "no folder 'tokenizer'",

@@ -211,6 +211,9 @@ def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):
     assert main(["verify", str(tmp_path / "nothing")]) == 1
     assert "no such file" in capsys.readouterr().out.lower()
     assert main(["verify", str(config()), "--vocab-size", "1000"]) == 0
+    for unused in (["--receipt", "gs2-0"], ["--host", "0/1"], ["--corpus", str(root)]):
+        assert main(["verify", str(root), *unused]) == 1
+        assert f"{unused[0][2:]} is for a" in capsys.readouterr().err
     for wrong in (["--fast", "--full"], ["--vocab-size", "0"], ["--refuse-duplicates"], ["--as", "thing"], ["--what"]):
         with pytest.raises(SystemExit) as status:
             main(["verify", str(root), *wrong])
