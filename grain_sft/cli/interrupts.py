@@ -27,7 +27,7 @@ class Guard:
 
     Args:
       name: Name of the program, for the line on stderr.
-      ends_process: Whether the process ends after the command, with its exit status.
+      ends_process: Whether the process exits right after the command, with the status of the command.
     """
 
     def __init__(self, name: str, *, ends_process: bool = False) -> None:
@@ -61,7 +61,7 @@ class Guard:
             # a signal to a forked child would be written to the pipe of this process
             os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
             _thread.start_new_thread(self._watch, (read,))
-        except ValueError:  # not the main thread, which signals are for
+        except ValueError:  # not the main thread, the only one that can handle signals
             os.close(read)
             os.close(write)
 
@@ -73,7 +73,7 @@ class Guard:
             try:
                 stream.flush()
             except (AttributeError, OSError, ValueError):  # it is None, full or closed
-                self._status = self._status or 120  # as the interpreter ends in that case
+                self._status = self._status or 120  # the interpreter's own status if it can't flush
         os._exit(self._status)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

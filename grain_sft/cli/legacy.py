@@ -71,11 +71,16 @@ def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> 
 
 
 def _tokenizer(options: argparse.Namespace, trained: str) -> str:
-    """Return the path of --tokenizer; else the first that exists of $GRAIN_SFT_TOKENIZER, `TOKENIZER_PATHS` and `trained`;
-    else train one on the conversations and write it to `trained`."""
+    """Return --tokenizer, else $GRAIN_SFT_TOKENIZER, else the first of `TOKENIZER_PATHS` and `trained` that exists.
+
+    If none exists, train a tokenizer on the conversations and write it to `trained`.
+    """
     if options.tokenizer is not None:
         return str(options.tokenizer)
-    for path in (os.environ.get(TOKENIZER_VARIABLE), *TOKENIZER_PATHS, trained):
+    named = os.environ.get(TOKENIZER_VARIABLE)
+    if named and not files.exists(named):
+        raise PrepareError(f"${TOKENIZER_VARIABLE}: {named} does not exist. Fix the path, or unset the variable.")
+    for path in (named, *TOKENIZER_PATHS, trained):
         if path and files.exists(path):
             print(f"tokenizer {path}")
             return path
@@ -89,9 +94,7 @@ def _tokenizer(options: argparse.Namespace, trained: str) -> str:
             if vocab_size == VOCAB_SIZES[-1]:
                 raise
     print(
-        f"tokenizer {trained}: neither --tokenizer nor ${TOKENIZER_VARIABLE} was given, and no other was found. This one, of"
+        f"tokenizer {trained}: trained on {options.input}, with {vocab_size:,} pieces, because no tokenizer was found."
     )
-    print(
-        f"          {vocab_size:,} pieces, was trained on {options.input}. To train a model of yours, give its tokenizer."
-    )
+    print(f"          If your model has one, give its path with --tokenizer or ${TOKENIZER_VARIABLE}.")
     return trained

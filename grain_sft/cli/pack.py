@@ -25,7 +25,7 @@ def index(parser: Parser) -> None:
     add("where", nargs="+", help="a mix file, directory, glob, index, or token files; local or gs://")
     add("-o", "--output", help="the index to write (JSON); without it the corpus is only described")
     parser.add_corpus_options()
-    add("--sequence-length", type=at_least(1), help="tokens of a row; counts the rows")
+    add("--sequence-length", type=at_least(1), help="tokens of a row; with it, the number of rows is printed")
     add("--maxtext", action="store_true", help="write MaxText's olmo_grain index (with -o and --sequence-length)")
     parser.set_defaults(run=_index)
 
@@ -65,14 +65,14 @@ def pack(parser: Parser) -> None:
     add("--sequence-length", type=at_least(1), required=True, help="tokens of a row")
     compared = "Algorithm; compares all of them if none is given."
     parser.add_declared(PackedLayout, ("algorithm",), default=None, help=compared)
-    add("--compare", action="store_true", help="compare all algorithms, after the report of one")
+    add("--compare", action="store_true", help="also compare all algorithms, after the report of --algorithm")
     parser.add_declared(PackedLayout, PACKING, "rows")
     parser.add_corpus_options("files")
     rate = parser.add_argument_group("OpenChat's automatic learning rate").add_argument
-    rate("--batch-tokens", type=at_least(1), help="tokens of one rank, padding included; prints the rate")
+    rate("--batch-tokens", type=at_least(1), help="tokens of one rank's batch, with padding; prints the learning rate")
     rate("--ranks", type=at_least(1), default=1, help="data-parallel processes")
     rate("--model-type", default="", help="a name such as openchat_v3.2_mistral (default: none)")
-    folder = "write the rows of --algorithm there, as a corpus for layout kind materialized; local or gs://"
+    folder = "write the rows that --algorithm packs to FOLDER, as a corpus for layout kind materialized; local or gs://"
     add("--materialize", metavar="FOLDER", help=folder)
     add("--shard-bytes", type=at_least(1), default=1 << 30, help="size of a file of rows (default: 1 GiB)")
     parser.add_figures()
@@ -82,7 +82,7 @@ def pack(parser: Parser) -> None:
 def _pack(options: argparse.Namespace) -> int:
     """Pack, print and write; return status 1 if no algorithm can pack the corpus."""
     if options.materialize is not None and options.algorithm is None:
-        options.parser.error("--materialize needs --algorithm: the rows of one are written.")
+        options.parser.error("--materialize needs --algorithm: it writes the rows of one algorithm.")
     check_output(options.materialize, folder=True)
     figures = write_figures(lambda: _figures(options), options, inputs=options.corpus)
     return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
@@ -136,10 +136,10 @@ def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     rows = ", ".join(str(each["rows_a_device"]) for each in found["attention"])
     _line(
         "attention",
-        f"highest over mean of {found['attention'][0]['devices']} devices with {rows} rows each, in a step of",
+        f"highest cost over the mean of {found['attention'][0]['devices']} devices, with {rows} rows each, by order:",
     )
-    _line("", "random rows: {shuffled} (at least {floor} for single documents)".format(**spread))
-    _line("", "order balanced: {balanced}".format(**spread))
+    _line("", "random rows: {shuffled} (the longest segments alone make it at least {floor})".format(**spread))
+    _line("", "balanced: {balanced}".format(**spread))
     for plan in found["plans"]:
         _line("plan", plan["fingerprint"])
         _line("", plan["path"])
@@ -160,7 +160,7 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
         print(f"{algorithm_title(each)}: {each['error']}")
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
     print("attn.: highest cost of attention over the mean of devices with one random row each")
-    print("multipack x N: for batches of N rows, --batch-rows; a config's is its global batch; more rows pad less\n")
+    print("multipack x N: for batches of N rows (--batch-rows; in a config, its global batch); more rows pad less\n")
     return found
 
 

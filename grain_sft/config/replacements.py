@@ -1,4 +1,4 @@
-"""Amendments `replace` of a config, as stages."""
+"""Conversion of a config's `replace` amendments to stages."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +16,11 @@ Section = Mapping[str, Any]
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a validated config with a stage from each step at which a source's path or repeat cap is replaced.
+    """Return a validated config with a new stage at each step at which a source's path or repeat cap is replaced.
 
-    The amendments stay in it, because receipts list them. A stage begins with all earlier amendments `reweight`, so scheduled
-    weights that came after these are stated again as one, until the next stage of the config.
+    The amendments stay in the config, because receipts list them. A new stage begins with the weights of all earlier
+    amendments, even those that the config's schedule has changed since. A `reweight` restores the scheduled weights. It
+    ends with the stage of the config that was divided.
 
     Raises:
       ConfigError: A replacement changes nothing, or no stage from its step on has the source.
@@ -89,7 +90,7 @@ def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
 
 
 def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
-    """Return a stage without its first `steps`. Its schedules count from there, and what they changed before is its start."""
+    """Return a stage without its first `steps`. Earlier schedule entries become initial values; later ones count from there."""
     corpus, sampler = stage["corpus"], dict(stage["sampler"])
     schedule = sampler.pop("schedule", ())
     for entry in schedule:
@@ -102,7 +103,7 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 
 
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return a mixture with a schedule of its weights, and the mixtures in it, as they are after `steps`."""
+    """Return a mixture, and the mixtures in it, with the weights that their schedules have set after `steps`."""
     weights: dict[str, Any] = {}
     for entry in schedule:
         weights |= (entry.get("weights") or {}) if entry["step"] <= steps else {}
@@ -117,7 +118,7 @@ def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) ->
 
 
 def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return the key `schedule` with the entries after `steps`; nothing if no entry is left."""
+    """Return `{"schedule": ...}` with the entries after `steps`, which count from there; {} if no entry is left."""
     later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
     return {"schedule": later} if later else {}
 
@@ -128,8 +129,11 @@ def _weights_to_restate(
     amendments: Sequence[Mapping[str, Section]],
     skips: StepMap,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (step, weights) that keep the schedule of the stage that a replacement divides: the weights that it changed after
-    all amendments by then; and from the next stage of the config on, those of the amendments again."""
+    """Yield the (step, weights) of each `reweight` that a replacement needs where it divides a stage.
+
+    The first restores weights that the stage's schedule set after their last amendment. The others set these back to the
+    amendments' values at the first step of the next stage.
+    """
     first = skips.data_step(section["from"])
     given = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
     given += [(entry["replace"]["from"], weights_of(entry["replace"])) for entry in amendments if "replace" in entry]

@@ -1,6 +1,6 @@
 """Saved indexes of a corpus: this project's JSON, and that of MaxText's `olmo_grain` dataset type.
 
-Source of MaxText's: maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
+MaxText's format is defined in maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def save(
     path = files.normalize(path)
     if corpus.rows is not None:
         raise CorpusError(
-            f"{path}: written rows need no index: their folder {os.path.dirname(corpus.shards[0].path)} opens as fast."
+            f"{path}: can't index a corpus of written rows. Open their folder instead, which is as fast: "
+            f"{os.path.dirname(corpus.shards[0].path)}."
         )
     if format not in _WRITERS:
         raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")
@@ -93,7 +94,7 @@ def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokeni
     for shard in corpus.shards:
         if shard.data_offset:
             logging.warning(
-                "%s has a .npy header, which MaxText 0.2.5 indexes but then reads as tokens: store it raw for MaxText.",
+                "%s has a .npy header, which MaxText 0.2.5 reads as tokens. Store the file without the header for MaxText.",
                 shard.path,
             )
         count = shard.num_tokens // sequence_length

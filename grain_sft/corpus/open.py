@@ -37,7 +37,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
 TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
     "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
 )
-"""Loader of tokenizers, whose `sha256` `check_tokenizer` compares. It is imported only if a path is given."""
+"""Loader of the tokenizers whose `sha256` `check_tokenizer` compares. It is imported only if `tokenizer` is a path."""
 
 
 def open_corpus(
@@ -86,7 +86,7 @@ def open_corpus(
       tokenizer: Name or path of the tokenizer. It fills `{TOKENIZER}` in paths and is kept in the corpus. A corpus that was
         made with another tokenizer is refused: by its hash if this is the path of a tokenizer, else by its name.
       remote: Options of reading remote files (see docs/cloud.md), such as {"seconds": 120, "requests": 64, "cache":
-        {"folder": ..., "max_bytes": "200GiB", "unit": "4MiB"}}. The environment gives those that are left out.
+        {"folder": ..., "max_bytes": "200GiB", "unit": "4MiB"}}. Environment variables set those that are left out.
       root: Folder, local or a URL, that must contain all files after links are followed; for a mix or an index from an
         untrusted source. The default sets no limit, because OLMo's mixes have absolute paths.
       label_mask_paths: Label masks (a byte a token, 0 or 1), a glob or a list of files and globs, one file for each token
@@ -179,7 +179,7 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     listing, remapped = DirectoryListing(), options.remap(path)
     may_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
-    path = path if may_list else remapped
+    path = path if may_list else remapped  # an existing mix or index is opened at the path as given
     for form in formats() if format == AUTO else [FORMATS[format]()]:
         at = path if form.lists_paths else remapped
         if is_glob(at) and not form.takes_globs:
@@ -206,7 +206,7 @@ class _Root(NamedTuple):
     """The folder that all files have to lie in.
 
     Attributes:
-      folder: Real path or URL, with a slash at its end; "": any file is taken.
+      folder: Real path or URL, with a slash at its end; "" allows every file.
       local: `folder`, if it is local; else None.
     """
 
@@ -271,7 +271,8 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
         made_with = repr(name) if sha256 is None else f"{name!r} (sha256 {sha256})" if name else f"sha256 {sha256}"
         other = f"{given!r}" if found is None else f"{given!r} (sha256 {found})"
         raise CorpusError(
-            f"{where}: the corpus was made with the tokenizer {made_with}, but {other} is named. Name that one."
+            f"{where}: the corpus was made with the tokenizer {made_with}, but {other} was given. Give the corpus's tokenizer, "
+            "or none."
         )
 
 

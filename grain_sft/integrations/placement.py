@@ -105,17 +105,17 @@ class Placement(abc.ABC):
 
     @abc.abstractmethod
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """Return the rows and columns `index` of the array that `put` returns, from this process's arrays of `blocks`."""
+        """Return the rows and columns `index` of the array that `put` makes of `arrays`, one for each of `blocks`."""
 
     def put(self, arrays: Sequence[npt.NDArray[Any]]) -> jax.Array:
-        """Return a global array of `self.shape` with this process's arrays of `blocks`. Called in any thread."""
+        """Return a global array of `self.shape`, made of one array for each of `blocks`. Any thread may call this."""
         part = functools.partial(self.part, arrays)
         # only a process without devices needs `dtype`, which earlier versions of JAX lack
         named = {} if self.sharding.addressable_devices else {"dtype": arrays[0].dtype}
         return jax.make_array_from_callback(self.shape, self.sharding, part, **named)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        """Return the trainer's array, made of one that `put` returned. Called in the trainer's thread."""
+        """Return the trainer's array for one that `put` returned. Only the trainer's thread calls this."""
         return array
 
 
@@ -124,7 +124,7 @@ class DirectPlacement(Placement):
 
     Args:
       sharding, shape: Sharding and shape [rows, L] of the global arrays.
-      batch_rows: Number of rows of the global batch; the rows after them are 0.
+      batch_rows: Number of rows of the global batch. The rows of the array after them are zeros.
       order: Order of the columns.
       divides: Whether a process reads only the columns that its devices hold.
     """
@@ -155,7 +155,7 @@ class DirectPlacement(Placement):
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
-    """Return the blocks that a process reads, by their first column. No column is in two blocks."""
+    """Return the blocks that a process reads, sorted by first column. No column is in two blocks."""
     length, rows_of = mine.shape[1], dict[Columns, npt.NDArray[np.bool_]]()
     for rows, columns in mine.indices.values():
         for each in order.sources(columns.start, columns.stop, length):
@@ -171,7 +171,8 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
 
 
 class LoaderPlacement(Placement):
-    """Placement in which some processes put equally many rows on each of their devices; a collective spreads them.
+    """Placement in which some processes read the batch. Each of their devices gets equally many rows of it, and a collective
+    moves these to all devices.
 
     Args:
       sharding, shape, batch_rows, order: As in `DirectPlacement`.
@@ -218,7 +219,9 @@ class LoaderPlacement(Placement):
         return _filled([rows[:, start:stop] for start, stop in self._sources], self._each)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        placed: jax.Array = self._spread(array)  # the trainer's thread: all processes run collectives in one order
+        placed: jax.Array = self._spread(
+            array
+        )  # a collective: in the trainer's thread, so in one order on all processes
         return placed
 
 

@@ -105,6 +105,12 @@ def test_masks_of_every_format_can_be_ignored(tmp_path, write):
     assert open_corpus(root, eos_token_id=sft.EOS, use_loss_mask=True).has_loss
 
 
+def test_masks_that_are_ignored_may_be_missing(parts):
+    sft.masks_of(parts)[0].unlink()
+    assert "lacks labels_mask_part_0000.npy" in sft.error_of(parts)
+    assert open_corpus(parts, use_loss_mask=False).ignores_loss
+
+
 def test_masks_are_found_in_a_folder_that_cant_be_listed(parts, monkeypatch):
     whole, paths, listdir = open_corpus(parts, eos_token_id=sft.EOS), sft.tokens_of(parts), os.listdir
 

@@ -174,6 +174,8 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     assert train == [line for line in range(1, 101) if line not in validation]
     before = stamps(place.folder)
     assert "nothing to do" in place.succeeds(line)  # the tokenizer that it trained is found again
+    monkeypatch.setenv("GRAIN_SFT_TOKENIZER", "missing.model")
+    assert "$GRAIN_SFT_TOKENIZER: missing.model does not exist" in place.fails(line)
     assert stamps(place.folder) == before
 
 

@@ -1,7 +1,7 @@
 """Format olmo: parts of tokens, label masks and boundaries, as open-instruct's `convert_sft_data_for_olmocore.py` writes.
 
 `token_ids_part_NNNN.npy` (raw uint8 to uint64), `labels_mask_part_NNNN.npy` (raw bool), `token_ids_part_NNNN.csv.gz`. A corpus
-of plain documents has no masks, as its metadata state.
+of plain documents has no masks, and its metadata says so.
 """
 
 import re
@@ -78,17 +78,17 @@ class Olmo(Format):
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the numbered parts of `home`, with metadata from prepare.json, else from the statistics and tokenizer.
 
-        Where numbers are absent, the last of them is listed, too: no document continues across the gap.
+        Before a gap in the numbers the last absent part is listed, too, so that no document continues across the gap.
         """
         folders = folders_of_split(home)
         path = listing.find(home, _STATISTICS)
         statistics = Json.load(path) if path else Json("", {})
         configuration = statistics.object("configuration")
         metadata = read_metadata(folders, listing)
-        if not metadata.path:  # copied without prepare.json; the statistics of other tools have values of other types
+        if not metadata.path:  # no prepare.json; values of other types in other tools' statistics are left out
             kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
             valid = {key: configuration.get(key) for key, kind in kinds.items() if type(configuration.get(key)) is kind}
-            metadata = CorpusMetadata(**{key: value for key, value in valid.items() if value != -1})  # no such token
+            metadata = CorpusMetadata(**{key: value for key, value in valid.items() if value != -1})  # -1: no token
         for folder in folders:
             metadata = metadata if metadata.eos_token_id is not None else fill_ids(metadata, folder, listing)
         dtype = configuration.text("token_dtype")
@@ -108,7 +108,7 @@ class Olmo(Format):
         )
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """Refuse parts that all lack a label mask, although their folder holds masks or its metadata state them."""
+        """Refuse parts that all lack a label mask, although their folder holds masks or its metadata states them."""
         if options.use_loss_mask is False or options.masks is not None or any(each.loss for each in parts):
             return
         for each in parts:
@@ -148,7 +148,7 @@ def _metadata_of_masked(folder: str, listing: DirectoryListing) -> str:
 
 
 def _states_masks(folder: str, listing: DirectoryListing) -> bool | None:
-    """Return whether the parts of a folder have label masks, by its metadata; None where these don't state it."""
+    """Return whether the parts of a folder have label masks, by its metadata; None where it doesn't state that."""
     for name in (SPLIT, _STATISTICS):
         if path := listing.find(folder, name):
             data = Json.load(path)
@@ -162,9 +162,10 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
     """Refuse a folder that lacks a part, or a sidecar that other parts have."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
     last = max([*tokens, *masks])
+    needs_masks = masks and options.masks is None and options.use_loss_mask is not False
     for number in range(last + 1):
         for found, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
-            if number not in found and (found is tokens or (masks and options.masks is None)):
+            if number not in found and (found is tokens or needs_masks):
                 raise CorpusError(
                     f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists. Copy the missing file."
                 )

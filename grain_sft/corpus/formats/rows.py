@@ -45,8 +45,8 @@ class Rows(Format):
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
             raise CorpusError(
-                f"{found}: {name}, but written rows hold their masks. Open the corpus that they were made of with {name}, and "
-                "write its rows again."
+                f"{found}: {name}, but written rows hold their masks. Open with {name} the corpus that they were packed "
+                "from, and write its rows again."
             )
         if data.get("format") != ROWS_FORMAT or data.get("version") != ROWS_VERSION:
             raise CorpusError(
@@ -90,7 +90,9 @@ def scan_rows(
     options, listing = options or ReadOptions(), listing or DirectoryListing()
     stated = data.convert(_Manifest)
     if not stated.most_segments and not (stated.positions_dtype and stated.segments_dtype):
-        raise CorpusError(f"{data.path}: lacks positions_dtype or segments_dtype. It was edited or damaged.")
+        raise CorpusError(
+            f"{data.path}: lacks positions_dtype or segments_dtype. It was edited or damaged: write the rows again."
+        )
     dtype = token_dtype(stated.dtype, data.path)
     if options.dtype not in (None, dtype):
         raise CorpusError(f"{data.path}: states dtype {dtype}, but dtype={options.dtype} was given. Leave it out.")
@@ -123,7 +125,7 @@ def scan_rows(
 
 
 def row_files(number: int, loss: str | None) -> dict[str, str]:
-    """Return the names of the files of a shard by what they hold: "rows", "documents" and, if there is a `loss`, "loss"."""
+    """Return the file names of a shard by kind: "rows", "documents" and, unless `loss` is None, "loss"."""
     kinds = {"rows": "bin", "loss": "bin", "documents": "idx"}
     return {kind: f"{kind}_{number:04d}.{suffix}" for kind, suffix in kinds.items() if kind != "loss" or loss}
 
