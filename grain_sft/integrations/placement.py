@@ -219,9 +219,8 @@ class LoaderPlacement(Placement):
         return _filled([rows[:, start:stop] for start, stop in self._sources], self._each)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        placed: jax.Array = self._spread(
-            array
-        )  # a collective: in the trainer's thread, so in one order on all processes
+        # a collective: only the trainer's thread runs it, so that all processes run theirs in the same order
+        placed: jax.Array = self._spread(array)
         return placed
 
 
