@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. None means `sys.argv[1:]`, and that Ctrl-C ends the process.
+      argv: Arguments after the name of the program. None means `sys.argv[1:]`, with a Ctrl-C handler that ends the process.
 
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.
@@ -72,7 +72,7 @@ def declare(command: str, parser: Parser) -> None:
 
 
 def _guarded(*, ends_process: bool) -> int:
-    """Run the command line of this process, which Ctrl-C ends."""
+    """Run the command line of this process; Ctrl-C ends the process, as the end of the command does with `ends_process`."""
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `2>&-`: no other file may get its descriptor
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115

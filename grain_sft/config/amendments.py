@@ -40,7 +40,7 @@ AMENDMENTS: dict[str, Options] = {
             "path",
             str | list[str | float] | None,
             None,
-            "Files that the source has; its other keys stay. They are read from the first row that the run has not read.",
+            "New files of the source, read from the first row that the run has not read; its other keys stay.",
         ),
         "weight": Option("weight", float | str | None, None, "Weight of the source."),
         "max_epochs": Option(
@@ -50,7 +50,10 @@ AMENDMENTS: dict[str, Options] = {
             "Epochs after which the source has no rows left, those before `from` included.",
         ),
         "on_exhausted": Option(
-            "on_exhausted", OnExhausted | None, None, "What happens then: `stop`, `renormalize` or `fail`."
+            "on_exhausted",
+            OnExhausted | None,
+            None,
+            "What happens when the source has no rows left: `stop`, `renormalize` or `fail`.",
         ),
     },
     "reweight": {
@@ -64,7 +67,7 @@ AMENDMENTS: dict[str, Options] = {
 
 
 def keys_of_stage(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a replacement that begin a stage: all but the weight of a source of the outermost mixture."""
+    """Return the keys of a replacement that need a new stage. The weight of a source of the outermost mixture needs none."""
     names = ("path", "max_epochs", "on_exhausted", *(("weight",) if "/" in section["source"] else ()))
     return {name: section[name] for name in names if section.get(name) is not None}
 
@@ -91,9 +94,10 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Mapping[str, Any]]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, made of checked entries, and those of each stage, with the numbers of its documents.
+    """Return the amendments of a run, one for each checked entry, and those of each stage, one list for each layout.
 
-    A stage that has no document of an entry has None for it. The run's amendment is that of the first stage with one.
+    Stages number their documents differently, so `withdraw` differs by stage; it is None in a stage without such documents.
+    The run's amendment is that of the first stage where it is not None.
     """
     run: list[Amendment] = []
     stages: list[list[Amendment | None]] = [[] for _ in layouts]

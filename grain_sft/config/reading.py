@@ -20,7 +20,7 @@ Places = dict[str, Any]
 
 INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
-"""`corpus.path` in a trainer's GPTConfig."""
+"""Key of a trainer's GPTConfig that has the value of `corpus.path`."""
 
 _MOST_INHERITED = 100
 _PATH: Places = {}
@@ -30,11 +30,11 @@ _CORPUS: Places = {"path": _PATH, "label_mask_paths": _PATH, "root": _PATH}
 _CORPUS["mixture"] = {_ANY: _CORPUS}
 _AMENDMENT: Places = {"withdraw": {"documents": _NAMES}, "replace": {"path": _PATH}}
 _PLACES: Places = {"corpus": _CORPUS, DATASET_DIR: _PATH, "stages": {"corpus": _CORPUS}, "amendments": _AMENDMENT}
-"""Places of paths in a config: keys, or `_ANY` for every key, down to `_PATH`, or to `_NAMES` of documents or of files of
-names. Items of a list have the same places."""
+"""Tree of the keys of a config that hold paths; `_ANY` stands for every key, and a list for each of its items. Its leaves are
+`_PATH`, a path, and `_NAMES`, names of documents or paths of files that list such names."""
 
-_EXCLUSIVE = (("sampler", ("global_batch_size", "global_batch_tokens")), ("corpus", ("path", "mixture")))
-"""Keys of a section that exclude each other: one replaces the other, inherited one."""
+_EXCLUSIVE = (("global_batch_size", "global_batch_tokens"), ("path", "mixture"))
+"""Pairs of keys of which a section has one: a stated key removes the inherited other one."""
 
 
 class _RepeatedKeyError(Exception):
@@ -106,16 +106,18 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
 
 
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the values of `top` put over it, section by section; lists are replaced whole."""
+    """Return `base` with the values of `top` put over it, section by section; lists are replaced whole.
+
+    A stated key removes the other of its `_EXCLUSIVE` pair, and another `layout.kind` the options of the inherited layout.
+    """
     merged = dict(base)
+    for one, other in (*_EXCLUSIVE, *(pair[::-1] for pair in _EXCLUSIVE)):
+        are_sources = isinstance(top.get(one), Mapping) and isinstance(base.get(other), Mapping)  # with these names
+        if one in top and other not in top and not are_sources:
+            merged.pop(other, None)
     for key, value in top.items():
         below = merged.get(key)
         merged[key] = overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    for section, keys in _EXCLUSIVE:
-        given = top.get(section)
-        stated = [key for key in keys if isinstance(given, Mapping) and key in given]
-        if len(stated) == 1 and isinstance(merged[section], dict):
-            merged[section] = {key: value for key, value in merged[section].items() if key in stated or key not in keys}
     layout, below = top.get("layout"), base.get("layout")
     if isinstance(layout, Mapping) and isinstance(below, Mapping):
         replaced = layout.get("kind") not in (None, below.get("kind"))
@@ -125,7 +127,7 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _located(stated: Any, places: Places, folder: str) -> Any:
-    """Return a value of a config with the paths at `places` in it, or in its items, as `_locate` finds them."""
+    """Return a value of a config in which `_locate` has replaced the paths at `places`; a list has them in each item."""
     if places is _PATH:
         return _locate(stated, folder)
     if places is _NAMES and isinstance(stated, str):
@@ -142,12 +144,14 @@ def _located(stated: Any, places: Places, folder: str) -> Any:
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a token path, or a list of them, below `folder` if it is relative and exists there or the folder is in a bucket;
-    else as it is. `validate` refuses values that are not paths."""
+    """Return a token path, or each of a list, joined to the config's `folder` if it is relative and exists there.
+
+    In a bucket, relative paths are joined without a check. `validate` refuses values that are not paths.
+    """
     if isinstance(path, list):
         return [_locate(item, folder) for item in path]
-    if isinstance(path, str) and len(words := words_of(path)) > 1:
-        return [_locate(word, folder) for word in words]
+    if isinstance(path, str) and len(words := words_of(path)) > 1:  # a blend: weights and prefixes in turn
+        return [word if at % 2 == 0 else _locate(word, folder) for at, word in enumerate(words)]
     if not isinstance(path, str) or not path or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
         return path
     beside = os.path.join(folder, path)
@@ -155,8 +159,8 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _locate_list(name: str, folder: str) -> object:
-    """Return the path of a file that lists documents, as `_locate` finds it; else `name`. It may be that of a source whose
-    folder has the same name."""
+    """Return the path of a file that lists documents, as `_locate` finds it. If no file is called `name`, it names documents
+    or a source and is returned as it is, even where a folder has that name."""
     is_document = re.fullmatch(r"(.*:)?\d+", name, re.DOTALL)
     path = name if is_document or files.is_remote(name) else _locate(name, folder)
     return path if isinstance(path, str) and path != name and files.is_file(path) else name

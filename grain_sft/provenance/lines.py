@@ -221,7 +221,7 @@ class _Names:
 
 
 def _joined_names(of_stages: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Return the names of all stages. A name occurs as often as in the stage that has it most often."""
+    """Return the names of all stages. A name that stages repeat occurs as often as in the stage that repeats it most."""
     return tuple(name for name, _ in dict.fromkeys(each for names in of_stages for each in _counted(names)))
 
 
@@ -236,13 +236,13 @@ def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
 
 
 def _numbers_of(own: Sequence[str], names: Sequence[str]) -> Ints:
-    """Return the index of each of `own` in `names`, a result of `_joined_names`, and then -1, at which the index -1 points."""
+    """Return the index of each of `own` in `names`, made by `_joined_names`. A last element maps the index -1 to itself."""
     table = {each: number for number, each in enumerate(_counted(names))}
     return np.array([*(table[each] for each in _counted(own)), -1], np.int64)
 
 
 class _Lines:
-    """Function from slots of a stage to lines of its trace."""
+    """Maps slots of a stage to the lines of its trace, with the numbers of the whole run."""
 
     def __init__(self, pipeline: Pipeline, sources: Sources, trainable: bool, names: _Names) -> None:
         self._layout: Layout = pipeline.source.layout

@@ -1,4 +1,4 @@
-"""Checks of transforms and of the dict that they receive, and traits that a transform may have."""
+"""Checks of transforms and of the dict that they receive, and what a transform declares of itself: its reach and traits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,9 +53,9 @@ def check_maps(transforms: Sequence[object]) -> None:
 
 
 def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
-    """Return how many columns before and after it a column of the transformed batch depends on; None if it may depend on all.
+    """Return (before, after): column c of the output depends on columns c - before to c + after of the input; None: on any.
 
-    A transform states both numbers in its attribute `column_reach`. A subclass that overrides `map` has to state them again.
+    A transform states its own two numbers as `column_reach`. A subclass that overrides `map` has to state them again.
     """
     before = after = 0
     for transform in transforms:
@@ -77,11 +77,11 @@ def trait(transform: object, name: str) -> bool:
     Args:
       name: One of
         "shifts_targets": makes a trainer's batch of the source's dict;
-        "splits_rows": makes arrays of other lengths than the sequence length, the same in every batch;
+        "splits_rows": makes arrays whose length is not the sequence length, but is the same in every batch;
         "trims_columns": changes nothing but the length of rows;
         "cuts_columns": cuts the same columns off every batch;
         "divides_segments": divides segments of the batch into shorter ones;
-        "positions_apart": makes positions that do not follow the segments;
+        "positions_apart": makes positions that do not begin at 0 with each segment;
         "filters_repetition": has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """
     return bool(getattr(transform, name, False))

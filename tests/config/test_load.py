@@ -131,6 +131,19 @@ def test_a_batch_in_tokens_replaces_an_inherited_one_in_rows_and_the_other_way_r
     assert load({"inherits": middle, "sampler": {"global_batch_size": 5}}).sampler.rows(0).size == 5
 
 
+def test_the_mixture_of_a_source_replaces_its_inherited_path_and_the_other_way_round(config, data, tmp_path):
+    path = str(data / "a.npy")
+    outer, inner = {"weight": 1, "path": path}, {"mixture": {"path": {"weight": 1, "path": path}}}
+    mixture = {"path": outer, "web": outer}
+    del config["corpus"]["path"], config["sampler"]["epochs"]
+    base = str(write_config(tmp_path / "base.yaml", put(config, "corpus.mixture", mixture)))
+    middle = {"inherits": base, "corpus": {"mixture": {"web": inner, "mixture": outer}}}
+    assert [*load(middle).source.sources] == ["path", "web/path", "mixture"]
+    middle = str(write_config(tmp_path / "middle.yaml", middle))
+    again = load({"inherits": middle, "corpus": {"mixture": {"web": {"path": path}}}})
+    assert again.receipt == load({"inherits": base, "corpus": {"mixture": {"mixture": outer}}}).receipt
+
+
 def test_a_batch_in_tokens_is_whole_rows(config):
     del config["sampler"]["global_batch_size"]
     for tokens, rows in ((48, 6), (8, 1)):

@@ -152,6 +152,7 @@ def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config | {"layout": layout}))
         return grain_sft.load(tmp_path / "config.json").receipt.code
 
+    (tmp_path / "0.3").mkdir()  # a weight of a blend is not a path
     changes = [{"split": "1,1"}, {"split": "2,1"}, {"split": "1,1", "subset": "valid"}]
     changes += [{"path": path} for path in ("data", [1, "data/one", 2, "data/two"], "0.3 data/one 0.7 data/two")]
     *codes, same = [receipt(), *(receipt(**change) for change in changes)]

@@ -64,6 +64,7 @@ class Megatron(Format):
         if not paths:
             raise CorpusError("an empty list of prefixes: a corpus has at least one.")
         weights, named = _blend(paths)
+        # a glob lists A.idx, too: leave out what a listed A.bin stands for
         named = [path for path in named if weights or f"{_stem(path)}{_TOKENS}" not in named or path.endswith(_TOKENS)]
         found = [self._prefixes(files.absolute(path), listing) for path in named]
         for path, prefixes in zip(named, found, strict=True):
@@ -131,7 +132,8 @@ class Megatron(Format):
 
 
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
-    """Return the metadata of each prefix as a split of one file. Sources are those of the only prefix of a folder."""
+    """Return, for each prefix, a split of its one file, with the metadata of its folder. Only a folder with a single prefix has
+    sources, since its sources.bin can't tell prefixes apart."""
     metadata_of = functools.cache(lambda folder: read_metadata(folders_of_split(folder), listing))
 
     @functools.cache
@@ -145,7 +147,7 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
-    """Return the shard of a prefix, or of its part in a split, after a check of the sizes of its files."""
+    """Check the sizes of a prefix's files and return its shard. With a split, the shard has the sequences of the subset."""
     index, tokens = f"{prefix}{_INDEX}", f"{prefix}{_TOKENS}"
     stamp = describe(index)
     head = files.read_range(index, 0, HEADER_BYTES, version=stamp.version)
@@ -233,7 +235,7 @@ def _is_number(text: str) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the weights and prefixes of a blend in one string, or the string."""
+    """Return the weights and prefixes of a blend in one string; [text] if it is not a blend."""
     words = text.split()
     is_path = len(words) < 2 or not _is_number(words[0]) or os.path.exists(text) or _is_index(f"{text}{_INDEX}")
     return [text] if is_path else words

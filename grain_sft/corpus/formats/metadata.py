@@ -1,4 +1,4 @@
-"""CorpusMetadata: the facts that the JSON files of a corpus state, such as its tokenizer and ids, and reading such files."""
+"""Metadata of a corpus: the tokenizer and ids that its JSON files state, and how these files are found and read."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ SPLIT = "corpus.json"
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 LABEL_MASKS = "label_masks"
-"""Key of metadata that is false where no part has a label mask, because all tokens take loss."""
+"""Key of metadata. False means that no part has a label mask, because all tokens take loss."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # a folder of a split or of a shard
@@ -123,7 +123,7 @@ class Json:
 
     @classmethod
     def load(cls, path: str, advice: str = "") -> Self:
-        """Return the object in the file `path`, or raise CorpusFileError or CorpusError; the latter ends in `advice`."""
+        """Return the object in the file `path`. If it holds none, raise a CorpusError whose message ends in `advice`."""
         try:
             data = json.loads(files.read_text(path))
         except (ValueError, RecursionError) as error:
@@ -180,8 +180,10 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 
 
 def prepare_manifest(shard: str) -> str | None:
-    """Return the path of the prepare.json of a shard's corpus; None if it has none. The folder above is of another corpus,
-    unless the shard's folder is that of a split or of a shard."""
+    """Return the path of the prepare.json of a shard's corpus; None if it has none.
+
+    The search goes up only from folders of a split or of a shard: what is above other folders is another corpus.
+    """
     folder = files.parent(shard)
     while not files.exists(path := files.join(folder, PREPARE)):
         if not _PART.fullmatch(files.name_of(folder)):
@@ -227,21 +229,21 @@ def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
-    """Warn of a split that was copied without the files `lacks`, which would state its ids; the caller gave `eos_token_id`."""
+    """Warn if neither `metadata` nor the caller's `eos_token_id` states the ids of a split, as if it was copied without the
+    files `lacks`."""
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
             "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are not known; "
-            "rows are padded with token 0. Copy one of these files from the corpus, or give eos_token_id.",
+            "rows are padded with token 0. Copy a file that states them from the corpus, or give eos_token_id.",
             folder,
             f"ids in {metadata.path}" if metadata.path else lacks,
         )
 
 
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
-    """Return `metadata` with the EOS and padding ids of the tokenizer in `folder`/tokenizer, which is not loaded.
+    """Return `metadata` with the EOS and padding ids in the JSON files of `folder`/tokenizer. No tokenizer is loaded.
 
-    They are a guess: a tokenizer whose files don't parse adds nothing. Files that can't be read in time are an error, since
-    hosts would differ.
+    They are a guess: a tokenizer whose files don't parse adds nothing. A timeout is an error, since hosts would differ.
     """
     folder = listing.find(folder, "tokenizer")
     texts: dict[str, str] = {}

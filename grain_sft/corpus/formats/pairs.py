@@ -48,10 +48,11 @@ def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
             f"{other.path}: its documents are not preference pairs. Expected a corpus in format pairs, as "
             "`grain-sft prepare --format pairs` writes it."
         )
-    lengths = corpus.documents.length  # which checks the files
+    lengths = corpus.documents.length  # reading them checks that the indexes are those that were opened
     found = np.frombuffer(b"".join(map(read_whole, indexes)), "<u8").reshape(-1, 4)[:, 1:].astype(np.int64)
     if not np.array_equal(found.sum(axis=1), lengths):
         raise CorpusFileError(
-            f"{corpus.shards[0].path}: a file of its corpus is being written to. Wait until it is complete."
+            f"{corpus.shards[0].path}: a pairs.idx of its corpus changed while it was read. Open the corpus again when its "
+            "files are complete."
         )
     return found

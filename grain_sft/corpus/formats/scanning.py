@@ -1,4 +1,4 @@
-"""Scanning: the corpus of the token files that a format names, each with its sidecar files, checked in parallel."""
+"""Scanning: check token files and their sidecar files, which a format has found, in parallel, and make a corpus of them."""
 
 import concurrent.futures
 import contextvars
@@ -62,7 +62,7 @@ class TokenFile(NamedTuple):
       loss: Path of their loss; "": none.
       loss_kind: "bool", "float32" (weights) or "labels", as in `LossFile`.
       boundaries: Path of the document boundaries; "": none.
-      boundaries_kind: "csv", "pairs" or "starts", as in `BoundaryFile`.
+      boundaries_kind: Kind of the boundaries, as in `BoundaryFile`.
       continues: Whether the first document began in the shard before; None: unknown.
       label: Label of the shard.
     """
@@ -78,13 +78,13 @@ class TokenFile(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """One split of a corpus: all of its token files, and what its metadata state.
+    """One split of a corpus: all of its token files, and the facts in its metadata.
 
     Attributes:
       files: Paths of the token files, in order; () for token files that belong to no corpus.
       metadata: Tokenizer and ids.
       dtype: Dtype of the tokens; None: unknown.
-      dtypes: Names of the dtypes that the format has.
+      dtypes: Names of the dtypes that the format allows.
       sources: Path of the file of documents' sources; "": none.
       continued: Files whose first document began in the file before; None: unknown.
     """
@@ -157,8 +157,8 @@ def _scan_parts(
 ) -> tuple[tuple[Shard, ...], Dtype]:
     """Return the shards of `parts`, at least one, and the dtype of their tokens.
 
-    If `dtype` is None, the sizes of the loss files decide, or else each file's header; a raw file without loss is uint32.
-    Loss files are not opened if `use_loss` is false and `dtype` is given.
+    If `dtype` is None, it is the one that fits the sizes of the loss files. Without loss files it is that in each file's
+    header, or uint32 for a raw file. Loss files are not opened if `use_loss` is false and `dtype` is given.
     """
     if not use_loss and dtype is not None:
         parts = [part._replace(loss="") for part in parts]
@@ -168,7 +168,7 @@ def _scan_parts(
         widths = (_width(part.tokens, loss, allowed) for part, loss in zip(unique, losses, strict=True) if loss)
         dtype = next((width for width in widths if width is not None), None)
     if dtype is None and len(allowed) < len(TOKEN_DTYPES):
-        dtype = np.dtype(allowed[-1])  # only empty files
+        dtype = np.dtype(allowed[-1])  # no loss files, or only empty ones
     if dtype is not None and dtype.name not in allowed:
         raise CorpusError(f"{parts[0].tokens}: dtype={dtype}; tokens of this format are {' or '.join(allowed)}.")
     found = in_threads(lambda part, loss: _scan_part(part, loss, dtype), unique, losses, work="Scanning files")
@@ -202,7 +202,7 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
     if shard.num_tokens != loss.count:
         raise CorpusError(
             f"{loss.path}: {loss.count} values for {shard.num_tokens} {dtype.name} tokens in {shard.path}; expected one "
-            "for each. A file was cut short or is of another corpus, or dtype is another."
+            "for each. A file was cut short or is of another corpus, or the dtype is wrong. Copy both again, or fix `dtype`."
         )
     values = loss.values
     count = min(shard.num_tokens, DIGEST_BYTES // values.dtype.itemsize)
