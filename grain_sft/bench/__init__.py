@@ -52,7 +52,7 @@ class Table(NamedTuple):
     """Figures of a benchmark, by name.
 
     Attributes:
-      key: Name in the JSON, of no other table.
+      key: Unique name of the table in the JSON.
       title: First heading.
       columns: Format of each other column, by heading: `{"s": "{seconds:.2f}"}`.
       rows: Figures, by name. Where a row lacks what a column shows, the cell is empty.

@@ -9,8 +9,8 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-TOLERATED_SHARE = 0.02  # of a step, as the median wait for a batch
-TOLERATED_MS = 0.5  # as such a wait: on a shared machine, a sleeping thread takes as long to run again
+TOLERATED_SHARE = 0.02  # largest median wait for a batch, as a share of the step
+TOLERATED_MS = 0.5  # tolerated at any step: on a shared machine, waking a thread takes as long
 AS_FAST = 0.9  # of the fastest: settings of this speed or more count as equally fast
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, where none is given
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
@@ -54,11 +54,11 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
                 workers_used, being_made = max(1, row["worker_count"]), max(1, row["threads"])
-                # as many as there are steps in the time of the slowest batch, and those that are being made
+                # one for each step that passes while the slowest batch is made, and those being made
                 needed = 2 ** math.ceil(math.log2(math.ceil(slowest_ms / step_ms / workers_used) + being_made))
                 prefetch = min(_MOST_PREFETCH, max(_LEAST_PREFETCH, needed))
                 return Choice(Setting(row["threads"], prefetch, row["worker_count"]), step_ms)
-    able = threads + workers or list(delivered)
+    able = threads + workers
     fastest = min(row["ms_per_batch"] for row in able)
     row = next(row for row in able if fastest >= AS_FAST * row["ms_per_batch"])
     return Choice(Setting(row["threads"], PREFETCH, row["worker_count"]), None)
@@ -91,13 +91,13 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> list[dict[str, float]]:
     """Return how many accelerators of `each` tokens/s (None: each of `RATES`) `tokens_per_second` on each host feed."""
-    found = [(rate, int(tokens_per_second // rate)) for rate in (RATES if each is None else (each,))]
-    return [{"tokens_per_second": rate, "this_host": here, "all_hosts": here * hosts} for rate, here in found]
+    fed = [(rate, int(tokens_per_second // rate)) for rate in (RATES if each is None else (each,))]
+    return [{"tokens_per_second": rate, "this_host": here, "all_hosts": here * hosts} for rate, here in fed]
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Return whether steps do not wait for a setting, now and later: for a while, batches made ahead hide that one takes
-    longer than a step."""
+    """Return whether steps of `step_ms` do not wait. A batch must take less time than a step: otherwise batches made ahead
+    only delay the waiting."""
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 

@@ -19,7 +19,7 @@ from grain_sft.bench.measuring import LIMIT, Next, limit, rate, seconds_a_batch,
 from grain_sft.layout import FILL_ROW, padding_share
 from grain_sft.pipeline import PREFETCH, Pipeline, PipelineIterator
 from grain_sft.sampling import Sampler
-from grain_sft.source import Element
+from grain_sft.source import Element, RowSource, Withdrawals
 from grain_sft.storage import files
 
 ROW_NUMBERS = "row numbers"
@@ -35,11 +35,11 @@ _MOST_THREADS = 16  # what Grain reads with
 _MOST_WORKERS = 8  # each takes seconds to start
 _REMOTE_THREADS = 4  # in a worker whose files are in a bucket; it only waits
 
-# parts of the time; the rest is for worker processes, as far as it goes
+# shares of the time; settings with worker processes are measured until the rest is used up
 _FIRST, _STAGES, _THREADS, _WORKER, _LAST = 0.05, 0.1, 0.4, 0.1, 0.15
 
+# seconds a batch, and the seconds that each step waited, by the ms of the step
 _Round = tuple[float, dict[float, list[float]]]
-"""Seconds a batch, and the seconds that each step waited, by the ms of the step."""
 
 
 class Plan(NamedTuple):
@@ -103,11 +103,9 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
 
 
 def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
-    """Return the speed of a config's batches for its report: of the limit, of one thread, and of the default threads.
-
-    They are `rows`: name and the figures of `rate`; with the `tokens` of a batch, and the `seconds` of each measurement.
-    """
-    endless, _ = _endless(pipeline)
+    """Return `rows`, the names and the figures of `rate` of the limit, of one thread, and of the default threads, for a
+    config's report; the `tokens` of a batch; and the `seconds` of each measurement."""
+    endless = first_steps_forever(pipeline)[0]
     first = endless[0]
     loaders: dict[str, Next] = {
         LIMIT: limit(first),
@@ -119,16 +117,15 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
     return {"tokens": tokens, "seconds": seconds, "rows": rows}
 
 
-def _endless(pipeline: Pipeline) -> tuple[Pipeline, int]:
+def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     """Return the pipeline without observers and without an end, the steps of its first batch size again and again, and the
     number of these steps."""
-    first = pipeline.first_step
+    first, endless = pipeline.first_step, copy.copy(pipeline)
     changes = [step for step, _ in pipeline.sampler.batch_sizes.schedule if step > first]
     steps = min(pipeline.end_step, *changes[:1], sys.maxsize) - first
-    endless = copy.copy(pipeline)
-    endless.audit, endless.observers = None, ()
     sampler: Any = _FirstSteps(pipeline.sampler, steps)
-    endless.sampler = sampler
+    withdrawals: Any = pipeline.withdrawals and _FirstWithdrawals(pipeline.withdrawals, sampler)
+    endless.audit, endless.observers, endless.sampler, endless.withdrawals = None, (), sampler, withdrawals
     return endless, steps
 
 
@@ -142,11 +139,10 @@ class _Run:
 
     def __init__(self, pipeline: Pipeline, plan: Plan) -> None:
         self._plan, self._begin = plan, time.perf_counter()
-        self.pipeline, self.steps = _endless(pipeline)  # the same `steps` come again and again
-        self.next_step = 0  # the first that no measurement has read
+        self.pipeline, self.steps = first_steps_forever(pipeline)  # the same `steps` come again and again
+        self.next_step = 0  # first step that no measurement has read
 
-    def elapsed(self) -> float:
-        """Return the seconds since the measurements began."""
+    def elapsed(self) -> float:  # seconds since the measurements began
         return time.perf_counter() - self._begin
 
     def first_reading(self) -> dict[str, float]:
@@ -170,7 +166,7 @@ class _Run:
         measured: dict[Setting, list[_Round]] = {}
         for number, setting in enumerate([*threads * plan.repeats, *workers]):
             part = _WORKER if setting.worker_count else _THREADS / len(threads) / plan.repeats
-            if number < 2 or self.elapsed() <= late:  # none and one thread always
+            if number < 2 or self.elapsed() <= late:  # without threads and with one thread always
                 measured.setdefault(setting, []).append(self._round(setting, plan.seconds * part))
         return measured, [str(setting) for setting in (*threads, *workers) if setting not in measured]
 
@@ -220,11 +216,24 @@ class _FirstSteps:
         self._sampler, self._count, self.host = sampler, count, sampler.host
         self.data_key = f"first {count} steps of {sampler.data_key}"
 
+    def planned(self, step: int) -> int:  # the step of the run that comes as `step`
+        return self._sampler.first_step + step % self._count
+
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        return self._sampler.rows(self._sampler.first_step + step % self._count)
+        return self._sampler.rows(self.planned(step))
 
     def check_from(self, step: int) -> None:
         """Accept any step: all are like the first."""
+
+
+class _FirstWithdrawals(NamedTuple):
+    """Withdrawals of a run, as its first steps read them."""
+
+    withdrawals: Withdrawals
+    sampler: _FirstSteps
+
+    def source_at(self, step: int) -> RowSource:
+        return self.withdrawals.source_at(self.sampler.planned(step))
 
 
 def _doubled(most: int) -> list[int]:
@@ -250,13 +259,17 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]
+
+    def read(step: int) -> Element:
+        return pipeline.source_at(step).read(rows[step])
+
     timed: dict[str, Next] = {
         LIMIT: limit(batches[0]),
         ROW_NUMBERS: _in_turn(steps, pipeline.sampler.rows),
-        READING: _in_turn(rows, pipeline.source.read),
+        READING: _in_turn(steps, read),
         PIECES: _in_turn([each[each != FILL_ROW] for each in rows], pipeline.source.layout.pieces),
     }
-    elements = [pipeline.source.read(each) for each in rows]
+    elements = [read(step) for step in steps]
     for number, transform in enumerate(pipeline.transforms):
         name = type(transform).__name__
         timed[name if name not in timed else f"{name} ({number + 1})"] = _in_turn(elements, transform.map)

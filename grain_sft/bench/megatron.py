@@ -80,7 +80,9 @@ PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTE
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield seconds and processor seconds of the index of samples, and of blends. megatron-core's indices must be the same."""
     systems = {"grain_sft": _OURS}
-    systems |= {name: made for name, (package, made) in PEERS.items() if importlib.util.find_spec(package) is not None}
+    systems |= {
+        name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package) is not None
+    }
     figures = {}
     with tempfile.TemporaryDirectory(dir=folder) as here:
         lengths = made_up_lengths(scale.samples, MEDIAN, 1 << 20).astype(np.int32)
@@ -90,8 +92,8 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
         for what, datasets in (("samples", 0), *(("blend", number) for number in DATASETS)):
             title = "samples" if not datasets else f"blend of {datasets}"
             expected = ""
-            for name, made in systems.items():
-                setup, call, after = made[what]
+            for name, programs in systems.items():
+                setup, call, after = programs[what]
                 program = "\n".join([_BEGIN, setup, _TIMED.format(call=call), after, _END])
                 found = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
                 expected = expected or found["digest"]

@@ -1,5 +1,5 @@
 """Plans, with OLMo-core's packer if it is installed, and traces, of corpora as large as OLMo-3 Think SFT's. Documents have
-log-normal lengths and open-instruct's boundaries. Tokens and masks are holes of sparse files: the disk does not count."""
+log-normal lengths and open-instruct's boundaries. Tokens and masks are holes in sparse files, so disk speed does not matter."""
 
 import gzip
 import importlib.util
@@ -100,10 +100,8 @@ def traces(folder: Path, scale: Scale) -> Iterator[Table]:
     span = f"{first}:{max(last, first + 1)}"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
-        config, output = (
-            make_corpus(here, made_up_lengths(scale.documents, TRACED, LENGTH)),
-            ("--output", str(here / "lines.csv")),
-        )
+        config = make_corpus(here, made_up_lengths(scale.documents, TRACED, LENGTH))
+        output = ("--output", str(here / "lines.csv"))
         steps = ("trace", config, "--steps", span)
         commands: dict[str, tuple[str, ...]] = {
             f"cold: plan, order, trace --steps {span}": (*steps, *output),

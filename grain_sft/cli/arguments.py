@@ -130,9 +130,9 @@ def host_of(text: str) -> Host:
     """Parse `h/H`: host h of H."""
     from grain_sft.sampling import Host  # imports Grain
 
-    index, found, count = text.partition("/")
+    index, slash, count = text.partition("/")
     with contextlib.suppress(ValueError, SamplerError):
-        if found:
+        if slash:
             return Host(int(index), int(count))
     raise argparse.ArgumentTypeError(f"{text!r}: expected h/H, host h (from 0) of H.")
 

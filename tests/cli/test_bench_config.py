@@ -122,6 +122,17 @@ def test_a_run_of_two_steps_and_a_schedule_are_measured_by_their_first_steps(ben
     assert figures["batch"]["rows"] == rows
 
 
+def test_a_late_stage_is_measured_with_what_was_withdrawn_before_it(tmp_path):
+    amendments = [{"withdraw": {"from": 1, "documents": list(range(0, 60, 2))}}]
+    run = load({**packed(tmp_path), "amendments": amendments, "stages": [{"steps": 3}, {"steps": 3}]})
+    endless, steps = of_config.first_steps_forever(run.stages[1])
+    for step in range(2 * steps):
+        np.testing.assert_equal(endless[step], run[3 + step % steps])
+    reading = of_config.stages(endless, [endless[0]])[of_config.READING]()
+    assert (reading["loss_mask"] == endless.source_at(0).read(endless.sampler.rows(0))["loss_mask"]).all()
+    assert (reading["loss_mask"] != run.stages[1].source.read(run.stages[1].sampler.rows(3))["loss_mask"]).any()
+
+
 @pytest.mark.heavy
 def test_worker_processes_are_measured_where_there_is_time(bench, tmp_path):
     figures, printed = bench(packed(tmp_path), "--seconds", "20", workers=1)
