@@ -4,6 +4,7 @@ import contextlib
 import glob as local_glob
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,8 +234,9 @@ def check_writable(path: str, *, folder: bool = False) -> None:
 
 def _check_replaceable(path: str) -> None:
     """Raise a StorageError if a local file can't be replaced. A rename would replace /dev/null, for all processes."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        kind = "a folder" if os.path.isdir(path) else "a FIFO, a socket or a device"
+    mode = os.stat(path).st_mode if os.path.exists(path) else 0
+    if stat.S_ISDIR(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a device"
         raise StorageError(f"{path}: can't be written: it is {kind}; expected the name of a file. Give another name.")
 
 

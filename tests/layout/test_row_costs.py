@@ -27,8 +27,8 @@ def layouts(tmp_path):
 
 def counted(layout):
     """Return the costs, counted from the segment ids that are read."""
-    source = MixtureSource({name: NpyDataSource(part) for name, part in layout.parts.items()})
-    source = source if "" not in layout.parts else NpyDataSource(layout)
+    of_parts = {name: NpyDataSource(part) for name, part in layout.parts.items()}
+    source = of_parts[""] if "" in of_parts else MixtureSource(of_parts)
     segments = (source[row]["segment_ids"] for row in range(len(layout)))
     return [int((np.bincount(each[each > 0]) ** 2).sum()) for each in segments]
 
