@@ -90,7 +90,8 @@ class Renderer:
     def key(self) -> str:
         """Hash of all that the documents depend on."""
         paths, digests = [entry.path for entry in self.inputs], [entry.digest for entry in self.inputs]
-        return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256])
+        jinja = [] if self.template.jinja is None else [self.template.jinja]
+        return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *jinja])
 
     @functools.cached_property
     def min_length(self) -> int:

@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import shutil
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from template_rules import SPECIAL
 from grain_sft.errors import PrepareError, RecordError, StorageError
 from grain_sft.prepare import Dataset, Request, convert, train_tokenizer, workers
 from grain_sft.prepare.records import inputs
+from grain_sft.prepare.render import Renderer
 
 
 def test_a_killed_worker_is_a_sentence_and_the_next_run_goes_on(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +81,15 @@ def test_a_finished_run_started_again_does_nothing(format: str, place: Place) ->
     for more in ([], ["--workers", "2"], ["--overwrite"]):
         assert place.succeeds([*command, *more]) == f"{place.out} is complete: nothing to do.\n{first}"
         assert stamps(place.folder) == before
+
+
+def test_a_corpus_depends_on_the_text_of_a_registered_template(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = types.ModuleType("chats")
+    monkeypatch.setitem(sys.modules, "chats", module)
+    keys = set()
+    for module.TEXT in ("{{ messages }}", "{{ messages[0] }}"):
+        keys.add(Renderer(dataclasses.replace(place.request(), template="chats:TEXT"), ()).key)
+    assert len(keys) == 2
 
 
 OPTIONS: dict[str, tuple[Any, str]] = {

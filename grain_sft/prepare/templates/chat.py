@@ -6,7 +6,7 @@ ends each turn. If the template has {% generation %}, the text that it marks tak
 
 import json
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
@@ -30,7 +30,6 @@ class Chat(Template):
     )
     options = ("chat_template",)
     learned = ("assistant", "assistant_toolcall")
-    jinja: ClassVar[str | None] = None
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)

@@ -51,6 +51,7 @@ class Template(abc.ABC):
       min_tokens: Length of the shortest document that is kept.
       tool_calls: Whether the template is meant for conversations with tool calls.
       learned: Roles whose messages take loss, if the loss is a mask.
+      jinja: Text of a Jinja template that is an entry of the table; None for code. The corpus's key depends on it.
 
     Args:
       tokenizer: Tokenizer of the texts.
@@ -72,6 +73,7 @@ class Template(abc.ABC):
     min_tokens: ClassVar[int] = 1
     tool_calls: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("assistant",)
+    jinja: ClassVar[str | None] = None
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         self.tokenizer = tokenizer
