@@ -1,5 +1,6 @@
 """Schemas: the common forms of records, parsed into conversations. Errors name the path of a fault in the record."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -137,10 +138,13 @@ def _parse_chat(record: Record, roles: Roles = _CHAT_ROLES) -> Conversation:
 
 def _tools(record: Record) -> tuple[object, ...] | None:
     tools = record.get("tools")
+    if isinstance(tools, str):  # JSON, as in data of LLaMA-Factory and TRL
+        with contextlib.suppress(RecordError):
+            tools = parse_json(tools.strip().encode() or b"null")
     if tools is None:
         return None
     if not isinstance(tools, list):
-        raise RecordError(f"tools: {kind(tools)}; expected a list of functions.")
+        raise RecordError(f"tools: {kind(tools)}; expected a list of functions, or its JSON text.")
     check_json(tools, "tools")
     return tuple(tools) or None
 
@@ -154,9 +158,6 @@ def _parse_openchat(record: Record) -> Conversation:
 
 def _parse_sharegpt(record: Record) -> Conversation:
     """{"conversations": [{"from", "value", "weight"}], "system", "tools"}; turns may be {"role", "content"} as well."""
-    tools = record.get("tools")
-    if isinstance(tools, str):  # JSON, in LLaMA-Factory's data
-        record = {**record, "tools": parse_json(tools.encode()) if tools.strip() else None}
     messages: list[Message] = []
     for index, entry in enumerate(entries_of(record, "conversations")):
         where = f"conversations[{index}]"

@@ -209,7 +209,7 @@ def _decompressed(
         while start < len(data):
             if decoder is None:
                 if not data[start]:  # padding after a gzip member
-                    start += 1
+                    start = len(data) - len(data[start:].lstrip(b"\0"))
                     continue
                 decoder = _decoder(path, compression)
             stop = min(start + _STEPS[compression], len(data))

@@ -80,13 +80,12 @@ def test_a_system_text_beside_the_turns_is_read(record, messages):
 def test_sharegpt_turns_have_weights_and_records_tools():
     turns = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a", "weight": 0}]
     assert parse_record({"conversations": turns}).messages[1] == Message("assistant", "a", 0.0)
-    for tools in ([{"name": "f"}], '[{"name": "f"}]'):
-        assert parse_record({"conversations": turns, "tools": tools}).tools == ({"name": "f"},)
-    assert parse_record({"conversations": turns, "tools": ""}).tools is None
-    tools = [{"name": "f"}]
-    assert parse_record({"prompt": "u", "completion": "a", "tools": tools}).tools == ({"name": "f"},)
-    pair = parse_record({"prompt": "u", "chosen": "a", "rejected": "b", "tools": tools})
-    assert pair.rejected is not None and pair.rejected.tools == pair.tools == ({"name": "f"},)
+    for tools in ([{"name": "f"}], '[{"name": "f"}]', "", None):
+        expected = ({"name": "f"},) if tools else None
+        for record in ({"conversations": turns}, {"messages": TURNS}, {"prompt": "u", "completion": "a"}):
+            assert parse_record({**record, "tools": tools}).tools == expected
+        pair = parse_record({"prompt": "u", "chosen": "a", "rejected": "b", "tools": tools})
+        assert pair.rejected is not None and pair.rejected.tools == pair.tools == expected
 
 
 def turn(turn: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -160,7 +159,7 @@ WRONG_RECORDS = [
     (turn({"from": "gpt", "value": None}), ["conversations[0].value: null"]),
     (turn({"from": "gpt", "valu": "x"}), ["unknown key 'valu'. Did you mean 'value'?"]),
     (turn({"from": "gpt", "value": "\0"}), ["character 0 is NUL"]),
-    (turn({"from": "gpt", "value": "x"}, tools="f"), ["not valid JSON"]),
+    (turn({"from": "gpt", "value": "x"}, tools="f"), ["tools: a string"]),
     (turn({"from": "gpt", "value": "x"}, tools="{}"), ["tools: an object; expected a list"]),
     (turn({"from": "gpt", "value": "x"}, sytem="s"), ["Did you mean 'system'?"]),
     ({"instruction": 3, "output": "a"}, ["the record.instruction: the number 3"]),
