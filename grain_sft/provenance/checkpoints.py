@@ -8,14 +8,17 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.pipeline import Pipeline
 
-_STEP_IN_NAME = re.compile(r"(?:^|[^0-9A-Za-z])(?:step|checkpoint|iter)[-_]?(\d+)(?![0-9])", re.IGNORECASE)
+_STEP_IN_NAME, _OTHER_IN_NAME = (
+    re.compile(rf"(?:^|[^0-9A-Za-z])(?:{words})[-_]?(\d+)(?![0-9])", re.IGNORECASE)
+    for words in ("step", "checkpoint|iter")
+)
 
 
 def step_of_checkpoint(name: str) -> int:
     """Return the number of steps that a run had done when it saved the checkpoint `name`.
 
     "step7000", "7000" and "gs://bucket/run/step7000-unsharded/" give 7000, as do "checkpoint-7000" of Hugging Face's trainer
-    and "iter_0007000" of Megatron. All of these are saved after steps 0 to 6999.
+    and "iter_0007000" of Megatron. All of these are saved after steps 0 to 6999. A number of `step` goes before the others.
 
     Raises:
       RowIndexError: The name is not a number, and does not contain such a word with a number exactly once.
@@ -23,7 +26,7 @@ def step_of_checkpoint(name: str) -> int:
     folder = name.rstrip("/").rpartition("/")[2]
     if folder.isascii() and folder.isdigit():
         return int(folder)
-    found = _STEP_IN_NAME.findall(folder)
+    found = _STEP_IN_NAME.findall(folder) or _OTHER_IN_NAME.findall(folder)
     if len(found) != 1:
         raise RowIndexError(
             f"checkpoint {name!r}: expected a name such as step7000, checkpoint-7000 or iter_0007000, or a number of "

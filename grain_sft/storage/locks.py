@@ -252,6 +252,7 @@ def remove_abandoned(path: str) -> bool:
 @functools.cache
 def _host() -> str:
     """Return a hash of this machine's name and boot, 8 hex digits, which tells apart the machines that write to one folder."""
-    boot = Path("/proc/sys/kernel/random/boot_id")  # containers of two machines may have one name
-    name = socket.gethostname() + (boot.read_text() if boot.exists() else "")
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):  # a sandbox may have no /proc, or refuse to read it
+        name += Path("/proc/sys/kernel/random/boot_id").read_text()  # containers of two machines may have one name
     return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()

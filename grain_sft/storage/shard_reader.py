@@ -21,6 +21,7 @@ from grain_sft.storage.vectored_copy import copies
 MOST_OPEN_FILES = 1024
 _MANY_PIECES = 8  # least number of pieces of a gather that is a copy from maps
 _SMALL_PIECE = 1 << 13  # bytes, most that its pieces have on average
+_FEW_SIZES = 64
 _MIN_PIECES_PER_WAIT = 16  # a copy with fewer pieces per wait for the disk is slower than reads
 _READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, after such a copy
 
@@ -97,7 +98,10 @@ class ShardReader:
         if self._row is not None:
             shards, starts, places, sizes = self._by_row(self._row, shards, starts, places, sizes)
         columns = (shards, starts, places, sizes)
-        total = sum(sizes.tolist() if isinstance(sizes, np.ndarray) else sizes)  # for few sizes faster than numpy's sum
+        if isinstance(sizes, np.ndarray):  # numpy's sum of few sizes is slower than that of a list
+            total = int(sizes.sum()) if len(sizes) > _FEW_SIZES else sum(sizes.tolist())
+        else:
+            total = sum(sizes)
         if not self._remote:  # `RemoteShards` counts the bytes of local files too
             activity.count("local_bytes", total)
             if len(sizes) >= _MANY_PIECES and total <= len(sizes) * _SMALL_PIECE and not self._scattered:

@@ -66,7 +66,7 @@ def test_the_checkpoint_table_of_the_runs(runs):
 
 
 NAMES = {"step7000": 7000, "7000": 7000, "gs://b/run-2/step7000/": 7000, "OLMo_step-12-hf": 12, "model_step3": 3}
-NAMES |= {"checkpoint-7000": 7000, "gs://b/run/iter_0007000/": 7000}
+NAMES |= {"checkpoint-7000": 7000, "gs://b/run/iter_0007000/": 7000, "checkpoint1-step7": 7}
 
 
 def test_names_of_checkpoints_have_one_step():

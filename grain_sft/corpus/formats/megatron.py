@@ -18,7 +18,7 @@ from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import joined_split
-from grain_sft.corpus.formats.metadata import DirectoryListing, folders_of_split, read_metadata
+from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, folders_of_split, read_metadata
 from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, in_threads
 from grain_sft.corpus.megatron_index import HEADER_BYTES, IndexHeader
 from grain_sft.corpus.shard import Shard
@@ -65,7 +65,8 @@ class Megatron(Format):
             raise CorpusError("an empty list of prefixes: a corpus has at least one.")
         weights, named = _blend(paths)
         # a glob lists A.idx, too: leave out what a listed A.bin stands for
-        named = [path for path in named if weights or f"{_stem(path)}{_TOKENS}" not in named or path.endswith(_TOKENS)]
+        listed = set(named)
+        named = [path for path in named if weights or f"{_stem(path)}{_TOKENS}" not in listed or path.endswith(_TOKENS)]
         found = [self._prefixes(files.absolute(path), listing) for path in named]
         for path, prefixes in zip(named, found, strict=True):
             if weights and len(prefixes) > 1:
@@ -134,14 +135,17 @@ class Megatron(Format):
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
     """Return, for each prefix, a split of its one file, with the metadata of its folder. Only a folder with a single prefix has
     sources, since its sources.bin can't tell prefixes apart."""
-    metadata_of = functools.cache(lambda folder: read_metadata(folders_of_split(folder), listing))
+
+    @functools.cache
+    def facts_of(folder: str) -> tuple[CorpusMetadata, str]:
+        is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
+        metadata = read_metadata(folders_of_split(folder), listing)
+        return metadata, listing.find(folder, "sources.bin") if is_only else ""
 
     @functools.cache
     def split_of(prefix: str) -> Split:
-        folder = files.parent(prefix)
-        is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
-        sources = listing.find(folder, "sources.bin") if is_only else ""
-        return Split((f"{prefix}{_TOKENS}",), metadata_of(folder), sources=sources)
+        metadata, sources = facts_of(files.parent(prefix))
+        return Split((f"{prefix}{_TOKENS}",), metadata, sources=sources)
 
     return list(map(split_of, prefixes))
 
