@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grain
+import numpy as np
 
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RECEIPT_VERSION as VERSION
@@ -103,7 +105,7 @@ def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.tra
 def described(transform: grain.transforms.Map) -> str:
     """Return the transform's own repr, or else its class and attributes, without addresses, which differ between processes.
 
-    Where the text is abbreviated with "...", as by numpy, a hash of the arrays among the attributes follows.
+    Where it abbreviates arrays with "...", as numpy does, a hash of all their elements follows.
     """
     kind: Any = type(transform)
     state: Any = object.__getstate__(transform)
@@ -115,21 +117,27 @@ def described(transform: grain.transforms.Map) -> str:
     else:
         text = repr(transform)
     text = re.sub(r" at 0x[0-9a-f]+", "", text)
-    arrays = repr(_lists(attributes)) if "..." in text else ""
-    return f"{text}#{digest(arrays)}" if "[" in arrays else text
+    arrays = _arrays(attributes) if "..." in text else None
+    return text if arrays is None else f"{text}#{digest(repr(arrays))}"
 
 
 def _repr(value: object) -> str:
-    """Return the repr of a value; a set of anything but integers is sorted, since its order differs between processes."""
-    if isinstance(value, set | frozenset) and not all(isinstance(each, int) for each in value):
-        return "{" + ", ".join(sorted(map(repr, value))) + "}"
-    return repr(value)
+    """Return the repr of a value; a set with texts is sorted, since its order differs between processes."""
+    if not isinstance(value, set | frozenset) or len(value) < 2 or all(isinstance(each, int | float) for each in value):
+        return repr(value)
+    return "{" + ", ".join(sorted(map(repr, value))) + "}"
 
 
-def _lists(value: Any) -> Any:
-    """Return the arrays in a value as lists, in the containers that hold them; None where there are none."""
+def _arrays(value: Any) -> Any:
+    """Return the elements of the arrays in a value whose repr is abbreviated, as lists or, of numpy's, [shape, hash], in the
+    containers that hold them; None where there are none."""
     if isinstance(value, Mapping):
-        return {str(name): each for name, inner in value.items() if (each := _lists(inner)) is not None} or None
+        return {str(name): each for name, inner in value.items() if (each := _arrays(inner)) is not None} or None
     if isinstance(value, list | tuple):
-        return [each for inner in value if (each := _lists(inner)) is not None] or None
-    return value.tolist() if hasattr(value, "tolist") else None
+        return [each for inner in value if (each := _arrays(inner)) is not None] or None
+    if isinstance(value, type) or not hasattr(value, "tolist") or "..." not in repr(value):
+        return None
+    if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+        return value.tolist()
+    # a list takes several times the memory and the time: 2 million integers took 0.2 s in each state
+    return [value.shape, hashlib.sha256(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data).hexdigest()]

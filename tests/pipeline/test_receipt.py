@@ -235,9 +235,13 @@ def test_a_users_transform_is_described_by_all_elements_of_arrays_and_by_no_addr
     texts = [described(kind(value)) for value in (3, 4, table, changed, [table], {"of": changed})]
     assert len(set(texts)) == len(texts)
     assert described(kind(table.copy())) == texts[2] and "#" not in described(kind(table[:9]))
+    assert described(kind(table.reshape(50, 100))) != described(kind(table.reshape(100, 50)))
+    assert described(kind([table, np.int32])).endswith(texts[4][-17:])  # a class, with the arrays' methods
     assert "0x" not in described(kind(len)) + described(kind(described))
 
 
 def test_sets_are_described_in_one_order():
     assert described(Plain({"b", "c", "a"})).endswith("value={'a', 'b', 'c'})")
     assert described(Plain({3, 1})) == described(Plain({1, 3}))
+    for value in ({0.5, 0.25}, frozenset({"a"}), frozenset()):
+        assert described(Plain(value)).endswith(f"value={value!r})")
