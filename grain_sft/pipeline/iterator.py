@@ -52,7 +52,7 @@ class PipelineIterator(StepIterator[Element]):
 
     def _make(self, step: int) -> Element:
         try:
-            batch = super()._make(step) if self._makes_ahead else make_batch(self.pipeline, step)
+            batch = super()._make(step) if self._makes_ahead else self._make_now(step)
         except RuntimeError as error:
             if workers.was_ended(error):
                 raise PipelineError(
