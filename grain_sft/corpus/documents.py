@@ -70,6 +70,11 @@ class Documents:
     def __iter__(self) -> Iterator[Ints]:
         return iter((self.start, self.length))
 
+    def by_start(self) -> Ints:
+        """Return the numbers of the documents with tokens, by their first token: some formats list them in any order."""
+        some = np.flatnonzero(self.length > 0)
+        return some[np.argsort(self.start[some], kind="stable")]
+
 
 class DocumentFinder:
     """The documents of a corpus. `content` and `tokens` read no files if this machine has cached their hashes.

@@ -210,11 +210,10 @@ class PackedLayout(Layout):
         sources = sources_of(self.corpus)
         if sources is None or self._finder is self.corpus.find_documents():
             return sources
-        found, (start, length) = self.documents.start, self.corpus.documents
         assert self.corpus.sources is not None
-        own = np.flatnonzero(length)
-        own = own[np.argsort(start[own])]  # some formats list documents in any order
-        return self.corpus.sources[own[np.maximum(start[own].searchsorted(found, side="right") - 1, 0)]]
+        own = self.corpus.documents.by_start()
+        at = self.corpus.documents.start[own].searchsorted(self.documents.start, side="right") - 1
+        return self.corpus.sources[own[np.maximum(at, 0)]]
 
     def epoch_of(self, rows: Ints) -> tuple[Ints, Ints]:
         epoch = self._begins[1:].searchsorted(rows, side="right")

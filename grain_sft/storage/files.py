@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -133,14 +133,19 @@ def glob(pattern: str) -> list[str]:
         with remote(pattern) as client:
             return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
     found = sorted(local_glob.glob(pattern, recursive=True))
-    real: dict[str, str] = {}  # folders of the matches, by their real paths
-    for folder in sorted(set(map(os.path.dirname, found))) if "**" in pattern else ():
+    if "**" in pattern:
+        check_distinct(sorted(set(map(os.path.dirname, found))))
+    return found
+
+
+def check_distinct(folders: Iterable[str]) -> None:
+    """Raise a CorpusFileError if two of these local folders are the same one, through a link."""
+    real: dict[str, str] = {}  # the folders by their real paths
+    for folder in folders:
         if (same := real.setdefault(os.path.realpath(folder), folder)) != folder:
             raise CorpusFileError(
-                f"{pattern}: {folder} is the same folder as {same}, so its files would be read twice. Remove the link, or "
-                "name the files."
+                f"{folder}: is the same folder as {same}, so its files would be read twice. Remove the link, or name the files."
             )
-    return found
 
 
 def join(folder: str, *names: str) -> str:

@@ -39,8 +39,7 @@ def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsigned
     Documents may overlap, come in any order and be longer than a block.
     """
     start, length = corpus.documents
-    order = np.flatnonzero(length > 0)
-    order = order[np.argsort(start[order], kind="stable")]
+    order = corpus.documents.by_start()
     starts, stop = start[order], start + length
     first, last, trainable = (np.zeros(len(start), np.int64) for _ in range(3))
     hashes = np.zeros(len(start), np.uint64)

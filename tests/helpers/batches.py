@@ -174,3 +174,13 @@ def put(config: dict, place: str, value: object) -> dict:
     *sections, key = place.split(".")
     functools.reduce(dict.__getitem__, sections, changed)[key] = value
     return changed
+
+
+class Plain(grain.transforms.Map):
+    """A user's transform without a repr."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def map(self, element: Any) -> Any:
+        return element

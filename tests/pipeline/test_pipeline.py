@@ -6,7 +6,7 @@ import json
 import grain
 import numpy as np
 import pytest
-from batches import assert_one_run, assert_same
+from batches import Plain, assert_one_run, assert_same
 from etils import epath
 
 from grain_sft import (
@@ -227,16 +227,6 @@ def test_a_step_that_failed_is_tried_again_and_no_step_is_lost(source, tmp_path,
     assert iterator.get_state()["next_step"] == 2
     assert [rows_of(next(iterator))[0] for _ in range(3)] == [8, 12, 16]
     iterator.close()
-
-
-class Plain(grain.transforms.Map):
-    """A user's transform, without a `__repr__`."""
-
-    def __init__(self, factor):
-        self.factor = factor
-
-    def map(self, element):
-        return element
 
 
 def test_states_and_receipts_know_a_users_transforms_by_class_and_attributes(source):

@@ -4,10 +4,9 @@ import dataclasses
 import json
 import shutil
 
-import grain
 import numpy as np
 import pytest
-from batches import assert_same, load, sections, write_config
+from batches import Plain, assert_same, load, sections, write_config
 from sft_files import documents, write_olmo
 
 import grain_sft
@@ -206,16 +205,6 @@ def test_the_command_prints_the_code_and_the_parts(config, tmp_path, capsys):
     assert [line.split()[0] for line in lines[1:]] == ["corpus", "layout", "padding", "sampler", "transforms"]
     with pytest.raises(SystemExit):
         main(["receipt", str(path), "--host", "2/2"])
-
-
-class Plain(grain.transforms.Map):
-    """A user's transform without a repr."""
-
-    def __init__(self, value):
-        self.value = value
-
-    def map(self, element):
-        return element
 
 
 class WithSlots(Plain):

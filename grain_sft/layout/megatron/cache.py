@@ -66,7 +66,7 @@ def read_stream(
       before: Number that the index gives to the first of the documents.
       num_samples: Number of samples that the run needs; None for one epoch.
       cut: How the stream is cut into samples.
-      seed: Seed that the index's description, if there is one, must state.
+      seed: Seed that the index's description must state, if the index has one.
 
     Raises:
       LayoutError: No index belongs to this data set, or those that do are damaged or were made with other options.
@@ -163,7 +163,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
 
 
 def _describes(start: str, tokens: str, seed: int | None) -> bool:
-    """Return whether the description of an index names the token file and the seed; True where there is no description."""
+    """Return whether the description of an index names the token file and the seed; True without a description."""
     name = os.path.basename(tokens).removesuffix(".bin")
     for ending, paths, seeds in _DESCRIPTIONS:
 
@@ -177,7 +177,7 @@ def _describes(start: str, tokens: str, seed: int | None) -> bool:
 
 
 def _describes_blend(start: str, shares: npt.NDArray[np.float64]) -> bool:
-    """Return whether megatron-core's description of a blend has these shares; True where there is no description."""
+    """Return whether megatron-core's description of a blend has these shares; True without a description."""
 
     def agrees(stated: Any) -> bool:
         weights = normalized(stated["weights"])

@@ -72,12 +72,8 @@ def _files_of(folder: str) -> Sequence[str]:
     names = sorted(name for name in below if not is_made(name))
     found = _data([name for name in names if _RECORDS.search(name) or is_array_record(name)])
     found = found or [name for name in names if is_text(name)]
-    real: dict[str, str] = {}  # local folders of the files, by their real paths
-    for parent in () if files.is_remote(folder) else dict.fromkeys(map(files.parent, found)):
-        if (same := real.setdefault(os.path.realpath(parent), parent)) != parent:
-            raise CorpusFileError(
-                f"{parent}: is the same folder as {same}, so its files would be read twice. Remove the link, or name the files."
-            )
+    if not files.is_remote(folder):
+        files.check_distinct(dict.fromkeys(map(files.parent, found)))
     splits: dict[str, str] = {}  # a file of each
     for name in found:
         for part in (*below[name], re.split("[-_.]", files.name_of(name))[0]):
