@@ -38,6 +38,17 @@ def scan_array(path: str, raw: Dtype, parse: Callable[[object], Dtype]) -> Array
     return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
 
 
+def header_of(path: str, headers: tuple[str, ...], dtype: Dtype) -> Callable[[object], Dtype]:
+    """Return a `parse` for `scan_array` that returns `dtype` if a header states one of the dtypes `headers`."""
+
+    def parse(stated: object) -> Dtype:
+        if stated not in headers:
+            raise CorpusError(f"{path}: its .npy header states dtype {stated!r}; expected {headers[0]!r}.")
+        return dtype
+
+    return parse
+
+
 def locate_values(
     path: str, head: bytes, size: int, raw: Dtype, parse: Callable[[object], Dtype]
 ) -> tuple[Dtype, int, int]:

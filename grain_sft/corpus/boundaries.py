@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import megatron_index
-from grain_sft.corpus.array_file import locate_values
+from grain_sft.corpus.array_file import header_of, locate_values
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import Count, FileStamp, describe
 
@@ -25,7 +25,7 @@ SEQUENCE_KINDS = {"megatron": megatron_index.parse}
 """Kinds of boundary files that group sequences to documents, and how they are parsed."""
 
 _BLOCK = 1 << 18  # bytes of lines that are parsed at once, while they are in the processor's cache
-_LONGEST_LINE = 1 << 16  # with the names and paths of documents that Dolma's tokenizer writes
+_LONGEST_LINE = 1 << 16  # bytes of a line behind a block; Dolma's tokenizer writes names and paths of documents, too
 _MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)
 _PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # 18 digits always fit into int64
 
@@ -57,9 +57,9 @@ class BoundaryFile(FileStamp):
         return BOUNDARY_KINDS[self.kind](self.path, data, num_tokens)
 
 
-def describe_boundaries(path: str, kind: BoundaryKind) -> BoundaryFile:
+def describe_boundaries(path: str, kind: BoundaryKind, continues: bool | None = None) -> BoundaryFile:
     """Return the stamp of the present file."""
-    return BoundaryFile(**vars(describe(path)), kind=kind)
+    return BoundaryFile(**vars(describe(path)), kind=kind, continues=continues)
 
 
 def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
@@ -70,25 +70,23 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     if not data:
         raise CorpusError(f"{path}: is empty; expected gzipped lines 'start,end'. It was cut short.")
     parsed, stream = bytearray(), gzip.GzipFile(fileobj=io.BytesIO(data))
-    line, before, rest, block = 1, 0, b"", b" "
-    while block:
+    line, before = 1, 0
+    while True:
         try:
-            block = stream.read(_BLOCK)
+            lines, rest = stream.read(_BLOCK), stream.readline(_LONGEST_LINE)
         except (OSError, EOFError, zlib.error) as error:
             raise CorpusError(
                 f"{path}: can't be unpacked after line {line - 1} ({error}). It is cut short or damaged."
             ) from error
-        text = rest + (block or (b"\n" if rest else b""))
-        rest = text[text.rfind(b"\n") + 1 :]
-        lines = text[: len(text) - len(rest)]
-        if len(rest) > _LONGEST_LINE:
+        if not lines:
+            break
+        if len(rest) == _LONGEST_LINE:
             raise CorpusError(f"{path}:{line + lines.count(10)}: expected 'start,end', found {_shown(rest)}.")
-        if lines:
-            numbers = _parse_lines(path, line, lines)
-            _check_order(path, line, numbers, before, num_tokens)
-            before = int(numbers[-1, 1])
-            line += len(numbers)
-            parsed += numbers.tobytes()
+        numbers = _parse_lines(path, line, lines + rest)
+        _check_order(path, line, numbers, before, num_tokens)
+        before = int(numbers[-1, 1])
+        line += len(numbers)
+        parsed += numbers.tobytes()
     if not parsed and num_tokens:
         raise CorpusError(f"{path}: lists no document, but the part has {num_tokens} tokens.")
     start, end = np.frombuffer(parsed, np.int64).reshape(-1, 2).T
@@ -100,6 +98,8 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
     """Return int64 [lines, 2] of whole lines, parsed all at once: about 12 ns a byte."""
     if b"\r" in lines:
         lines = lines.replace(b"\r\n", b"\n")
+    if not lines.endswith(b"\n"):  # the last line of the file
+        lines += b"\n"
     if lines.count(b",", 0, lines.index(b"\n")) > 1:  # start,end,id,src,loc
         lines = _MORE_COLUMNS.sub(rb"\1", lines)
     numbers = lines.replace(b"\n", b",")
@@ -149,14 +149,9 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
 
 def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     """Parse int64 starts, ascending from 0, in a .npy file or raw. A last one equal to the number of tokens is the end."""
-
-    def parse(stated: object) -> np.dtype[Any]:
-        if stated != "<i8":
-            raise CorpusError(f"{path}: its .npy header says dtype {stated!r}; expected '<i8'.")
-        return np.dtype("<i8")
-
-    offset = locate_values(path, data, len(data), np.dtype("<i8"), parse)[2]
-    starts = np.frombuffer(data, "<i8", offset=offset).astype(np.int64)
+    dtype: np.dtype[Any] = np.dtype("<i8")
+    offset = locate_values(path, data, len(data), dtype, header_of(path, ("<i8",), dtype))[2]
+    starts = np.frombuffer(data, dtype, offset=offset).astype(np.int64)
     if len(starts) and starts[-1] == num_tokens:
         starts = starts[:-1]
     if len(starts) == 0 and num_tokens:

@@ -10,6 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -71,20 +72,10 @@ def hashes_of(stored: Sequence[FileStamp], read: Read | None = None, *, of: str 
         return {"sha256": np.array([list(bytes.fromhex(each)) for each in hashes], np.uint8)}
 
     try:
-        arrays = artifact.load_or_make("content", depends, make, _folder(stored), check=_checked(stored))
+        arrays = artifact.load_or_make("content", depends, make, _folder(stored))
     except _ChangedError:
         return hashes
     return [bytes(each).hex() for each in arrays["sha256"]]
-
-
-def recall(stored: Sequence[FileStamp], *, of: str = "bytes") -> list[str] | None:
-    """Return the hashes `of` the files if they are cached, or if bytes are hashed and the files are small; else None."""
-    if sum(file.size for file in stored) < _REMEMBERED_FROM and of == "bytes":
-        return read_hashes(stored)
-    if (depends := _depends(stored, of)) is None:
-        return None
-    found = artifact.open_cached(artifact.place("content", depends, _folder(stored)), depends, _checked(stored))
-    return None if found is None else [bytes(each).hex() for each in found["sha256"]]
 
 
 def read_hashes(stored: Sequence[FileStamp]) -> list[str]:
@@ -93,22 +84,16 @@ def read_hashes(stored: Sequence[FileStamp]) -> list[str]:
 
 
 def _read_local(file: FileStamp) -> str:
-    try:
-        with inside(file.root):
-            opened = os.fdopen(open_regular(file.path), "rb", 0)
-        with opened:
-            size = os.fstat(opened.fileno()).st_size
-            if size != file.size:
-                raise CorpusFileError(size_change(file, size))
+    with files.reading(file.path), inside(file.root), os.fdopen(open_regular(file.path), "rb", 0) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size != file.size:
+            raise CorpusFileError(size_change(file, size))
+        try:
             return hashing.joined(hashing.blocks_of([(opened.fileno(), file.data_offset, size)]))
-    except CorpusFileError:
-        raise
-    except OSError as error:
-        raise CorpusFileError(f"{file.path}: can't be read ({error.strerror or error}).") from error
-    except EOFError as error:
-        raise CorpusFileError(
-            f"{file.path}: was cut short while it was read ({error}). Wait until it is complete."
-        ) from error
+        except EOFError as error:
+            raise CorpusFileError(
+                f"{file.path}: was cut short while it was read ({error}). Wait until it is complete."
+            ) from error
 
 
 def _read_remote(file: FileStamp) -> str:
@@ -153,18 +138,9 @@ def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     return {"content": _VERSION, "of": of, "files": stamps}
 
 
-def _folder(stored: Sequence[FileStamp]) -> Any:
+def _folder(stored: Sequence[FileStamp]) -> Path | None:
     """Return the folder of cached hashes: None, the cache that machines share, for remote files; else this machine's."""
     return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
-
-
-def _checked(stored: Sequence[FileStamp]) -> artifact.Check:
-    def check(arrays: artifact.Arrays) -> None:
-        found = arrays.get("sha256")
-        if found is None or found.dtype != np.uint8 or found.shape != (len(stored), 32):
-            raise ValueError(f"it does not hold {len(stored)} hashes")
-
-    return check
 
 
 def fingerprint_of(corpus: Corpus) -> str:

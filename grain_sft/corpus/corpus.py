@@ -66,10 +66,8 @@ class Corpus:
 
     def __post_init__(self) -> None:
         for name in ("eos_token_id", "pad_token_id"):
-            if (number := getattr(self, name)) is not None:
-                object.__setattr__(
-                    self, name, self._checked_id(name, number)
-                )  # as int: json can't write numpy's integers
+            if (number := getattr(self, name)) is not None:  # as int: json can't write numpy's integers
+                object.__setattr__(self, name, self._checked_id(name, number))
 
     def _checked_id(self, name: str, number: object) -> int:
         highest = highest_token(self.dtype, self.signed)

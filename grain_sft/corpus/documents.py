@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import content
-from grain_sft.corpus.boundaries import CUTTING_KINDS
-from grain_sft.corpus.eos_scan import ARRAYS, scan
+from grain_sft.corpus.boundaries import CUTTING_KINDS, BoundaryFile
+from grain_sft.corpus.eos_scan import scan
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import ShardReader, artifact, hashing, read_whole
 
@@ -82,57 +82,84 @@ class DocumentFinder:
     Args:
       corpus: Corpus whose documents are found.
       boundaries: "auto" for its boundary files if it has any, else its EOS tokens; "eos" for its EOS tokens.
-      bos_token_id: Token that must follow each EOS that ends a document; implies "eos".
+      bos_token_id: Token that must follow each EOS that ends a document, except at the end of a shard; implies "eos".
     """
 
     def __init__(self, corpus: Corpus, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
         self.corpus, self._bos = corpus, bos_token_id
         self._by_files = corpus.has_boundary_files and boundaries == "auto" and bos_token_id is None
+        self._found: tuple[Documents, list[str]] | None = None  # what `_hashes` had to read, for `documents`
+
+    @functools.cached_property
+    def _hashes(self) -> list[str]:
+        """Hashes of the boundary files, or of each shard's tokens, from the cache if it has them."""
+
+        def read() -> list[str]:
+            self._found = self._read()
+            return self._found[1]
+
+        corpus = self.corpus
+        if self._by_files:
+            return content.hashes_of(_boundary_files(corpus), read)
+        if corpus.eos_token_id is None:
+            raise CorpusError(
+                f"{corpus.shards[0].path}: the ends of documents are unknown without boundary files. Give eos_token_id."
+            )
+        return content.hashes_of(corpus.shards, read, of=content.hashed_of(corpus))
+
+    def _read(self) -> tuple[Documents, list[str]]:
+        """Find the documents. Return them and the hashes of what was read."""
+        if self._by_files:
+            parts, hashes = _read_parts(self.corpus)
+            for number, before in reversed(_continued(self.corpus, parts)):
+                parts[before][1][-1] += parts[number][1][0]
+                parts[number] = (parts[number][0][1:], parts[number][1][1:])
+            return _joined(self.corpus, parts, hashes), hashes
+        start, length, highest, hashes = scan(self.corpus, self._bos)
+        key = content.content_of_tokens(self.corpus, hashes, self._bos)
+        return Documents(start, length, highest, key, content.hash_of_tokens(self.corpus, hashes)), hashes
 
     @functools.cached_property
     def content(self) -> str:
-        """`Documents.content`, from the hashes of files where this machine has cached them."""
-        corpus = self.corpus
-        if "_found" in vars(self):
-            return self._found.content
+        """`Documents.content`."""
         if self._by_files:
-            listed = [shard.boundaries for shard in corpus.shards if shard.boundaries is not None]
-            hashes = content.recall(listed) if len(listed) == len(corpus.shards) else None
-            return self._found.content if hashes is None else content.content_of_boundaries(corpus, hashes)
-        hashes = self._recalled_tokens() if corpus.eos_token_id is not None else None
-        return self._found.content if hashes is None else content.content_of_tokens(corpus, hashes, self._bos)
+            return content.content_of_boundaries(self.corpus, self._hashes)
+        return content.content_of_tokens(self.corpus, self._hashes, self._bos)
 
     @functools.cached_property
     def tokens(self) -> str | None:
         """`Documents.tokens`: the hash of every token; None for a corpus with boundary files."""
-        if self.corpus.has_boundary_files:
-            return None
-        hashes = None if "_found" in vars(self) else self._recalled_tokens()
-        return self._found.tokens if hashes is None else content.hash_of_tokens(self.corpus, hashes)
+        return None if self.corpus.has_boundary_files else content.hash_of_tokens(self.corpus, self._hashes)
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """The documents.
+        """The documents. Those that EOS tokens end in more than a few MB are cached, in the folder `documents` of the cache.
 
         Raises:
           CorpusFileError: A file is missing, not the one that was indexed, or changed since `content` was computed.
           CorpusError: A boundary file is damaged or does not fit, or there are neither boundary files nor `eos_token_id`.
         """
-        if self._found.content != self.content:
-            raise _written_to(self.corpus)
-        return self._found
+        key = self.content
 
-    @functools.cached_property
-    def _found(self) -> Documents:
-        return _by_files(self.corpus) if self._by_files else by_eos(self.corpus, self._bos)
+        def find() -> Documents:
+            documents, _ = self._found or self._read()
+            self._found = None
+            if documents.content != key:
+                path = self.corpus.shards[0].path
+                raise CorpusFileError(
+                    f"{path}, or another file of its corpus, is being written to. Wait until it is complete."
+                )
+            return documents
 
-    def _recalled_tokens(self) -> list[str] | None:
-        return content.recall(self.corpus.shards, of=content.hashed_of(self.corpus))
+        def make() -> dict[str, Ints]:
+            found = find()
+            return {"start": found.start, "length": found.length, "highest_token": np.array([found.highest_token])}
 
-
-def _written_to(corpus: Corpus) -> CorpusFileError:
-    path = corpus.shards[0].path
-    return CorpusFileError(f"{path}, or another file of its corpus, is being written to. Wait until it is complete.")
+        if self._by_files or self.corpus.num_tokens * self.corpus.dtype.itemsize < _KEPT_FROM:
+            return find()
+        made = artifact.load_or_make("documents", {"documents": 3, "content": key}, make)
+        start, length, highest = (made[name].view(np.ndarray) for name in ("start", "length", "highest_token"))
+        return Documents(start, length, int(highest[0]), key, content.hash_of_tokens(self.corpus, self._hashes))
 
 
 def sequences_of(corpus: Corpus) -> Documents:
@@ -143,19 +170,6 @@ def sequences_of(corpus: Corpus) -> Documents:
 def part_by_part(corpus: Corpus) -> Documents:
     """Return the documents of the boundary files, which every shard must have, without joining any across shards."""
     return _joined(corpus, *_read_parts(corpus))
-
-
-def _by_files(corpus: Corpus) -> Documents:
-    read = functools.cache(lambda: _read_parts(corpus))
-    files = [shard.boundaries for shard in corpus.shards if shard.boundaries is not None]
-    hashes = content.hashes_of(files, lambda: read()[1])  # the next process need not read them for `content`
-    parts, now = read()
-    if now != hashes:
-        raise _written_to(corpus)
-    for number, before in reversed(_continued(corpus, parts)):
-        parts[before][1][-1] += parts[number][1][0]
-        parts[number] = (parts[number][0][1:], parts[number][1][1:])
-    return _joined(corpus, parts, hashes)
 
 
 def _joined(corpus: Corpus, parts: list[tuple[Ints, Ints]], hashes: list[str]) -> Documents:
@@ -172,19 +186,27 @@ def _joined(corpus: Corpus, parts: list[tuple[Ints, Ints]], hashes: list[str]) -
 def _read_parts(corpus: Corpus, *, by_sequence: bool = False) -> tuple[list[tuple[Ints, Ints]], list[str]]:
     """Return (start, length) of each boundary file's documents, starts counted through all shards; and each file's hash."""
 
-    def read(shard: Shard) -> tuple[Ints, Ints, str]:
-        if shard.boundaries is None:
-            raise CorpusError(f"{shard.path}: has no document boundaries, but others have.")
-        data = read_whole(shard.boundaries)
-        return *shard.boundaries.parse(data, shard.num_tokens, by_sequence=by_sequence), hashing.of_bytes(data)
+    def read(shard: Shard, file: BoundaryFile) -> tuple[Ints, Ints, str]:
+        data = read_whole(file)
+        return *file.parse(data, shard.num_tokens, by_sequence=by_sequence), hashing.of_bytes(data)
 
     with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:  # 1.5 times as fast with two processors
-        found = list(pool.map(read, corpus.shards))
+        found = list(pool.map(read, corpus.shards, _boundary_files(corpus)))
     first = 0
     for shard, (start, *_) in zip(corpus.shards, found, strict=True):
         start += first
         first += shard.num_tokens
     return [(start, length) for start, length, _ in found], [code for *_, code in found]
+
+
+def _boundary_files(corpus: Corpus) -> list[BoundaryFile]:
+    """Return the boundary file of each shard. A shard without one is a CorpusError."""
+    found = []
+    for shard in corpus.shards:
+        if shard.boundaries is None:
+            raise CorpusError(f"{shard.path}: has no document boundaries, but others have.")
+        found.append(shard.boundaries)
+    return found
 
 
 def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
@@ -193,21 +215,30 @@ def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int
     The parts of format olmo cut through documents. Where two parts touch, their metadata decide; where these state nothing,
     EOS tokens do, unless the file of sources states another number of documents.
     """
-    touching = _touching(corpus, parts)
-    boundaries = [corpus.shards[number].boundaries for number, _ in touching]
-    if all(file is not None and file.continues for file in boundaries):
+    files = _boundary_files(corpus)
+    touching = []
+    for before, number in itertools.pairwise(number for number, (start, _) in enumerate(parts) if len(start)):
+        start, length = parts[before]
+        may_continue = files[number].kind in CUTTING_KINDS and files[number].continues is not False
+        if may_continue and start[-1] + length[-1] == parts[number][0][0]:
+            touching.append((number, before))
+    if all(files[number].continues for number, _ in touching):
         return touching
-    without_eos = None if corpus.eos_token_id is None else _without_eos(corpus, touching)
+    choices = [touching, []]
+    if corpus.eos_token_id is not None:
+        last = _last_tokens(corpus, [before for _, before in touching])
+        pairs = zip(touching, last, strict=True)
+        choices.insert(0, [pair for pair, token in pairs if files[pair[0]].continues or token != corpus.eos_token_id])
     if corpus.sources_file is None:
-        if without_eos is None:
+        if corpus.eos_token_id is None:
             raise CorpusError(
                 f"{corpus.shards[touching[0][0]].path}: whether its first document continues one of the part before is "
                 "unknown without the token that ends documents. Give eos_token_id."
             )
-        return without_eos
+        return choices[0]
     pieces, sources = sum(len(start) for start, _ in parts), corpus.sources_file.size // 16
-    for choice in (without_eos, touching, []):
-        if choice is not None and pieces - len(choice) == sources:
+    for choice in choices:
+        if pieces - len(choice) == sources:
             return choice
     raise CorpusError(
         f"{corpus.sources_file.path}: lists {sources} documents, but the boundary files hold {pieces} pieces, and "
@@ -216,69 +247,9 @@ def _continued(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int
     )
 
 
-def _touching(corpus: Corpus, parts: list[tuple[Ints, Ints]]) -> list[tuple[int, int]]:
-    """Return (shard, previous shard) for each shard that begins with a document after a shard that ends with one."""
-    found = []
-    not_empty = [number for number, shard in enumerate(corpus.shards) if shard.num_tokens]
-    for before, number in itertools.pairwise(not_empty):
-        file, (start, length) = corpus.shards[number].boundaries, parts[before]
-        if file is None or file.kind not in CUTTING_KINDS or file.continues is False or not len(start):
-            continue
-        if start[-1] + length[-1] == parts[number][0][0]:
-            found.append((number, before))
-    return found
-
-
-def _without_eos(corpus: Corpus, touching: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the pairs of `touching` whose metadata state that they are one document, or whose previous shard does not end
-    with an EOS."""
-    before = np.array([number for _, number in touching], np.int64)
-    ends = np.array([corpus.shards[number].num_tokens - 1 for _, number in touching], np.int64)
+def _last_tokens(corpus: Corpus, shards: list[int]) -> list[int]:
+    """Return the last token of each of these shards."""
+    ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
-    last = reader.values(before, ends).view(corpus.dtype).reshape(-1)
-    files = [corpus.shards[number].boundaries for number, _ in touching]
-    found = zip(touching, files, last.tolist(), strict=True)
-    return [pair for pair, file, token in found if (file and file.continues) or token != corpus.eos_token_id]
-
-
-def by_eos(corpus: Corpus, bos_token_id: int | None = None) -> Documents:
-    """Return the documents, each with the EOS that ends it. Tokens after a shard's last EOS are in no document.
-
-    With `bos_token_id`, an EOS ends a document only before that token or at the end of a shard. The documents of a corpus of
-    more than a few MB are cached, in the folder `documents` of the cache.
-    """
-    if corpus.eos_token_id is None:
-        raise CorpusError(
-            f"{corpus.shards[0].path}: the ends of documents are unknown without boundary files. Give eos_token_id."
-        )
-    scan_once = functools.cache(lambda: scan(corpus, bos_token_id))
-    if corpus.num_tokens * corpus.dtype.itemsize < _KEPT_FROM:
-        arrays: artifact.Arrays
-        arrays, hashes = scan_once()
-    else:
-        hashes = content.hashes_of(corpus.shards, lambda: scan_once()[1], of=content.hashed_of(corpus))
-
-        def make() -> dict[str, Ints]:
-            made, now = scan_once()
-            if now != hashes:
-                raise _written_to(corpus)
-            return made
-
-        depends = {"documents": 3, "content": content.content_of_tokens(corpus, hashes, bos_token_id)}
-        check = functools.partial(_check_documents, corpus.num_tokens)
-        arrays = artifact.load_or_make("documents", depends, make, check=check)
-    start, length, highest = (arrays[name].view(np.ndarray) for name in ARRAYS)
-    key = content.content_of_tokens(corpus, hashes, bos_token_id)
-    return Documents(start, length, int(highest[0]), key, content.hash_of_tokens(corpus, hashes))
-
-
-def _check_documents(num_tokens: int, arrays: artifact.Arrays) -> None:
-    """Raise ValueError for cached arrays that no scan can have returned."""
-    start, length, highest = (arrays.get(name, np.empty((0, 0))) for name in ARRAYS)
-    if any(array.dtype != np.int64 or array.ndim != 1 for array in (start, length, highest)) or len(highest) != 1:
-        raise ValueError("its arrays are not int64 [documents]")
-    if start.shape != length.shape or (length < 1).any() or (length > num_tokens).any():
-        raise ValueError("its lengths are not those of documents")
-    bounds = np.stack([start, start + length], axis=1).reshape(-1)
-    if len(bounds) and (bounds[0] < 0 or bounds[-1] > num_tokens or (bounds[1:] < bounds[:-1]).any()):
-        raise ValueError("its documents overlap or lie outside the corpus")
+    found: list[int] = reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()
+    return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.array_file import scan_array
+from grain_sft.corpus.array_file import header_of, scan_array
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
 
@@ -90,13 +90,7 @@ class LossFile(FileStamp):
 def scan_loss(path: str, kind: LossKind) -> LossFile:
     """Return the loss file at `path`, after a check of its first and last values, unless the check needs the tokens."""
     values = KINDS[kind]
-
-    def parse(stated: object) -> np.dtype[Any]:
-        if stated not in values.headers:
-            raise CorpusError(f"{path}: its .npy header states dtype {stated!r}; expected {values.headers[0]!r}.")
-        return values.dtype
-
-    found = scan_array(path, values.dtype, parse)
+    found = scan_array(path, values.dtype, header_of(path, values.headers, values.dtype))
     for data in () if values.follow_tokens else (found.first, found.last):
         array: npt.NDArray[Any] = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
         wrong = values.wrong(array, array)

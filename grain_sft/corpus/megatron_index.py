@@ -41,6 +41,11 @@ class IndexHeader(NamedTuple):
     entries: int
 
     @property
+    def stored(self) -> str:
+        """Name of the dtype of the tokens in the `.bin`."""
+        return self.dtype.name.removeprefix("u") if self.signed else self.dtype.name
+
+    @property
     def pointers_at(self) -> int:
         """Offset of the sequences' first bytes in the index, in bytes."""
         return HEADER_BYTES + 4 * self.sequences

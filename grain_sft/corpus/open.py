@@ -13,26 +13,15 @@ import msgspec
 from grain_sft.arguments import as_paths, check_type
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import FORMATS, DirectoryListing, ReadOptions, formats
-from grain_sft.corpus.formats.files import LIST_SUFFIXES, is_glob
+from grain_sft.corpus.formats.files import LIST_SUFFIXES, expand, is_glob
 from grain_sft.corpus.formats.mix import remap_path
 from grain_sft.corpus.formats.scanning import SUBSETS, Subset
 from grain_sft.corpus.shard import TokenDtype, token_dtype
-from grain_sft.errors import CorpusError, CorpusFileError, MissingExtraError
+from grain_sft.errors import CorpusError, MissingExtraError
 from grain_sft.registry import Registry
 from grain_sft.storage import RemoteOptions, files, inside, outside
 
 AUTO = "auto"
-
-_TYPES: dict[str, tuple[Any, str]] = {
-    "format": (str, "a string"),
-    "path_remap": (Mapping | None, "a mapping of prefixes to their replacements"),
-    "tokenizer": (str | None, "a string"),
-    "remote": (RemoteOptions | Mapping | None, "RemoteOptions or a mapping"),
-    "root": (str | os.PathLike | None, "a path"),
-    "use_loss_mask": (bool | None, "True or False"),
-    "split": (str | None, "a string such as '969,30,1'"),
-}
-"""Types of arguments of `open_corpus`, and their descriptions for messages."""
 
 TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
     "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
@@ -106,13 +95,14 @@ def open_corpus(
     if isinstance(where, list | tuple) and any(isinstance(each, str | os.PathLike) for each in where):
         where = [str(each) if type(each) in (int, float) else each for each in where]  # weights of a blend
     paths = as_paths("where", where)
-    given = {"format": format, "path_remap": path_remap, "tokenizer": tokenizer, "remote": remote, "root": root}
-    for name, value in {**given, "use_loss_mask": use_loss_mask, "split": split}.items():
-        check_type(name, value, *_TYPES[name])
+    check_type("format", format, str, "a string")
+    check_type("tokenizer", tokenizer, str | None, "a string")
+    check_type("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping")
+    check_type("root", root, str | os.PathLike | None, "a path")
+    check_type("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements")
     for text in itertools.chain.from_iterable((path_remap or {}).items()):
         check_type("path_remap: a prefix or its replacement", text, str | os.PathLike, "a string or a path")
-    masks = None if label_mask_paths is None else as_paths("label_mask_paths", label_mask_paths)
-    _check_combinations(split, subset, masks, use_loss_mask)
+    _check_masks_and_split(label_mask_paths, use_loss_mask, split, subset)
     remote_options = None if remote is None else RemoteOptions.of(remote)
     remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}
     if tokenizer is not None:
@@ -121,12 +111,16 @@ def open_corpus(
     def remap(path: str) -> str:
         return files.normalize(remap_path(path, remaps))
 
+    masks = None
+    if label_mask_paths is not None:
+        named_masks = as_paths("label_mask_paths", label_mask_paths)
+        masks = tuple(files.absolute(found) for path in named_masks for found in expand(remap(files.normalize(path))))
     folder = _Root.of(root)
     options = ReadOptions(
         dtype=None if dtype is None else token_dtype(dtype, "dtype"),
         eos_token_id=eos_token_id,
         use_loss_mask=use_loss_mask,
-        masks=None if masks is None else _expand_masks(remap(files.normalize(path)) for path in masks),
+        masks=masks,
         split=split,
         subset=subset or "train",
         remap=remap,
@@ -143,9 +137,9 @@ def open_corpus(
     return corpus if remote_options is None else dataclasses.replace(corpus, remote=remote_options)
 
 
-def _check_combinations(
-    split: str | None, subset: str | None, masks: Sequence[object] | None, use_loss_mask: bool | None
-) -> None:
+def _check_masks_and_split(masks: object, use_loss_mask: bool | None, split: str | None, subset: str | None) -> None:
+    check_type("use_loss_mask", use_loss_mask, bool | None, "True or False")
+    check_type("split", split, str | None, "a string such as '969,30,1'")
     if subset is not None and (split is None or subset not in SUBSETS):
         raise CorpusError(
             f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as split='969,30,1'."
@@ -190,16 +184,6 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
         if found is not None:
             return form.read(found, options, listing)
     raise CorpusError(f"{path}: is not of the format {format}; expected {FORMATS[format].expected}.")
-
-
-def _expand_masks(paths: Iterable[str]) -> tuple[str, ...]:
-    found: list[str] = []
-    for path in paths:
-        matches = files.glob(path) if is_glob(path) else [path]
-        if not matches:
-            raise CorpusFileError(f"{path}: label_mask_paths: the glob matches no file.")
-        found += map(files.absolute, matches)
-    return tuple(found)
 
 
 class _Root(NamedTuple):
@@ -260,20 +244,27 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     if sha256 is not None and files.exists(path := files.normalize(given)):
         with contextlib.suppress(MissingExtraError):
             found = TOKENIZER_READERS["any"](path).sha256
-    if found is None and name is None:
-        if sha256 is None:
-            return
+    if found is not None:
+        is_same = found == sha256
+    elif name is not None:
+        is_same = _is_same_name(name, given)
+    elif sha256 is None:
+        is_same = True
+    else:
         raise CorpusError(
             f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "
             f"{given!r}, which is not a file. Give the path of the tokenizer, or none."
         )
-    if found != sha256 if found is not None else not _is_same_name(name or "", given):
-        made_with = repr(name) if sha256 is None else f"{name!r} (sha256 {sha256})" if name else f"sha256 {sha256}"
-        other = f"{given!r}" if found is None else f"{given!r} (sha256 {found})"
+    if not is_same:
         raise CorpusError(
-            f"{where}: the corpus was made with the tokenizer {made_with}, but {other} was given. Give the corpus's tokenizer, "
-            "or none."
+            f"{where}: the corpus was made with the tokenizer {_facts(name, sha256)}, but {_facts(given, found)} was given. "
+            "Give the corpus's tokenizer, or none."
         )
+
+
+def _facts(name: str | None, sha256: str | None) -> str:
+    """Return the text of those facts about a tokenizer that are known."""
+    return ", ".join(text for text, fact in ((repr(name), name), (f"sha256 {sha256}", sha256)) if fact is not None)
 
 
 def _is_same_name(one: str, other: str) -> bool:

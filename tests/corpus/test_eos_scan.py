@@ -43,7 +43,7 @@ def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
         for path, tokens in zip(paths, files, strict=True):
             np.array(tokens, dtype).tofile(path)
         corpus = open_corpus(paths, dtype=dtype, eos_token_id=EOS)
-        start, length = documents_module.by_eos(corpus, bos)
+        start, length = corpus.find_documents(bos_token_id=bos).documents
         assert list(zip(start.tolist(), length.tolist(), strict=True)) == plainly(files, bos)
         assert corpus.num_documents == sum(tokens.count(EOS) for tokens in files)
 
@@ -80,8 +80,8 @@ def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, rem
     path = write_tokens("0.npy", tokens, "uint16")
 
     def found(eos=EOS, bos=None):
-        documents = documents_module.by_eos(open_corpus(path, dtype="uint16", eos_token_id=eos), bos)
-        return list(zip(*(each.tolist() for each in documents), strict=True))
+        finder = open_corpus(path, dtype="uint16", eos_token_id=eos).find_documents(bos_token_id=bos)
+        return list(zip(*(each.tolist() for each in finder.documents), strict=True))
 
     first = found()
     assert found() == first == plainly([tokens.tolist()], None) and len(scans) == 1

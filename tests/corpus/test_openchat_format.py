@@ -151,7 +151,7 @@ def test_files_beside_it_that_dont_fit_are_named(tmp_path):
     for data, expected in (
         (bytes(16), "4 weights, but"),
         (bytes(19), "is not a multiple of 4"),
-        (np.full(5, np.inf, "f4").tobytes(), "weight 0 is inf"),
+        (np.full(5, np.inf, "f4").tobytes(), "holds inf; expected a finite weight"),
     ):
         path.write_bytes(data)
         assert expected in sft.error_of(tmp_path)

@@ -125,7 +125,7 @@ GARBLED = "The index is damaged: build it again"
             for key, wrong in (("dtype", "int32"), ("eos_token_id", "7"), ("tokenizer", 5))
         ),
         (None, {"dtype": "uint32"}, "which is not its size"),
-        (None, {"eos_token_id": 65536}, "eos_token_id is 65536, which uint16 can't hold"),
+        (None, {"eos_token_id": 65536}, "eos_token_id=65536: expected an id that uint16 holds"),
         (None, {"shards": []}, "lists no shard"),
         (None, {"format": "other"}, "neither a grain_sft index nor MaxText's"),
         *((None, {key: ...}, f"required field `{key}`") for key in ("version", "dtype", "eos_token_id", "shards")),

@@ -51,7 +51,7 @@ class Files(Format):
         return path
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        return corpus_of_files([(path, "") for path in _expand(found)], options, listing)
+        return corpus_of_files([(path, "") for path in expand(found)], options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open files, globs and directories in order. A prepared corpus among them stands for its training split."""
@@ -69,7 +69,7 @@ class Files(Format):
                 for form in by_name.formats:
                     home = None if form.any_path or split else form.detect(files.absolute(path), listing)
                     split = split if home is None else form.whole_split(home, options, listing).files
-            found += split or _expand(path)
+            found += split or expand(path)
         return corpus_of_files([(path, "") for path in found], options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
@@ -92,8 +92,8 @@ class FileFormats:
 
     def is_metadata(self, path: str) -> bool:
         """Return whether the file holds metadata, by its name."""
-        patterns = [form.metadata_files for form in self.formats if form.metadata_files]
-        return any(re.fullmatch(pattern, files.name_of(path)) for pattern in patterns)
+        name = files.name_of(path)
+        return any(re.fullmatch(form.metadata_files, name) for form in self.formats)
 
     def owner(self, path: str) -> tuple[Format, str]:
         """Return the format of a file, and its token file: `path` itself, or the one whose sidecar it is."""
@@ -164,7 +164,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
             shards = zip(corpus.shards, parts, strict=True)
             labelled = [dataclasses.replace(shard, label=part.label) for shard, part in shards]
             return dataclasses.replace(corpus, shards=tuple(labelled))
-    return scan_corpus(joined_split(parts, split_of_part, options), parts, options)
+    return scan_corpus(joined_split([part.tokens for part in parts], split_of_part, options), parts, options)
 
 
 def boundaries_of(path: str, listing: DirectoryListing) -> str:
@@ -178,7 +178,7 @@ def is_glob(path: str) -> bool:
     return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
 
 
-def _expand(path: str) -> list[str]:
+def expand(path: str) -> list[str]:
     """Return the files of one path, glob or folder, sorted."""
     if is_glob(path):
         found = files.glob(path)
@@ -215,24 +215,26 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     return None if split.continued is None else part.tokens in split.continued
 
 
-def joined_split(parts: Sequence[TokenFile], splits: Sequence[Split], options: ReadOptions) -> Split:
-    """Return one split of `parts`, with the metadata that `splits`, the split of each, share."""
+def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOptions) -> Split:
+    """Return one split of the token files `paths`, with the metadata that `splits`, the split of each, share."""
     firsts: dict[int, tuple[str, Split]] = {}
-    for part, split in zip(parts, splits, strict=True):
-        firsts.setdefault(id(split), (part.tokens, split))
+    for path, split in zip(paths, splits, strict=True):
+        firsts.setdefault(id(split), (path, split))
     if len(firsts) == 1:
-        whole = splits[0].files == tuple(part.tokens for part in parts)
+        whole = splits[0].files == tuple(paths)
         return splits[0] if whole else dataclasses.replace(splits[0], sources="")  # that of absent documents, too
     facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in firsts.values()}
 
     def agreed(name: str) -> Any:
         """Return the value that all splits share, None if a split lacks it; refuse different values."""
-        values = {facts[name]: path for path, facts in reversed(facts_of.items())}
+        values: dict[Any, str] = {}
+        for path, facts in facts_of.items():
+            values.setdefault(facts[name], path)
         stated = [(value, path) for value, path in values.items() if value is not None]
         if len(stated) > 1:
-            (one, first), (other, second) = stated[-2:]
+            (one, first), (other, second) = stated[:2]
             raise CorpusError(
-                f"{second}: its {name} is {other}, but that of {first} is {one}. All files of a corpus are made with one "
+                f"{first}: its {name} is {one}, but that of {second} is {other}. All files of a corpus are made with one "
                 "tokenizer and have one dtype: open them as two corpora."
             )
         return stated[0][0] if len(values) == 1 and stated else None

@@ -15,7 +15,7 @@ from grain_sft.corpus.formats.scanning import ReadOptions, TokenFile, check_loss
 from grain_sft.corpus.index_writer import INDEX_FORMAT, INDEX_VERSION, MAXTEXT_VERSION, maxtext_fingerprint
 from grain_sft.corpus.loss import scan_loss
 from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
+from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import Count, FileStamp, Limits, files, identify, size_change
 
 _EXPECTED = (
@@ -43,20 +43,15 @@ class Index(Format):
             raise CorpusError(
                 f"{found}: split={options.split!r}: an index lists ranges itself. Build it with that split."
             )
-        try:
-            if data.get("format") == INDEX_FORMAT:
-                corpus = _read_own(data, options, listing)
-            elif {"format_version", "files"} <= data.data.keys():
-                corpus = _read_maxtext(data, options, listing)
-            else:
-                raise CorpusError(
-                    f"{found}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
-                    "Build one with `grain-sft index`."
-                )
-        except GrainSftError:
-            raise
-        except ValueError as error:  # no file can have such a path
-            raise CorpusError(f"{found}: {error}. {_DAMAGED}") from error
+        if data.get("format") == INDEX_FORMAT:
+            corpus = _read_own(data, options, listing)
+        elif {"format_version", "files"} <= data.data.keys():
+            corpus = _read_maxtext(data, options, listing)
+        else:
+            raise CorpusError(
+                f"{found}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
+                "Build one with `grain-sft index`."
+            )
         if options.dtype not in (None, corpus.dtype):
             raise CorpusError(f"{found}: the index is of {corpus.dtype} tokens, but dtype={options.dtype} is given.")
         eos = options.eos_token_id
@@ -135,11 +130,12 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         )
 
     def check_size(file: FileStamp) -> None:
+        """Refuse a local file that is missing, or has another size than the index states."""
         try:
             found = os.stat(file.path).st_size
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: no file can have such a path
             raise CorpusFileError(
-                f"{file.path}: can't be found ({error.strerror}), but the index {path} lists it. "
+                f"{file.path}: can't be found ({error}), but the index {path} lists it. "
                 "If the data moved, map the old path to the new one with path_remap."
             ) from error
         if found != file.size:

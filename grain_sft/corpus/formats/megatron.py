@@ -79,27 +79,22 @@ class Megatron(Format):
             )
         splits = _splits(prefixes, listing)
         scans = in_threads(lambda prefix: _scan(prefix, options), prefixes, work="Scanning files")
-        shards, headers = zip(*scans, strict=True)
-        parts = [TokenFile(shard.path) for shard in shards]
-        kinds = {(header.dtype, header.signed): shard.path for shard, header in reversed(scans)}
-        if len(kinds) > 1:
-            (one, path), (other, second) = list(kinds.items())[-2:]
-            raise CorpusError(
-                f"{path}: its tokens are {_dtype_name(*one)}, but those of {second} are {_dtype_name(*other)}. All files of "
-                "a corpus have one dtype: convert one of them with `grain-sft convert`."
-            )
-        header: IndexHeader = headers[0]
+        first, header = scans[0]
+        for shard, other in scans:
+            if other.stored != header.stored:
+                raise CorpusError(
+                    f"{shard.path}: its tokens are {other.stored}, but those of {first.path} are {header.stored}. All files "
+                    "of a corpus have one dtype: convert one of them with `grain-sft convert`."
+                )
         if options.dtype not in (None, header.dtype):
             raise CorpusError(
-                f"{prefixes[0]}{_INDEX}: states {_dtype_name(header.dtype, header.signed)} tokens, but dtype={options.dtype} "
-                "was given. Leave it out."
+                f"{prefixes[0]}{_INDEX}: states {header.stored} tokens, but dtype={options.dtype} was given. Leave it out."
             )
-        split = joined_split(parts, splits, options)
+        shards = tuple(shard for shard, _ in scans)
+        split = joined_split([shard.path for shard in shards], splits, options)
         sources = describe(split.sources) if split.sources and options.split is None else None
-        return corpus_of(
-            shards, header.dtype, split.metadata, options.eos_token_id,
-            sources_file=sources, weights=weights, signed=header.signed,
-        )  # fmt: skip
+        fields = {"sources_file": sources, "weights": weights, "signed": header.signed}
+        return corpus_of(shards, header.dtype, split.metadata, options.eos_token_id, **fields)
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
         return TokenFile(path, boundaries=f"{_stem(path)}{_INDEX}", boundaries_kind="megatron", continues=False)
@@ -142,12 +137,11 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
         metadata = read_metadata(folders_of_split(folder), listing)
         return metadata, listing.find(folder, "sources.bin") if is_only else ""
 
-    @functools.cache
-    def split_of(prefix: str) -> Split:
-        metadata, sources = facts_of(files.parent(prefix))
-        return Split((f"{prefix}{_TOKENS}",), metadata, sources=sources)
-
-    return list(map(split_of, prefixes))
+    facts = [facts_of(files.parent(prefix)) for prefix in prefixes]
+    return [
+        Split((f"{prefix}{_TOKENS}",), metadata, sources=sources)
+        for prefix, (metadata, sources) in zip(prefixes, facts, strict=True)
+    ]
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
@@ -259,7 +253,3 @@ def _is_index(path: str) -> bool:
         raise
     except CorpusFileError:
         return False
-
-
-def _dtype_name(dtype: np.dtype[np.unsignedinteger], signed: bool) -> str:
-    return dtype.name[1:] if signed else dtype.name

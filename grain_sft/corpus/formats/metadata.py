@@ -206,19 +206,22 @@ def parse_metadata(data: Json) -> CorpusMetadata:
     return CorpusMetadata.of(data)
 
 
+class _Input(msgspec.Struct):
+    path: str
+
+
+class _Inputs(msgspec.Struct):
+    inputs: list[_Input] = []
+
+
 def _parse_prepare(data: Json) -> CorpusMetadata:
-    tokenizer, inputs = data.object("tokenizer"), data.items("inputs")
-    for number, entry in enumerate(inputs):
-        if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
-            raise CorpusError(
-                f"{data.path}: inputs[{number}] is {shortened(repr(entry))}; expected an object with a path."
-            )
+    tokenizer, stated = data.object("tokenizer"), data.convert(_Inputs)
     return CorpusMetadata(
         eos_token_id=tokenizer.count("eos_token_id"),
         pad_token_id=tokenizer.count("pad_token_id"),
         tokenizer=data.object("request").text("tokenizer") or None,
         tokenizer_sha256=tokenizer.text("sha256"),
-        source_names=tuple(entry["path"] for entry in inputs),
+        source_names=tuple(entry.path for entry in stated.inputs),
         path=data.path,
     )
 

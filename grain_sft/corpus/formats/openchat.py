@@ -21,7 +21,7 @@ from grain_sft.corpus.documents import Ints
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
-from grain_sft.corpus.loss import KINDS
+from grain_sft.corpus.loss import KINDS, scan_loss
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError, import_extra, shortened
 from grain_sft.storage import artifact, describe, files, inside_also, open_remote, read_whole
 
@@ -163,13 +163,8 @@ def _read_first_weights(path: str) -> npt.NDArray[np.float32] | None:
     """Return the weights of first tokens, float32 [documents]; None without a path."""
     if not path:
         return None
-    data = read_whole(describe(path))
-    if len(data) % 4:
-        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of 4, the size of a float32. It was cut short.")
-    weights: npt.NDArray[np.float32] = np.frombuffer(data, "<f4")
-    wrong = np.flatnonzero(KINDS["float32"].wrong(weights, weights))
-    if len(wrong):
-        raise CorpusError(f"{path}: weight {wrong[0]} is {weights[wrong[0]]}; expected a finite number, 0 or more.")
+    file = scan_loss(path, "float32")
+    weights: npt.NDArray[np.float32] = np.frombuffer(read_whole(file), "<f4", offset=file.data_offset)
     return weights
 
 

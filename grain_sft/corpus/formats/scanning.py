@@ -120,10 +120,25 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
             "tokens would take loss. Give the missing mask, open the files as two corpora, or ignore all masks with "
             "use_loss_mask=False."
         )
-    shards, dtype = _scan_parts(parts, options.dtype or split.dtype, split.dtypes, use_loss=uses_loss)
+    dtype = options.dtype or split.dtype
+    opens_loss = uses_loss or dtype is None  # the sizes of loss files imply the dtype
+    losses = in_threads(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss and opens_loss else None, parts)
+    if dtype is None:
+        dtype = _implied_dtype(parts, losses, split.dtypes)
+    if dtype is not None and dtype.name not in split.dtypes:
+        raise CorpusError(f"{parts[0].tokens}: dtype={dtype}; tokens of this format are {' or '.join(split.dtypes)}.")
+    scans = in_threads(lambda part, loss: _scan_part(part, loss, dtype), parts, losses, work="Scanning files")
+    first = scans[0][1]
+    for shard, own in scans:
+        if own != first:
+            raise CorpusError(
+                f"{shard.path}: its tokens are {own.name}, but those of {parts[0].tokens} are {first.name}. "
+                "All files of a corpus have one dtype: convert one of them, or open them as two corpora."
+            )
+    shards = tuple(shard if uses_loss else dataclasses.replace(shard, loss=None) for shard, _ in scans)
     sources = describe(split.sources) if split.sources else None
     fields = {"sources_file": sources, "ignores_loss": bool(having) and not uses_loss}
-    return corpus_of(shards, dtype, split.metadata, options.eos_token_id, **fields)
+    return corpus_of(shards, first, split.metadata, options.eos_token_id, **fields)
 
 
 def corpus_of(
@@ -131,13 +146,12 @@ def corpus_of(
 ) -> Corpus:
     """Return the corpus of shards that were scanned; `fields` are further ones of `Corpus`."""
     stated = {name: value for name, value in vars(metadata).items() if name != "path"}
-    where, highest = metadata.path or shards[0].path, np.iinfo(dtype).max
-    for name in ("pad_token_id",) if eos_token_id is not None else ("eos_token_id", "pad_token_id"):
-        if (stated[name] or 0) > highest:
-            raise CorpusError(f"{where}: {name} is {stated[name]}, which {dtype.name} can't hold.")
     if eos_token_id is not None:
         stated["eos_token_id"] = eos_token_id
-    return Corpus(shards=shards, dtype=dtype, **stated, **fields)
+    try:
+        return Corpus(shards=shards, dtype=dtype, **stated, **fields)
+    except CorpusError as error:
+        raise CorpusError(f"{metadata.path or shards[0].path}: {error}") from error
 
 
 def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
@@ -152,49 +166,25 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
             raise
 
 
-def _scan_parts(
-    parts: Sequence[TokenFile], dtype: Dtype | None, allowed: Sequence[str], *, use_loss: bool
-) -> tuple[tuple[Shard, ...], Dtype]:
-    """Return the shards of `parts`, at least one, and the dtype of their tokens.
-
-    If `dtype` is None, it is the one that fits the sizes of the loss files. Without loss files it is that in each file's
-    header, or uint32 for a raw file. Loss files are not opened if `use_loss` is false and `dtype` is given.
-    """
-    if not use_loss and dtype is not None:
-        parts = [part._replace(loss="") for part in parts]
-    unique = list(dict.fromkeys(part._replace(label="", continues=None) for part in parts))  # a mix may repeat a file
-    losses = in_threads(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss else None, unique)
-    if dtype is None:
-        widths = (_width(part.tokens, loss, allowed) for part, loss in zip(unique, losses, strict=True) if loss)
-        dtype = next((width for width in widths if width is not None), None)
-    if dtype is None and len(allowed) < len(TOKEN_DTYPES):
-        dtype = np.dtype(allowed[-1])  # no loss files, or only empty ones
-    if dtype is not None and dtype.name not in allowed:
-        raise CorpusError(f"{parts[0].tokens}: dtype={dtype}; tokens of this format are {' or '.join(allowed)}.")
-    found = in_threads(lambda part, loss: _scan_part(part, loss, dtype), unique, losses, work="Scanning files")
-    scans = dict(zip(unique, found, strict=True))
-    first = found[0][1]
-    shards = []
-    for part in parts:
-        shard, own = scans[part._replace(label="", continues=None)]
-        if own != first:
-            raise CorpusError(
-                f"{part.tokens}: its tokens are {own.name}, but those of {unique[0].tokens} are {first.name}. "
-                "All files of a corpus have one dtype: convert one of them, or open them as two corpora."
-            )
-        file = shard.boundaries
-        file = None if file is None else dataclasses.replace(file, continues=part.continues)
-        loss = shard.loss if use_loss else None
-        shards.append(dataclasses.replace(shard, loss=loss, boundaries=file, label=part.label))
-    return tuple(shards), first
+def _implied_dtype(
+    parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]
+) -> Dtype | None:
+    """Return the dtype that fits the sizes of the loss files; None where only each file's header states it."""
+    for part, loss in zip(parts, losses, strict=True):
+        if loss is not None and (dtype := _width(part.tokens, loss, allowed)) is not None:
+            return dtype
+    return np.dtype(allowed[-1]) if len(allowed) < len(TOKEN_DTYPES) else None  # no loss files, or only empty ones
 
 
 def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> tuple[Shard, Dtype]:
+    """Return the shard of a part, and the dtype of its tokens. Without `dtype`, a raw file is uint32."""
     shard, dtype = scan_shard(part.tokens, dtype)
     if loss is not None:
         check_loss(shard, loss, dtype)
-    boundaries = describe_boundaries(part.boundaries, part.boundaries_kind) if part.boundaries else None
-    return dataclasses.replace(shard, loss=loss, boundaries=boundaries), dtype
+    boundaries = None
+    if part.boundaries:
+        boundaries = describe_boundaries(part.boundaries, part.boundaries_kind, part.continues)
+    return dataclasses.replace(shard, label=part.label, loss=loss, boundaries=boundaries), dtype
 
 
 def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
