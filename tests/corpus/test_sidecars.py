@@ -167,14 +167,19 @@ def test_metadata_of_the_folder_above_are_those_of_a_split_only(tmp_path):
         assert open_corpus(prefix).eos_token_id == open_corpus(tmp_path / name, format="olmo").eos_token_id == expected
 
 
-def test_a_tokenizer_that_cant_be_read_in_time_is_an_error(parts, monkeypatch):
+def test_ids_are_those_of_the_tokenizers_files_and_one_that_cant_be_read_in_time_is_an_error(parts, monkeypatch):
     """Without its ids, one host would pad and end documents differently from the others."""
+    (parts / "tokenizer").mkdir()
+    added = {"added_tokens": [{"id": sft.EOS, "content": "</s>"}]}
+    (parts / "tokenizer" / "tokenizer.json").write_text(json.dumps(added))
+    config = {"eos_token": {"content": "</s>"}, "pad_token": "<p>", "added_tokens_decoder": {"0": {"content": "<p>"}}}
+    (parts / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(config))
+    corpus = open_corpus(parts)
+    assert (corpus.eos_token_id, corpus.pad_token_id) == (sft.EOS, 0)
 
     def fail(path, advice=""):
         raise RemoteTimeoutError(f"{path}: not in time")
 
-    (parts / "tokenizer").mkdir()
-    (parts / "tokenizer" / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(Json, "load", fail)
     assert "tokenizer.json: not in time" in sft.error_of(parts)
 
