@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from grain_sft import deprecated
 from grain_sft.errors import GrainSftError
 from grain_sft.version import __version__
 
 deprecated.install()
 
-TYPE_CHECKING = False  # importing `typing` takes longer than the rest of this file
 if TYPE_CHECKING:
-    from typing import Any
-
     from grain_sft.config import load
     from grain_sft.corpus import Corpus, open_corpus
     from grain_sft.layout import PackedLayout, PaddedLayout, Span, WindowLayout

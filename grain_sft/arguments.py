@@ -26,13 +26,11 @@ def as_sequence_length(value: object) -> int:
 
 def as_integer(name: str, value: object, least: int, error: type[GrainSftError]) -> int:
     """Return `value` as an int; raise `error` unless it is a Python or NumPy integer (not a bool) of at least `least`."""
-    if type(value) is int and value >= least:
-        return value
     try:
-        number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
-    if number < least:
+    if number < least or isinstance(value, bool):
         raise error(f"{name}={value!r}: expected an integer, {least} or more.")
     return number
 
@@ -60,6 +58,8 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a method decorator that accepts the keyword-only arguments `names` by position, with a deprecation warning."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
+        """Return `method`, which also accepts `names` by position."""
+
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
             given = dict(zip(names, values[1:], strict=False))

@@ -48,6 +48,7 @@ class _Finder:
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:
+        """Warn, and put the new module in place of `module`; or into it, the names that moved to several modules."""
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
         new = [f"grain_sft.{path}" for path in names.values() or [MODULES[former.removeprefix("grain_sft.")]]]
@@ -68,6 +69,7 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
     """Return a class decorator that lets the constructor take keyword arguments by their former names too: `old="new"`."""
 
     def decorate(decorated: type[Decorated]) -> type[Decorated]:
+        """Return the class, whose constructor also accepts `names`."""
         function = vars(decorated)["__init__"]
 
         @functools.wraps(function)

@@ -7,6 +7,7 @@ from typing import Any
 
 from grain_sft.cli.arguments import Parser, at_least, corpus_options, host_of, open_config, values_of
 from grain_sft.errors import ConfigError
+from grain_sft.options import options_of
 from grain_sft.progress import elapsed
 
 
@@ -128,12 +129,15 @@ def verify(parser: Parser) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     """Check and print: status 0 if it is sound, 1 if something is wrong."""
+    from grain_sft.corpus import open_corpus
     from grain_sft.verify import verify
 
     if options.refuse_duplicates and not options.full:
         options.parser.error("--refuse-duplicates needs --full: duplicates are found by reading everything.")
     begin = time.perf_counter()
-    opening = corpus_options(options) | {"root": options.root}
+    declared = options_of(open_corpus)
+    stated = corpus_options(options) | {"root": options.root}
+    opening = {name: value for name, value in stated.items() if value not in ({}, declared[name].default)}
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
         report = verify(options.where, options=opening, **values_of(options, names))

@@ -11,8 +11,8 @@ import os
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False  # this module is imported first, and importing `typing` takes longer than all else here
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType

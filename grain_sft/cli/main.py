@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from grain_sft.cli.interrupts import STATUS, Guard
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator, Sequence
 
     from grain_sft.cli.arguments import Parser
@@ -82,24 +83,12 @@ def _guarded(*, ends_process: bool) -> int:
 
 
 def _run(arguments: list[str], *, own_process: bool) -> int:
-    from grain_sft.cli.arguments import Parser
+    """Run the command line `arguments`, print its errors, and return the exit status."""
     from grain_sft.errors import GrainSftError
-    from grain_sft.version import __version__
 
-    parser = Parser(prog="grain-sft", description="Input pipeline for language models on JAX and Grain.")
-    parser.add_argument("--version", action="version", version=f"grain_sft {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     named = next((word for word in arguments if word in COMMANDS), None)
     with _grain_without_jax() if own_process and named in WITHOUT_JAX else contextlib.nullcontext():
-        for name, (_, summary) in COMMANDS.items():
-            subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-            if name == named:
-                subparser.set_defaults(parser=subparser)
-                declare(name, subparser)
-        options, unknown = parser.parse_known_args(arguments)
-    options.unknown = [word for word in unknown if word != "--"]  # with --runner, options of Beam
-    if options.unknown and getattr(options, "runner", None) is None:
-        options.parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
+        options = _parsed(arguments, named)
     prefix = f"grain-sft {options.command}:"
     try:
         status: int = options.run(options)
@@ -119,11 +108,32 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
     return 1
 
 
+def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
+    """Return the options of the command `named`, the only one whose arguments are declared; `unknown` are those of Beam."""
+    from grain_sft.cli.arguments import Parser
+    from grain_sft.version import __version__
+
+    parser = Parser(prog="grain-sft", description="Input pipeline for language models on JAX and Grain.")
+    parser.add_argument("--version", action="version", version=f"grain_sft {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, summary) in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == named:
+            subparser.set_defaults(parser=subparser)
+            declare(name, subparser)
+    options, unknown = parser.parse_known_args(arguments)
+    options.unknown = [word for word in unknown if word != "--"]
+    if options.unknown and getattr(options, "runner", None) is None:
+        options.parser.error(f"unrecognized arguments: {' '.join(options.unknown)}")
+    return options
+
+
 @contextlib.contextmanager
 def _grain_without_jax() -> Iterator[None]:
     """Hide JAX within the context, and import Grain by its end: without JAX this takes a third of the time.
 
-    Does nothing in a process that has imported JAX already.
+    Hides typing_extensions too, which would double the time that msgspec takes; Python has all that msgspec wants of it. Does
+    nothing in a process that has imported JAX already.
     """
     if "jax" in sys.modules:
         yield
@@ -134,12 +144,14 @@ def _grain_without_jax() -> Iterator[None]:
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Grain warns that it can't profile
-    sys.modules["jax"] = None  # type: ignore[assignment]
+    hidden = [name for name in ("jax", "typing_extensions") if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
         importlib.import_module("grain")
     finally:
-        del sys.modules["jax"]
+        for name in hidden:
+            del sys.modules[name]
         logging.set_verbosity(verbosity)
 
 

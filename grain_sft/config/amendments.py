@@ -7,62 +7,65 @@ import msgspec
 
 from grain_sft.errors import ConfigError
 from grain_sft.layout import Layout, documents_named_in
-from grain_sft.options import REQUIRED, Option, Options, check
+from grain_sft.options import REQUIRED, Option, Options, check, options_of
 from grain_sft.pipeline import Amendment
 from grain_sft.sampling import OnExhausted
 
-_FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs.")
 
-AMENDMENTS: dict[str, Options] = {
-    "skip": {
-        "from": _FROM,
-        "steps": Option(
-            "steps", Annotated[int, msgspec.Meta(ge=1)], REQUIRED, "Number of steps whose batches are never read."
-        ),
-    },
-    "withdraw": {
-        "from": _FROM,
-        "documents": Option(
-            "documents",
-            int | str | list[int | str],
-            REQUIRED,
-            "Documents whose tokens are padding: their numbers in `grain-sft trace`; `NAME:NUMBER` in a source of a mixture; "
-            "`INPUT:LINE`, a record that the corpus was prepared from; the name of a source or of an input, for all of its "
-            "documents; or the path of a file of these, one a line.",
-        ),
-    },
-    "replace": {
-        "from": _FROM,
-        "source": Option(
-            "source", str, REQUIRED, "Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures."
-        ),
-        "path": Option(
-            "path",
-            str | list[str | float] | None,
-            None,
-            "New files of the source, read from the first row that the run has not read; its other keys stay.",
-        ),
-        "weight": Option("weight", float | str | None, None, "Weight of the source."),
-        "max_epochs": Option(
-            "max_epochs",
-            Annotated[int, msgspec.Meta(ge=1)] | None,
-            None,
-            "Epochs after which the source has no rows left, those before `from` included.",
-        ),
-        "on_exhausted": Option(
-            "on_exhausted",
-            OnExhausted | None,
-            None,
-            "What happens when the source has no rows left: `stop`, `renormalize` or `fail`.",
-        ),
-    },
-    "reweight": {
-        "from": _FROM,
-        "weights": Option(
-            "weights", dict[str, float | str], REQUIRED, "Weights of a mixture's sources, by name; the others stay."
-        ),
-    },
-}
+class Skip(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of `skip` besides `from`.
+
+    Args:
+      steps: Number of steps whose batches are never read.
+    """
+
+    steps: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of `withdraw` besides `from`.
+
+    Args:
+      documents: Documents whose tokens are padding: their numbers in `grain-sft trace`; `NAME:NUMBER` in a source of a mixture;
+        `INPUT:LINE`, a record that the corpus was prepared from; the name of a source or of an input, for all of its
+        documents; or the path of a file of these, one a line.
+    """
+
+    documents: int | str | list[int | str]
+
+
+class Replace(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of `replace` besides `from`.
+
+    Args:
+      source: Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures.
+      path: New files of the source, read from the first row that the run has not read; its other keys stay.
+      weight: Weight of the source.
+      max_epochs: Epochs after which the source has no rows left, those before `from` included.
+      on_exhausted: What happens when the source has no rows left: `stop`, `renormalize` or `fail`.
+    """
+
+    source: str
+    path: str | list[str | float] | None = None
+    weight: float | str | None = None
+    max_epochs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    on_exhausted: OnExhausted | None = None
+
+
+class Reweight(msgspec.Struct, frozen=True, kw_only=True):
+    """Keys of `reweight` besides `from`.
+
+    Args:
+      weights: Weights of a mixture's sources, by name; the others stay.
+    """
+
+    weights: dict[str, float | str]
+
+
+_FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs.")  # no name of a field
+_KINDS = {"skip": Skip, "withdraw": Withdraw, "replace": Replace, "reweight": Reweight}
+
+AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for kind, keys in _KINDS.items()}
 """Keys of each kind of amendment."""
 
 

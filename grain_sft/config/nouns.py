@@ -124,6 +124,7 @@ def make_mixture(
     sources: dict[str, NpyDataSource] = {}
 
     def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
+        """Return the mixture of a section with a key `mixture`; `prefix` precedes the names of its sources."""
         sections = section["mixture"].items()
         made = {name: (keys["weight"], order_of(keys, defaults, prefix + name)) for name, keys in sections}
         weights, changes = {name: weight for name, (weight, _) in made.items()}, []
@@ -134,6 +135,7 @@ def make_mixture(
         return Mixture(made, section.get("on_exhausted") or "repeat", tuple(changes))
 
     def order_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
+        """Open the source `name`, and return its order, or the mixture that it is."""
         keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
         if section.get("mixture") is not None:
             return mixture_of(section, keys, f"{name}/")
@@ -191,21 +193,12 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
     if name is None or not ALGORITHMS[name].packs_per_epoch:
         return
     algorithm = ALGORITHMS[name]
-    follows = algorithm.order is not None and sampler.get("order") == algorithm.order
     if algorithm.whole_batches and "schedule" in sampler:
         why = f"algorithm {name} makes whole batches of one size beforehand"
         raise ConfigError(f"{where}: sampler.schedule: {why}. Take it out.")
-    if not follows and "seed" not in layout:
-        raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
-    as_numbered = ORDERS[sampler.get("order", "shuffle")].sequential
-    required: dict[str, Any] = {"epochs": 1} if as_numbered else {"order": "sequential"}
-    if follows:
-        required = {"last_batch": "drop", "shuffle": True}  # which are also the defaults
-    for key, right in required.items():
-        if sampler.get(key, right if follows else None) != right:
-            why = f"with layout.algorithm {name}, which orders the rows of all its epochs (layout.epochs) itself"
-            raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {right!r}.")
-    if follows:
+    if algorithm.order is not None and sampler.get("order") == algorithm.order:
+        _expect(sampler, "last_batch", "drop", "drop", name, where)
+        _expect(sampler, "shuffle", True, True, name, where)
         if "epochs" not in sampler and "epochs" not in layout:
             why = f"layout.algorithm {name} makes the rows of each epoch beforehand"
             raise ConfigError(f"{where}: sampler lacks the key 'epochs': {why}.")
@@ -215,10 +208,23 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
                 found = f"layout.{key} is {layout[key]}, but sampler.{key} is {value}"
                 raise ConfigError(f"{where}: {found}. Leave one out.")
         sampler.update(order="sequential", epochs=1)
+    elif "seed" not in layout:
+        raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
+    elif ORDERS[sampler.get("order", "shuffle")].sequential:
+        _expect(sampler, "epochs", 1, None, name, where)
+    else:
+        _expect(sampler, "order", "sequential", None, name, where)
     rows = sampler["global_batch_size"]
     if algorithm.whole_batches and layout.setdefault("batch_rows", rows) != rows:
         found = f"layout.batch_rows is {layout['batch_rows']}, but the sampler's global batch has {rows} rows"
         raise ConfigError(f"{where}: {found}; {name} makes whole batches. Leave layout.batch_rows out.")
+
+
+def _expect(sampler: Section, key: str, right: object, default: object, algorithm: str, where: str) -> None:
+    """Raise a `ConfigError` unless a key of the sampler has the value that the algorithm needs."""
+    if sampler.get(key, default) != right:
+        why = f"with layout.algorithm {algorithm}, which orders the rows of all its epochs (layout.epochs) itself"
+        raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {right!r}.")
 
 
 def sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:

@@ -16,25 +16,14 @@ from grain_sft.corpus import PREFIX_SUFFIX, words_of
 from grain_sft.errors import ConfigError
 from grain_sft.storage import files
 
-Places = dict[str, Any]
-
 INHERITS = "inherits"
 DATASET_DIR = "dataset_dir"
 """Key of a trainer's GPTConfig that has the value of `corpus.path`."""
 
 _MOST_INHERITED = 100
-_PATH: Places = {}
-_NAMES: Places = {}
-_ANY = "*"
-_CORPUS: Places = {"path": _PATH, "label_mask_paths": _PATH, "root": _PATH}
-_CORPUS["mixture"] = {_ANY: _CORPUS}
-_AMENDMENT: Places = {"withdraw": {"documents": _NAMES}, "replace": {"path": _PATH}}
-_PLACES: Places = {"corpus": _CORPUS, DATASET_DIR: _PATH, "stages": {"corpus": _CORPUS}, "amendments": _AMENDMENT}
-"""Tree of the keys of a config that hold paths; `_ANY` stands for every key, and a list for each of its items. Its leaves are
-`_PATH`, a path, and `_NAMES`, names of documents or paths of files that list such names."""
-
-_EXCLUSIVE = (("global_batch_size", "global_batch_tokens"), ("path", "mixture"))
-"""Pairs of keys of which a section has one: a stated key removes the inherited other one."""
+_EXCLUSIVE = {"global_batch_size": "global_batch_tokens", "path": "mixture"}
+_EXCLUSIVE |= {other: key for key, other in _EXCLUSIVE.items()}
+"""For each of these keys, the key that a section can't have beside it: a stated key removes the inherited other one."""
 
 
 class _RepeatedKeyError(Exception):
@@ -60,7 +49,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
-    """Return the sections of a config file and of what it inherits, not yet validated; `inheriting` are those above it."""
+    """Return the sections of a config file and of the configs that it inherits, not yet validated.
+
+    Args:
+      inheriting: Paths of the configs through which this one is inherited, the first one first.
+    """
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
     if len(inheriting) >= _MOST_INHERITED:
@@ -108,39 +101,39 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with the values of `top` put over it, section by section; lists are replaced whole.
 
-    A stated key removes the other of its `_EXCLUSIVE` pair, and another `layout.kind` the options of the inherited layout.
+    A stated key removes its `_EXCLUSIVE` one. A `layout.kind` other than the inherited one removes the inherited options.
     """
     merged = dict(base)
-    for one, other in (*_EXCLUSIVE, *(pair[::-1] for pair in _EXCLUSIVE)):
+    for one, other in _EXCLUSIVE.items():
         are_sources = isinstance(top.get(one), Mapping) and isinstance(base.get(other), Mapping)  # with these names
         if one in top and other not in top and not are_sources:
             merged.pop(other, None)
     for key, value in top.items():
         below = merged.get(key)
-        merged[key] = overlay(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    layout, below = top.get("layout"), base.get("layout")
-    if isinstance(layout, Mapping) and isinstance(below, Mapping):
-        replaced = layout.get("kind") not in (None, below.get("kind"))
-        dropped = set(below).difference(layout, ("kind", "sequence_length")) if replaced else ()
-        merged["layout"] = {key: value for key, value in merged["layout"].items() if key not in dropped}
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            kind, below_kind = value.get("kind"), below.get("kind")
+            if key == "layout" and None not in (kind, below_kind) and kind != below_kind:
+                below = {name: below[name] for name in ("sequence_length",) if name in below}
+            value = overlay(below, value)
+        merged[key] = value
     return merged
 
 
-def _located(stated: Any, places: Places, folder: str) -> Any:
-    """Return a value of a config in which `_locate` has replaced the paths at `places`; a list has them in each item."""
-    if places is _PATH:
-        return _locate(stated, folder)
-    if places is _NAMES and isinstance(stated, str):
-        return _locate_list(stated, folder)
+def _located(stated: Any, places: Any, folder: str) -> Any:
+    """Return a value of a config with its relative paths joined to `folder` where they exist there.
+
+    Args:
+      places: Tree of the keys that hold paths, such as `_PLACES`, or the function that locates the value; None for neither.
+    """
+    if places is None:
+        return stated
+    if callable(places):
+        return places(stated, folder)
     if isinstance(stated, list):
         return [_located(each, places, folder) for each in stated]
     if not isinstance(stated, Mapping):
         return stated
-    found = dict(stated)
-    for key, value in stated.items():
-        if (below := places.get(key, places.get(_ANY))) is not None:
-            found[key] = _located(value, below, folder)
-    return found
+    return {key: _located(value, places.get(key, places.get(_ANY)), folder) for key, value in stated.items()}
 
 
 def _locate(path: object, folder: str) -> object:
@@ -158,11 +151,16 @@ def _locate(path: object, folder: str) -> object:
     return beside if files.is_remote(folder) or _exists(beside) else path
 
 
-def _locate_list(name: str, folder: str) -> object:
-    """Return the path of a file that lists documents, as `_locate` finds it. If no file is called `name`, it names documents
-    or a source and is returned as it is, even where a folder has that name."""
-    is_document = re.fullmatch(r"(.*:)?\d+", name, re.DOTALL)
-    path = name if is_document or files.is_remote(name) else _locate(name, folder)
+def _locate_list(name: object, folder: str) -> object:
+    """Return the path of a file that lists documents, as `_locate` finds it; of a list, each of its items.
+
+    If no file is called `name`, it names documents or a source and is returned as it is, even where a folder has that name.
+    """
+    if isinstance(name, list):
+        return [_locate_list(item, folder) for item in name]
+    if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
+        return name
+    path = _locate(name, folder)
     return path if isinstance(path, str) and path != name and files.is_file(path) else name
 
 
@@ -170,3 +168,15 @@ def _exists(path: str) -> bool:
     return any(os.path.exists(path + suffix) for suffix in ("", PREFIX_SUFFIX)) or any(
         True for _ in glob.iglob(path, recursive=True)
     )
+
+
+_ANY = "*"
+_CORPUS: dict[str, Any] = {"path": _locate, "label_mask_paths": _locate, "root": _locate}
+_CORPUS["mixture"] = {_ANY: _CORPUS}
+_PLACES = {
+    "corpus": _CORPUS,
+    DATASET_DIR: _locate,
+    "stages": {"corpus": _CORPUS},
+    "amendments": {"withdraw": {"documents": _locate_list}, "replace": {"path": _locate}},
+}
+"""Functions that locate the paths of a config, by the keys that hold these; `_ANY` stands for every key."""

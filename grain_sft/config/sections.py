@@ -7,7 +7,7 @@ import msgspec
 from grain_sft.config.amendments import AMENDMENTS
 from grain_sft.corpus import open_corpus
 from grain_sft.layout import LAYOUTS
-from grain_sft.options import REQUIRED, Option, Options, options_of, struct_of
+from grain_sft.options import Option, Options, options_of, struct_of
 from grain_sft.pipeline import OBSERVERS
 from grain_sft.registry import Registry
 from grain_sft.sampling import CurriculumSampler, IndexSampler, OnExhausted
@@ -56,6 +56,20 @@ class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     mixture: dict[str, Any] | None = None
     remote: RemoteOptions | None = None
     pad_token_id: int | None = None
+
+
+class LayoutSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys of `layout` besides the arguments of the layout's class.
+
+    Args:
+      kind: How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several,
+        `pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote,
+        `megatron_gpt` makes the rows of Megatron-LM, and `olmo_vsl` those of OLMo-core's variable-length dataset.
+      sequence_length: Tokens of a row; of the longest rows in kind `olmo_vsl`.
+    """
+
+    kind: Annotated[str, LAYOUTS]
+    sequence_length: int
 
 
 class ScheduleEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,19 +162,7 @@ SAMPLER: Options = {**INDEX_SAMPLER, **_without(CURRICULUM_SAMPLER, *INDEX_SAMPL
 SOURCE: Options = {**CORPUS, **options_of(Source)}
 STAGE: Options = options_of(StageSection)
 SOURCE_SAMPLER: Options = {name: SAMPLER[name] for name in ("order", "seed", "shuffle", "epochs")}
-LAYOUT: Options = {
-    "kind": Option(
-        "kind",
-        Annotated[str, LAYOUTS],
-        REQUIRED,
-        "How rows are made: `windows` are consecutive tokens, `padded` is one document a row, `packed` is several, "
-        "`pairs` is one preference pair a row, `materialized` reads rows that `grain-sft pack --materialize` wrote, "
-        "`megatron_gpt` makes the rows of Megatron-LM, and `olmo_vsl` those of OLMo-core's variable-length dataset.",
-    ),
-    "sequence_length": Option(
-        "sequence_length", int, REQUIRED, "Tokens of a row; of the longest rows in kind `olmo_vsl`."
-    ),
-}
+LAYOUT: Options = options_of(LayoutSection)
 """Keys of a layout of any kind."""
 
 SECTIONS = ("corpus", "layout", "sampler")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -109,25 +108,26 @@ def _by_rows(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int
     block = max(1, _BLOCK_ROWS // size)
     for begin in range(steps.start, steps.stop, block):
         some = range(begin, min(begin + block, steps.stop))
-        rows = [each.sampler.slots(some) for each in (one, other)]
+        both = [each.sampler.slots(some) for each in (one, other)]
         for step in some:
-            pair = [slots.row[slice(*slots.step.searchsorted((step, step + 1)))] for slots in rows]
+            pair = [slots.row[slice(*slots.step.searchsorted((step, step + 1)))] for slots in both]
             shorter = min(map(len, pair))
             differing = pair[0][:shorter] != pair[1][:shorter]
             if not differing.all() and any(each.at(step).withdrawals for each in (one, other)):
-                spans = [_withdrawn(each, step, row[:shorter]) for each, row in zip((one, other), pair, strict=True)]
-                differing |= np.array([mine != yours for mine, yours in zip(*spans, strict=True)], np.bool_)
+                withdrawn = [
+                    _withdrawn(each, step, rows[:shorter]) for each, rows in zip((one, other), pair, strict=True)
+                ]
+                differing |= (withdrawn[0] != withdrawn[1]).any(axis=1)
             yield step, int(differing.sum()) + abs(len(pair[0]) - len(pair[1]))
 
 
-def _withdrawn(pipeline: Pipeline, step: int, rows: Any) -> list[list[tuple[int, int]]]:
-    """Return (first column, length) of each withdrawn span of each of `rows` at `step`."""
-    found: list[list[tuple[int, int]]] = [[] for _ in rows]
+def _withdrawn(pipeline: Pipeline, step: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return whether each token of `rows` is withdrawn at `step`, bool [rows, L]."""
     pipeline = pipeline.at(step)
-    length = pipeline.source.layout.width(rows)
+    found = np.zeros((len(rows), pipeline.source.layout.width(rows)), np.bool_)
     for starts, stops in () if pipeline.withdrawals is None else pipeline.withdrawals.spans(rows, step):
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            found[start // length].append((start % length, stop - start))
+            found.reshape(-1)[start:stop] = True
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -227,12 +228,8 @@ def _joined_names(of_stages: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 def _counted(names: Sequence[str]) -> list[tuple[str, int]]:
     """Return (name, number of equal names before it) of each name."""
-    seen = collections.Counter[str]()
-    found = []
-    for name in names:
-        found.append((name, seen[name]))
-        seen[name] += 1
-    return found
+    counters: dict[str, Iterator[int]] = collections.defaultdict(itertools.count)
+    return [(name, next(counters[name])) for name in names]
 
 
 def _numbers_of(own: Sequence[str], names: Sequence[str]) -> Ints:

@@ -82,8 +82,6 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     for begin in range(0, corpus.num_tokens, _BLOCK):
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
-            if max(needle) > np.iinfo(tokens.dtype).max:
-                continue
             at = np.flatnonzero(tokens[: max(0, min(_BLOCK, len(tokens) - len(needle) + 1))] == needle[0])
             for offset, token in enumerate(needle[1:], 1):
                 at = at[tokens[at + offset] == token]

@@ -28,7 +28,9 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         trainable: Number of tokens that take loss; absent if the trace did not count them.
     """
     counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
-    seen: dict[int, npt.NDArray[np.bool_]] = {}  # by block of document numbers, as a stage may use few of them
+    seen: dict[
+        int, npt.NDArray[np.bool_]
+    ] = {}  # by block of document numbers, which may exceed 10^12 after a stage of windows
     names: tuple[str, ...] = ()
     for part in parts if isinstance(parts, Iterable) else [parts]:
         part = part.select(part.instance >= 0)  # without rows of padding

@@ -46,7 +46,7 @@ def verify(
       Report of the findings. That a corpus cannot be opened is a finding, not an error.
 
     Raises:
-      CorpusError: `what` is unknown, or `corpus`, `receipt` or `host` does not apply to it.
+      CorpusError: `what` is unknown, or `corpus`, `receipt`, `host` or `options` do not apply to it.
     """
     path = files.normalize(where)
     kind = what or _inferred(path)
@@ -56,6 +56,9 @@ def verify(
         if given is not None and kind != used_by:
             fix = f"Leave out {name}, or give what={used_by} (--as {used_by})"
             raise CorpusError(f"{path} is taken as a {kind}, but {name} is for a {used_by}. {fix}.")
+    if options and kind != "corpus" and corpus is None:
+        fix = f"Leave out {', '.join(options)}, or give what=corpus (--as corpus)"
+        raise CorpusError(f"{path} is taken as a {kind}, but options of open_corpus are given. {fix}.")
     report = Report(kind, path, full or kind == "plan")  # the checksum of a plan reads all its bytes
     if kind == "config":
         _check_config(report, path, vocab_size, receipt, host or Host(0, 1))

@@ -16,6 +16,7 @@ import grain_sft
 from grain_sft import progress
 from grain_sft.cli.arguments import Parser
 from grain_sft.cli.main import COMMANDS, declare, main
+from grain_sft.config import config_schema
 from grain_sft.storage import files
 
 ARRAYS = ("--dtype", "uint16", "--eos-token-id", "7")
@@ -104,7 +105,7 @@ def test_an_input_is_not_overwritten_with_figures(mix, tmp_path, capsys):
     assert "is an input" in capsys.readouterr().err and tokens.read_bytes() == before
 
 
-def test_a_config_with_a_date_is_not_printed_as_json(tmp_path, capsys):
+def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     stated = (
         "corpus: {path: a.npy}\nlayout: {kind: windows, sequence_length: 8}\nsampler: {seed: 1, global_batch_size: 1}\n"
@@ -112,6 +113,8 @@ def test_a_config_with_a_date_is_not_printed_as_json(tmp_path, capsys):
     path.write_text(stated + 'transforms: [{"my_pkg:MyMap": {since: 2024-01-01}}]\n')
     assert main(["config", str(path)]) == 1
     assert "date is not JSON serializable" in capsys.readouterr().err
+    assert main(["config", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(config_schema()))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from batches import assert_same, error_of, load, put, write_config
 from sft_files import EOS
 
 import grain_sft
-from grain_sft import Host, NgramFilter, PackedLayout, PaddedLayout, ShiftTargets
+from grain_sft import Host, NgramFilter, ShiftTargets
 from grain_sft.errors import CorpusError
 
 
@@ -162,6 +162,12 @@ def test_another_kind_of_layout_replaces_the_options_of_the_inherited_one(chats,
     assert repr(loaded.source.layout).startswith("PaddedLayout(sequence_length=32, keep='first'")
     loaded = load({"inherits": base, "layout": {"kind": "packed", "max_segments": 2}})
     assert loaded.source.layout.packing.ties == "numpy"
+    mixture = {"a": {"weight": 1, "path": chats["corpus"].pop("path"), "layout": {"max_segments": 2}}}
+    del chats["sampler"]["epochs"]
+    base = str(write_config(tmp_path / "mixed.yaml", put(chats, "corpus.mixture", mixture)))
+    own = {"kind": "packed", "ties": "numpy"}
+    loaded = load({"inherits": base, "corpus": {"mixture": {"a": {"layout": own}}}})
+    assert loaded.source.sources["a"].layout.packing.max_segments == 2
 
 
 def test_inheriting_in_a_circle_or_through_hundreds_of_configs_is_an_error(config, tmp_path):
@@ -197,24 +203,6 @@ def test_relative_token_paths_start_at_the_configs_folder_and_then_at_the_workin
     assert paths(data) == [os.path.realpath(data / f"{name}.npy") for name in names]
     if where == "a.npy":
         assert paths(tmp_path / "elsewhere") == [os.path.realpath("a.npy")]
-
-
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (PaddedLayout, {"keep": "first", "min_tokens": 5}),
-        (PackedLayout, {"algorithm": "first_fit_decreasing", "long_documents": "fragment", "source_group_size": 2}),
-        (PackedLayout, {"ties": "numpy", "max_segments": 3, "boundaries": "eos", "bos_token_id": None}),
-        (PackedLayout, {"seed": 5, "epochs": 1, "batch_rows": 1}),
-    ],
-)
-def test_a_layout_of_documents_takes_the_options_of_its_class(chats, make, options):
-    kind = {PaddedLayout: "padded", PackedLayout: "packed"}[make]
-    loaded = load({**chats, "layout": {"kind": kind, "sequence_length": 32, **options}})
-    corpus = grain_sft.open_corpus(chats["corpus"]["path"], eos_token_id=EOS)
-    source = grain_sft.NpyDataSource(make(corpus, 32, **options))
-    sampler = grain_sft.IndexSampler(len(source), global_batch_size=4, seed=3, epochs=2, order="olmo")
-    same_batches(loaded, grain_sft.Pipeline(source, sampler, loaded.transforms))
 
 
 def test_multipack_makes_the_batches_that_the_sampler_reads(chats):

@@ -62,12 +62,9 @@ def test_a_mistake_in_a_layout_of_documents_is_named(chats, place, value, expect
 
 
 def test_an_error_behind_a_config_stays_of_its_kind(config):
-    wrong = [
-        ("corpus.path", "none.npy", CorpusFileError),
-        ("corpus.path", "", CorpusFileError),
-        ("layout.sequence_length", 10_000, LayoutError),
-    ]
-    wrong += [("sampler.seed", -1, ConfigError), ("transforms", [{"ngram_filter": {"max_period": 0}}], TransformError)]
+    of_filter = [{"ngram_filter": {"max_period": 0}}]
+    wrong = [("corpus.path", "", CorpusFileError), ("sampler.seed", -1, ConfigError)]
+    wrong += [("layout.sequence_length", 10_000, LayoutError), ("transforms", of_filter, TransformError)]
     for place, value, kind in wrong:
         with pytest.raises(kind, match=r"^config: ") as error:
             load(put(config, place, value))

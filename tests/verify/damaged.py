@@ -20,7 +20,8 @@ def write(kind: str, root: Path, count: int = 300, **options) -> Path:
 
 
 def check(where, *, full=True, vocab_size=VOCABULARY, **options) -> Report:
-    return verify(where, full=full, vocab_size=vocab_size, options={"eos_token_id": EOS}, **options)
+    opening = {"eos_token_id": EOS} if Path(where).suffix != ".json" else None  # of a corpus, not of a config
+    return verify(where, full=full, vocab_size=vocab_size, options=opening, **options)
 
 
 def wrongs(report: Report) -> list[tuple[str, str, str]]:

@@ -214,6 +214,8 @@ def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):
     for unused in (["--receipt", "gs2-0"], ["--host", "0/1"], ["--corpus", str(root)]):
         assert main(["verify", str(root), *unused]) == 1
         assert f"{unused[0][2:]} is for a" in capsys.readouterr().err
+    assert main(["verify", str(config()), "--no-use-loss-mask", "--eos-token-id", "0"]) == 1
+    assert "Leave out eos_token_id, use_loss_mask" in capsys.readouterr().err
     for wrong in (["--fast", "--full"], ["--vocab-size", "0"], ["--refuse-duplicates"], ["--as", "thing"], ["--what"]):
         with pytest.raises(SystemExit) as status:
             main(["verify", str(root), *wrong])
