@@ -1,7 +1,15 @@
-"""Environment of the Python processes that this package starts."""
+"""Python processes that this package starts: their environment, and programs that print JSON."""
 
+import json
 import os
+import subprocess
 import sys
+from collections.abc import Mapping
+from typing import Any
+
+from grain_sft.errors import PipelineError
+
+_MOST_SECONDS = 3600
 
 
 def child_environment() -> dict[str, str]:
@@ -10,3 +18,21 @@ def child_environment() -> dict[str, str]:
     A notebook, or `python -c`, has the empty path in `sys.path`; for a child it is the working directory.
     """
     return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Run Python with `arguments`, and return the JSON object that it prints last.
+
+    Raises:
+      PipelineError: The process, which the message calls `what`, failed or took more than an hour.
+    """
+    command = [sys.executable, *arguments]
+    try:
+        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_MOST_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise PipelineError(f"{what} was ended after {_MOST_SECONDS} s. Measure a smaller run.") from error
+    if result.returncode:
+        reason = result.stderr.strip().rpartition("\n")[2]
+        raise PipelineError(f"{what} ended with status {result.returncode}: {reason}")
+    figures: dict[str, Any] = json.loads(result.stdout.strip().rpartition("\n")[2])
+    return figures

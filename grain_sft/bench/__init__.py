@@ -67,17 +67,18 @@ class Table(NamedTuple):
         """Yield the headings, then a line for each row."""
         cells = [[self.title, *self.columns]]
         for name, row in self.rows.items():
-            cells.append([name])
-            for shown in self.columns.values():
-                try:
-                    cells[-1].append(shown.format_map(row))
-                except KeyError:
-                    cells[-1].append("")
+            cells.append([name, *(_shown(template, row) for template in self.columns.values())])
         name_width, *widths = (max(map(len, column)) for column in zip(*cells, strict=True))
         for name, *others in cells:
-            yield name.ljust(name_width) + "".join(
-                f"{cell:>{width + 2}}" for cell, width in zip(others, widths, strict=True)
-            )
+            padded = (f"{cell:>{width + 2}}" for cell, width in zip(others, widths, strict=True))
+            yield name.ljust(name_width) + "".join(padded)
+
+
+def _shown(template: str, row: Mapping[str, Any]) -> str:
+    try:
+        return template.format_map(row)
+    except KeyError:
+        return ""
 
 
 Benchmark = Callable[[Path, Scale], Iterable[Table]]

@@ -69,19 +69,16 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
     direct = next(row for row in delivered if not row["threads"] and not row["worker_count"])
     steps = sorted(wait["step_ms"] for wait in recommended["waits"])
     if choice.step_ms is None:
-        return (
-            f"no measured setting is enough, and this is as fast as any: a step of {steps[-1]:g} ms waits "
-            f"{_wait_ms(recommended, steps[-1]):.2f} ms for its batch; steps of more than the "
-            f"{recommended['ms_per_batch']:.2f} ms that a batch takes should not wait"
-        )
+        wait = f"a step of {steps[-1]:g} ms waits {_wait_ms(recommended, steps[-1]):.2f} ms for its batch"
+        longer = f"steps of more than the {recommended['ms_per_batch']:.2f} ms that a batch takes should not wait"
+        return f"no measured setting is enough, and this is as fast as any: {wait}; {longer}"
     threads, _, workers = choice.setting
     enough = "one thread is enough" if threads == 1 else f"{threads} threads are the fewest that are enough"
     if workers:
         enough = f"threads alone are not enough, and worker_count={workers} is"
-    sentence = (
-        f"{enough}: a step of {choice.step_ms:g} ms or more waits {_wait_ms(recommended, choice.step_ms):.2f} ms "
-        f"for its batch, and with threads=0 it waits {_wait_ms(direct, choice.step_ms):.2f} ms"
-    )
+    waited, alone = _wait_ms(recommended, choice.step_ms), _wait_ms(direct, choice.step_ms)
+    sentence = f"{enough}: a step of {choice.step_ms:g} ms or more waits {waited:.2f} ms for its batch"
+    sentence += f", and with threads=0 it waits {alone:.2f} ms"
     if not _keeps_up(recommended, choice.step_ms):
         sentence += " (it kept up when it was first measured and does not now: measure again, for longer)"
     if choice.step_ms > steps[0]:

@@ -8,7 +8,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +17,8 @@ import numpy.typing as npt
 from grain_sft.bench.advice import Setting, accelerators, choose, reason
 from grain_sft.bench.measuring import LIMIT, Next, limit, rate, seconds_a_batch, seconds_in_turn, seconds_waited
 from grain_sft.layout import FILL_ROW, padding_share
-from grain_sft.pipeline import PREFETCH, Pipeline, PipelineIterator
-from grain_sft.sampling import Sampler
-from grain_sft.source import Element, RowSource, Withdrawals
+from grain_sft.pipeline import PREFETCH, Pipeline
+from grain_sft.source import Element, RowSource
 from grain_sft.storage import files
 
 ROW_NUMBERS = "row numbers"
@@ -68,11 +67,12 @@ def measure(pipeline: Pipeline, plan: Plan) -> dict[str, Any]:
         return rate(batch["tokens"], seconds, medians[LIMIT])
 
     def delivered(setting: Setting, rounds: list[_Round]) -> dict[str, Any]:
-        taken, waits = statistics.median(seconds for seconds, _ in rounds), []
+        waits = []
         for step_ms in plan.steps_ms:
             found = [wait * 1e3 for _, by_step in rounds for wait in by_step[step_ms]]
             figures = {"median_ms": statistics.median(found), "longest_ms": max(found), "steps": len(found)}
             waits.append({"step_ms": step_ms, **figures})
+        taken = statistics.median(seconds for seconds, _ in rounds)
         return {**setting._asdict(), **speed(taken), "waits": waits}
 
     measured, left_out = run.settings()
@@ -122,10 +122,10 @@ def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     number of these steps."""
     first, endless = pipeline.first_step, copy.copy(pipeline)
     changes = [step for step, _ in pipeline.sampler.batch_sizes.schedule if step > first]
-    steps = min(pipeline.end_step, *changes[:1], sys.maxsize) - first
-    sampler: Any = _FirstSteps(pipeline.sampler, steps)
-    withdrawals: Any = pipeline.withdrawals and _FirstWithdrawals(pipeline.withdrawals, sampler)
-    endless.audit, endless.observers, endless.sampler, endless.withdrawals = None, (), sampler, withdrawals
+    steps = min([pipeline.end_step, *changes]) - first
+    repeated: Any = _FirstSteps(pipeline, steps)
+    endless.audit, endless.observers, endless.sampler = None, (), repeated
+    endless.withdrawals = pipeline.withdrawals and repeated
     return endless, steps
 
 
@@ -180,60 +180,44 @@ class _Run:
     def _round(self, setting: Setting, seconds: float) -> _Round:
         """Measure a setting: half of the time as fast as possible, then with a trainer that takes each of the steps."""
         waits: dict[float, list[float]] = {step_ms: [] for step_ms in self._plan.steps_ms}
-        with self._iterator(setting, seconds / 2) as batches:
+        with contextlib.closing(self.pipeline.iter(start_step=self.next_step, **setting._asdict())) as batches:
+            next(batches)
+            until = time.perf_counter() + seconds / 2
+            for _ in range(2 * setting.threads + setting.worker_count * (setting.prefetch + 2)):
+                if time.perf_counter() <= until:  # the batches that were made at the start are not measured
+                    next(batches)
             taken = seconds_a_batch(batches.__next__, seconds / 2)
             for step_ms, found in waits.items():
                 begin = time.perf_counter()
                 while len(found) < 3 or time.perf_counter() - begin < seconds / 2 / len(waits):
                     found.append(seconds_waited(batches.__next__, step_ms / 1e3))
+        made_ahead = setting.prefetch * max(1, setting.worker_count) + setting.threads
+        self.next_step = batches.next_step + (made_ahead if setting.threads or setting.worker_count else 0)
         return taken, waits
-
-    @contextlib.contextmanager
-    def _iterator(self, setting: Setting, warm_seconds: float) -> Iterator[PipelineIterator]:
-        """Yield an iterator from the next step on, after the batches that it made at the start."""
-        batches = self.pipeline.iter(start_step=self.next_step, **setting._asdict())
-        try:
-            next(batches)
-            until = time.perf_counter() + warm_seconds
-            for _ in range(2 * setting.threads + setting.worker_count * (setting.prefetch + 2)):
-                if time.perf_counter() <= until:
-                    next(batches)
-            yield batches
-        finally:
-            batches.close()
-            ahead = setting.prefetch * max(1, setting.worker_count) + setting.threads
-            self.next_step = batches.next_step + (ahead if setting.threads or setting.worker_count else 0)
 
 
 class _FirstSteps:
-    """The first `count` steps of a sampler, again and again."""
+    """Sampler and withdrawals of the first `count` steps of a pipeline, again and again."""
 
-    num_steps, end_step = None, sys.maxsize
+    first_step, num_steps, end_step = 0, None, sys.maxsize
 
-    def __init__(self, sampler: Sampler, count: int) -> None:
+    def __init__(self, pipeline: Pipeline, count: int) -> None:
+        sampler = pipeline.sampler
         sampler.check_from(sampler.first_step)
-        self.first_step = 0
-        self._sampler, self._count, self.host = sampler, count, sampler.host
+        self._pipeline, self._count, self.host = pipeline, count, sampler.host
         self.data_key = f"first {count} steps of {sampler.data_key}"
 
-    def planned(self, step: int) -> int:  # the step of the run that comes as `step`
-        return self._sampler.first_step + step % self._count
+    def _planned(self, step: int) -> int:
+        return self._pipeline.first_step + step % self._count
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
-        return self._sampler.rows(self.planned(step))
+        return self._pipeline.sampler.rows(self._planned(step))
+
+    def source_at(self, step: int) -> RowSource:
+        return self._pipeline.source_at(self._planned(step))
 
     def check_from(self, step: int) -> None:
         """Accept any step: all are like the first."""
-
-
-class _FirstWithdrawals(NamedTuple):
-    """Withdrawals of a run, as its first steps read them."""
-
-    withdrawals: Withdrawals
-    sampler: _FirstSteps
-
-    def source_at(self, step: int) -> RowSource:
-        return self.withdrawals.source_at(self.sampler.planned(step))
 
 
 def _doubled(most: int) -> list[int]:

@@ -50,8 +50,9 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
         **_maxtext(corpus, scale.sequence_length, scale.batch_size),
     }
     medians = seconds_in_turn(loaders, scale.seconds, scale.repeats, warm=20)
-    tokens, limits = scale.sequence_length * scale.batch_size, dict.fromkeys((LIMIT_TOKENS, READ), LIMIT_TOKENS)
-    figures = {name: rate(tokens, median, medians[limits.get(name, LIMIT)]) for name, median in medians.items()}
+    tokens, figures = scale.sequence_length * scale.batch_size, {}
+    for name, median in medians.items():
+        figures[name] = rate(tokens, median, medians[LIMIT_TOKENS if name in (LIMIT_TOKENS, READ) else LIMIT])
     with contextlib.closing(filtered.iter()) as batches:
         wait = statistics.median(seconds_waited(batches.__next__, _STEP_S) for _ in range(_STEPS))
     yield Table("throughput", "windows", SPEED, figures)
@@ -125,11 +126,9 @@ def packed(folder: Path, scale: Scale) -> Iterator[Table]:
         for profile in PROFILES:
             loaders = _loaders(profile, Path(temporary))
             medians = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS, warm=20)
-            tokens = profile.sequence_length * profile.batch
-            rows = {
-                name: rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
-                for name, median in medians.items()
-            }
+            tokens, rows = profile.sequence_length * profile.batch, {}
+            for name, median in medians.items():
+                rows[name] = rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
             title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
             yield Table(f"packed, {profile.name}", title, SPEED | {"x Grain": "{times_grain:.1f}"}, rows)
 
@@ -177,7 +176,6 @@ def _grain(profile: Profile, documents: list[npt.NDArray[np.int32]]) -> Iterator
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     elements = [{"tokens": document} for document in documents]
     dataset = grain.MapDataset.source(elements).shuffle(seed=SEED).repeat().to_iter_dataset(options)
-    packed = grain.experimental.BestFitPackIterDataset(
-        dataset, length_struct={"tokens": profile.sequence_length}, num_packing_bins=64
-    )
+    lengths = {"tokens": profile.sequence_length}
+    packed = grain.experimental.BestFitPackIterDataset(dataset, length_struct=lengths, num_packing_bins=64)
     return iter(packed.batch(profile.batch))

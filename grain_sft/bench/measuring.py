@@ -1,11 +1,8 @@
 """What benchmarks share: the limit that speeds are compared with, clocks, and subprocesses."""
 
 import itertools
-import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.errors import PipelineError
+from grain_sft.child_environment import run_python
 from grain_sft.storage import CACHE_DIR_VARIABLE
 
 Next = Callable[[], Any]
@@ -97,18 +94,12 @@ def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a subprocess, with artifacts in the folder `cache`; raise a PipelineError if it fails.
+    """Run a Python program in a subprocess, with artifacts in the folder `cache`. Errors are those of `run_python`.
 
     The program can use `json`, `os`, `sys`, `time` and `memory()`, the current and the peak MB, and prints JSON last. Return
     that object, and `process_s`, the seconds from the start of the process to its end.
     """
     environment = os.environ | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
-    command = [sys.executable, "-c", _PREAMBLE + program, *arguments]
     begin = time.perf_counter()
-    result = subprocess.run(command, capture_output=True, text=True, env=environment)
-    seconds = time.perf_counter() - begin
-    if result.returncode:
-        reason = result.stderr.strip().rpartition("\n")[2]
-        raise PipelineError(f"a process of the benchmark ended with status {result.returncode}: {reason}")
-    figures: dict[str, Any] = json.loads(result.stdout.strip().rpartition("\n")[2])
-    return figures | {"process_s": seconds}
+    figures = run_python("a process of the benchmark", "-c", _PREAMBLE + program, *arguments, environment=environment)
+    return figures | {"process_s": time.perf_counter() - begin}

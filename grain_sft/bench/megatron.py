@@ -22,56 +22,52 @@ import numpy as np
 sizes, order, length = np.load(sys.argv[1] + "/sizes.npy"), np.load(sys.argv[1] + "/order.npy"), int(sys.argv[2])
 datasets, count = int(sys.argv[3]), int(sys.argv[4])
 weights = np.random.default_rng(0).random(datasets) + 0.1 if datasets else None
-def digest(*arrays):
-    return hashlib.sha256(b"".join(np.ascontiguousarray(each, "<i8").tobytes() for each in arrays)).hexdigest()
+indices = [np.zeros(count, np.int16), np.zeros(count, np.int64)] if datasets else None
+def timed(function, *arguments):
+    global seconds, cpu
+    begin, cpu = time.perf_counter(), time.process_time()
+    made = function(*arguments)
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+    return made
 """
 _END = """
-print(json.dumps({"seconds": seconds, "cpu": cpu, "samples": count, "digest": digest(*found), **memory()}))
-"""
-_TIMED = """
-begin, cpu = time.perf_counter(), time.process_time()
-{call}
-seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+digest = hashlib.sha256(b"".join(np.ascontiguousarray(each, "<i8").tobytes() for each in indices)).hexdigest()
+samples = len(indices[0]) - (not datasets)
+print(json.dumps({"seconds": seconds, "cpu": cpu, "samples": samples, "digest": digest, **memory()}))
 """
 _OURS = {
-    "samples": (
-        "from grain_sft.layout import Cut, ends_of, sample_index",
-        "ends = ends_of(sizes, order)",
-        "found = [sample_index(ends, Cut(length, 1))]; count = len(found[0]) - 1",
-    ),
-    "blend": (
-        "from grain_sft.layout import blend, normalized\nweights = normalized(weights)",
-        "made = blend(weights, count)",
-        "found = made.numbers_of(np.arange(count))",
-    ),
+    "samples": """
+from grain_sft.layout import Cut, ends_of, sample_index
+ends = timed(ends_of, sizes, order)
+indices = [sample_index(ends, Cut(length, 1))]
+""",
+    "blend": """
+from grain_sft.layout import blend, normalized
+indices = timed(blend, normalized(weights), count).numbers_of(np.arange(count))
+""",
 }
 _MEGATRON = {
-    "samples": (
-        "from megatron.core.datasets import helpers\ntotal = int(sizes.sum())",
-        "index = helpers.build_sample_idx(sizes, order, length, 1, total, True, True)",
-        "found = [index]; count = len(index) - 1",
-    ),
-    "blend": (
-        "from megatron.core.datasets import helpers\nfrom megatron.core.datasets.utils import normalize\n"
-        "weights, found = normalize(weights), [np.zeros(count, np.int16), np.zeros(count, np.int64)]",
-        "helpers.build_blending_indices(*found, weights, datasets, count, False)",
-        "",
-    ),
+    "samples": """
+from megatron.core.datasets import helpers
+indices = [timed(helpers.build_sample_idx, sizes, order, length, 1, int(sizes.sum()), True, True)]
+""",
+    "blend": """
+from megatron.core.datasets import helpers
+from megatron.core.datasets.utils import normalize
+timed(helpers.build_blending_indices, *indices, normalize(weights), datasets, count, False)
+""",
 }
 _MAXTEXT = {
-    "samples": (
-        "from maxtext.input_pipeline._mmap_index_utils import build_sample_index\n"
-        f"order = order[: len(order) // {MAXTEXT_SHARE}]",
-        "index = build_sample_index(sizes, order, length)",
-        "found = [index]; count = len(index) - 1",
-    ),
-    "blend": (
-        "from maxtext.input_pipeline._megatron_blending import build_blending_indices\n"
-        f"count //= {MAXTEXT_SHARE}\n"
-        "weights, found = weights / weights.sum(), [np.zeros(count, np.int16), np.zeros(count, np.int64)]",
-        "build_blending_indices(*found, weights, datasets, count)",
-        "",
-    ),
+    "samples": f"""
+from maxtext.input_pipeline._mmap_index_utils import build_sample_index
+indices = [timed(build_sample_index, sizes, order[: len(order) // {MAXTEXT_SHARE}], length)]
+""",
+    "blend": f"""
+from maxtext.input_pipeline._megatron_blending import build_blending_indices
+count //= {MAXTEXT_SHARE}
+indices = [each[:count] for each in indices]
+timed(build_blending_indices, *indices, weights / weights.sum(), datasets, count)
+""",
 }
 PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTEXT)}
 """Name of each system, the package that has to be installed, and its programs."""
@@ -79,10 +75,7 @@ PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTE
 
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield seconds and processor seconds of the index of samples, and of blends. megatron-core's indices must be the same."""
-    systems = {"grain_sft": _OURS}
-    systems |= {
-        name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package) is not None
-    }
+    installed = {name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package)}
     figures = {}
     with tempfile.TemporaryDirectory(dir=folder) as here:
         lengths = made_up_lengths(scale.samples, MEDIAN, 1 << 20).astype(np.int32)
@@ -92,10 +85,10 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
         for what, datasets in (("samples", 0), *(("blend", number) for number in DATASETS)):
             title = "samples" if not datasets else f"blend of {datasets}"
             expected = ""
-            for name, programs in systems.items():
-                setup, call, after = programs[what]
-                program = "\n".join([_BEGIN, setup, _TIMED.format(call=call), after, _END])
-                found = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
+            for name, programs in {"grain_sft": _OURS, **installed}.items():
+                found = run_program(
+                    _BEGIN + programs[what] + _END, here, str(LENGTH), str(datasets), str(scale.samples)
+                )
                 expected = expected or found["digest"]
                 if found["samples"] > scale.samples // 2 and found["digest"] != expected:
                     raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")

@@ -77,17 +77,16 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
         make_corpus(here, lengths)
         np.save(here / "lengths.npy", lengths)
         data, stored = str(here / "data"), str(here / "lengths.npy")
-        programs = {
-            OURS: (_LAYOUT.replace("GROUP", "1"), data),
-            GROUPED: (_LAYOUT.replace("GROUP", "len(corpus.shards)"), data),
-            PACKED: (_ALGORITHM, stored),
-        }
+        programs = [
+            (OURS, _LAYOUT.replace("GROUP", "1"), data),
+            (GROUPED, _LAYOUT.replace("GROUP", "len(corpus.shards)"), data),
+            (PACKED, _ALGORITHM, stored),
+        ]
         if importlib.util.find_spec("olmo_core") is not None:
-            programs[OLMO] = (_OLMO, stored)
-        figures = {
-            name: run_program(_ONE_CORE + program + _AFTER, argument, cache=str(here / f"cache-{number}"))
-            for number, (name, (program, argument)) in enumerate(programs.items())
-        }
+            programs.append((OLMO, _OLMO, stored))
+        figures = {}
+        for name, program, argument in programs:
+            figures[name] = run_program(_ONE_CORE + program + _AFTER, argument, cache=str(here / name))
     if OLMO in figures and figures[OLMO]["rows"] != figures[PACKED]["rows"]:
         raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, and we {figures[PACKED]['rows']}.")
     columns = {"s": "{seconds:.2f}", "rows": "{rows:,}", "MB at most": "{peak_mb:.0f}"}
@@ -101,13 +100,13 @@ def traces(folder: Path, scale: Scale) -> Iterator[Table]:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
         config = make_corpus(here, made_up_lengths(scale.documents, TRACED, LENGTH))
-        output = ("--output", str(here / "lines.csv"))
         steps = ("trace", config, "--steps", span)
+        written = (*steps, "--output", str(here / "lines.csv"))
         commands: dict[str, tuple[str, ...]] = {
-            f"cold: plan, order, trace --steps {span}": (*steps, *output),
-            f"warm: trace --steps {span}": (*steps, *output),
+            f"cold: plan, order, trace --steps {span}": written,
+            f"warm: trace --steps {span}": written,
             "warm: the same, --summary": (*steps, "--summary"),
-            "warm: the same without counting loss": (*steps, *output, "--no-trainable"),
+            "warm: the same without counting loss": (*written, "--no-trainable"),
             "warm: trace --document": ("trace", config, "--document", str(scale.documents // 2)),
             "warm: trace --checkpoints": ("trace", config, "--checkpoints"),
             "warm: receipt": ("receipt", config),

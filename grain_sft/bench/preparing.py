@@ -72,12 +72,12 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
         kinds = {f"documents, {name}": ("text", name, scale.texts) for name in models}
         for kind, (template, name, largest) in ({"chats": ("primer", BPE, scale.conversations)} | kinds).items():
             for count in (max(1, largest // 10), largest):
-                path, out, row = here / f"{template}-{count}.jsonl", here / kind, f"{kind}, {count:,}"
+                path, row = here / f"{template}-{count}.jsonl", f"{kind}, {count:,}"
                 if not path.exists():
                     _write(path, text, count, chats=kind == "chats")
-                arguments = (str(path), models[name], f"{out}-{count}", template)
-                rows[row] = run_program(_COMMON + _MEMORY, *arguments)
-            rows[row] |= run_program(_COMMON + _SPEED, *arguments[:2], f"{out}-speed", template, str(scale.repeats))
+                files = (str(path), models[name])
+                rows[row] = run_program(_COMMON + _MEMORY, *files, str(here / row), template)
+            rows[row] |= run_program(_COMMON + _SPEED, *files, str(here / kind), template, str(scale.repeats))
     columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of it": "{of_bare:.2f}"}
     columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}
     yield Table("prepare", "preparing, one core", columns, rows)

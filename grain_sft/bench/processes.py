@@ -107,8 +107,8 @@ def measure_first_batch(folder: Path) -> dict[str, Any]:
             with (tokens / f"{number:04d}.npy").open("wb") as file:
                 file.truncate(count * 8192 * 4)
     except OSError as error:
-        message = f"{tokens}: the file system takes no sparse files ({error.strerror}). Give --dir."
-        raise StorageError(message) from error
+        reason = f"the file system takes no sparse files ({error.strerror})"
+        raise StorageError(f"{tokens}: {reason}. Give --dir.") from error
     index = folder / "sparse.json"
     open_corpus(tokens, dtype="uint32").save(index)
     return run_program(_PIPELINE + _SHUFFLE, str(index), cache=str(folder))

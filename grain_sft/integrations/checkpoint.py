@@ -21,23 +21,21 @@ def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
     return {_STEP: as_integer("next_step", next_step, 0, RowIndexError), **pipeline.receipt.as_dict()}
 
 
-def resume_step(state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_data: bool = False) -> int:
+def resume_step(
+    state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_data: bool = False, holder: str = "the checkpoint"
+) -> int:
     """Return the next step stored in `state`, a result of `data_state`.
 
     Args:
       state: Saved state.
       pipeline: Pipeline of the resumed run.
       allow_other_data: Whether to accept a state of other data.
+      holder: Name of what holds the state, for messages.
 
     Raises:
       PipelineError: `state` is not a state, or belongs to other data; the message names the difference.
       RowIndexError: `pipeline` does not have the step.
     """
-    return _checked_step("the checkpoint", state, pipeline, allow_other_data)
-
-
-def _checked_step(holder: str, state: Mapping[str, Any], pipeline: Pipeline, allow_other_data: bool) -> int:
-    """Return the next step of `state`, which `holder` has. Errors are those of `resume_step`."""
     step, parts = state.get(_STEP), state.get(_PARTS)
     if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
         raise PipelineError(f"{holder}: not a data state: {dict(state)!r}; expected '{_STEP}' and '{_PARTS}'.")
@@ -127,15 +125,10 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
         state = manager.restore(step, args=args.Composite(**{item: args.JsonRestore()}))[item]
     except (KeyError, FileNotFoundError) as error:
         saved = sorted(manager.all_steps())
-        if step not in saved:
-            raise PipelineError(
-                f"{manager.directory} has no checkpoint {step}; its checkpoints are {saved}. Give one of them, or None for the "
-                "latest."
-            ) from error
-        raise PipelineError(
-            f"checkpoint {step} in {manager.directory} has no item {item!r}: it was not saved with "
-            f"{item}=checkpoint.save_args(...). Start at a step of your choice with start_step=...."
-        ) from error
+        sentence = f"no checkpoint {step}; its checkpoints are {saved}. Give one of them, or None for the latest."
+        if step in saved:
+            sentence = f"a checkpoint {step} that has no item {item!r}, which save_args makes. Give start_step instead."
+        raise PipelineError(f"{manager.directory} has {sentence}") from error
     batches.set_state(state)
     return int(state[_STEP])
 
@@ -170,7 +163,8 @@ class RunRecord:
         recorded = self.read()
         runs = [run for run in recorded if run[_STEP] < step]
         if runs:
-            _checked_step(self.path, {**runs[-1], _STEP: step}, pipeline, allow_other_data)
+            state = {**runs[-1], _STEP: step}
+            resume_step(state, pipeline, allow_other_data=allow_other_data, holder=self.path)
         if not runs or pipeline.receipt.differences(runs[-1][_PARTS]):
             runs.append(data_state(pipeline, step))
         if write and runs != recorded:
@@ -185,8 +179,8 @@ class RunRecord:
             if not all(isinstance(run[_STEP], int) and isinstance(run[_PARTS], dict) for run in runs):
                 raise TypeError("steps and parts")
         except (ValueError, KeyError, TypeError) as error:
-            raise PipelineError(
-                f"{self.path}: not a record of the data of a run (JSON with 'runs', each with '{_STEP}' and "
-                f"'{_PARTS}'): {error}. Move it away to go on without one."
-            ) from error
+            expected = (
+                f"expected JSON with 'runs', each with '{_STEP}' and '{_PARTS}'. Move it away to go on without it"
+            )
+            raise PipelineError(f"{self.path}: not a record of a run's data ({error}); {expected}.") from error
         return list(runs)

@@ -32,17 +32,14 @@ class ContextOrder:
         as_integer("load_balanced_shards", self.shards, 1, PipelineError)
         if self.shards % 2 and self.shards != 1:
             raise PipelineError(
-                f"load_balanced_shards={self.shards}: MaxText's load-balanced order needs an even number of shards. Give an "
-                "even number, or 1 for the natural order."
+                f"load_balanced_shards={self.shards}: expected an even number, or 1 for the natural order."
             )
 
     def check(self, length: int) -> None:
         """Raise a PipelineError if rows of `length` tokens cannot be cut into equal chunks."""
         if self.shards > 1 and length % (2 * self.shards):
-            raise PipelineError(
-                f"load_balanced_shards={self.shards}: rows of {length} tokens cannot be cut into {2 * self.shards} equal "
-                "chunks. Give another sequence_length, or another number of shards."
-            )
+            found = f"rows of {length} tokens can't be cut into {2 * self.shards} equal chunks"
+            raise PipelineError(f"load_balanced_shards={self.shards}: {found}. Change it, or sequence_length.")
 
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
         """Return the columns of a row of `length` tokens that are at columns [start, stop) of the global array, in order."""

@@ -164,10 +164,10 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         widths = self._placements_at(step) if block.columns is None else (end - first,)
         for key, array in prepared.items():
             if array.ndim != 2 or len(array) != len(block.rows) or array.shape[1] not in widths:
+                found, expected = list(array.shape), [len(block.rows), max(widths)]
+                transforms = f"Remove the transform that changes it ({self.pipeline.at(step).transforms!r})"
                 raise PipelineError(
-                    f"{key!r} of step {step} has shape {list(array.shape)}; expected {[len(block.rows), max(widths)]}, as "
-                    "all arrays that are divided between devices. Remove the transform that changes the shape "
-                    f"({self.pipeline.at(step).transforms!r}), or correct `prepare`."
+                    f"{key!r} of step {step} has shape {found}; expected {expected}. {transforms}, or correct `prepare`."
                 )
         return prepared
 
@@ -196,9 +196,8 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
     cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
     if layout.row_lengths:
         if cuts:
-            raise PipelineError(
-                f"the rows have several lengths, and a transform changes their columns ({stage.transforms!r}). Remove it."
-            )
+            reason = f"a transform changes their columns ({stage.transforms!r})"
+            raise PipelineError(f"the rows have several lengths, and {reason}. Remove it.")
         yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
         return
     widths = {layout.sequence_length}

@@ -76,10 +76,9 @@ def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, Any]:
     try:
         return dict(sharding.devices_indices_map(shape))
     except ValueError as error:
-        raise PipelineError(
-            f"{sharding} can't divide batches of {shape[0]} rows of {shape[1]} tokens: {error}. Take a global batch size and a "
-            "sequence length that are multiples of the numbers of parts that the mesh divides them into."
-        ) from error
+        found = f"{sharding} can't divide batches of {shape[0]} rows of {shape[1]} tokens: {error}."
+        fix = "Make the global batch size and the sequence length multiples of the mesh's numbers of parts."
+        raise PipelineError(f"{found} {fix}") from error
 
 
 class Block(NamedTuple):

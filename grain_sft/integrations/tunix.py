@@ -42,10 +42,8 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
     batches.seek(trained)
     folder = trainer.config.checkpoint_root_directory
     if folder:
-        writes = jax.process_index() == 0
-        RunRecord(f"{folder}/{RECORD}").begin(
-            batches.pipeline, trained, allow_other_data=allow_other_data, write=writes
-        )
+        record, writes = RunRecord(f"{folder}/{RECORD}"), jax.process_index() == 0
+        record.begin(batches.pipeline, trained, allow_other_data=allow_other_data, write=writes)
     if not trainer.is_managed_externally:  # then Tunix drops none
         yield from ({} for _ in range(trained))
     yield from batches
@@ -63,10 +61,8 @@ class Evaluation:
 
     def __init__(self, batches: GlobalBatches) -> None:
         if batches.pipeline.num_steps is None:
-            raise PipelineError(
-                "Evaluation: the pipeline never ends, and Tunix evaluates to the end of the data. Set sampler.epochs: 1 and "
-                "sampler.last_batch: fill in its config."
-            )
+            fix = "Set sampler.epochs: 1 and sampler.last_batch: fill in its config"
+            raise PipelineError(f"Evaluation: the pipeline never ends, so Tunix's evaluation would not end. {fix}.")
         self.batches = batches
 
     def __iter__(self) -> Iterator[GlobalBatch]:

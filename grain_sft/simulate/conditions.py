@@ -7,8 +7,8 @@ import msgspec
 
 from grain_sft.pipeline import PREFETCH, READ_THREADS
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=10**12)]  # JSON has no infinite numbers
+NotNegative = Annotated[float, msgspec.Meta(ge=0, le=10**12)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 

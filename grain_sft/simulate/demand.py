@@ -21,10 +21,9 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges of a gather that are requested together, and the cell of each. `checks` is whether they check files."""
+    """Ranges of a gather that are requested together. `checks` is whether they check files."""
 
     gather: Gather
-    cell: Ints
     ranges: Ranges
     checks: bool
 
@@ -119,25 +118,21 @@ class Walk:
         host = host if whole else self._hosts.searchsorted(host)
         block, asks = Block(len(steps), len(self._hosts), rows, self._conditions), list[_Ask]()
         for number, found in self._reads.ranges(rows):
-            cell = step[found.row] * len(self._hosts) + host[found.row]
-            order = np.argsort(cell, kind="stable") if np.any(np.diff(cell) < 0) else None
-            if order is not None:
-                cell, found = cell[order], Ranges(*(column[order] for column in found))
-            asks += self._asks(block, number, cell, found, starting)
+            found = found._replace(row=step[found.row] * len(self._hosts) + host[found.row])
+            asks += self._asks(block, number, found.select(np.argsort(found.row, kind="stable")), starting)
         for ask, (requests, received, rounds) in zip(asks, self._answers(block, asks), strict=True):
             block.ask(requests, received, ask.gather.options.requests, rounds)
             block.checks += requests if ask.checks else 0
         return block
 
-    def _asks(self, block: Block, number: int, cell: Ints, found: Ranges, starting: int) -> list[_Ask]:
+    def _asks(self, block: Block, number: int, found: Ranges, starting: int) -> list[_Ask]:
         """Return the requests of a gather's ranges, whose cells ascend. Ranges of local files are added to `block`."""
         gather, remote = self._reads.gathers[number], self._reads.gathers[number].remote[found.file]
-        if not remote.all():
-            block.read(block.sums(cell[~remote], found.size[~remote]))
-            cell, found = cell[remote], Ranges(*(column[remote] for column in found))
-        if not len(cell):
+        block.read(block.sums(found.row[~remote], found.size[~remote]))
+        found = found.select(remote)
+        if not len(found.row):
             return []
-        at, file = self._first_reads(number, cell, found.file, starting)
+        at, file = self._first_reads(number, found.row, found.file, starting)
         infos = block.sums(at[gather.unversioned[file]])
         block.ask(infos, 0 * infos, gather.options.requests)
         block.checks += infos
@@ -145,7 +140,7 @@ class Walk:
         end, head = np.minimum(DIGEST_BYTES, sizes[file]), gather.offsets[file]
         ends = np.stack([head, head + sizes[file] - end], axis=1).reshape(-1)
         checks = Ranges(at.repeat(2), file.repeat(2), ends, end.repeat(2))
-        return [_Ask(gather, checks.row, checks, True), _Ask(gather, cell, found, False)]
+        return [_Ask(gather, checks, True), _Ask(gather, found, False)]
 
     def _first_reads(self, number: int, cell: Ints, file: Ints, starting: int) -> tuple[Ints, Ints]:
         """Return the cell and the file of each first read of a file on a host, sorted by cell and file.
@@ -172,7 +167,7 @@ class Walk:
             if not caches[number]:
                 continue
             files = [(stamp.path, stamp.size) for stamp in ask.gather.files]
-            for cell, file, *range_ in zip(ask.cell.tolist(), *(each.tolist() for each in ask.ranges[1:]), strict=True):
+            for cell, file, *range_ in zip(*(each.tolist() for each in ask.ranges), strict=True):
                 pieces.setdefault((cell, number), []).append((*files[file], *range_))
         counts = np.zeros((len(asks), 2, block.seconds.size), np.int64)  # requests and bytes of each cell
         for (cell, number), wanted in sorted(pieces.items(), key=lambda item: item[0]):
@@ -182,8 +177,8 @@ class Walk:
             if cached:
                 yield requests, received, -(-received // BATCH_BYTES)
             else:
-                requests = block.sums(ask.cell, -(-ask.ranges.size // remote_files.PART_BYTES))
-                yield requests, block.sums(ask.cell, ask.ranges.size), 0
+                requests = block.sums(ask.ranges.row, -(-ask.ranges.size // remote_files.PART_BYTES))
+                yield requests, block.sums(ask.ranges.row, ask.ranges.size), 0
 
 
 def _firsts(wanted: npt.NDArray[np.bool_], key: Ints) -> Ints:

@@ -70,10 +70,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         batch = next(iterator)
     made.done.wait(_DRAINS_IN)
     iterator.close()
-    for thread in threading.enumerate():
-        if thread.name.startswith("grain_sft-read"):
-            with contextlib.suppress(RuntimeError):  # a thread that is only being started
-                thread.join(_DRAINS_IN)
+    _join_readers()
     owned = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}
     return {
         "host": host.index,
@@ -92,6 +89,14 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         "opened_mb": memory,
         "peak_mb": _memory(),
     }
+
+
+def _join_readers() -> None:
+    """Wait for the threads that read ahead."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("grain_sft-read"):
+            with contextlib.suppress(RuntimeError):  # a thread that is only being started
+                thread.join(_DRAINS_IN)
 
 
 def _counts() -> dict[str, int]:
@@ -119,12 +124,5 @@ def _memory() -> float:
 
 if __name__ == "__main__":
     asked = json.loads(sys.argv[1])
-    found = measure(
-        asked["config"],
-        Host(*asked["host"]),
-        range(*asked["steps"]),
-        threads=asked["threads"],
-        prefetch=asked["prefetch"],
-        began=asked["began"],
-    )
-    print(json.dumps(found))
+    host, steps = Host(*asked.pop("host")), range(*asked.pop("steps"))
+    print(json.dumps(measure(host=host, steps=steps, **asked)))

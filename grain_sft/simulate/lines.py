@@ -45,13 +45,11 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     begin = figures["first_batches"]
     first_batches = f"{begin['requests']:,.0f} requests of all hosts until each has {begin['batches']} batches"
     yield "start of the run", f"{first_batches}: {begin['bucket_s']:.1f} s at the bucket's speed"
-    if figures["cache"] is not None:
-        cache = figures["cache"]
+    if (cache := figures["cache"]) is not None:
         share = cache["hits"]["mean"] / max(1.0, cache["hits"]["mean"] + cache["misses"]["mean"])
         size = size_text(cache["bytes"]["mean"])
         yield "shard cache", f"{share:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
-    if figures["start"] is not None:
-        start_up = figures["start"]
+    if (start_up := figures["start"]) is not None:
         opening = f"{start_up['opening_requests']:,} requests of a host to open the corpus"
         opening = "requests that open local files not counted" if figures["as_bucket"] else opening
         yield "start-up", f"{start_up['seconds']:.1f} s until the first batch, {opening}"
@@ -100,22 +98,22 @@ def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     conditions, steady, waits = figures["conditions"], figures["steady"], figures["waits"]
     step_s = conditions["step_ms"] / 1e3
     received = figures["per_host"]["received"]["most"] / (figures["steps"][1] - figures["steps"][0])
-    found = [
+    longest = f"the longest wait is {waits['longest_s']:.2f} s"
+    wait = f"Steps of {conditions['step_ms']:g} ms wait {waits['share']:.2%} of the time; {longest}."
+    return [
         _answer("bucket, requests", steady["requests"] / step_s, "requests/s", "bucket_requests", conditions),
         _answer("bucket, bytes", steady["received"] / step_s / 1e6, "MB/s", "bucket_mb", conditions),
         _answer("network of a host", received / step_s / 1e6, "MB/s", "host_mb", conditions),
+        {"asked": "waits", "enough": waits["share"] <= 0.01, "answer": wait},
     ]
-    longest = f"the longest wait is {waits['longest_s']:.2f} s"
-    wait = f"Steps of {conditions['step_ms']:g} ms wait {waits['share']:.2%} of the time; {longest}."
-    found.append({"asked": "waits", "enough": waits["share"] <= 0.01, "answer": wait})
-    return found
 
 
 def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Mapping[str, Any]) -> dict[str, Any]:
     limit = conditions[limit_name]
-    share = (
-        f"{need:,.0f} of {limit:,g} {unit} ({need / limit:.1%})" if need >= 10 else f"{need:.2f} of {limit:,g} {unit}"
-    )
-    option = f"--{limit_name.replace('_', '-')}"
-    advice = "" if need <= limit else f" Give a cache, larger reads, a longer step, or the true limit by {option}."
-    return {"asked": asked, "enough": need <= limit, "answer": f"{share}.{advice}"}
+    answer = f"{need:.2f} of {limit:,g} {unit}."
+    if need >= 10:
+        answer = f"{need:,.0f} of {limit:,g} {unit} ({need / limit:.1%})."
+    if need > limit:
+        option = f"--{limit_name.replace('_', '-')}"
+        answer += f" Give a cache, larger reads, a longer step, or the true limit by {option}."
+    return {"asked": asked, "enough": need <= limit, "answer": answer}

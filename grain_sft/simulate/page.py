@@ -6,7 +6,7 @@ from typing import Any
 
 from grain_sft.html_table import html_columns, html_facts
 from grain_sft.simulate.lines import FIGURES, facts_of, spread_text
-from grain_sft.view import COLOURS, Picture, draw_pictures, make_page, part
+from grain_sft.view import COLOURS, draw_pictures, make_page, part
 
 Figures = Mapping[str, Any]
 
@@ -29,24 +29,24 @@ def simulation_page(figures: Figures, name: str) -> str:
     pictures = draw_pictures(figures, _PICTURES)
     enough = all(each["enough"] for each in figures["answers"])
     answers = "\n".join(_answer(each) for each in figures["answers"])
-    parts = [
-        f"<h1>{html.escape(name)} on {figures['hosts']:,} hosts</h1>\n<main>",
-        f'<section id="answers"><h2>{_QUESTION} {"Yes." if enough else "No."}</h2>\n<ul>{answers}</ul></section>',
-        f'<section id="figures"><h2>Figures</h2>\n{html_facts("", dict(facts_of(figures)))}</section>',
-        *(_section(key, title, pictures[key]) for key, title in _TITLES.items() if key in pictures),
-        f'<section id="hosts"><h2>Hosts</h2>\n{_hosts(figures)}</section>',
-        f'<section id="conditions"><h2>Assumed</h2>\n{html_facts("", _assumed(figures))}</section>\n</main>',
-    ]
-    return make_page(f"Simulation: {name}", "\n".join(parts), styles=part("report.css"), data=figures)
+    assumed = {f"--{option.replace('_', '-')}": f"{value:,g}" for option, value in figures["conditions"].items()}
+    drawn = {key: (_TITLES[key], f"<figure>{picture.svg}</figure>") for key, picture in pictures.items()}
+    sections = {
+        "answers": (f"{_QUESTION} {'Yes.' if enough else 'No.'}", f"<ul>{answers}</ul>"),
+        "figures": ("Figures", html_facts("", dict(facts_of(figures)))),
+        **drawn,
+        "hosts": ("Hosts", _hosts(figures)),
+        "conditions": ("Assumed", html_facts("", assumed)),
+    }
+    parts = [f'<section id="{key}"><h2>{title}</h2>\n{body}</section>' for key, (title, body) in sections.items()]
+    heading = f"<h1>{html.escape(name)} on {figures['hosts']:,} hosts</h1>"
+    body = "\n".join([heading, "<main>", *parts, "</main>"])
+    return make_page(f"Simulation: {name}", body, styles=part("report.css"), data=figures)
 
 
 def _answer(found: Figures) -> str:
     verdict = "enough" if found["enough"] else "<strong>not enough</strong>"
     return f"<li>{html.escape(found['asked'])}: {verdict}. {html.escape(found['answer'])}</li>"
-
-
-def _section(key: str, title: str, picture: Picture) -> str:
-    return f'<section id="{key}"><h2>{title}</h2>\n<figure>{picture.svg}</figure></section>'
 
 
 def _hosts(figures: Figures) -> str:
@@ -55,14 +55,10 @@ def _hosts(figures: Figures) -> str:
     spreads = [(f"{names[key]}, all steps", key, spread) for key, spread in figures["per_host"].items()]
     spreads += [(f"{names[key]}, first step", key, spread) for key, spread in figures["first_step"].items()]
     spreads.append(("requests that check files, all steps", "checks", figures["checks"]))
-    columns: dict[str, list[object]] = {"": [name for name, *_ in spreads]}
-    for column in ("mean", "least", "most"):
-        columns[column] = [spread_text(key, spread[column]) for _, key, spread in spreads]
-    return html_columns("", columns)
-
-
-def _assumed(figures: Figures) -> dict[str, object]:
-    return {f"--{name.replace('_', '-')}": f"{value:,g}" for name, value in figures["conditions"].items()}
+    columns = {
+        each: [spread_text(key, spread[each]) for _, key, spread in spreads] for each in ("mean", "least", "most")
+    }
+    return html_columns("", {"": [name for name, *_ in spreads], **columns})
 
 
 def _rates(name: str, unit: float, label: str, option: str) -> Callable[[Any, Figures], None]:

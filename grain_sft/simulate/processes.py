@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -15,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grain_sft.child_environment import child_environment
+from grain_sft.child_environment import child_environment, run_python
 from grain_sft.config import read_config
-from grain_sft.errors import PipelineError
 from grain_sft.sampling import Host
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.demand import Block, Walk
@@ -93,7 +90,8 @@ class Measured:
         found: dict[str, float] = {}
         for measured, predicted in zip(self.measured, self.predicted, strict=False):
             for name, value in predicted.items():
-                figure = _measured_figures(measured)[name]
+                opening = measured["opening"]
+                figure = opening[name] + measured["reading"][name] if name in opening else measured[name]
                 if value or figure:
                     found[name] = max(found.get(name, 0.0), abs(value - figure) / figure if figure else 1.0)
         return found
@@ -115,7 +113,7 @@ def measure_processes(
         with the model that is fitted to the others.
 
     Raises:
-      PipelineError: A process failed; the last line that it printed is in the message.
+      PipelineError: A process failed, and the last line that it printed is in the message; or it took more than an hour.
     """
     numbers = sorted({round(each) for each in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     taken = steps[:MAX_STEPS]
@@ -133,23 +131,12 @@ def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> F
     files in a bucket is kept."""
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
         environment = _with_own_caches(child_environment(), folder)
-        request = {
-            "config": _config_with_own_caches(config, folder),
-            "host": [host.index, host.count],
-            "steps": [steps.start, steps.stop],
-            "threads": conditions.threads,
-            "prefetch": conditions.prefetch,
-            "began": time.time(),
-        }
-        command = [sys.executable, "-P", "-m", "grain_sft.simulate.host_process", json.dumps(request)]
-        result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if result.returncode:
-        reason = result.stderr.strip().rpartition("\n")[2]
-        raise PipelineError(
-            f"{config}: the process of host {host.index} of {host.count} ended with status {result.returncode}: {reason}"
-        )
-    figures: Figures = json.loads(result.stdout.strip().rpartition("\n")[2])
-    return figures
+        request = {"config": _config_with_own_caches(config, folder), "host": [host.index, host.count]}
+        request |= {"steps": [steps.start, steps.stop], "threads": conditions.threads, "prefetch": conditions.prefetch}
+        request["began"] = time.time()
+        what = f"{config}: the process of host {host.index} of {host.count}"
+        words = ("-P", "-m", "grain_sft.simulate.host_process", json.dumps(request))
+        return run_python(what, *words, environment=environment)
 
 
 def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
@@ -199,12 +186,6 @@ def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditi
         "start_up_s": fit.start_s(conditions) + float(block.seconds[0, 0]),
         "peak_mb": fit.memory_mb(conditions, float(block.received.max())),
     }
-
-
-def _measured_figures(measured: Figures) -> dict[str, float]:
-    """Return the figures of a process that the model predicts."""
-    sums = {name: measured["opening"][name] + measured["reading"][name] for name in measured["opening"]}
-    return sums | {name: measured[name] for name in ("start_up_s", "peak_mb")}
 
 
 def _batches_mb(conditions: Conditions, batch_bytes: int, received: float) -> float:

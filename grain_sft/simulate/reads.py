@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ class Ranges(NamedTuple):
     """Byte ranges of one gather as columns int64 [ranges], ordered by row.
 
     Attributes:
-      row: Index into the given rows.
+      row: Index into the given rows; in a `Walk`, the cell.
       file: Number of the file in `Gather.files`.
       offset: First byte.
       size: Number of bytes, 1 or more.
@@ -35,6 +35,10 @@ class Ranges(NamedTuple):
     file: Int64[np.ndarray, " ranges"]
     offset: Int64[np.ndarray, " ranges"]
     size: Int64[np.ndarray, " ranges"]
+
+    def select(self, lines: npt.NDArray[Any]) -> Ranges:
+        """Return some of the ranges, by a mask or by their numbers."""
+        return Ranges(*(column[lines] for column in self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Gather:
       remote: bool [files], whether a read of the file is a request.
       unversioned: bool [files], whether the index states no version of the file, so that the first read requests it.
       offsets: int64 [files], byte of the file at which the values begin.
+      width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
+      has_values: bool [files], whether the gather has values of the shard with the file's number.
     """
 
     files: Sequence[FileStamp]
@@ -55,41 +61,35 @@ class Gather:
     remote: npt.NDArray[np.bool_]
     unversioned: npt.NDArray[np.bool_]
     offsets: Ints
-
-    @classmethod
-    def of(cls, stamps: Sequence[FileStamp], options: RemoteOptions | None, all_remote: bool) -> Gather:
-        """Return the gather of the files `stamps`. With `all_remote`, local files count as files in a bucket."""
-        remote = np.array([all_remote or files.is_remote(each.path) for each in stamps], np.bool_)
-        unversioned = np.array([files.is_remote(each.path) and each.version is None for each in stamps], np.bool_)
-        offsets = np.array([each.data_offset for each in stamps], np.int64)
-        return cls(stamps, options or RemoteOptions.from_environment(), remote, unversioned, offsets)
+    width: int
+    has_values: npt.NDArray[np.bool_]
 
 
 class _Part:
-    """Reads of the rows of one source, whose first gather has the number `first`. A value is a token, the loss of a token, or a
-    whole stored row."""
+    """Reads of the rows of one source, whose first gather has the number `first`."""
 
     def __init__(self, layout: Layout, first: int, *, shifted: bool, all_remote: bool) -> None:
         corpus, self._layout, self._first = layout.corpus, layout, first
         self.gathers: list[Gather] = []
-        self._widths: list[int] = []  # bytes of a value, by gather
-        self._has_values: list[npt.NDArray[np.bool_]] = []  # whether the gather has values of each shard, by gather
 
-        def add(stamps: Sequence[FileStamp], width: int, has_values: Sequence[bool]) -> None:
-            self.gathers.append(Gather.of(stamps, corpus.remote, all_remote))
-            self._widths.append(width)
-            self._has_values.append(np.array(has_values))
-
-        all_shards = [True] * len(corpus.shards)
+        def add(
+            stamps: Sequence[FileStamp], width: int, has_values: Sequence[bool] = (True,) * len(corpus.shards)
+        ) -> None:
+            away = np.array([files.is_remote(each.path) for each in stamps], np.bool_)
+            unversioned = away & [each.version is None for each in stamps]
+            offsets = np.array([each.data_offset for each in stamps], np.int64)
+            options = corpus.remote or RemoteOptions.from_environment()
+            gather = Gather(stamps, options, away | all_remote, unversioned, offsets, width, np.array(has_values))
+            self.gathers.append(gather)
 
         if layout.row_format is not None:
             length = layout.sequence_length
             self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
-            add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize, all_shards)
+            add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
             if corpus.has_loss and (corpus.has_weights or not shifted):
-                add([each for each in corpus.loss_files if each], length * (4 if corpus.has_weights else 1), all_shards)
+                add([each for each in corpus.loss_files if each], length * (4 if corpus.has_weights else 1))
             return
-        add(corpus.shards, corpus.dtype.itemsize, all_shards)
+        add(corpus.shards, corpus.dtype.itemsize)
         for kind, one in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
             # a file of this kind takes the place of other files, as in `LossReader`
             of_kind = [loss if loss is not None and loss.kind == kind else one for loss in corpus.loss_files]
@@ -99,11 +99,9 @@ class _Part:
     def ranges(self, rows: Ints) -> Iterator[tuple[int, Ranges]]:
         """Yield the number of each gather and its ranges."""
         values = self._values(rows)
-        of_gathers = zip(self.gathers, self._widths, self._has_values, strict=True)
-        for number, (gather, width, has_values) in enumerate(of_gathers):
-            real = has_values[values.file] & (values.size > 0)
-            row, file, start, length = values if real.all() else (column[real] for column in values)
-            yield self._first + number, Ranges(row, file, gather.offsets[file] + start * width, length * width)
+        for number, gather in enumerate(self.gathers, self._first):
+            row, file, start, length = values.select(gather.has_values[values.file] & (values.size > 0))
+            yield number, Ranges(row, file, gather.offsets[file] + start * gather.width, length * gather.width)
 
     def _values(self, rows: Ints) -> Ranges:
         """Return the ranges of values: `file` is a shard, and `offset` and `size` count its values instead of bytes."""

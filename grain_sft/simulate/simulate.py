@@ -34,19 +34,18 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Totals:
-    """Sums over the blocks of a walk. `scale` is the number of hosts divided by the number of walked hosts."""
+    """Sums over the blocks of a walk of some `walked` of all `hosts`. The others count as the mean of those."""
 
-    def __init__(self, layout_rows: int, hosts: int, scale: float, conditions: Conditions) -> None:
-        self._scale, self._conditions, self.waits = scale, conditions, Waits(conditions, hosts)
-        self.counts = np.zeros(layout_rows, np.uint32) if layout_rows <= MOST_COUNTED else None
+    def __init__(self, layout_rows: int, hosts: int, walked: int, conditions: Conditions) -> None:
+        self.scale, self._conditions, self.waits = hosts / walked, conditions, Waits(conditions, walked)
+        counted = layout_rows <= MOST_COUNTED and hosts == walked
+        self.counts = np.zeros(layout_rows, np.uint32) if counted else None
         self.rows = 0
-        self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
-        self.checks = np.zeros(hosts, np.int64)
+        self.per_host = {name: np.zeros(walked, np.int64) for name in ("requests", "received", "local")}
+        self.checks = np.zeros(walked, np.int64)
         self.first: dict[str, Ints] = {}
-        self.per_step: dict[str, list[float]] = {
-            name: []
-            for name in ("requests", "received", "local", "most_requests", "most_received", "seconds", "waited")
-        }
+        names = (*self.per_host, "most_requests", "most_received", "seconds", "waited")
+        self.per_step: dict[str, list[float]] = {name: [] for name in names}
 
     def add(self, block: Block) -> None:
         """Add the demand of the next steps."""
@@ -56,19 +55,18 @@ class _Totals:
         for name, total in self.per_host.items():
             values = getattr(block, name)
             total += values.sum(axis=0)
-            self.per_step[name] += (values.sum(axis=1) * self._scale).tolist()
+            self.per_step[name] += (values.sum(axis=1) * self.scale).tolist()
         self.checks += block.checks.sum(axis=0)
         self.per_step["most_requests"] += block.requests.max(axis=1).tolist()
         self.per_step["most_received"] += block.received.max(axis=1).tolist()
         self.per_step["seconds"] += block.seconds.max(axis=1).tolist()
         if not self.first:
-            names = ("requests", "received", "local", "seconds")
-            self.first = {name: getattr(block, name)[0].copy() for name in names}
+            self.first = {name: getattr(block, name)[0].copy() for name in (*self.per_host, "seconds")}
         begin = len(self.per_step["waited"])
-        for seconds, *asked in zip(
-            block.seconds, self.per_step["requests"][begin:], self.per_step["received"][begin:], strict=True
-        ):
-            self.per_step["waited"].append(self.waits.add(seconds, self._conditions.bucket_seconds(*asked)))
+        asked = (self.per_step[name][begin:] for name in ("requests", "received"))
+        for seconds, requests, received in zip(block.seconds, *asked, strict=True):
+            bucket_seconds = self._conditions.bucket_seconds(requests, received)
+            self.per_step["waited"].append(self.waits.add(seconds, bucket_seconds))
 
 
 def simulate(
@@ -81,10 +79,7 @@ def simulate(
     restart_hosts: int | None = None,
     real: Measured | None = None,
 ) -> dict[str, Any]:
-    """Return the requests, bytes, times and memory of a run on many hosts.
-
-    The sampler gives the rows of each host. The readers' rules give the requests and bytes of the rows' pieces, and the
-    conditions give the times.
+    """Return the requests, bytes, times and memory of a run on many hosts, the figures that docs/simulate.md describes.
 
     Args:
       pipeline: Pipeline of the run, of any host.
@@ -95,9 +90,6 @@ def simulate(
       restart_hosts: Number of hosts of a restart after these steps; None for `hosts`.
       real: Measurements of real processes; None for a model without start-up time and memory.
 
-    Returns:
-      The figures that docs/simulate.md describes.
-
     Raises:
       SamplerError: `hosts` does not divide the batch, or the run does not have the steps.
     """
@@ -106,10 +98,10 @@ def simulate(
     reads = Reads(pipeline, all_remote=as_bucket)
     walked = _walked(reads, hosts)
     walk = Walk(reads, sampler, conditions, walked)
-    totals = _Totals(len(pipeline.source), len(walked), hosts / len(walked), conditions)
+    totals = _Totals(len(pipeline.source), hosts, len(walked), conditions)
     for block in walk.blocks(steps):
         totals.add(block)
-    length = pipeline.source.layout.sequence_length
+    batch_size = sampler.batch_sizes.at(steps.start)
     figures = {
         "version": __version__,
         "hosts": hosts,
@@ -118,27 +110,22 @@ def simulate(
         "conditions": vars(conditions),
         "walked_hosts": len(walked),
         "run": {
-            "rows": len(pipeline.source),
-            "sequence_length": length,
-            "rows_per_host": sampler.batch_sizes.at(steps.start) // hosts,
-            "global_batch_size": sampler.batch_sizes.at(steps.start),
+            **{"rows": len(pipeline.source), "sequence_length": pipeline.source.layout.sequence_length},
+            **{"rows_per_host": batch_size // hosts, "global_batch_size": batch_size},
         },
-        "coverage": _coverage(totals, sampler, steps, hosts / len(walked)),
+        "coverage": _coverage(totals, sampler, steps),
         "per_host": {name: _spread(total) for name, total in totals.per_host.items()},
         "checks": _spread(totals.checks),
-        "all_hosts": {name: float(total.sum()) * hosts / len(walked) for name, total in totals.per_host.items()},
+        "all_hosts": {name: float(total.sum()) * totals.scale for name, total in totals.per_host.items()},
         "first_step": {name: _spread(values) for name, values in totals.first.items()},
         "steady": _steady(totals, steps, conditions),
         "first_batches": _first_batches(totals, real, hosts, conditions),
         "files": _files(reads, walk, conditions),
         "waits": _waits(totals.per_step["waited"], totals.waits.now),
         "cache": _cache(walk),
-        "start": None if real is None else _start(totals, real, hosts),
         "restart": _restart(pipeline, reads, walk, conditions, restart_hosts or hosts, steps, real),
-        "measured": [] if real is None else list(real.measured),
-        "predicted": [] if real is None else list(real.predicted),
-        "errors": None if real is None else real.errors,
         "curves": _curves(totals.per_step, steps),
+        **_of_processes(totals, real, hosts),
     }
     return figures | {"answers": answers(figures)}
 
@@ -146,10 +133,9 @@ def simulate(
 def _sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if not 0 <= steps.start < steps.stop <= sampler.end_step:
-        known = "0 or more" if sampler.num_steps is None else f"0 to {sampler.end_step}"
-        raise SamplerError(
-            f"--steps {steps.start}:{steps.stop}: expected a first step and a later end, {known}. Give steps of the run."
-        )
+        last = "" if sampler.num_steps is None else f" of at most {sampler.end_step}"
+        found = f"--steps {steps.start}:{steps.stop}: expected a first step and a later end{last}"
+        raise SamplerError(f"{found}. Give steps of the run.")
     sampler.check_from(steps.start)
     return sampler
 
@@ -164,10 +150,10 @@ def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
     return {"mean": float(values.mean()), "least": float(values.min()), "most": float(values.max())}
 
 
-def _coverage(totals: _Totals, sampler: Sampler, steps: range, scale: float) -> dict[str, Any]:
-    sizes, counts = sampler.batch_sizes, totals.counts if scale == 1 else None
+def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]:
+    sizes, counts = sampler.batch_sizes, totals.counts
     return {
-        "rows_read": round(totals.rows * scale),
+        "rows_read": round(totals.rows * totals.scale),
         "slots": sizes.before(steps.stop) - sizes.before(steps.start),
         "distinct": None if counts is None else int(np.count_nonzero(counts)),
         "most_often": None if counts is None else int(counts.max()),
@@ -227,15 +213,19 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int, condition
     return {"batches": conditions.prefetch, "requests": requests, "bucket_s": bucket_s}
 
 
-def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, float]:
-    """Return the time and requests until all hosts have the first batch, and the memory of the host with the largest one."""
-    return {
+def _of_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
+    """Return the figures of real processes. `start`: the time and requests until all hosts have the first batch, and the memory
+    of the host with the largest one."""
+    if real is None:
+        return {"start": None, "measured": [], "predicted": [], "errors": None}
+    start = {
         "seconds": _opened(real, hosts) + totals.waits.first,
         "opening_requests": real.fit.opening["requests"],
         "opening_received": real.fit.opening["received"],
         "requests_of_all": real.fit.opening["requests"] * hosts + totals.per_step["requests"][0],
         "memory_mb": real.fit.memory_mb(real.conditions, max(totals.per_step["most_received"])),
     }
+    return {"start": start, "measured": [*real.measured], "predicted": [*real.predicted], "errors": real.errors}
 
 
 def _opened(real: Measured, hosts: int) -> float:
@@ -255,7 +245,7 @@ def _restart(
 ) -> dict[str, Any] | None:
     """Return the cost of the next step after `steps` for new processes on `hosts` hosts. None if the run ends with `steps`."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
-    if sampler.num_steps is not None and steps.stop >= sampler.num_steps:
+    if steps.stop >= sampler.end_step:
         return None
     sampler.check_from(steps.stop)
     walked = _walked(reads, hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,8 @@ _ENDS_CHECKED = 1000  # documents in a fast check
 
 def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
     """Check the corpus that was opened at `where`. Return its vocabulary size, or None if that is unknown."""
-    counts = {"shards": len(corpus.shards), "tokens": corpus.num_tokens, "fingerprint": corpus.ends_fingerprint}
-    report.figures |= counts
+    report.figures |= {"shards": len(corpus.shards), "tokens": corpus.num_tokens}
+    report.figures["fingerprint"] = corpus.ends_fingerprint
     if not _check_files(report, corpus):
         return vocab_size
     manifest, path = None, corpus.shards[0].path
@@ -123,11 +124,9 @@ def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyC
     report.figures |= {"duplicate_tokens": found.tokens, "empty_documents": int(np.count_nonzero(length == 0))}
     report.figures["documents_without_loss"] = len(silent)
     if found.first is not None:
-        sentence = (
-            f"{found.documents:,} documents ({found.tokens:,} tokens) have the tokens of another, in {found.groups:,} groups; "
-            f"the first are documents {found.first[0]} and {found.first[1]}."
-        )
-        report.note("duplicates", path, sentence)
+        sentence = f"{found.documents:,} documents ({found.tokens:,} tokens) have the tokens of another"
+        pair = "documents {} and {}".format(*found.first)
+        report.note("duplicates", path, f"{sentence}, in {found.groups:,} groups; the first are {pair}.")
     if len(silent):
         report.note("loss", path, f"{len(silent):,} documents take no loss; the first is document {silent[0]}.")
 
@@ -162,27 +161,24 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
     if eos is None or not len(unended):
         return
     path, checked = (boundaries or corpus.shards[0]).path, f"of {len(numbers):,} documents checked"
-    if len(shifted) * 2 > len(numbers):
-        sentence = (
-            f"{len(shifted):,} {checked} begin with the EOS token {eos} and don't end with it; the first is document "
-            f"{shifted[0]}. The boundaries are shifted by a token."
-        )
-        report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
-        return
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
-    if len(unended) * 2 <= len(numbers):
-        report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
-        return
     tokens, counts = np.unique(last, return_counts=True)
-    if boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):  # the template has an end token of its own
-        sentence = (
-            f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}. OLMo-core "
-            "splits local files at EOS, so it would not find these ends."
+    if len(shifted) * 2 > len(numbers):
+        sentence = f"{len(shifted):,} {checked} begin with the EOS token {eos} and don't end with it"
+        report.wrong(
+            "boundaries", path, f"{sentence}. The boundaries are shifted by a token.", f"document {shifted[0]}"
         )
-        report.note("boundaries", path, sentence)
-        return
-    reason = f"ends with {last[last != eos][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
-    report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
+    elif len(unended) * 2 <= len(numbers):
+        report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
+    elif boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):  # the template has an end token of its own
+        sentence = (
+            f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}"
+        )
+        reason = "OLMo-core splits local files at EOS, so it would not find these ends"
+        report.note("boundaries", path, f"{sentence}. {reason}.")
+    else:
+        reason = f"ends with {last[last != eos][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
+        report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
@@ -197,12 +193,13 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
         counts = [splits.object(split) for split in splits.data]
         stated = [{name: count.count(name) for name in found} for count in counts]
         if stated and all(any(entry[name] not in (None, found[name]) for name in found) for entry in stated):
-            *listed, here = (
-                ", ".join(f"{value} {name}" for name, value in entry.items() if value is not None)
-                for entry in [*stated, found]
-            )
-            sentence = f"states {'; or '.join(listed)}, but the files hold {here}."
+            listed = "; or ".join(map(_listed, stated))
+            sentence = f"states {listed}, but the files hold {_listed(found)}."
             report.wrong("statistics", manifest.path, f"{sentence} Prepare the corpus again, or remove this file.")
+
+
+def _listed(counts: Mapping[str, int | None]) -> str:
+    return ", ".join(f"{value} {name}" for name, value in counts.items() if value is not None)
 
 
 def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json | None) -> int | None:
@@ -211,11 +208,11 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
     size = _check_tokenizer(report, corpus, where) if report.full or stated is None else None
     found = size if stated is None else stated
     if found is None:
-        sentence = (
-            "the size of the vocabulary is unknown: neither prepare.json nor a folder 'tokenizer' is next to the corpus. "
-            "Give vocab_size (--vocab-size) to have the ids checked."
+        reason = (
+            "the size of the vocabulary is unknown: neither prepare.json nor a folder 'tokenizer' is next to the corpus"
         )
-        report.note("vocabulary", corpus.shards[0].path, sentence)
+        fix = "Give vocab_size (--vocab-size) to have the ids checked"
+        report.note("vocabulary", corpus.shards[0].path, f"{reason}. {fix}.")
     return found
 
 
@@ -261,7 +258,5 @@ class VocabularyCheck:
         report.figures["highest_token"] = self._highest
         for shard, (place, token, count) in self._found.items():
             more = f"; {count - 1:,} more in this file are too high" if count > 1 else ""
-            sentence = (
-                f"is {token}, but the vocabulary has {self._size} ids{more}. The dtype or the tokenizer is wrong."
-            )
+            sentence = f"is {token}, but the vocabulary has {self._size} ids{more}. Correct the dtype or the tokenizer."
             report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, f"token {place}")

@@ -1,10 +1,9 @@
 """Checks of a pipeline (its layout, sampler and batches) and of plans (in a plan file or in a layout)."""
 
 import dataclasses
-import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from grain_sft.verify.finding import Report
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
 
 _FIRST_STEPS = 8  # one of them must take loss
 _BLOCK_ROWS = 1 << 12  # rows checked at a time
@@ -75,10 +73,9 @@ def _check_layout(report: Report, layout: Layout, where: str) -> None:
             outside |= np.where(new_row, pieces.segment != 1, (step != 0) & (step != 1))
         if outside.any():
             at = int(outside.argmax())
-            sentence = (
-                f"a piece of {pieces.length[at]} tokens at column {pieces.column[at]}, from token {pieces.start[at]} of shard "
-                f"{pieces.shard[at]} on, does not fit the file, the row of {length}, or the piece before it."
-            )
+            piece = f"a piece of {pieces.length[at]} tokens at column {pieces.column[at]}"
+            source = f"from token {pieces.start[at]} of shard {pieces.shard[at]} on"
+            sentence = f"{piece}, {source}, does not fit the file, the row of {length}, or the piece before it."
             report.wrong("layout", where, sentence, f"row {begin + int(pieces.row[at])}")
             return
 
@@ -90,8 +87,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         rows = sampler.rows(step)
         outside = rows[(rows != FILL_ROW) & ((rows < 0) | (rows >= count))]
         if len(outside):
-            sentence = f"reads row {outside[0]}; expected 0 to {count - 1}, the rows of the layout."
-            report.wrong("sampler", where, sentence, f"step {step}")
+            report.wrong("sampler", where, f"reads row {outside[0]}; the layout has {count} rows.", f"step {step}")
             return
     steps, reads_once = sampler.steps_per_epoch, not sampler.runs_on and sampler.host.count == 1
     if not report.full or steps is None or not reads_once or count > _MOST_ROWS:
@@ -103,8 +99,7 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         np.add.at(times_read, rows, 1)
         repeated = rows[times_read[rows] > 1]
         if len(repeated):
-            sentence = f"reads row {repeated[0]} a second time in its first epoch."
-            report.wrong("sampler", where, sentence, f"step {step}")
+            report.wrong("sampler", where, f"reads row {repeated[0]} twice in its first epoch.", f"step {step}")
             return
         num_read += len(rows)
     report.figures["rows_of_first_epoch"] = num_read
@@ -118,23 +113,23 @@ def _end_steps(pipeline: Pipeline) -> list[int]:
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
     """Check the arrays of the first and the last batch."""
-    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
-    trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
-    apart = any(trait(transform, "positions_apart") for transform in pipeline.transforms)
+    shapes: dict[str, Any] = {}
+    trims, apart = (
+        any(trait(each, name) for each in pipeline.transforms) for name in ("trims_columns", "positions_apart")
+    )
     sizes = {pipeline.sampler.batch_sizes.at(step) for step in _end_steps(pipeline)}
     several = trims or len(sizes) > 1 or pipeline.source.layout.row_lengths
     for step in _end_steps(pipeline):
         with report.errors("batches", where, f"step {step}"):
             batch = pipeline[step]
-            here = {key: (array.shape, array.dtype.name) for key, array in batch.items()}
+            here = {key: [list(array.shape), array.dtype.name] for key, array in batch.items()}
             shapes = shapes or here
+            sentence = wrong_in_batch(batch, vocab_size, positions_apart=apart)
             if not several and here != shapes:
                 sentence = f"its arrays are {here}, those of step {pipeline.first_step} {shapes}."
-                report.wrong("batches", where, sentence, f"step {step}")
-            sentence = wrong_in_batch(batch, vocab_size, positions_apart=apart)
             if sentence:
                 report.wrong("batches", where, sentence, f"step {step}")
-    report.figures["batch"] = {key: [list(shape), dtype] for key, (shape, dtype) in shapes.items()}
+    report.figures["batch"] = shapes
 
 
 def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
@@ -153,13 +148,13 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
         found = np.append(found, begin + np.flatnonzero(equal))
     report.figures["equal_responses"] = len(found)
     if len(found):
-        (piece, *_) = layout.spans(int(found[0]))
+        first = layout.spans(int(found[0]))[0].document
+        reason = "as far as the layout keeps them, the chosen and the rejected response are equal"
+        fix = "Give a larger sequence_length or a smaller prompt_length, or leave these pairs out"
         sentence = (
-            f"{len(found):,} of the {count:,} pairs checked teach nothing: as far as the layout keeps them, the chosen and the "
-            f"rejected response are equal. The first is document {piece.document}. Give a larger sequence_length or a "
-            "smaller prompt_length, or leave these pairs out."
+            f"{len(found):,} of the {count:,} pairs checked teach nothing: {reason}. The first is document {first}."
         )
-        report.note("loss", where, sentence, f"row {found[0]}")
+        report.note("loss", where, f"{sentence} {fix}.", f"row {found[0]}")
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: bool = False) -> str:
@@ -172,14 +167,14 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
     shapes = {key: array.shape for key, array in batch.items() if key.startswith(("inputs", "targets"))}
     if len(set(shapes.values())) > 1:
         return f"its arrays are of different shapes: {shapes}."
-    if vocab_size is not None and inputs.size and int(max(inputs.max(), targets.max())) >= vocab_size:
-        return f"holds the token {max(inputs.max(), targets.max())}, but the vocabulary has {vocab_size} ids."
+    highest = max(inputs.max(initial=0), targets.max(initial=0))
+    if vocab_size is not None and highest >= vocab_size:
+        return f"holds the token {highest}, but the vocabulary has {vocab_size} ids."
     inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] != 0)
-    wrong: dict[str, npt.NDArray[np.bool_]] = {}
+    wrong: dict[str, Bools] = {}
     if not positions_apart:
         wrong["a segment does not begin at position 0"] = np.diff(segments, axis=1, prepend=0) * positions != 0
-        counts_on = positions[:, 1:] == positions[:, :-1] + 1
-        wrong["a position does not count on in its segment"] = inside & ~counts_on
+        wrong["a position does not count on in its segment"] = inside & (np.diff(positions, axis=1) != 1)
     wrong |= {
         "a target is not the token that follows": inside & (taken[:, :-1] != 0) & (targets[:, :-1] != inputs[:, 1:]),
         "a target takes loss in another segment than its input": (taken != 0) & (taken != segments),
@@ -205,14 +200,12 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
         report.note("plan", path, f"the checksum is right; it holds {', '.join(sorted(arrays))}, and no plan.")
         return
     if corpus is None:
-        sentence = "documents were not compared with the plan's, because no corpus was given. Give it with --corpus."
-        report.note("plan", path, sentence)
+        report.note("plan", path, "it was not compared with documents. Give their corpus with --corpus.")
     else:
         with report.errors("boundaries", corpus.shards[0].path):
-            stated, content = depends.get("documents"), _found_in(corpus, recipe).content
-            if stated != content:
-                sentence = f"is a plan of the documents {stated}, but those of the corpus given are {content}."
-                report.wrong("plan", path, sentence)
+            stated, found = depends.get("documents"), _found_in(corpus, recipe).content
+            if stated != found:
+                report.wrong("plan", path, f"is a plan of the documents {stated}, but those of the corpus are {found}.")
     if report.sound:
         try:
             check_columns(np.iinfo(np.int64).max, recipe["sequence_length"], arrays)
@@ -233,19 +226,19 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     report.figures |= {"rows": len(ends), "pieces": len(start)}
     counts, segments = np.diff(ends, prepend=0), recipe.get("max_segments")
-    first = functools.partial(_report_first, report, where)
-    if isinstance(segments, int):
-        first("row", counts > segments, lambda row: f"holds {counts[row]} documents; max_segments is {segments}.")
+    if isinstance(segments, int) and (crowded := counts > segments).any():
+        row = crowded.argmax()
+        sentence = f"holds {counts[row]} documents; max_segments is {segments}.{_others(crowded)}"
+        report.wrong("plan", where, sentence, f"row {row}")
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]
     repeated[order[1:]] = (document[order[1:]] == document[order[:-1]]) & overlaps
-
-    def repeated_text(piece: int) -> str:
+    if repeated.any():
+        piece = repeated.argmax()
         row = np.searchsorted(ends, piece, side="right")
-        return f"of document {document[piece]} is in row {row} a second time."
-
-    first("token", repeated, repeated_text, start)
+        sentence = f"of document {document[piece]} is in row {row} a second time.{_others(repeated)}"
+        report.wrong("plan", where, sentence, f"token {start[piece]}")
     if corpus is not None:
         with report.errors("boundaries", corpus.shards[0].path):
             _check_documents(report, where, arrays, _found_in(corpus, recipe).documents)
@@ -254,17 +247,19 @@ def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, 
 def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any) -> None:
     """Check that each piece lies in its document, and that the plan's counts match its pieces."""
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
-    absent, stop = (document < 0) | (document >= len(documents)), start + length
-    count = f"there are {len(documents)} documents"
-    if _report_first(report, where, "piece", absent, lambda at: f"is of document {document[at]}, but {count}."):
+    absent = (document < 0) | (document >= len(documents))
+    if absent.any():
+        at = absent.argmax()
+        sentence = f"is of document {document[at]}, but there are {len(documents)} documents.{_others(absent)}"
+        report.wrong("plan", where, sentence, f"piece {at}")
         return
-    begin, end = documents.start[document], documents.start[document] + documents.length[document]
-
-    def outside(at: int) -> str:
-        own = f"document {document[at]} is tokens {begin[at]} to {end[at]}"
-        return f"is tokens {start[at]} to {stop[at]}, but {own}."
-
-    if _report_first(report, where, "piece", (start < begin) | (stop > end), outside):
+    begin, stop = documents.start[document], start + length
+    end = begin + documents.length[document]
+    outside = (start < begin) | (stop > end)
+    if outside.any():
+        at = outside.argmax()
+        found, own = f"tokens {start[at]} to {stop[at]}", f"document {document[at]} is tokens {begin[at]} to {end[at]}"
+        report.wrong("plan", where, f"is {found}, but {own}.{_others(outside)}", f"piece {at}")
         return
     expected = plan_columns(documents, document, start, length, ends)["counts"]
     for name, stated, counted in zip(COUNTS, arrays["counts"].tolist(), expected.tolist(), strict=True):
@@ -273,12 +268,7 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
             report.wrong("plan", where, f"states {stated} {name.replace('_', ' ')}, but its rows leave {counted}.")
 
 
-def _report_first(
-    report: Report, where: str, noun: str, wrong: Bools, sentence: Callable[[int], str], numbers: Ints | None = None
-) -> bool:
-    """Report the first True in `wrong` and the number of others. `numbers` replaces its index. Return whether one is True."""
-    count, at = np.count_nonzero(wrong), int(wrong.argmax()) if len(wrong) else 0
-    if count:
-        more = f" So are {count - 1:,} more." if count > 1 else ""
-        report.wrong("plan", where, sentence(at) + more, f"{noun} {at if numbers is None else numbers[at]}")
-    return bool(count)
+def _others(wrong: Bools) -> str:
+    """Return a sentence about the number of True values besides the first; "" without others."""
+    count = np.count_nonzero(wrong) - 1
+    return f" So are {count:,} more." if count else ""

@@ -62,23 +62,27 @@ def verify(
     report = Report(kind, path, full or kind == "plan")  # the checksum of a plan reads all its bytes
     if kind == "config":
         _check_config(report, path, vocab_size, receipt, host or Host(0, 1))
-        return report
-    opened: Corpus | None = None
-    source = corpus if kind == "plan" else path
-    if source is not None:
-        with report.errors("files", os.fspath(source)):
+    elif kind == "plan" and corpus is None:
+        check_plan_file(report, path, None)
+    else:
+        opened: Corpus | None = None
+        source = path if corpus is None else os.fspath(corpus)
+        with report.errors("files", source):
             opened = open_corpus(source, **(options or {}))
-        if opened is None:
-            return report
-    if kind == "plan":
-        check_plan_file(report, path, opened)
-    elif opened is not None:
-        check_corpus(report, opened, path, vocab_size)
-        other = os.path.join(path, "val")
-        if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
-            sentence = "only the training split was checked. Check the other one"
-            report.note("files", path, f"{sentence}: grain-sft verify {other}")
+        if opened is not None and kind == "plan":
+            check_plan_file(report, path, opened)
+        elif opened is not None:
+            check_corpus(report, opened, path, vocab_size)
+            _note_other_split(report, path)
     return report
+
+
+def _note_other_split(report: Report, path: str) -> None:
+    """Note that a folder of two splits was opened as that of training."""
+    other = os.path.join(path, "val")
+    if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
+        sentence = f"only the training split was checked. Check the other one: grain-sft verify {other}"
+        report.note("files", path, sentence)
 
 
 def _check_config(report: Report, path: str, vocab_size: int | None, receipt: str | None, host: Host) -> None:

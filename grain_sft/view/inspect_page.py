@@ -58,9 +58,10 @@ def inspect_page(
 
 def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     """Return a row in the form that the page's script reads."""
-    dtype = "<u2" if view.tokens.max(initial=0) < 1 << 16 and view.tokens.min(initial=0) >= 0 else "<i4"
-    if view.tokens.max(initial=0) > np.iinfo(np.int32).max:
+    least, most = view.tokens.min(initial=0), view.tokens.max(initial=0)
+    if most > np.iinfo(np.int32).max:
         raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
+    dtype = "<u2" if least >= 0 and most < 1 << 16 else "<i4"
     runs = segment_runs(view)
     split = []
     for _, first, stop in runs:
@@ -69,12 +70,8 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:
-        shown = {
-            "source": visible_line(piece.source),
-            "file": visible_line(piece.file),
-            "words": describe_origin(piece),
-        }
-        pieces.append({**dataclasses.asdict(piece), **shown})
+        shown = {"source": visible_line(piece.source), "file": visible_line(piece.file)}
+        pieces.append({**dataclasses.asdict(piece), **shown, "words": describe_origin(piece)})
     return {
         **{name: getattr(view, name) for name in ("epoch", "row", "slot", "instance")},
         **{"length": len(view.tokens), "width": np.dtype(dtype).itemsize, "segments": runs, "split": split},

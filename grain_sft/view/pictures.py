@@ -105,8 +105,8 @@ def short(name: str) -> str:
 def _lengths(figure: Any, report: Report) -> None:
     bins = report["lengths"]["bins"]
     names = [f"{each['first']:,}" for each in bins]
-    labels = {"documents": "documents", "tokens": "tokens in them"}
-    for axes, (key, label), colour in zip(figure.subplots(1, 2), labels.items(), COLOURS[:2], strict=True):
+    series = (("documents", "documents", COLOURS[0]), ("tokens", "tokens in them", COLOURS[1]))
+    for axes, (key, label, colour) in zip(figure.subplots(1, 2), series, strict=True):
         axes.bar(names, [each[key] for each in bins], color=colour, width=0.9)
         axes.set(xlabel="length from, in tokens", ylabel=label)
         axes.tick_params("x", rotation=60)

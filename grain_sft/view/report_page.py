@@ -14,7 +14,7 @@ Report = Mapping[str, Any]
 
 def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
     """Return the report as one page of HTML, with all figures as JSON in the element `data`."""
-    receipt = _table("receipt-table", ("", ""), [("code", report["receipt"]), *report["parts"].items()], words=2)
+    receipt = _table("receipt-table", ("", ""), [("code", report["receipt"]), *report["parts"].items()], words=(0, 1))
     sections = {
         "run": ("The run", _run(report)),
         "lengths": ("Lengths of documents", _lengths(report["lengths"], report["run"]["sequence_length"])),
@@ -46,9 +46,9 @@ def _run(report: Report) -> str:
         ("batch", f"{run['global_batch_size']:,} rows, {run['global_batch_size'] * longest:,} tokens"),
         ("steps", "never end" if run["steps"] is None else f"{run['steps']:,}"),
     ]
-    for name, count in (("steps an epoch", run["steps_per_epoch"]), ("epochs", run["epochs"])):
-        lines += [] if count is None else [(name, f"{count:,}")]
-    return _table("run-table", ("", ""), [*lines, ("receipt", report["receipt"])], words=2)
+    counts = {"steps an epoch": run["steps_per_epoch"], "epochs": run["epochs"]}
+    lines += [(name, f"{count:,}") for name, count in counts.items() if count is not None]
+    return _table("run-table", ("", ""), [*lines, ("receipt", report["receipt"])], words=(0, 1))
 
 
 def _lengths(found: Report, length: int) -> str:
@@ -67,7 +67,7 @@ def _packing(found: Report) -> str:
         return _note(found["error"])
     head = ["algorithm", "rows", "padding", "no padding", "truncated", "dropped", "split"]
     head += ["segments", "median", "max", "attention", "s"]
-    used, lines = None, list[Sequence[object]]()
+    used, lines = "", list[Sequence[object]]()
     for each in found["algorithms"]:
         title = algorithm_title(each)
         used = title if each["algorithm"] == found["used"] else used
@@ -78,7 +78,7 @@ def _packing(found: Report) -> str:
         shares = (f"{each['padding_share']:.4%}", f"{1 - each['padding_share']:.4%}")
         cut = (each["truncated_tokens"], each["dropped_tokens"], each["split_documents"])
         counts = (round(segments["mean"], 2), segments["median"], segments["max"])
-        measured = round(each["attention"][0]["shuffled"], 2), round(each["seconds"], 2)
+        measured = (round(each["attention"][0]["shuffled"], 2), round(each["seconds"], 2))
         lines.append((title, each["rows"], *shares, *cut, *counts, *measured))
     note = "One epoch, packed for this report by each algorithm. Truncated and dropped: tokens. Split: documents. Segments: "
     note += "mean, median and most of a row. Attention: the highest cost of a device over the mean, one random row a device."
@@ -140,7 +140,7 @@ def _filter(found: Report) -> str:
     head = ("step", "row of the layout", "from token", "period", "times", "the repeated text")
     keys = ("step", "instance", "at", "period", "times", "text")
     examples = [tuple(each[key] for key in keys) for each in found["examples"]]
-    return body + _table("filter-examples", head, examples, code=True)
+    return body + _table("filter-examples", head, examples, words=(0, 5))
 
 
 def _throughput(found: Report | None) -> str:
@@ -154,28 +154,20 @@ def _throughput(found: Report | None) -> str:
 
 
 def _table(
-    name: str,
-    head: Sequence[str],
-    lines: Iterable[Sequence[object]],
-    *,
-    words: int = 1,
-    used: str | None = None,
-    code: bool = False,
+    name: str, head: Sequence[str], lines: Iterable[Sequence[object]], *, words: Sequence[int] = (0,), used: str = ""
 ) -> str:
-    """Return an HTML table. Its first `words` columns are text, the others numbers; with `code`, the last column is text of
-    tokens. The line whose first cell is `used` is highlighted. In a line shorter than `head`, the last cell spans the rest."""
-    count = len(head)
+    """Return an HTML table. Its columns `words` are text, the others numbers. The line whose first cell is `used` is
+    highlighted. In a line shorter than `head`, the last cell is text that spans the rest."""
 
     def row(tag: str, line: Sequence[object]) -> str:
         cells = []
         for at, value in enumerate(line):
-            is_code, is_merged = code and at == count - 1, at == len(line) - 1 < count - 1
+            spanned = len(head) - at if at == len(line) - 1 else 1
             shown = f"{value:,}" if isinstance(value, int | float) else _text(str(value))
-            shown = f"<code>{shown}</code>" if is_code and tag == "td" else shown
-            kind = " class=text" if at < words or is_code or is_merged else ""
-            width = f' colspan="{count - at}"' if is_merged else ""
+            kind = " class=text" if at in words or spanned > 1 else ""
+            width = f' colspan="{spanned}"' if spanned > 1 else ""
             cells.append(f"<{tag}{kind}{width}>{shown}</{tag}>")
-        return f"<tr{' class=used' if used is not None and line[0] == used else ''}>{''.join(cells)}</tr>"
+        return f"<tr{' class=used' if used and line[0] == used else ''}>{''.join(cells)}</tr>"
 
     opened = f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table id="{name}">'
     titled = f"<thead>{row('th', head)}</thead>" if any(head) else ""

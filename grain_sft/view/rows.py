@@ -116,9 +116,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
             notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
         epoch, slot, instance = (int(each[0]) for each in (of_row.epoch, of_row.row, of_row.instance))
         names = stage.source.layout.segment_names if instance >= 0 else ()
-        views.append(
-            RowView(step, epoch, row, slot, instance, **arrays, pieces=pieces, notes=tuple(notes), names=names)
-        )
+        arrays |= {"pieces": pieces, "notes": tuple(notes), "names": names}
+        views.append(RowView(step, epoch, row, slot, instance, **arrays))
     return views
 
 
@@ -206,16 +205,14 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
     first = differing[0] if len(differing) else None
     # A shorter last segment is expected: a transform may cut columns.
     if first is not None and (found[first] >= stated[first] or found[first + 1 :].any()):
-        notes.append(
-            f"segment {first} has {found[first]} tokens in the batch, {stated[first]} in the layout: a transform changed the "
-            "rows, so the sources may be shown at the wrong tokens."
-        )
+        counts = f"{found[first]} tokens in the batch, {stated[first]} in the layout"
+        reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"
+        notes.append(f"segment {first} has {counts}: {reason}.")
     if "targets" in batch:
-        taken = batch["targets_segmentation"][row, :-1] != 0
-        wrong = np.flatnonzero(taken & (batch["targets"][row, :-1] != batch["inputs"][row, 1:]))
+        targets, taken = batch["targets"][row], batch["targets_segmentation"][row, :-1] != 0
+        wrong = np.flatnonzero(taken & (targets[:-1] != batch["inputs"][row, 1:]))
         if len(wrong):
-            notes.append(
-                f"at {len(wrong)} inputs, from {wrong[0]} on, the target is not the next token: its id is "
-                f"{batch['targets'][row, wrong[0]]}. A transform changed it; the row shows inputs."
-            )
+            found_at = f"at {len(wrong)} inputs, from {wrong[0]} on, the target is not the next token"
+            reason = "A transform changed it; the row shows inputs"
+            notes.append(f"{found_at}: its id is {targets[wrong[0]]}. {reason}.")
     return notes

@@ -95,10 +95,8 @@ def _token_lines(
     """Yield the wrapped tokens of a segment; nothing for padding."""
     segment, first, stop = run
     if segment:
-        numbers = view.tokens[first:stop].tolist()
-        special = map(texts.is_special, numbers)
-        columns_of = (view.loss[first:stop].tolist(), special, view.positions[first:stop].tolist())
-        cells = map(Cell, shown_texts(numbers, texts), *columns_of)
+        numbers, loss, positions = (each[first:stop].tolist() for each in (view.tokens, view.loss, view.positions))
+        cells = map(Cell, shown_texts(numbers, texts), loss, map(texts.is_special, numbers), positions)
         yield from _wrapped(cells, colour, _colour_of(segment), max(width - _GUTTER, 16))
 
 

@@ -63,12 +63,18 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
         (["grain_sft_trainer=stf"], "grain_sft_trainer is 'stf': expected one of pre_train, sft, dpo, distill."),
         (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),
         (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data are grain_sft's"),
+        (["grain_sft_config=a.json", "grain_sft_config=b.json"], "is given as 'a.json' and as 'b.json'. Give one"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(config, capsys, words, message):
     assert main(["base.yml", *(word.format(config=config) for word in words)]) == 1
     error = capsys.readouterr().err
     assert message in error and error.startswith("grain_sft.integrations.maxtext: ") and error.count("\n") == 1
+
+
+def test_two_trainers_are_refused():
+    with refused("grain_sft_trainer is given as 'sft' and as 'dpo'"):
+        split(["sft", "grain_sft_trainer=dpo"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("maxtext") is not None, reason="maxtext is installed")
@@ -127,28 +133,17 @@ def maxtext_config(**changed):
     return types.SimpleNamespace(**shapes | options | changed)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "advice"),
-    [
+def test_options_under_which_a_step_is_not_a_batch_are_refused():
+    check_trainer(maxtext_config())
+    for key, value, advice in (
         ("dataset_type", "synthetic", "Remove the key"),
         ("enable_rampup_batch_size", True, "Set it to false"),
         ("reuse_example_batch", 1, "Set it to 0"),
         ("training_objective", "block_diffusion", "Choose another"),
         ("expansion_factor_real_data", 0.5, "Set it to -1"),
-    ],
-)
-def test_options_under_which_a_step_is_not_a_batch_are_refused(key, value, advice):
-    check_trainer(maxtext_config())
-    with refused(rf"MaxText's {key} is {value!r}: .* {advice}\."):
-        check_trainer(maxtext_config(**{key: value}))
-
-
-def test_data_that_end_before_the_last_step_are_refused(config):
-    finite = load(changed(config, epochs=1))
-    assert len(finite) == 2
-    check(maxtext_config(), finite)
-    with refused(r"here: the data end after 2 steps, .* steps is 3, .* Set steps=2"):
-        check(maxtext_config(steps=3), finite)
+    ):
+        with refused(rf"MaxText's {key} is {value!r}: .* {advice}\."):
+            check_trainer(maxtext_config(**{key: value}))
 
 
 def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_are_not(config):
@@ -165,9 +160,12 @@ def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_a
         check(maxtext_config(), staged(layout={"sequence_length": 4}))
 
 
-def test_a_step_of_tunix_takes_micro_batches_and_its_checkpoints_count_completed_steps(config):
+def test_data_that_end_early_are_refused_and_a_step_of_tunix_takes_micro_batches(config):
     assert [TRAINERS[name].step_after(4) for name in ("pre_train", "sft")] == [5, 4]
     finite = load(changed(config, epochs=1))  # 2 batches of 4 rows
+    check(maxtext_config(), finite)
+    with refused(r"here: the data end after 2 steps, .* steps is 3; .* Set steps=2"):
+        check(maxtext_config(steps=3), finite)
     keys = {"gradient_accumulation_steps": 2, "global_batch_size_to_train_on": 8, "steps": 1}
     accumulated = maxtext_config(use_tunix_gradient_accumulation=True, **keys)
     check(accumulated, finite, "sft")
@@ -190,7 +188,7 @@ def test_the_data_follow_the_step_of_the_weights(name, first):
     assert followed == [6]
     if name == "sft":  # its train step fails without an accumulator
         config.gradient_accumulation_steps, config.use_tunix_gradient_accumulation = 2, True
-        with refused("its train_sft fails above 1 with this version of google-tunix"):
+        with refused("train_sft fails above 1 with this google-tunix"):
             module.train_model(*arguments)
         restored.grad_accumulator = "accumulator"
         assert module.train_model(*arguments) == arguments and followed == [6, 6]

@@ -39,9 +39,8 @@ def test_a_plan_is_sound_alone_and_with_its_corpus_and_one_of_another_corpus_is_
     report = verify(path, corpus=write("episodes", tmp_path), options={"eos_token_id": EOS})
     assert "is a plan of the documents content-sha256:" in sentences(report) and not report.sound
     assert wrongs(verify(path, corpus=tmp_path / "nothing"))[0][0] == "files"
-    data = bytearray(Path(path).read_bytes())
-    data[len(data) // 2] ^= 4
-    Path(path).write_bytes(data)
+    data = np.fromfile(path, np.uint8)
+    poke(path, np.uint8, len(data) // 2, data[len(data) // 2] ^ 4)
     report = verify(path)
     assert wrongs(report) == [("files", Path(path).name, "")]
     assert "its arrays are not those that were written" in sentences(report)
@@ -61,25 +60,24 @@ def _twice(arrays):
     arrays["length"][-1] = min(arrays["length"][0], arrays["length"][-1])
 
 
+def _put(name, place, value):
+    return lambda arrays: arrays[name].__setitem__(place, value)
+
+
 PLAN_FAULTS = {
     "a document twice": (_twice, r"token \d+: of document \d+ is in row \d+ a second time"),
-    "a row that is too long": (
-        lambda arrays: arrays["length"].__setitem__(0, LENGTH + 1),
-        r"holds \d+ tokens, more than 64",
+    "a row that is too long": (_put("length", 0, LENGTH + 1), r"holds \d+ tokens, more than 64"),
+    "a piece outside its document": (_put("start", 5, 1), "but document"),
+    "a document that is not there": (_put("document", 5, 300), "the corpus has 300 documents"),
+    "a document that is only counted": (
+        lambda arrays: (_put("document", 5, 300)(arrays), _put("counts", 0, 400)(arrays)),
+        "is of document 300, but there are 300 documents",
     ),
-    "a piece outside its document": (lambda arrays: arrays["start"].__setitem__(5, 1), "but document"),
-    "a document that is not there": (
-        lambda arrays: arrays["document"].__setitem__(5, 300),
-        "the corpus has 300 documents",
-    ),
-    "an empty piece": (lambda arrays: arrays["length"].__setitem__(3, 0), "piece 3, 0 tokens from"),
-    "an empty row": (lambda arrays: arrays["ends"].__setitem__(0, 0), "ends at piece 0"),
+    "an empty piece": (_put("length", 3, 0), "piece 3, 0 tokens from"),
+    "an empty row": (_put("ends", 0, 0), "ends at piece 0"),
     "pieces without a row": (lambda arrays: arrays["ends"].__setitem__(-1, arrays["ends"][-1] - 1), "ends at piece"),
-    "counts that are wrong": (lambda arrays: arrays["counts"].__setitem__(3, 9), "states 9 cut documents"),
-    "a column of another type": (
-        lambda arrays: arrays.update(start=arrays["start"].astype(float)),
-        "its start is missing or not",
-    ),
+    "counts that are wrong": (_put("counts", 3, 9), "states 9 cut documents"),
+    "a column of another type": (lambda arrays: arrays.update(start=arrays["start"] + 0.0), "start is missing or not"),
     "a column that is missing": (lambda arrays: arrays.pop("document"), "its document is missing or not"),
     "columns of different lengths": (lambda arrays: arrays.update(start=arrays["start"][1:]), "different lengths"),
 }
@@ -165,24 +163,21 @@ def test_a_config_over_a_damaged_plan_in_the_cache_is_found_out(config):
     assert not report.sound and {"plan", "layout"} & {each.check for each in report.findings if each.wrong}
 
 
-@pytest.mark.parametrize(
-    ("key", "place", "value", "sentence"),
-    [
+def test_a_batch_that_is_not_aligned_is_found_out(config):
+    whole = load(config(layout={"kind": "padded"}))[0]
+    for key, place, value, sentence in (
         ("targets", (0, 0), 7, "a target is not the token that follows: row 0"),
         ("inputs_position", (1, 0), 3, "does not begin at position 0: row 1"),
         ("inputs_position", (0, 1), 9, "does not count on"),
         ("targets_segmentation", (2, 0), 9, "takes loss in another segment"),
         ("inputs", (0, 0), 5000, "holds the token 5000"),
-    ],
-)
-def test_a_batch_that_is_not_aligned_is_found_out(config, key, place, value, sentence):
-    pipeline = load(config(layout={"kind": "padded"}))
-    batch = {name: array.copy() for name, array in pipeline[0].items()}
-    batch["targets_segmentation"][0, 0] = 1
-    batch["row_number"] = np.arange(4)  # as a transform of the user may add
-    assert wrong_in_batch(batch, VOCABULARY) == ""
-    batch[key][place] = value
-    assert sentence in wrong_in_batch(batch, VOCABULARY)
+    ):
+        batch = {name: array.copy() for name, array in whole.items()}
+        batch["targets_segmentation"][0, 0] = 1
+        batch["row_number"] = np.arange(4)  # as a transform of the user may add
+        assert wrong_in_batch(batch, VOCABULARY) == ""
+        batch[key][place] = value
+        assert sentence in wrong_in_batch(batch, VOCABULARY)
 
 
 @pytest.mark.parametrize("plane", [0, 1, 2], ids=["positions", "segments", "targets"])

@@ -46,10 +46,9 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
         _check_stage(config, stage, where, trainer, training)
     steps = pipeline.end_step // trainer.batches_per_step(config)
     if training and steps < config.steps:
-        raise ConfigError(
-            f"{where}: the data end after {steps} steps, but MaxText's steps is {config.steps}, and it writes no "
-            f"final checkpoint where the data end first. Set steps={steps}, or a larger sampler.epochs."
-        )
+        found = f"the data end after {steps} steps, but MaxText's steps is {config.steps}"
+        reason = "where the data end first, it writes no final checkpoint"
+        raise ConfigError(f"{where}: {found}; {reason}. Set steps={steps}, or a larger sampler.epochs.")
 
 
 def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
@@ -57,51 +56,38 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
     layout, corpus = pipeline.source.layout, pipeline.source.layout.corpus
     found, expected = _widths(pipeline), trainer.widths(config)
     if layout.of_pairs != trainer.of_pairs:
-        rows, needed = (
-            ("preference pairs", "texts") if layout.of_pairs else ("texts", "preference pairs (layout of kind pairs)")
-        )
+        kinds = ["texts", "preference pairs"]
+        rows, needed = reversed(kinds) if layout.of_pairs else kinds
         others = ", ".join(name for name, each in TRAINERS.items() if each.of_pairs == layout.of_pairs)
-        raise ConfigError(
-            f"{where}: its rows are {rows}, but this trainer takes {needed}. Give another config, or a trainer of {rows} as "
-            f"the first word: {others}."
-        )
-    missing = [key for key in expected if key not in found]
+        fix = f"Give a config of {needed}, or a trainer of {rows} as the first word: {others}"
+        raise ConfigError(f"{where}: its rows are {rows}, but this trainer takes {needed}. {fix}.")
+    missing = ", ".join(key for key in expected if key not in found)
     if missing:
         name = "split_pairs" if trainer.of_pairs else "shift_targets"
-        raise PipelineError(
-            f"{where}: batches lack {', '.join(missing)}, which MaxText needs. Add the transform {name} as the last one."
-        )
+        raise PipelineError(f"{where}: batches lack {missing}, which MaxText needs. Add {name} as the last transform.")
     for key, width in expected.items():
         if found[key] != width:
-            names, ours = ["max_target_length"], f"sequence_length: {config.max_target_length}"
+            names, ours = "max_target_length", f"sequence_length: {config.max_target_length}"
             if trainer.of_pairs:
-                names.append("dpo.max_prompt_length")
+                names += " and dpo.max_prompt_length"
                 ours += f" and layout.prompt_length: {config.dpo.max_prompt_length}"
-            raise ConfigError(
-                f"{where}: {key} has {found[key]} tokens a row, but {width} by MaxText's {' and '.join(names)}. Set "
-                f"layout.{ours}, or change MaxText's."
-            )
+            sentence = f"{key} has {found[key]} tokens a row, but {width} by MaxText's {names}"
+            raise ConfigError(f"{where}: {sentence}. Set layout.{ours}, or change MaxText's.")
     if trainer.of_pairs and config.dpo.algo == "orpo":
         _check_responses(layout, where)
         if pipeline.withdrawals is not None:
-            raise ConfigError(
-                f"{where}: withdrawn pairs have no tokens, and ORPO's loss of such a pair is infinite. Write the corpus "
-                "without them, or give dpo.algo=dpo."
-            )
+            sentence = "withdrawn pairs have no tokens, and ORPO's loss of such a pair is infinite"
+            raise ConfigError(f"{where}: {sentence}. Write the corpus without them, or give dpo.algo=dpo.")
     for name in ("eos_token_id", "pad_token_id"):
         token = getattr(corpus, name, None)  # a mixture's corpora may have several
         if token is not None and token >= config.vocab_size:
-            raise ConfigError(
-                f"{where}: {name} is {token}, but MaxText's vocab_size is {config.vocab_size}: the tokens are of a larger "
-                "vocabulary. Set vocab_size to at least the tokenizer's."
-            )
+            sentence = f"{name} is {token}, but MaxText's vocab_size is {config.vocab_size}"
+            raise ConfigError(f"{where}: {sentence}. Set vocab_size to at least that of the tokenizer.")
     divided = any(trait(transform, "divides_segments") for transform in pipeline.transforms)
     one_segment = not divided and all(part.one_segment for part in layout.parts.values())
     if not (config.packing or trainer.of_pairs or one_segment):
-        raise ConfigError(
-            f"{where}: rows hold several documents, but MaxText's packing is false, with which some of its attention kernels "
-            "attend across documents. Set packing=True."
-        )
+        reason = "some of MaxText's attention kernels would attend across documents, because its packing is false"
+        raise ConfigError(f"{where}: rows hold several documents, and {reason}. Set packing=True.")
 
 
 def _check_responses(layout: Layout, where: str) -> None:
@@ -112,10 +98,8 @@ def _check_responses(layout: Layout, where: str) -> None:
         responses = np.bincount(pieces.row[pieces.segment_columns[0] > 1], minlength=len(rows))
         if (responses < 2).any():
             document = layout.spans(first + int(responses.argmin()))[0].document
-            raise ConfigError(
-                f"{where}: a response of pair {document} has no tokens, and ORPO's loss of it is infinite. Leave such pairs "
-                "out of the corpus, or give dpo.algo=dpo."
-            )
+            sentence = f"a response of pair {document} has no tokens, and ORPO's loss of it is infinite"
+            raise ConfigError(f"{where}: {sentence}. Leave such pairs out of the corpus, or give dpo.algo=dpo.")
 
 
 def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
@@ -123,10 +107,8 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
     of_step = getattr(config, name)
     expected = trainer.rows(config, of_step) if training else of_step
     if lengths := pipeline.source.layout.row_lengths:
-        raise ConfigError(
-            f"{where}: rows have {', '.join(map(str, lengths))} tokens, but all of MaxText's steps have one shape. Take a "
-            "layout whose rows have one length."
-        )
+        found = f"rows have {', '.join(map(str, lengths))} tokens, but all of MaxText's steps have one shape"
+        raise ConfigError(f"{where}: {found}. Choose a layout whose rows have one length.")
     wrong = [rows for rows in pipeline.sampler.batch_sizes.sizes if rows != expected]
     if wrong:
         per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
@@ -151,10 +133,9 @@ def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
     if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
-        raise ConfigError(
-            f"{where}: the corpus has weights of tokens, but MaxText's loss counts each target that takes loss once. "
-            "Give grain_sft_ignore_weights=true to train so (weight 0 is still no loss), or a corpus with masks."
-        )
+        found = "the corpus has weights of tokens, but MaxText's loss counts each target that takes loss once"
+        fix = "Give grain_sft_ignore_weights=true to train so (weight 0 is still no loss), or a corpus with masks"
+        raise ConfigError(f"{where}: {found}. {fix}.")
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 
 
@@ -167,13 +148,11 @@ def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callab
             tokens = batch[key]
             if tokens.size and int(tokens.max()) >= vocabulary:
                 row, column = np.argwhere(tokens >= vocabulary)[0].tolist()
-                token = int(tokens[row, column])
-                column += (block.columns or (0, 0))[0]
-                raise TransformError(
-                    f"{where}: step {step}, row {int(block.rows[row])} of the global batch, column {column} of {key}: token "
-                    f"{token}, but MaxText's vocab_size is {vocabulary}. Set vocab_size to that of the "
-                    "tokenizer that made the corpus; padding is corpus.pad_token_id."
-                )
+                first = block.columns[0] if block.columns else 0
+                place = f"row {block.rows[row]} of the global batch, column {first + column} of {key}"
+                found = f"token {tokens[row, column]}, but MaxText's vocab_size is {vocabulary}"
+                fix = "Set vocab_size to that of the corpus's tokenizer; padding is corpus.pad_token_id"
+                raise TransformError(f"{where}: step {step}, {place}: {found}. {fix}.")
         return {key: batch[key] for key in keys}
 
     return prepared

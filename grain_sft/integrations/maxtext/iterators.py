@@ -110,9 +110,7 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
         where = options.required("eval_config", "the config of the data to evaluate on (or eval_interval=-1)")
         pipeline = load_evaluation(where)
         if pipeline.num_steps is None and config.eval_steps <= 0:
-            raise ConfigError(
-                f"{where}: these data never end, and MaxText's eval_steps is {config.eval_steps}. Set it."
-            )
+            raise ConfigError(f"{where}: the data never end, and MaxText's eval_steps is {config.eval_steps}. Set it.")
     checks.check_batches(config, pipeline, where, options.of_trainer, training=training)
     checks.check_weights(pipeline, where, options.ignore_weights)
     return pipeline, where
@@ -156,10 +154,9 @@ def _batches(
         for process in sorted(set(range(jax.process_count())) - set(process_indices)):
             others = process_rows(sharding, (rows, config.max_target_length), process).rows
             if len(others) and others[0] < pipeline.sampler.global_batch_size:
-                raise ConfigError(
-                    f"row {others[0]} of the global batch lies on process {process}, but of MaxText only processes "
-                    f"{list(process_indices)} load data. Take another expansion_factor_real_data or per_device_batch_size."
-                )
+                found = f"row {others[0]} of the global batch lies on process {process}"
+                reason = f"but of MaxText only processes {list(process_indices)} load data"
+                raise ConfigError(f"{found}, {reason}. Set expansion_factor_real_data or per_device_batch_size.")
     prepare = checks.prepare(config.vocab_size, where, trainer.widths(config))
     return kind(pipeline, sharding, num_batches, num_rows=rows, prepare=prepare)
 

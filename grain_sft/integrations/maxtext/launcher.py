@@ -35,9 +35,8 @@ def train(arguments: Sequence[str], options: Options) -> None:
 
         module = importlib.import_module(trainer.module)
     except ImportError as error:
-        raise MissingExtraError(
-            f"MaxText can't be imported ({error}): it needs Python 3.12 and what docs/maxtext.md installs."
-        ) from error
+        needed = "it needs Python 3.12 and what docs/maxtext.md installs"
+        raise MissingExtraError(f"MaxText can't be imported ({error}): {needed}.") from error
     made: list[MaxTextBatches] = []
     training: list[tuple[Any, MaxTextBatches, Sequence[int]]] = []
 

@@ -65,10 +65,8 @@ class Options:
         """
         path: str = getattr(self, name)
         if not path:
-            raise ConfigError(
-                f"{PREFIX}{name} is not given: {noun}. Give {PREFIX}{name}=PATH on the command line of "
-                f"grain_sft.integrations.maxtext, or ${(PREFIX + name).upper()}."
-            )
+            name = PREFIX + name
+            raise ConfigError(f"{name} is not given: {noun}. Give {name}=PATH, or set ${name.upper()}.")
         return path
 
 
@@ -80,7 +78,11 @@ def split(arguments: Sequence[str]) -> tuple[list[str], Options]:
     """
     if arguments and arguments[0] in TRAINERS:
         arguments = [f"{PREFIX}trainer={arguments[0]}", *arguments[1:]]
-    ours = dict(word.removeprefix(PREFIX).partition("=")[::2] for word in arguments if word.startswith(PREFIX))
+    ours: dict[str, str] = {}
+    for word in arguments:
+        name, _, text = word.removeprefix(PREFIX).partition("=")
+        if word.startswith(PREFIX) and ours.setdefault(name, text) != text:
+            raise ConfigError(f"{PREFIX}{name} is given as {ours[name]!r} and as {text!r}. Give one of them.")
     options = Options.from_environment(**ours)
     theirs = [word for word in arguments if not word.startswith((PREFIX, "dataset_type="))]
     for word in arguments:

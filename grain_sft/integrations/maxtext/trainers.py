@@ -93,10 +93,9 @@ class Tunix(Trainer):
     def batches_per_step(self, config: Any) -> int:
         batches = int(config.gradient_accumulation_steps)
         if batches > 1 and not config.use_tunix_gradient_accumulation:
-            raise ConfigError(
-                f"MaxText's gradient_accumulation_steps is {batches} and use_tunix_gradient_accumulation false: Tunix would "
-                "take whole batches for its micro-batches. Set use_tunix_gradient_accumulation=true."
-            )
+            found = f"gradient_accumulation_steps is {batches} and use_tunix_gradient_accumulation false"
+            reason = "Tunix would take whole batches for its micro-batches"
+            raise ConfigError(f"MaxText's {found}: {reason}. Set use_tunix_gradient_accumulation=true.")
         return batches
 
     def step_after(self, checkpoint: int) -> int:
@@ -107,20 +106,16 @@ class Tunix(Trainer):
         train_model = module.train_model
 
         def train(config: Any, trainer: Any, mesh: Any) -> Any:
-            if self.accumulates and getattr(trainer, "grad_accumulator", None) is None:
-                self._refuse_accumulation(config)
+            steps = self.batches_per_step(config)
+            if self.accumulates and steps > 1 and getattr(trainer, "grad_accumulator", None) is None:
+                raise ConfigError(
+                    f"MaxText's gradient_accumulation_steps is {steps}, but train_sft fails above 1 with this google-tunix, "
+                    "whose trainer has no grad_accumulator. Set it to 1, or install a later version (docs/maxtext.md)."
+                )
             continue_at(trainer.train_steps)
             return train_model(config, trainer, mesh)
 
         module.train_model = train
-
-    def _refuse_accumulation(self, config: Any) -> None:
-        if (batches := self.batches_per_step(config)) > 1:
-            raise ConfigError(
-                f"MaxText's gradient_accumulation_steps is {batches}, but its train_sft fails above 1 with this version of "
-                "google-tunix, whose trainer has no grad_accumulator. Set gradient_accumulation_steps=1, or install a later "
-                "version (docs/maxtext.md)."
-            )
 
 
 class Distillation(Tunix):
