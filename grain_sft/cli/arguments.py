@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -204,15 +203,16 @@ def open_paths(paths: Sequence[str], options: argparse.Namespace) -> Corpus:
     return open_corpus(paths[0] if len(paths) == 1 else paths, **corpus_options(options))
 
 
-def check_output(path: str | None, *, folder: bool = False) -> None:
-    """Refuse an output (None: no output) that cannot be written, before the work that fills it.
+def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool = False) -> None:
+    """Refuse an output (None: no output) before the work that fills it.
 
     Raises:
-      StorageError: it cannot be written.
+      StorageError: It cannot be written, or would replace one of `inputs`.
     """
     from grain_sft.storage import files  # takes longer to import than `--help` to print
 
     if path is not None:
+        files.check_inputs_stay(path, inputs)
         files.check_writable(files.normalize(path), folder=folder)
 
 
@@ -221,16 +221,12 @@ def write_figures(
 ) -> Mapping[str, Any]:
     """Print and write the figures of `measure` as the options ask; with `--json`, what it prints goes to stderr.
 
-    An `--output` that is one of the files `inputs` is refused as an invalid argument.
-
     Raises:
-      StorageError: `--output` cannot be written.
+      StorageError: `--output` cannot be written, or would replace one of the files `inputs`.
     """
     from grain_sft.storage import files
 
-    if options.output and os.path.realpath(options.output) in map(os.path.realpath, inputs):
-        options.parser.error(f"argument -o/--output: {options.output} is an input and would be overwritten")
-    check_output(options.output)
+    check_output(options.output, inputs=inputs)
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
         figures = measure()
     text = json.dumps(figures, indent=2) + "\n"

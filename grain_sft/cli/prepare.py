@@ -236,7 +236,7 @@ def train_tokenizer(parser: Parser) -> None:
 
 
 def _train_tokenizer(options: argparse.Namespace) -> int:
-    check_output(options.output)
+    check_output(options.output, inputs=options.inputs)
     special = options.special_tokens
     with elapsed("Reading the texts") as rename:
 

@@ -35,7 +35,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
     if options.html:
         require_matplotlib()
-        check_output(options.html)
+        check_output(options.html, inputs=[options.config])
     figures = write_figures(lambda: _figures(options), options, inputs=[options.config])
     if options.html:
         page = simulation_page(figures, os.path.basename(options.config))

@@ -32,7 +32,7 @@ def _inspect(options: argparse.Namespace) -> int:
     from grain_sft.storage import atomic_write
 
     if options.html:
-        _check_outputs(options.config, "--html", options.html)
+        check_output(options.html, inputs=[options.config])
     pipeline = open_config(options)
     texts = view.texts_of(pipeline.at(options.step).source.layout.corpus, options.tokenizer)
     if options.html:
@@ -49,14 +49,6 @@ def _inspect(options: argparse.Namespace) -> int:
     colour = options.colour == "always" or (options.colour == "auto" and view.wants_colour())
     print(*view.row_lines(row, texts, colour=colour, width=shutil.get_terminal_size().columns), sep="\n")
     return 0
-
-
-def _check_outputs(config: str, option: str, *paths: str) -> None:
-    """Refuse outputs of `option` that would replace the config or cannot be written."""
-    if os.path.abspath(config) in map(os.path.abspath, paths):
-        raise ConfigError(f"{option} {paths[0]}: {config} would be written over. Give another name.")
-    for path in paths:
-        check_output(path)
 
 
 def report(parser: Parser) -> None:
@@ -79,7 +71,8 @@ def _report(options: argparse.Namespace) -> int:
 
     view.require_matplotlib()
     base = os.path.splitext(options.output)[0]
-    _check_outputs(options.config, "--output", options.output, f"{base}.json")
+    for path in (options.output, f"{base}.json"):
+        check_output(path, inputs=[options.config])
     if options.output == f"{base}.json":
         raise ConfigError(
             f"--output {options.output}: is the page, and would replace the figures. Name it {base}.html."

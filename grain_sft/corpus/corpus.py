@@ -282,7 +282,7 @@ class Corpus:
           tokenizer: Name of the tokenizer in a "maxtext" index; None for that of the corpus.
 
         Raises:
-          StorageError: `path` can't be written.
+          StorageError: `path` can't be written, or is a file of the corpus.
           CorpusError: The format is unknown, or is "maxtext" and `sequence_length` is None.
         """
         index_writer.save(self, path, format, sequence_length, tokenizer)

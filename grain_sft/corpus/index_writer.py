@@ -35,8 +35,7 @@ def save(
         )
     if format not in _WRITERS:
         raise CorpusError(f"format={format!r}: an index is written as {' or '.join(map(repr, _WRITERS))}.")
-    if os.path.realpath(path) in {os.path.realpath(file.path) for file in corpus.files()}:
-        raise CorpusError(f"{path}: is a file of the corpus, which the index would replace. Give another path.")
+    files.check_inputs_stay(path, (file.path for file in corpus.files()))
     data = _WRITERS[format](corpus, path, sequence_length, tokenizer)
     with files.atomic_write(path) as file:
         json.dump(data, file, indent=2)

@@ -3,8 +3,6 @@
 The layout packs several conversations into a row, and none attends to another. Only the answers take loss.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -43,6 +41,13 @@ _QUESTIONS: dict[type[ast.AST], str] = {
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL, and lone surrogates, which UTF-8 cannot encode
 
 
+class Entry(NamedTuple):
+    """A docstring, and the question that it answers."""
+
+    question: str
+    text: str
+
+
 def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) -> tuple[Corpus, Mapping[str, Any]]:
     """Make the corpus below `root`, write the config, and return the corpus and its manifest.
 
@@ -52,8 +57,7 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
       max_characters: Limit of `docstrings`.
     """
     folder = root / "corpus"
-    if folder.exists():
-        shutil.rmtree(folder)
+    shutil.rmtree(folder, ignore_errors=True)
     print("reading the docstrings of Python's standard library ...", flush=True)
     chats, model = str(folder / "chats.jsonl"), str(folder / "tokenizer.model")
     write_chats(Path(chats), docstrings(max_characters))
@@ -78,13 +82,6 @@ def write_chats(path: Path, entries: Iterable[Entry]) -> None:
         for question, text in entries:
             messages = [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
-
-
-class Entry(NamedTuple):
-    """A docstring, and the question that it answers."""
-
-    question: str
-    text: str
 
 
 def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:

@@ -1,7 +1,5 @@
 """Small decoder-only transformer of one block, in plain JAX and float32. Its inputs are grain_sft's batches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

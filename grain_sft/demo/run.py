@@ -1,6 +1,7 @@
 """The demo from end to end: a corpus, three runs, and a comparison of the resumed with the uninterrupted one."""
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 import grain_sft
+from grain_sft.child_environment import child_environment
 from grain_sft.corpus import Corpus
 from grain_sft.demo.corpus import CONFIG, GLOBAL_BATCH_SIZE, SEQUENCE_LENGTH, VOCAB_SIZE, prepare_corpus
 from grain_sft.errors import GrainSftError, StorageError
@@ -23,6 +25,7 @@ INTERRUPTED, RESUMED, UNINTERRUPTED = "interrupted", "resumed", "uninterrupted"
 
 _MARKER = ".grain_sft_demo"
 _PRINT_EVERY = 10  # steps
+_say = functools.partial(print, flush=True)
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # no accelerator is needed, and another process may use it
     "JAX_ENABLE_COMPILATION_CACHE": "false",  # some jaxlibs crash on cached code for CPUs
@@ -47,8 +50,8 @@ class Record(msgspec.Struct, frozen=True):
     batch_sha256: str  # hash of the batch that the step trained on
 
 
-Logs = Mapping[str, Sequence[Record]]
-"""Records by the name of the run."""
+Log = Mapping[int, Record]
+"""Records of a run by step."""
 
 
 def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
@@ -60,8 +63,7 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
     began = time.perf_counter()
     with claim(where) as root:
         folders = {name: str(root / "runs" / name) for name in (INTERRUPTED, RESUMED, UNINTERRUPTED)}
-        if (root / "runs").exists():
-            shutil.rmtree(root / "runs")
+        shutil.rmtree(root / "runs", ignore_errors=True)
         _describe(root, *prepare_corpus(root, seed))
         options = Options(str(root / CONFIG), folders[INTERRUPTED], steps, seed)
         _say(f"\n1 of 3, {INTERRUPTED}: from step 0, a checkpoint every {steps // 3} steps")
@@ -131,7 +133,7 @@ def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
     _say(f"corpus  {corpus.ends_fingerprint[:24]}")
 
 
-def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> list[Record]:
+def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> Log:
     """Train in another process from the step `start` on, and return its records.
 
     Args:
@@ -144,7 +146,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
       GrainSftError: The process failed, or reached the last step before it was killed.
     """
     Path(options.folder).mkdir(parents=True)
-    found: list[Record] = []
+    found: dict[int, Record] = {}
     last = "it printed nothing."
     with (
         started(options) as process,
@@ -154,14 +156,14 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
             if (record := parse(line)) is None:
                 last = line.strip() or last
                 continue
-            found.append(record)
+            found[record.step] = record
             log.write(line)
             if record.step in (start, options.steps - 1) or record.step % _PRINT_EVERY == 0:
                 _say(f"  step {record.step:4d}  loss {record.loss:.4f}")
             if kill_after is not None and record.step >= kill_after:
                 process.kill()  # with SIGKILL, which it cannot catch
         status = process.wait()
-    killed, last_step = status == -signal.SIGKILL, found[-1].step if found else -1
+    killed, last_step = status == -signal.SIGKILL, max(found, default=-1)
     if kill_after is not None and (not status or (killed and last_step == options.steps - 1)):
         raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
     if killed and kill_after is not None and last_step >= kill_after:
@@ -178,14 +180,13 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
 @contextlib.contextmanager
 def started(options: Options) -> Iterator[subprocess.Popen[str]]:
     """Start a training process that prints its records, and kill it at the end of the context."""
-    path = os.pathsep.join(map(os.path.abspath, sys.path))  # of '': the working directory, as here
     with without_interrupts():
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "grain_sft.demo.train", msgspec.json.encode(options).decode()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
+            env=child_environment() | _ENVIRONMENT,
             encoding="utf-8",
             errors="replace",
         )
@@ -204,21 +205,19 @@ def parse(line: str) -> Record | None:
         return None
 
 
-def difference(steps: range, run: Sequence[Record], other: Sequence[Record]) -> str | None:
+def difference(steps: range, run: Log, other: Log) -> str | None:
     """Return a sentence about the first of `steps` whose records differ between the runs; None if none does."""
-    by_step, others = ({record.step: record for record in each} for each in (run, other))
     for step in steps:
-        if step not in by_step or by_step[step] != others.get(step):
-            return f"Step {step} is the first that differs: {by_step.get(step)} and {others.get(step)}."
+        if step not in run or run[step] != other.get(step):
+            return f"Step {step} is the first that differs: {run.get(step)} and {other.get(step)}."
     return None
 
 
-def table(names: Sequence[str], steps: Sequence[int], logs: Logs) -> list[str]:
+def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
     """Return lines with the losses of the runs side by side, as numbers and as exact hexadecimal floats."""
-    by_step = {name: {record.step: record for record in logs[name]} for name in names}
-    lines = [f"step  {'  '.join(f'{name:<21}' for name in names)}".rstrip()]
+    lines = [f"step  {'  '.join(f'{name:<21}' for name in logs)}".rstrip()]
     for step in steps:
-        records = [by_step[name].get(step) for name in names]
+        records = [log.get(step) for log in logs.values()]
         cells = [f"{'-' if each is None else f'{each.loss:.4f} {_exact(each.loss)}':<21}" for each in records]
         lines.append(f"{step:4d}  {'  '.join(cells)}  {'same' if len({*records} - {None}) == 1 else 'DIFFERS'}")
     return lines
@@ -230,23 +229,16 @@ def _exact(loss: float) -> str:
     return mantissa.rstrip("0") + mark + exponent
 
 
-def _compare(steps: int, resumed_from: int, logs: Logs) -> bool:
+def _compare(steps: int, resumed_from: int, logs: Mapping[str, Log]) -> bool:
     """Print the losses of the interrupted, resumed and uninterrupted runs, and return whether they are equal."""
     end = len(logs[INTERRUPTED])
     shown = {0, *range(resumed_from - 1, resumed_from + 2), end - 1, end, (end + steps) // 2, steps - 2, steps - 1}
-    _say("\nLoss in nats a token, and the same float exactly, in hexadecimal:")
-    for line in table((INTERRUPTED, RESUMED, UNINTERRUPTED), sorted(shown & set(range(steps))), logs):
-        _say("  " + line)
-    _say("")
+    lines = table(sorted(shown & set(range(steps))), logs)
+    _say("\nLoss in nats a token, and the same float exactly, in hexadecimal:", *lines, sep="\n  ", end="\n\n")
     for name, compared in {INTERRUPTED: range(end), RESUMED: range(resumed_from, steps)}.items():
-        found = difference(compared, logs[name], logs[UNINTERRUPTED])
-        if found is not None:
+        if found := difference(compared, logs[name], logs[UNINTERRUPTED]):
             _say(f"NOT EQUAL, {name} and {UNINTERRUPTED}. {found}")
             return False
         which = f"all {len(compared)} steps from {compared[0]} to {compared[-1]}"
         _say(f"EQUAL: {name} and {UNINTERRUPTED}, {which}: losses bit for bit, batches by SHA-256.")
     return True
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

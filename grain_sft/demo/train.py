@@ -4,12 +4,9 @@ The process trains from step 0, or from the step of a checkpoint, and prints one
 parameters and the optimizer's moments, and its name the number of steps done. It holds no state of the data.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import math
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,9 +116,6 @@ def main(options: str) -> int:
     """Train with `options`, a JSON text, and return the exit status. On failure, the last line printed is the reason."""
     try:
         train(msgspec.json.decode(options, type=Options))
-    except BrokenPipeError:  # the parent has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception as error:
         print(error if isinstance(error, GrainSftError) else f"{type(error).__name__}: {error}", flush=True)
         return 1

@@ -60,7 +60,7 @@ def prepare(
       RecordError: A record is bad and `request.on_error` is "stop". Names the first bad record in the inputs' order.
       PrepareError: Options are invalid or conflict, the output is of another request, or a pipeline failed.
       CorpusFileError: An input can't be read.
-      StorageError: The output can't be written.
+      StorageError: The output can't be written, or would replace an input.
       MissingExtraError: apache-beam is not installed.
     """
     beam = _beam()
@@ -245,9 +245,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
 
 def _beam() -> Any:
     with _quiet():
-        for module in ("apache_beam.options.pipeline_options", "apache_beam"):
-            beam = import_extra(module, "a preparation by Beam", "apache-beam", "beam")
-    return beam
+        return import_extra("apache_beam", "a preparation by Beam", "apache-beam", "beam")
 
 
 @contextlib.contextmanager

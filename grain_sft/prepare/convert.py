@@ -1,9 +1,8 @@
 """Conversion of a corpus to another format, with the same documents in the same order."""
 
 import glob
-import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,23 +66,21 @@ def convert(
     Raises:
       CorpusError, CorpusFileError: The corpus can't be read, or has no documents, or is a blend.
       PrepareError: The format can't hold the documents, none is left, or the output is of another corpus.
+      StorageError: The output can't be written, or would replace a file of the corpus.
       RowIndexError: A document of `without` does not exist.
     """
     writer, target, where = FORMATS[format], Target(output), files.normalize(corpus)
     target.check_writable()
     splits = _open(where, dtype=dtype, eos_token_id=eos_token_id)
-    _refuse_own_files(target.output, splits.values())
-    if writer.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
+    files.check_inputs_stay(target.output, (file.path for part in splits.values() for file in part.files()))
+    if writer.of_pairs or any(part.of_pairs for part in splits.values()):
         raise PrepareError(
             f"{where}: preference pairs are not converted. Prepare their records again, in another format."
         )
-    documents = _Splits(splits, keep_empty=writer.holds_empty, without=without)
+    documents = _Splits(where, splits, keep_empty=writer.holds_empty, without=without)
     if not len(documents.ids["train"]):
         raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
-    manifest = _manifest(where)
-    names = splits["train"].source_names or (where,)
-    inputs = manifest.get("inputs") or [{"path": name} for name in names]
     request = Request(
         (Dataset((where,)),),
         "convert",
@@ -92,40 +89,18 @@ def convert(
         part_bytes=part_bytes,
         shard_tokens=shard_tokens,
         val_frac=len(documents.ids.get("val", ())) / max(1, len(documents.lengths)),
-        source=str((manifest.get("request") or {}).get("source") or ""),
+        source=str((documents.manifest.get("request") or {}).get("source") or ""),
     )
-    contents = {name: part.content_hash() for name, part in splits.items()}
-    stated = request.as_dict()
-    if len(documents.withdrawn):
-        stated["without"] = f"{len(documents.withdrawn)} documents ({hash_of(documents.withdrawn.tolist())[:16]})"
-    key = hash_of([stated, contents, described])
-    identity = {"key": key, "request": stated, "inputs": inputs, "tokenizer": described}
+    identity = documents.identity(request, described)
 
     def make() -> dict[str, Any]:
-        plan = documents.plan(target.stage, request, described, names)
+        plan = documents.plan(target.stage, request, described)
         writer.check(plan)
         tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
-        counted = {} if len(documents.withdrawn) else manifest  # its counts include the withdrawn documents
-        counts = {name: counted.get(name) for name in ("without_final_eos", "with_inner_eos")}
-        dropped = {"no token, which this format can't hold": documents.dropped, "withdrawn": len(documents.withdrawn)}
-        dropped = {reason: count for reason, count in dropped.items() if count}
-        return finish(plan, identity, tokenizer_files, {"dropped": dropped, "rejected": 0, **counts})
+        return finish(plan, identity, tokenizer_files, documents.counts())
 
     return target.produce(identity, make, overwrite=overwrite)
-
-
-def _refuse_own_files(output: str, corpora: Iterable[Corpus]) -> None:
-    """Raise a `PrepareError` if a token file that is read lies in the output, which is deleted before it is written."""
-    folder = _real(output)
-    for shard in itertools.chain.from_iterable(corpus.shards for corpus in corpora):
-        if _real(shard.path).startswith(f"{folder}/"):
-            raise PrepareError(f"{shard.path}: the output {output} would replace this file. Give another output.")
-
-
-def _real(path: str) -> str:
-    """Return the path without links; a URL unchanged."""
-    return path if files.is_remote(path) else os.path.realpath(path)
 
 
 def format_of(corpus: str | os.PathLike[str]) -> str:
@@ -150,10 +125,13 @@ def _manifest(where: str) -> dict[str, Any]:
 
 
 class _Splits(Documents):
-    """Documents of all splits of a corpus, numbered consecutively. Its parts are the splits; one call reads one split."""
+    """Documents of all splits of the corpus at `where`, numbered consecutively. Its parts are the splits."""
 
-    def __init__(self, corpora: Mapping[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:
-        self.corpora = list(corpora.values())
+    def __init__(
+        self, where: str, corpora: Mapping[str, Corpus], keep_empty: bool, without: Iterable[int | str]
+    ) -> None:
+        self.corpora, self.manifest = list(corpora.values()), _manifest(where)
+        self.source_names = corpora["train"].source_names or (where,)
         found = [corpus.documents for corpus in self.corpora]
         firsts = np.cumsum([0, *map(len, found)])
         lengths, starts = (np.concatenate([getattr(each, name) for each in found]) for name in ("length", "start"))
@@ -170,7 +148,24 @@ class _Splits(Documents):
         }
         self.dropped = int(kept.sum() - written.sum())
 
-    def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any], source_names: Sequence[str]) -> Plan:
+    def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all that decides the output, as JSON, for comparison with later runs. All files are hashed."""
+        stated = request.as_dict()
+        if len(self.withdrawn):
+            stated["without"] = f"{len(self.withdrawn)} documents ({hash_of(self.withdrawn.tolist())[:16]})"
+        contents = {name: corpus.content_hash() for name, corpus in zip(self.ids, self.corpora, strict=True)}
+        inputs = self.manifest.get("inputs") or [{"path": name} for name in self.source_names]
+        key = hash_of([stated, contents, tokenizer])
+        return {"key": key, "request": stated, "inputs": inputs, "tokenizer": tokenizer}
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of the new manifest: the dropped documents, and what the corpus's own manifest says of all."""
+        stated = {} if len(self.withdrawn) else self.manifest
+        counts = {name: stated.get(name) for name in ("without_final_eos", "with_inner_eos")}
+        dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
+        return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **counts}
+
+    def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any]) -> Plan:
         """Return the plan of the converted corpus, with the statistics of each split. All documents are read."""
         statistics, binary = {}, True
         for name, ids in self.ids.items():
@@ -183,7 +178,7 @@ class _Splits(Documents):
                 self.first_weights = self.first_weights or bool(block.loss[starts[block.lengths > 0]].any())
             statistics[name] = SplitStatistics(len(ids), tokens, trainable)
         masked = any(corpus.has_loss for corpus in self.corpora)
-        return Plan(folder, request, tokenizer, self, self.ids, statistics, binary, source_names, masked=masked)
+        return Plan(folder, request, tokenizer, self, self.ids, statistics, binary, self.source_names, masked=masked)
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         tokens[:], found = self.corpora[part].read(start, start + len(tokens))

@@ -1,12 +1,10 @@
 """Random access by number to documents in several parts: the chunks of a preparation, or the splits of a corpus."""
 
 import abc
-import contextlib
 import functools
 import io
 import itertools
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ MAX_OPEN = 256  # chunk files
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
 BLOCK_SOURCES = 1 << 16  # documents, whose inputs and lines are yielded together
-GATHER_TOKENS = 1 << 28
+GATHER_TOKENS = 1 << 27  # of remote chunks, in memory: 5 to 8 bytes each
 GATHER_DOCUMENTS = 1 << 22
 
 Ids = npt.NDArray[Any]
@@ -120,22 +118,20 @@ class ChunkDocuments(Documents):
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """See `Documents.blocks`.
 
-        In a bucket one request per document would be too slow, so each window of many blocks is first copied to temporary
-        local files. A window reads each of its chunks once, as a whole.
+        In a bucket one request per document would be too slow, so the documents of many blocks are gathered at once. That
+        reads each of their chunks once, as a whole.
         """
         if not self._chunks.remote:
             yield from super().blocks(ids)
             return
         for window in in_blocks(self.lengths, ids, GATHER_DOCUMENTS, GATHER_TOKENS):
-            size = int(self.lengths[window].sum(dtype=np.int64))
-            with _scratch(self.token_dtype, size) as tokens, _scratch(self.loss_dtype, size) as loss:
-                self._gather(window, tokens, loss)
-                start = 0
-                for some in in_blocks(self.lengths, window, BLOCK_DOCUMENTS, BLOCK_TOKENS):
-                    lengths = self.lengths[some].astype(np.int64)
-                    stop = start + int(lengths.sum())
-                    yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
-                    start = stop
+            tokens, loss = self._gather(window)
+            start = 0
+            for some in in_blocks(self.lengths, window, BLOCK_DOCUMENTS, BLOCK_TOKENS):
+                lengths = self.lengths[some].astype(np.int64)
+                stop = start + int(lengths.sum())
+                yield Block(lengths, tokens[start:stop], loss[start:stop])
+                start = stop
 
     def _open(self, number: int) -> io.FileIO:
         path = self._chunks.path(number)
@@ -144,10 +140,11 @@ class ChunkDocuments(Documents):
         except OSError as error:
             raise StorageError(f"{path}: can't be opened ({error.strerror}). Prepare again.") from error
 
-    def _gather(self, ids: Ids, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
-        """Fill `tokens` and `loss` with the documents `ids`."""
+    def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """Return the concatenated tokens and loss of the documents `ids`."""
         lengths, starts = (array[ids].astype(np.int64) for array in (self.lengths, self.starts))
         targets = np.cumsum(lengths) - lengths
+        tokens, loss = (np.empty(int(lengths.sum()), dtype) for dtype in (self.token_dtype, self.loss_dtype))
         numbers = self.parts_of(ids)
         order = np.argsort(numbers, kind="stable")
         needed, firsts = np.unique(numbers[order], return_index=True)
@@ -164,6 +161,7 @@ class ChunkDocuments(Documents):
             for start, target, length in np.stack([starts, targets, lengths], axis=1)[part].tolist():
                 tokens[target : target + length] = its_tokens[start : start + length]
                 loss[target : target + length] = its_loss[start : start + length]
+        return tokens, loss
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         header, file = self.headers[part], self._file(part)
@@ -185,16 +183,3 @@ def _read_into(file: io.FileIO, offset: int, out: npt.NDArray[Any]) -> None:
     """Fill `out` with the bytes of a file from `offset` on."""
     if os.preadv(file.fileno(), [out.data], offset) != out.nbytes:
         raise StorageError(f"{file.name}: was cut short while in use. Prepare again.")
-
-
-@contextlib.contextmanager
-def _scratch(dtype: np.dtype[Any], size: int) -> Iterator[npt.NDArray[Any]]:
-    """Yield an array [size] in a temporary file, so that it may be larger than memory."""
-    length = max(1, size)
-    with tempfile.TemporaryFile(prefix="grain_sft-") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, length * dtype.itemsize)  # else a full disk would kill this process
-        except OSError as error:
-            folder = tempfile.gettempdir()
-            raise StorageError(f"{folder}: {error.strerror}. Name a folder with more room in TMPDIR.") from error
-        yield np.asarray(np.memmap(file, dtype, "r+", shape=(length,))[:size])

@@ -3,7 +3,7 @@
 import base64
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -125,37 +125,36 @@ class Renderer:
     def chunk(self, units: Iterable[Unit]) -> bytes:
         """Return the chunk of a group of units."""
         made = Contents()
-        batch: list[tuple[Source, Any, Conversation]] = []
-        characters = 0
-
-        def flush() -> None:
-            nonlocal characters
-            for (source, raw, _), result in zip(batch, self.render([entry[2] for entry in batch]), strict=True):
+        for batch in self._batches(units):
+            rendered = iter(self.render([found for *_, found in batch if not isinstance(found, RecordError)]))
+            for source, raw, found in batch:
+                result = found if isinstance(found, RecordError) else next(rendered)
                 if isinstance(result, RecordError):
                     made.rejected.append(self._rejected(source, raw, result))
                 else:
                     self.add(source, result, made)
-            batch.clear()
-            characters = 0
-
-        records = (
-            ((unit.input, line), raw) for unit in units for line, raw in read_records(self.inputs[unit.input], unit)
-        )
-        for source, raw in records:
-            try:
-                batch.append((source, raw, self.read(raw)))
-            except RecordError as error:
-                flush()  # an earlier record may be bad too, and comes first
-                made.rejected.append(self._rejected(source, raw, error))
-            else:
-                characters += sum(len(message.content) for message in batch[-1][2].messages)
-            if len(batch) == BATCH or characters > BATCH_CHARACTERS:
-                flush()
-        flush()
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
         weighted = self.template.weighted or self.format.of_pairs
         loss_dtype = np.dtype(np.float32 if weighted else np.bool_)
         return made.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
+
+    def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
+        """Yield the records of `units` as they are and as conversations. A bad record ends its batch."""
+        batch: list[tuple[Source, Any, Conversation | RecordError]] = []
+        characters = 0
+        for unit in units:
+            for line, raw in read_records(self.inputs[unit.input], unit):
+                found: Conversation | RecordError
+                try:
+                    found = self.read(raw)
+                    characters += sum(len(message.content) for message in found.messages)
+                except RecordError as error:
+                    found = error
+                batch.append(((unit.input, line), raw, found))
+                if isinstance(found, RecordError) or len(batch) == BATCH or characters > BATCH_CHARACTERS:
+                    yield batch
+                    batch, characters = [], 0
+        yield batch
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
         """Return the entry of a bad record, or raise its error if the request stops at bad records."""

@@ -19,6 +19,7 @@ from grain_sft.prepare.templates import Rendered
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.prepare.workers import Runner
 from grain_sft.progress import Progress
+from grain_sft.storage import files
 
 
 def prepare(
@@ -49,7 +50,7 @@ def prepare(
       RecordError: A record is invalid, and `request.on_error` is "stop". The message has its file and line.
       PrepareError: Options conflict, or the output has other inputs or options. The message lists the differences.
       CorpusFileError: An input can't be read.
-      StorageError: The output can't be written.
+      StorageError: The output can't be written, or would replace an input.
     """
     if workers is not None:
         as_integer("workers", workers, 1, PrepareError)
@@ -68,6 +69,8 @@ def make_corpus(
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
+    for path in (target.output, *([target.rejected] if request.on_error == "skip" else [])):
+        files.check_inputs_stay(path, (entry.path for entry in entries))
     units = inputs.plan_units(entries)
     total = sum(unit.size for unit in units)
     units = reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from grain_sft.storage import exclusive, files
 
 MANIFEST = "prepare.json"
 """Name of the file that is written last. A folder that contains it is a finished corpus."""
+LOCK = "lock"
 
 
 class Target:
@@ -121,7 +122,7 @@ class Target:
             return
         try:
             os.makedirs(self.work, exist_ok=True)
-            fd = os.open(files.join(self.work, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(files.join(self.work, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise StorageError(
                 f"{self.work}: can't be made ({error.strerror}). Give an output in a folder that can be written to."
@@ -144,13 +145,8 @@ class Target:
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
-        self._clear_work()
+        _remove(self.work, but=LOCK)
         files.write_bytes(self.state, json.dumps(identity, indent=2).encode())
-
-    def _clear_work(self) -> None:
-        """Remove the unfinished work except its lock. Remove `state` last."""
-        _remove(self.work, but=("lock", "identity.json"))
-        _remove(self.state)
 
     def _publish(self) -> None:
         """Rename a local `stage` to the output, and remove the unfinished work."""
@@ -168,9 +164,9 @@ class Target:
 
     def discard(self) -> None:
         """Remove the unfinished work and its folder."""
-        self._clear_work()
+        _remove(self.work, but=LOCK)
         if not self.remote:
-            shutil.rmtree(self.work, ignore_errors=True)
+            shutil.rmtree(self.work, ignore_errors=True)  # a process that waits for the lock may use the folder
 
     def forget(self, name: str) -> None:
         """Remove the folder `name` of the unfinished work, or all of the work if it has no `state` file."""
@@ -187,17 +183,16 @@ def _remote_files(folder: str) -> list[str]:
         return [path for path in client.find(folder) if f"{path.lstrip('/')}/".startswith(f"{base}/")]
 
 
-def _remove(path: str, but: Collection[str] = ()) -> None:
-    """Remove the file or folder `path`, if it exists. In a folder, keep the files named in `but`."""
+def _remove(path: str, but: str = "") -> None:
+    """Remove the file or folder `path`, if it exists. In a local folder, keep the file `but`."""
     if files.is_remote(path):
-        kept = tuple(f"/{name}" for name in but)
-        if found := [each for each in _remote_files(path) if not each.endswith(kept)]:
+        if found := _remote_files(path):
             with files.remote(path) as client:
                 client.rm(found)
     elif not os.path.isdir(path):
         Path(path).unlink(missing_ok=True)
     elif but:
-        for name in set(os.listdir(path)) - {*but}:
+        for name in set(os.listdir(path)) - {but}:
             _remove(os.path.join(path, name))
     else:
         shutil.rmtree(path)

@@ -30,18 +30,10 @@ def train_tokenizer(
       PrepareError: Too little text for such a vocabulary.
     """
     model = io.BytesIO()
-    failures: list[BaseException] = []
-
-    def watched() -> Iterator[str]:
-        try:
-            yield from lines
-        except (Exception, KeyboardInterrupt) as error:  # SentencePiece reports it as an internal error of its own
-            failures.append(error)
-            raise
-
+    texts = list(lines)  # SentencePiece would report their exceptions as errors of its own
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=watched(),
+            sentence_iterator=iter(texts),
             model_writer=model,
             model_type=model_type,
             vocab_size=vocab_size,
@@ -60,10 +52,7 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
-        if not failures:
-            raise PrepareError(_reason(str(error), vocab_size)) from error
-    if failures:
-        raise failures[0]
+        raise PrepareError(_reason(str(error), vocab_size)) from error
     return model.getvalue()
 
 

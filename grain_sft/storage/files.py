@@ -237,6 +237,18 @@ def check_writable(path: str, *, folder: bool = False) -> None:
         raise StorageError(f"{path}: can't be written: {place}: {reason}. Give an output in another folder.") from error
 
 
+def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> None:
+    """Raise a StorageError if `output` is one of the files `inputs`, or a folder with one of them, and would replace it."""
+
+    def real(path: str) -> str:
+        return path if is_remote(path) else os.path.realpath(path)
+
+    replaced = real(normalize(output))
+    for path in inputs:
+        if f"{real(normalize(path))}/".startswith(f"{replaced}/"):
+            raise StorageError(f"{path}: is an input, which the output {output} would replace. Give another output.")
+
+
 def _check_replaceable(path: str) -> None:
     """Raise a StorageError if a local file can't be replaced. A rename would replace /dev/null, for all processes."""
     mode = os.stat(path).st_mode if os.path.exists(path) else 0

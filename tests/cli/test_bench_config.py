@@ -171,7 +171,6 @@ ERRORS = {
     "--stage 2": "--stage: only with CONFIG",
     **{"config.json --host 2/2": "--host", "config.json --tokens-per-second 0": "--tokens-per-second"},
     **{"config.json --max-workers -1": "--max-workers"},
-    "config.json --output ./config.json": "-o/--output: ./config.json is an input and would be overwritten",
 }
 
 
@@ -183,7 +182,7 @@ def test_wrong_arguments_are_status_2(arguments, message, failure):
 
 def test_failures_are_a_sentence_and_status_1(tmp_path, failure):
     path = write_config(tmp_path / "config.json", windows(tmp_path))
-    for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path]):
+    for words in ([tmp_path / "none.yaml"], [path, "--host", "0/3"], [path, "--output", path], [path]):
         if words == [path]:
             (tmp_path / "web.npy").write_bytes(b"\1\0" * 2)
         status, error = failure("bench", *words)

@@ -96,15 +96,6 @@ def test_json_prints_the_figures_that_output_keeps(mix, tmp_path, capsys):
     assert figures["corpus"]["tokens"] == 1000 and "supervised" in printed.err
 
 
-def test_an_input_is_not_overwritten_with_figures(mix, tmp_path, capsys):
-    tokens, link = tmp_path / "tok/a/0.npy", tmp_path / "link.npy"
-    link.symlink_to(tokens)
-    before = tokens.read_bytes()
-    with pytest.raises(SystemExit, match="2"):
-        main(["pack", str(tokens), *ARRAYS, "--sequence-length", "64", "-o", str(link)])
-    assert "is an input" in capsys.readouterr().err and tokens.read_bytes() == before
-
-
 def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     stated = (

@@ -92,7 +92,7 @@ def test_an_index_replaces_no_file_of_its_corpus(tree):
     corpus = open_corpus(tree / "sub")
     (tree / "link.json").symlink_to(tree / "sub/c.npy")
     for name in ("sub/c.npy", "sub/../sub/deep/a.npy", "link.json"):
-        with pytest.raises(GrainSftError, match="is a file of the corpus, which the index would replace"):
+        with pytest.raises(GrainSftError, match="is an input, which the output"):
             corpus.save(tree / name)
     assert open_corpus(tree / "sub") == corpus
 

@@ -1,12 +1,10 @@
 """Conversations of the demo, few of them, as training reads them and as they were written."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
+import pytest
 
 import grain_sft
 from grain_sft.demo.corpus import CONFIG, prepare_corpus
@@ -26,7 +24,9 @@ class Chat:
     answers: dict[str, set[str]]
 
 
-def make_chat(root: Path) -> Chat:
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+    root = tmp_path_factory.mktemp("chat") / "demo"
     prepare_corpus(root, 0, max_characters=SMALL_TEXT)
     pipeline = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1))
     answers: dict[str, set[str]] = {}

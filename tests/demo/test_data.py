@@ -1,7 +1,5 @@
 """What the demo trains on: text of this machine, and packed conversations made of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

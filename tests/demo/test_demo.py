@@ -1,7 +1,5 @@
 """grain-sft demo: its folder, what its verdict rests on, and the whole of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -15,7 +13,7 @@ import pytest
 from grain_sft.cli.main import main
 from grain_sft.demo import run
 from grain_sft.demo.corpus import CONFIG
-from grain_sft.demo.run import Options, Record, claim, difference, killed_after, newest_step, parse, started, table
+from grain_sft.demo.run import Log, Options, Record, claim, difference, killed_after, newest_step, parse, started, table
 from grain_sft.demo.train import batch_sha256
 from grain_sft.errors import GrainSftError, StorageError
 
@@ -29,47 +27,44 @@ def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
-WHOLE = [Record(step, float(np.float32(8 - step / 10)), f"{step:064x}") for step in range(9)]
-REST = WHOLE[3:]
-NEXT_FLOAT = float(np.nextafter(np.float32(REST[2].loss), np.float32(0)))
-OTHER_LOSS = msgspec.structs.replace(REST[2], loss=NEXT_FLOAT)
-OTHER_BATCH = msgspec.structs.replace(WHOLE[8], batch_sha256="f" + "0" * 63)
+WHOLE = {step: Record(step, float(np.float32(8 - step / 10)), f"{step:064x}") for step in range(9)}
+NEXT_FLOAT = float(np.nextafter(np.float32(WHOLE[5].loss), np.float32(0)))
+OTHER_LOSS = {5: msgspec.structs.replace(WHOLE[5], loss=NEXT_FLOAT)}
+OTHER_BATCH = {8: msgspec.structs.replace(WHOLE[8], batch_sha256="f" + "0" * 63)}
+
+
+def log(*steps: int) -> Log:
+    return {step: WHOLE[step] for step in range(*steps)}
 
 
 @pytest.mark.parametrize(
     ("resumed", "uninterrupted", "sentence"),
     [
-        (REST, WHOLE, None),
-        (
-            [*REST[:2], OTHER_LOSS, *REST[3:]],
-            WHOLE,
-            f"Step 5 is the first that differs: Record(step=5, loss={NEXT_FLOAT}",
-        ),
-        (REST, [*WHOLE[:8], OTHER_BATCH], "Step 8 is the first that differs"),
-        (REST[1:], WHOLE, "Step 3 is the first that differs: None and Record"),
-        (REST[:5], WHOLE[:8], "Step 8 is the first that differs: None and None"),
+        (log(3, 9), WHOLE, "None"),
+        (log(3, 9) | OTHER_LOSS, WHOLE, f"Step 5 is the first that differs: Record(step=5, loss={NEXT_FLOAT}"),
+        (log(3, 9), WHOLE | OTHER_BATCH, "Step 8 is the first that differs"),
+        (log(4, 9), WHOLE, "Step 3 is the first that differs: None and Record"),
+        (log(3, 8), log(8), "Step 8 is the first that differs: None and None"),
     ],
 )
 def test_the_first_difference_is_named(resumed, uninterrupted, sentence):
-    found = difference(range(3, 9), resumed, uninterrupted)
-    assert found == sentence or (sentence and sentence in (found or ""))
+    assert str(difference(range(3, 9), resumed, uninterrupted)).startswith(sentence)
 
 
 def test_a_table_marks_what_differs() -> None:
-    logs = {"resumed": [*REST[:2], OTHER_LOSS], "uninterrupted": WHOLE}
-    lines = table(["resumed", "uninterrupted"], [0, 4, 5], logs)
+    lines = table([0, 4, 5], {"resumed": log(3, 5) | OTHER_LOSS, "uninterrupted": WHOLE})
     assert [line.split()[-1] for line in lines[1:]] == ["same", "same", "DIFFERS"]
 
 
 def test_a_line_gives_back_its_record_unless_it_was_cut_off() -> None:
-    for each in (WHOLE[0], OTHER_LOSS):
+    for each in (WHOLE[0], OTHER_LOSS[5]):
         line = msgspec.json.encode(each).decode()
         assert parse(line) == each and parse(line[:-9]) is None
 
 
 def test_a_run_that_was_done_before_it_was_killed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its newest checkpoint would leave the resumed run no step."""
-    text = "\n".join(msgspec.json.encode(record).decode() for record in WHOLE)
+    text = "\n".join(msgspec.json.encode(record).decode() for record in WHOLE.values())
     program = f"import time; print({text!r}, flush=True); time.sleep(60)"
     command = [sys.executable, "-S", "-c", program]
     monkeypatch.setattr(run, "started", lambda options: subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
@@ -176,9 +171,3 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, capsys: pytest.
     assert "holds 'tokens.npy', but no earlier demo" in failed(tmp_path, capsys)
     assert [path.name for path in tmp_path.rglob("*")] == ["tokens.npy"]
     assert "not a local folder" in failed("gs://bucket/demo", capsys)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_can_not_be_written_to_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "readonly").mkdir(mode=0o555)
-    assert "Permission denied. Give an output in another folder" in failed(tmp_path / "readonly" / "demo", capsys)

@@ -1,7 +1,5 @@
 """The small model: what its scores and its loss depend on in packed conversations; and its checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

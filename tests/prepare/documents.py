@@ -34,7 +34,7 @@ def texts_of(count: int, seed: int = 0) -> list[str]:
 
 
 def request_of(spm: Path, path: Path, **options: Any) -> Request:
-    return Request((Dataset((str(path),)),), "text", str(spm), **{"format": "olmo", **options})
+    return Request((Dataset((str(path),)),), tokenizer=str(spm), **{"template": "text", "format": "olmo", **options})
 
 
 def made(spm: Path, path: Path, **options: Any) -> tuple[Corpus, dict[str, Any]]:

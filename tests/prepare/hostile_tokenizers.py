@@ -94,13 +94,8 @@ def _sentencepiece() -> Iterator[Maker]:
             ):
                 options: dict[str, Any] = {"normalization": rule, "model_type": model_type, "pad": False}
                 options |= {"user_defined": (), how: special}
-                save = functools.partial(_save_sentencepiece, options=options)
+                save = functools.partial(save_sentencepiece, **options)
                 yield Maker(f"sentencepiece_{model_type}_{rule}_{name}", save, (*ends, *special))
-
-
-def _save_sentencepiece(folder: Path, options: dict[str, Any]) -> Path:
-    folder.mkdir(parents=True)
-    return save_sentencepiece(folder, **options)
 
 
 def _huggingface(name: str, content: str, control: tuple[str, ...], eos: str, unknown: str | None = None) -> Maker:

@@ -2,13 +2,12 @@
 
 import concurrent.futures
 import dataclasses
-import json
 import random
 import sys
 from pathlib import Path
 
 import pytest
-from prepared import StoppedError, chat, digests, save_trained, stamps, stop_half_way
+from prepared import StoppedError, digests, save_trained, stamps, stop_half_way, write_chats
 
 import grain_sft
 from grain_sft.cli.main import main
@@ -35,14 +34,9 @@ def _each_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def chats(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of files of chats, and a tokenizer."""
     folder = tmp_path_factory.mktemp("chats")
-    draw = random.Random(5)
-    words = ["".join(draw.choices("abcdefghij", k=draw.randrange(2, 9))) for _ in range(400)]
-    texts = [" ".join(draw.choices(words, k=draw.randrange(1, 40))) for _ in range(800)]
     for number in range(FILES):
-        with (folder / f"{number}.jsonl").open("w") as file:
-            for _ in range(40 + 20 * number):
-                file.write(json.dumps(chat(*draw.choices(texts, k=2 * draw.randrange(1, 4)))) + "\n")
-    save_trained(folder, size=500, texts=texts)
+        write_chats(folder / f"{number}.jsonl", 40 + 20 * number)
+    save_trained(folder)
     return folder
 
 
@@ -56,13 +50,6 @@ def left_behind(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("."))
 
 
-def half_done(request: Request, output: Path) -> None:
-    """Stop a local run when half of its units are rendered."""
-    with pytest.raises(StoppedError):
-        prepare(request, output, workers=1, progress=stop_half_way())
-    assert 2 < len(list(Path(Target(output).chunks).iterdir())) < FILES
-
-
 @pytest.mark.parametrize(
     ("format", "arguments", "resumed"),
     [("olmo", ANOTHER_PROCESS, False), ("episodes", (), True), ("primer", (), False), ("openchat", (), False)],
@@ -71,7 +58,12 @@ def test_beam_gives_the_bytes_of_a_local_run(chats, tmp_path, format, arguments,
     request = request_of(chats, format, on_error="stop" if arguments else "skip")
     expected = prepare(request, tmp_path / "local", workers=1)
     if resumed:
-        half_done(request, tmp_path / "beam")
+        with pytest.raises(StoppedError):
+            prepare(request, tmp_path / "beam", workers=1, progress=stop_half_way())
+        assert 2 < len(list(Path(Target(tmp_path / "beam").chunks).iterdir())) < FILES
+        with pytest.raises(PrepareError, match=r"unfinished work(.|\n)*seed: 42 -> 7"):
+            beam.prepare(dataclasses.replace(request, seed=7), tmp_path / "beam")
+        assert left_behind(tmp_path) == [".beam.grain_sft-work"]
     assert beam.prepare(request, tmp_path / "beam", pipeline_args=arguments) == expected
     assert digests(tmp_path / "beam") == digests(tmp_path / "local")
     parts = len(grain_sft.open_corpus(tmp_path / ("beam/train" if format == "olmo" else "beam")).shards)
@@ -103,17 +95,6 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
     assert make_corpus(request, tmp_path / "out", Twice(None, notes, None, None)) == expected
     list(beam.render(0, notes))  # a copy that comes too late harms nothing
     assert digests(tmp_path / "out") == digests(tmp_path / "local")
-
-
-def test_unfinished_work_of_a_local_run_is_named_and_overwritten_if_asked(chats: Path, tmp_path: Path) -> None:
-    request, other = request_of(chats), request_of(chats, seed=7)
-    half_done(request, tmp_path / "half")
-    with pytest.raises(PrepareError, match=r"unfinished work(.|\n)*seed: 42 -> 7"):
-        beam.prepare(other, tmp_path / "half")
-    assert left_behind(tmp_path) == [".half.grain_sft-work"]
-    assert beam.prepare(other, tmp_path / "half", overwrite=True) == prepare(other, tmp_path / "expected", workers=1)
-    assert digests(tmp_path / "half") == digests(tmp_path / "expected")
-    assert not left_behind(tmp_path)
 
 
 def test_what_workers_of_beam_cannot_do_is_a_sentence(chats, tmp_path, monkeypatch):

@@ -105,11 +105,7 @@ def test_killed_and_started_again(tmp_path, options, format, workers, kills, nam
     pytest.importorskip("pyarrow")
     for name, count in zip(names, (40 * kills, 10 * kills) if options else (1500, 600), strict=True):
         write(tmp_path / name, options.get("template", ""), count)
-    run(tmp_path, format, workers, kills, options)
-
-
-def run(folder: Path, format: str, workers: int, kills: int, options: dict[str, Any]) -> None:
-    arguments = [str(folder), format, str(workers), str(kills), json.dumps(options)]
+    arguments = [str(tmp_path), format, str(workers), str(kills), json.dumps(options)]
     command = [sys.executable, "-c", _PROGRAM, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     result = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment)

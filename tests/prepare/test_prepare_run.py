@@ -92,16 +92,8 @@ def test_a_corpus_depends_on_the_text_of_a_registered_template(place: Place, mon
     assert len(keys) == 2
 
 
-OPTIONS: dict[str, tuple[Any, str]] = {
-    "seed": (43, "42 -> 43"),
-    "val_frac": (0.25, "0.1 -> 0.25"),
-    "max_length": (50, "null -> 50"),
-    "keep": ("first", 'null -> "first"'),
-    "format": ("olmo", '"primer" -> "olmo"'),
-    "template": ("episode", '"primer" -> "episode"'),
-    "special_text": ("encode", '"error" -> "encode"'),
-    "shuffle": (False, "null -> false"),
-}
+OPTIONS: dict[str, Any] = {"seed": 43, "val_frac": 0.25, "max_length": 50, "keep": "first", "format": "olmo"}
+OPTIONS |= {"template": "episode", "special_text": "encode", "shuffle": False}
 
 
 def change(what: str, chats: list[Path], request: Request) -> tuple[Request, list[str]]:
@@ -121,8 +113,8 @@ def change(what: str, chats: list[Path], request: Request) -> tuple[Request, lis
         paths = [str(renamed), str(write_chats(chats[0].parent / "9.jsonl", 10))]
         datasets = (*request.datasets[:7], *(Dataset((path,)) for path in paths))
         return dataclasses.replace(request, datasets=datasets), [f"{path}: null -> " for path in paths]
-    changed = dataclasses.replace(request, **{name: value for name, (value, _) in OPTIONS.items()})
-    return changed, [f"request.{name}: {text}" for name, (_, text) in OPTIONS.items()]
+    values = [(name, json.dumps(getattr(request, name)), json.dumps(value)) for name, value in OPTIONS.items()]
+    return dataclasses.replace(request, **OPTIONS), [f"request.{name}: {old} -> {new}" for name, old, new in values]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +180,20 @@ def test_a_folder_with_other_files_is_left_alone(more: list[str], place: Place) 
     for command in (place.command(place.request()), converting):
         assert f"{place.out}: is not empty, and holds no prepare.json" in place.fails([*command, *more])
     assert stamps(place.folder) == before and (place.out / "thesis.txt").read_text() == "years of work"
+
+
+def test_no_output_replaces_an_input(place: Place) -> None:
+    place.prepare(place.request())
+    inside, rejected = write_chats(place.out / "more.jsonl", 9), write_chats(place.folder / "out.rejected.jsonl", 9)
+    before = stamps(place.folder)
+    for command in (
+        place.command(place.request(inputs=[inside]), "--overwrite"),
+        place.command(place.request(inputs=[rejected]), "--overwrite", "--on-error", "skip"),
+        ["train-tokenizer", str(inside), "-o", str(inside)],
+        ["pack", str(place.out), "--sequence-length", "9", "-o", str(place.out / "train_labels.bin")],
+    ):
+        assert "is an input, which the output" in place.fails(command)
+    assert stamps(place.folder) == before
 
 
 @pytest.mark.parametrize(

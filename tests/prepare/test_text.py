@@ -5,11 +5,9 @@ import unicodedata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from batches import sections, write_config
 from documents import FIM, documents_of, made, request_of, texts_of, write
-from prepared import save_trained
+from prepared import save_trained, write_chats
 from tokenizer_makers import save_huggingface
 
 from grain_sft import open_corpus
@@ -31,8 +29,19 @@ def test_text_becomes_batches(spm: Path, tmp_path: Path) -> None:
     ids = [[*tokenizer.encode([text])[0], tokenizer.eos_token_id] for text in texts]
     assert [document.tokens.tolist() for document in corpus.iter_documents()] == ids
     assert corpus.sources is not None and corpus.sources[:, 1].tolist() == list(range(1, 301))
-    stream = np.concatenate([np.array(part) for part in ids])
-    assert manifest["splits"]["train"]["trainable_tokens"] == len(stream)
+    assert manifest["splits"]["train"]["trainable_tokens"] == sum(map(len, ids))
+    corpus.save(tmp_path / "index.json")
+    assert open_corpus(tmp_path / "index.json").fingerprint == corpus.fingerprint
+
+
+def test_plain_documents_end_with_eos_where_conversations_end_with_a_token_of_their_own(tmp_path: Path) -> None:
+    model = save_trained(tmp_path)
+    eos, eot = load_tokenizer(model).eos_token_id, load_tokenizer(model).special_tokens["<|eot|>"]
+    texts, path = write(tmp_path / "a.jsonl", ["the answer"]), write_chats(tmp_path / "b.jsonl", 3)
+    for format in ("episodes", "primer"):
+        for template, source, end in (("text", texts, eos), ("primer", path, eot)):
+            corpus, _ = made(model, source, format=format, template=template)
+            assert corpus.eos_token_id == end == next(corpus.iter_documents()).tokens[-1]
 
 
 def with_bos(folder: Path) -> Path:
@@ -145,16 +154,6 @@ def test_a_response_of_a_pair_may_be_empty(spm: Path, tmp_path: Path) -> None:
     eos = tokenizer.eos_token_id
     assert document.tokens.tolist() == [*tokenizer.encode(["the answer"])[0], eos, eos]
     assert not manifest["dropped"] and "label_masks" not in json.loads(next(tmp_path.rglob("corpus.json")).read_text())
-
-
-def test_a_saved_index_and_commands_open_a_corpus_without_masks(spm, tmp_path, capsys):
-    corpus, _ = made(spm, write(tmp_path / "a.jsonl", texts_of(100)), part_bytes=3000)
-    corpus.save(tmp_path / "index.json")
-    assert open_corpus(tmp_path / "index.json").fingerprint == corpus.fingerprint
-    config = write_config(tmp_path / "run.json", sections("index.json", 64))
-    for words in (["verify", str(config)], ["receipt", str(config)], ["trace", str(config), "--steps", "0:2"]):
-        assert main(words) == 0, capsys.readouterr().err
-    assert str(tmp_path / "a.jsonl") in capsys.readouterr().out
 
 
 def test_a_binary_column_of_parquet_holds_texts(spm: Path, tmp_path: Path) -> None:

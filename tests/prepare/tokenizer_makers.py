@@ -32,9 +32,8 @@ ODD_TEXTS = [
 ]  # fmt: skip
 
 
-def corpus() -> list[str]:
-    """Text that every maker trains on."""
-    return SENTENCES * 8
+CORPUS = SENTENCES * 8
+"""Text that every maker trains on."""
 
 
 @functools.cache
@@ -44,7 +43,7 @@ def sentencepiece_model(
     """A BPE model with byte fallback, so that it encodes anything and gives it back."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([line for text in corpus() for line in text.splitlines() if line]),
+        sentence_iterator=iter([line for text in CORPUS for line in text.splitlines() if line]),
         model_writer=model,
         model_type=model_type,
         vocab_size=vocab_size,
@@ -65,6 +64,7 @@ def sentencepiece_model(
 
 def save_sentencepiece(folder: Path, **options: Any) -> Path:
     """A model as a file."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tokenizer.model"
     path.write_bytes(sentencepiece_model(**options))
     return path
@@ -94,7 +94,7 @@ def trained(made: Any, trainer: Any, special: tuple[str, ...], ordinary: tuple[s
     """The `tokenizer.json` of a tokenizer that is trained and then given its added tokens."""
     from tokenizers import AddedToken
 
-    made.train_from_iterator(corpus(), trainer)
+    made.train_from_iterator(CORPUS, trainer)
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in ordinary])
     return str(made.to_str())
@@ -109,7 +109,7 @@ def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
     bare.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     specials = ["<unk>", *special]
     pieces = [*specials, *(f"<0x{byte:02X}>" for byte in range(256))]
-    bare.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=700, special_tokens=pieces, show_progress=False))
+    bare.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=700, special_tokens=pieces, show_progress=False))
     content = json.loads(bare.to_str())
     content["added_tokens"] = []
     content["model"].update(byte_fallback=True, unk_token="<unk>", fuse_unk=True)

@@ -243,7 +243,7 @@ def test_a_corpus_without_documents_is_reported_without_lengths(write_tokens, tm
 def test_a_report_does_not_write_over_its_config(config, capsys):
     path = config()
     before = path.read_bytes()
-    over = "would be written over"
+    over = "is an input, which the output"
     for name, reason in ((path, over), (path.with_suffix(".html"), over), ("a.json", "Name it a.html")):
         assert main(["report", str(path), "--output", str(name)]) == 1
         assert reason in capsys.readouterr().err

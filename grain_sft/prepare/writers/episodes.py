@@ -18,6 +18,8 @@ from grain_sft.storage import files
 Array = npt.NDArray[Any]
 
 TOKEN_DTYPE = np.dtype("<u4")
+ENDS = ("<myPT_eot>", "<|eot|>")
+"""Special tokens that end a conversation."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
@@ -63,10 +65,8 @@ def write_shard(
 def finish(plan: Plan) -> None:
     """Write sources, metadata and the tokenizer's state."""
     tokenizer = plan.tokenizer
-    special: dict[str, int] = dict(tokenizer.get("special_tokens", {}))
-    eos = special.get("<myPT_eot>", special.get("<|eot|>", tokenizer.get("eos_token_id")))
     plan.write_sources("{}/sources.bin".format)
-    plan.write_metadata(eos)
+    plan.write_metadata(*ENDS)
     metadata: dict[str, Any] = {
         "schema": "episode_indexed_sft_v1",
         "has_loss_mask": True,
@@ -85,13 +85,13 @@ def finish(plan: Plan) -> None:
         "tokenizer_sha256": tokenizer["sha256"],
         "vocab_size": tokenizer["vocab_size"],
         "token_dtype": TOKEN_DTYPE.name,
-        "eot_token_id": eos,
+        "eot_token_id": plan.end_of_document(*ENDS),
         "pad_token_id": tokenizer.get("pad_token_id"),
         "tokens_per_shard": plan.request.shard_tokens,
         "val_split": plan.request.val_frac,
         "seed": plan.request.seed,
         "max_length": plan.request.max_length,
-        "special_tokens_used": sorted(special),
+        "special_tokens_used": sorted(tokenizer.get("special_tokens", {})),
     }
     plan.write_json("tokenizer_state.json", {"token_kind": tokenizer["kind"], "chars": None, **tokenizer})
     plan.write_json("dataset_metadata.json", metadata)

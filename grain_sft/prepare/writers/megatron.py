@@ -56,7 +56,7 @@ def write(plan: Plan, task: Task) -> None:
 def finish(plan: Plan) -> None:
     """Write sources and metadata."""
     plan.write_sources("{}/sources.bin".format)
-    plan.write_metadata(plan.tokenizer.get("eos_token_id"))
+    plan.write_metadata()
 
 
 FORMAT = Format(splits.by_random_state, check, whole_split, write, finish, holds_loss=False, max_seed=(1 << 32) - 1)

@@ -55,7 +55,7 @@ def write(plan: Plan, task: Task) -> None:
 def finish(plan: Plan) -> None:
     """Write sources, metadata and statistics of every split."""
     plan.write_sources("{}/sources.bin".format)
-    plan.write_metadata(plan.tokenizer.get("eos_token_id"))
+    plan.write_metadata()
     for split in plan.splits:
         _write_statistics(plan, split)
 

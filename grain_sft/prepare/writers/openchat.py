@@ -39,7 +39,7 @@ def write(plan: Plan, task: Task) -> None:
     fields.append(("nz_shifted_loss_weights", weights))
     metadata = {"model_type": plan.request.source or plan.request.template}
     name = files.name_of(plan.request.tokenizer) if plan.request.tokenizer else None
-    described = plan.metadata(task.split, plan.tokenizer.get("eos_token_id"))
+    described = plan.metadata(task.split)
     described |= {"tokenizer": name, "source_names": []}  # paths are in prepare.json
     schema = arrow.schema(fields, {"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(described)})
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:

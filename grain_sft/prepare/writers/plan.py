@@ -93,12 +93,18 @@ class Plan:
         with files.atomic_write(self.path(name)) as file:
             file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
-    def metadata(self, split: str, eos_token_id: int | None) -> dict[str, Any]:
-        """Return a split's metadata; `eos_token_id` is the token that ends a document in this format."""
+    def end_of_document(self, *special: str) -> int | None:
+        """Return the token that ends a document: for conversations the first of `special` that the tokenizer has, else EOS."""
+        ids = self.tokenizer.get("special_tokens", {}) if self.masked else {}
+        found = [ids[text] for text in special if text in ids]
+        return found[0] if found else self.tokenizer.get("eos_token_id")
+
+    def metadata(self, split: str, *special: str) -> dict[str, Any]:
+        """Return a split's metadata; for `special`, see `end_of_document`."""
         return split_metadata(
             format=self.request.format,
             split=split,
-            eos_token_id=eos_token_id,
+            eos_token_id=self.end_of_document(*special),
             pad_token_id=self.tokenizer.get("pad_token_id"),
             tokenizer=self.request.tokenizer or None,
             tokenizer_sha256=self.tokenizer.get("sha256"),
@@ -107,10 +113,10 @@ class Plan:
             **({} if self.masked else {LABEL_MASKS: False}),
         )
 
-    def write_metadata(self, eos_token_id: int | None) -> None:
+    def write_metadata(self, *special: str) -> None:
         """Write `metadata` to corpus.json in the folder of each split, so that one split can be copied without the other."""
         for split in self.splits:
-            self.write_json(f"{split}/{SPLIT}", self.metadata(split, eos_token_id))
+            self.write_json(f"{split}/{SPLIT}", self.metadata(split, *special))
 
     def write_sources(self, name: Callable[[str], str]) -> None:
         """Write the sources of each split, int64 little-endian pairs (input, line), to the file `name(split)`."""

@@ -45,9 +45,8 @@ def write(plan: Plan, task: Task) -> None:
 def finish(plan: Plan) -> None:
     """Write the sources files, the metadata, the links and `meta.json`."""
     special = plan.tokenizer.get("special_tokens", {})
-    eot = special.get(SPECIAL_TOKENS["eot"])
     plan.write_sources("{}_sources.bin".format)
-    plan.write_metadata(plan.tokenizer.get("eos_token_id") if eot is None else eot)
+    plan.write_metadata(SPECIAL_TOKENS["eot"])
     split_figures: dict[str, Any] = {}
     for split in ("train", "val"):
         counts = plan.statistics.get(split, SplitStatistics())

@@ -1,8 +1,6 @@
 """Megatron's files as an output: byte for byte as megatron-core writes them, and converted both ways."""
 
-import dataclasses
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,6 @@ from prepared import save_trained
 from sft_files import documents, write_olmo
 
 from grain_sft import open_corpus
-from grain_sft.cli.main import main
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare import convert, load_tokenizer, prepare
@@ -59,22 +56,6 @@ def test_splits_of_different_dtypes_keep_their_tokens(tmp_path: Path) -> None:
     assert tokens_of(open_corpus(prefix(tmp_path / "out", "val"))) == [[5, 70_006]]
 
 
-def test_shards_of_plain_tokens_become_megatrons(tmp_path: Path) -> None:
-    docs = [(tokens, np.ones(len(tokens), bool)) for tokens, _ in documents(60)]
-    folder = write_olmo(tmp_path / "olmo", docs, part_tokens=200)
-    for mask in folder.glob("labels_mask*"):
-        mask.unlink()
-    expected = [tokens.tolist() for tokens, _ in docs]
-    convert(folder, tmp_path / "a", "megatron", dtype="uint16", eos_token_id=2)
-    for boundaries in folder.glob("*.csv.gz"):
-        boundaries.unlink()
-    np.concatenate([tokens for tokens, _ in docs]).astype(np.uint16).tofile(tmp_path / "whole.npy")
-    command = ["convert", str(tmp_path / "whole.npy"), "-o", str(tmp_path / "b"), "--format", "megatron"]
-    assert main([*command, "--dtype", "uint16", "--eos-token-id", "2"]) == 0
-    for name in ("a", "b"):
-        assert tokens_of(open_corpus(tmp_path / name)) == expected
-
-
 def test_what_megatrons_files_cannot_hold_is_refused(tmp_path: Path) -> None:
     masked = write_olmo(tmp_path / "sft", documents(20))
     with pytest.raises(PrepareError, match=r"all tokens take loss, but .* of the .* tokens of train take none"):
@@ -94,11 +75,8 @@ def test_texts_become_megatrons_files(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(model)
     ids = [[*tokenizer.encode([text])[0], tokenizer.eos_token_id] for text in texts]
 
-    def made(**options: Any) -> dict[str, Any]:
-        request = dataclasses.replace(request_of(model, path, format="megatron", val_frac=0.1), **options)
-        return prepare(request, tmp_path / "out", workers=1, overwrite=True)
-
-    assert made()["splits"]["val"]["documents"] == 20
+    request = request_of(model, path, format="megatron", val_frac=0.1)
+    assert prepare(request, tmp_path / "out", workers=1)["splits"]["val"]["documents"] == 20
     train, held_out = (tokens_of(open_corpus(prefix(tmp_path / "out", split))) for split in ("train", "val"))
     assert sorted(train + held_out) == sorted(ids)
     assert train == [document for document in ids if document in train]  # the order of the input
@@ -110,8 +88,6 @@ def test_texts_become_megatrons_files(tmp_path: Path) -> None:
     converted = [open_corpus(tmp_path / "olmo" / split) for split in ("train", "val")]
     assert [tokens_of(corpus) for corpus in converted] == [train, held_out]
     assert np.array_equal(converted[0].sources, opened.sources) and converted[0].eos_token_id == opened.eos_token_id
-    with pytest.raises(PrepareError, match="template primer leaves some without"):
-        made(template="primer")
 
 
 @pytest.mark.parity
