@@ -84,14 +84,14 @@ def _pack(options: argparse.Namespace) -> int:
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: it writes the rows of one algorithm.")
     check_output(options.materialize, folder=True)
-    corpus = open_paths(options.corpus, options)
-    inputs = [*options.corpus, *(file.path for file in corpus.files())]
-    figures = write_figures(lambda: _figures(corpus, options), options, inputs=inputs)
+    figures = write_figures(lambda: _figures(options), options, inputs=options.corpus)
     return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
 
 
-def _figures(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
+def _figures(options: argparse.Namespace) -> dict[str, Any]:
     """Pack and print, and return the figures."""
+    corpus = open_paths(options.corpus, options)
+    check_output(options.output, inputs=(file.path for file in corpus.files()))
     packing = values_of(options, PACKING)
     figures: dict[str, Any] = {"corpus": _describe(corpus)}
     if options.algorithm is not None:
