@@ -106,11 +106,11 @@ def dry_run(request: Request, records: int) -> str:
     Raises:
       GrainSftError: Options conflict, or an input or the tokenizer can't be read.
     """
-    entries = inputs.each_input([dataset.paths for dataset in request.datasets])
+    datasets = [dataset.paths for dataset in request.datasets]
     renderer = Renderer(request, ())
     good, made = list[Rendered](), Contents()
     bad: list[str] = []
-    for entry, line, raw in itertools.islice(inputs.all_records(entries), records):
+    for path, line, raw in itertools.islice(inputs.all_records(datasets), records):
         try:
             [result] = renderer.render([renderer.read(raw)])
             if isinstance(result, RecordError):
@@ -118,7 +118,7 @@ def dry_run(request: Request, records: int) -> str:
             good.append(result)
             renderer.add((0, line), result, made)
         except RecordError as error:
-            bad.append(f"  {entry.path}:{line}: {error}")
+            bad.append(f"  {path}:{line}: {error}")
     lengths = [len(each.tokens) for each in good]
     lines = [f"{len(good):,} of the first {len(good) + len(bad):,} records can be prepared; nothing was written."]
     if good:

@@ -96,10 +96,10 @@ def conversation_lines(
 
 
 def _texts(paths: Sequence[str], schema: str, on_error: str) -> Iterator[str]:
-    for entry, number, raw in inputs.all_records(inputs.each_input([paths])):
+    for path, number, raw in inputs.all_records([paths]):
         try:
             yield from (message.content for message in read_record(raw, schema).messages)
         except RecordError as error:
             if on_error == "skip":
                 continue
-            raise RecordError(f"{entry.path}:{number}: {error}") from error
+            raise RecordError(f"{path}:{number}: {error}") from error

@@ -69,12 +69,6 @@ def list_inputs(
     return [future.result() for future in futures]
 
 
-def each_input(datasets: Sequence[Sequence[str]]) -> Iterator[Input]:
-    """Yield the inputs that `list_inputs` returns, but open each file only when its turn comes."""
-    for named in _named(datasets):
-        yield _describe(*named, lambda position: None)
-
-
 def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
     """Return the dataset number, path and size of each file."""
     names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in walk.expand(path)]
@@ -183,13 +177,14 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
             yield number, line
 
 
-def all_records(entries: Iterable[Input]) -> Iterator[tuple[Input, int, bytes | dict[str, Any] | RecordError]]:
-    """Yield the input, number from 1, and content of every record of all inputs, in order; see `read_records`."""
-    for entry in entries:
-        first = 1
+def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
+    """Yield the path, number from 1, and content of every record of the inputs that `list_inputs` returns; see
+    `read_records`. Each file is opened when its turn comes."""
+    for named in _named(datasets):
+        entry, first = _describe(*named, lambda position: None), 1
         for unit in plan_units([entry]):
             for number, raw in read_records(entry, dataclasses.replace(unit, first=first)):
-                yield entry, number, raw
+                yield entry.path, number, raw
             first += unit.records or scan_unit(entry, unit).records
 
 

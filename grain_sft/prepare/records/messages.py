@@ -5,7 +5,6 @@ Errors name the path of a fault in the record.
 
 import contextlib
 from collections.abc import Mapping
-from types import NoneType
 from typing import Any
 
 import msgspec
@@ -24,8 +23,8 @@ _MESSAGE_KEYS = frozenset(
 )
 _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     **dict.fromkeys(("name", "context", "think", "cite", "tool_call_id"), ("a string", (str,))),
-    "tool_calls": ("a list", (list, NoneType)),
-    **dict.fromkeys(("function_calls", "functions"), ("a list", (list, str, NoneType))),  # strings in OLMo's data
+    "tool_calls": ("a list", (list,)),
+    **dict.fromkeys(("function_calls", "functions"), ("a list", (list, str))),  # strings in OLMo's data
 }
 _MAX_WEIGHT = 1e30  # well below the largest float32
 
@@ -43,7 +42,8 @@ class Message(msgspec.Struct, frozen=True):
       role: Role in the record ("user", "assistant", "toolresult", ...). A template lists the roles that it renders.
       content: Text; "" if the record has none, as in a message that only calls tools.
       weight: Weight of the loss; None if the record has none.
-      extra: Other keys of the message, as parsed, and `content` if it is not a string, as in a tool's JSON result.
+      extra: Other keys of the message whose value is not null, and `content` if it is not a string, as in a tool's JSON
+        result.
     """
 
     role: str
@@ -81,22 +81,19 @@ def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False
         if short and type(content) is str and type(role) is str and role in roles and "\0" not in content:
             messages.append(Message(role, content))
         else:
-            messages.append((_exact_message if exact else _message)(entry, f"{key}[{index}]", roles))
+            messages.append(_message(entry, f"{key}[{index}]", roles, exact))
     return messages
 
 
-def _exact_message(entry: Record, where: str, roles: Roles) -> Message:
-    for key, value in entry.items():
-        if key not in ("role", "content") and value is not None:
-            hint = suggestion(key, ("role", "content"))
-            raise RecordError(f"{where}: key {shown(key)}; expected exactly 'role' and 'content'.{hint}")
-    return Message(role_of(entry, where, roles), text_of(entry, "content", where))
-
-
-def _message(entry: Record, where: str, roles: Roles) -> Message:
+def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
+    others = {key: value for key, value in entry.items() if key not in ("role", "content") and value is not None}
+    if exact and others:
+        key = next(iter(others))
+        hint = suggestion(key, ("role", "content"))
+        raise RecordError(f"{where}: key {shown(key)}; expected exactly 'role' and 'content'.{hint}")
     role = role_of(entry, where, roles)
     check_keys(entry, _MESSAGE_KEYS, where)
-    extra = {key: value for key, value in entry.items() if key not in ("role", "content", "weight")}
+    extra = {key: value for key, value in others.items() if key != "weight"}
     check_json(extra, where)
     for key, (expected, kinds) in _TYPES.items():
         if key in extra and not isinstance(extra[key], kinds):

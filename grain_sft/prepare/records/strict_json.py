@@ -19,7 +19,6 @@ _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPT
 _SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair. Python also puts one in a path for each byte that is not UTF-8."""
 
-_CONTAINERS = frozenset((dict, list))
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])")  # the escapes of NUL and surrogates
 _BOM = "\ufeff"
 
@@ -53,8 +52,7 @@ def parse_json(line: bytes) -> object:
         raise RecordError(_TOO_DEEP) from error
     except ValueError as error:  # NaN, infinity, or a number of thousands of digits
         raise RecordError(f"a number can't be read: {error}.") from error
-    flat = isinstance(value, dict) and _CONTAINERS.isdisjoint(map(type, value.values()))  # its brackets are in strings
-    if not flat and text.count("[") + text.count("{") > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
+    if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
         raise RecordError(_TOO_DEEP)
     if _SUSPICIOUS.search(text):
         for path, string in strings(value):
@@ -170,14 +168,10 @@ def kind(value: object) -> str:
     if isinstance(value, str):
         return f"a string ({shown(value)})"
     if isinstance(value, bytes):
-        return _bytes(value)
+        try:
+            value.decode()
+        except UnicodeDecodeError as error:
+            return f"bytes that are not UTF-8 (byte {error.start} is {value[error.start]:#04x})"
+        return f"bytes ({shown(value)})"
     names: dict[type[object], str] = {list: "a list", dict: "an object"}
     return names.get(type(value), f"a {type(value).__name__}")
-
-
-def _bytes(value: bytes) -> str:
-    try:
-        value.decode()
-    except UnicodeDecodeError as error:
-        return f"bytes that are not UTF-8 (byte {error.start} is {value[error.start]:#04x})"
-    return f"bytes ({shown(value)})"

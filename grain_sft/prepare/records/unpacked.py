@@ -151,17 +151,16 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     while not (offset := data.find(b"[") + 1):
         data += next(pieces)
     data = data[offset:]
-    depth = scanned = records = total = due = 0
+    depth = scanned = records = total = wanted = 0
     for piece in pieces:
         data += piece
-        if piece and len(data) < due:
+        if piece and len(data) < wanted:
             continue
-        cut = due = 0
+        cut = 0
         for place, token in _tokens(data, scanned):
             scanned = place + 1
             if token == ord('"'):
-                scanned = place
-                due = 2 * len(data) - scanned  # scan a long string again only when its bytes have doubled
+                scanned = place  # the string ends in a later piece
                 break
             if token in b"[{":
                 depth += 1
@@ -183,7 +182,8 @@ def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
                 if place - cut >= least:
                     yield _part(data, cut, place, offset, records)
                     cut, records = place + 1, 0
-        data, offset, scanned, due = data[cut:], offset + cut, scanned - cut, due - cut
+        data, offset, scanned = data[cut:], offset + cut, scanned - cut
+        wanted = 2 * len(data)  # so that a long string is scanned a few times only
         if len(data) > MAX_RECORD + least:
             raise RecordError(f"{path}:{total + 1}: a record of more than {MAX_RECORD} bytes; expected at most that.")
     raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")

@@ -57,11 +57,12 @@ class Chat(Template):
         turns = [start + index for index, loss in enumerate(self.losses(conversation)) if loss]
         messages = with_reasoning(messages)
         tools = list(conversation.tools) if conversation.tools else None
-        text, marked = self._chat.render_marked(messages, tools)
+        text = self._chat.render(messages, tools)
         chat = RenderedChat(self._chat, messages, tools, text)
-        spans = _of_turns(marked, chat, turns) if self._chat.marks_turns else None
         expected = expected_controls(chat, self._encoder.find, self._encoder.special)
-        if spans is None:
+        if self._chat.marks_turns:
+            spans = _of_turns(self._chat.marked_spans(messages, tools, text), chat, turns)
+        else:
             spans = [(start, self._end_of_turn(text, stop, expected)) for start, stop in find_turns(chat, turns)]
         try:
             return self._encoder.encode(text, spans, expected, plain=self.special is None)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError, import_extra
-from grain_sft.prepare.records.strict_json import shown, strings
+from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.templates.template import any_of
 from grain_sft.prepare.tokenizers import Tokenizer
 
@@ -58,50 +58,42 @@ class ChatTemplate:
     def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
         """Return the text of a conversation, followed by the assistant's prompt if `prompt`; None if it is refused."""
         try:
-            return "".join(self._blocks(messages, tools, prompt))
+            return self.render(messages, tools, add_generation_prompt=prompt)
         except RecordError:
             return None
 
-    def render_marked(self, messages: Messages, tools: Sequence[Any] | None = None) -> tuple[str, Spans]:
-        """Return the text of a conversation, and the spans that the template itself marks with {% generation %}.
+    def render(self, messages: Messages, tools: Sequence[Any] | None = None, **variables: Any) -> str:
+        """Return the text of a conversation, rendered with further `variables`.
 
         Raises:
-          RecordError: The template refuses the conversation, fails on it, or marks text that it then changes or moves.
+          RecordError: The template refuses the conversation, or fails on it.
         """
-        blocks: list[str] = []
-        spans: Spans = []
-        marked: list[str] = []
-        stop = 0
-        token = self._jinja.marked.set(marked)
-        try:
-            for block in self._blocks(messages, tools, False):
-                start, stop = stop, stop + len(block)
-                blocks.append(block)
-                if marked == [block]:
-                    spans.append((start, stop))
-                    marked.clear()
-                elif marked:  # the tag is in a macro, a filter or a variable
-                    break
-        finally:
-            self._jinja.marked.reset(token)
-        if marked:
-            raise RecordError(
-                f"messages: the chat template marks {shown(marked[0])} with {{% generation %}} inside a macro, filter or "
-                "variable, so its place in the text is unknown. Move the tag out of it."
-            )
-        return "".join(blocks), spans
-
-    def _blocks(self, messages: Messages, tools: Sequence[Any] | None, prompt: bool) -> Iterable[str]:
         tools = list(tools) if tools else None
+        variables = {"add_generation_prompt": False, **self._variables, **variables}
         try:
-            yield from self._compiled.generate(
-                messages=messages, tools=tools, add_generation_prompt=prompt, **self._variables
-            )
+            return str(self._compiled.render(messages=messages, tools=tools, **variables))
         except Exception as error:  # templates are programs
             reason = str(error) or type(error).__name__
             if "strftime_now" in reason:
                 reason = "it asks for today's date, so tomorrow's corpus would be another; give one with a fixed date"
             raise RecordError(f"messages: the chat template can't render them: {reason}.") from error
+
+    def marked_spans(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> Spans:
+        """Return the spans that the template itself marks with {% generation %} in the `text` of a conversation.
+
+        Raises:
+          RecordError: The template changes a text that it has marked.
+        """
+        opening, closing = list(unused_characters(2, messages, tools, self.source, text))
+        marked = self.render(messages, tools, **{self._jinja.MARKS: (opening, closing)})
+        parts = re.split(f"{opening}([^{opening}{closing}]*){closing}", marked)
+        if "".join(parts) != text:
+            raise RecordError(
+                "messages: the chat template changes a text that it has marked with {% generation %}, so its place is "
+                "unknown. Mark the text where it is written."
+            )
+        stops = list(itertools.accumulate(map(len, parts)))
+        return list(zip(stops[:-1:2], stops[1::2], strict=True))
 
     def end_of_turn(self, text: str, stop: int) -> int:
         """Return the end of a turn whose content ends at `stop`: after the special token that ends it, if one does."""

@@ -4,7 +4,6 @@ It does not import transformers, so a template renders the same text with every 
 """
 
 import json
-from contextvars import ContextVar
 from typing import Any
 
 import jinja2
@@ -14,8 +13,8 @@ import jinja2.sandbox
 
 from grain_sft.errors import PrepareError
 
-marked: ContextVar[list[str] | None] = ContextVar("grain_sft_marked", default=None)
-"""List to which the tag {% generation %} appends each text that it marks in this thread; None records no texts."""
+MARKS = "grain_sft_marks"
+"""Variable with the two texts that the tag {% generation %} writes around what it marks; without it, the tag writes none."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -26,13 +25,12 @@ class Generation(jinja2.ext.Extension):
     def parse(self, parser: Any) -> jinja2.nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_generated"), [], [], body).set_lineno(line)
+        call = self.call_method("_generated", [jinja2.nodes.ContextReference()])
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
 
-    def _generated(self, caller: Any) -> str:
-        text = str(caller())
-        if (texts := marked.get()) is not None:
-            texts.append(text)
-        return text
+    def _generated(self, context: jinja2.runtime.Context, caller: Any) -> str:
+        before, after = context.get(MARKS, ("", ""))
+        return f"{before}{caller()}{after}"
 
 
 class Namespace(jinja2.utils.Namespace):

@@ -1,6 +1,7 @@
 """Base classes of templates, which render conversations as tokens and their loss."""
 
 import abc
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -172,12 +173,8 @@ class PiecesTemplate(Template):
         texts = [value for pieces in good for value, _ in pieces if isinstance(value, str)]
         encoded = iter(self.encode(texts))
         ids = [[next(encoded) if isinstance(value, str) else value for value, _ in pieces] for pieces in good]
-        documents = iter(self.documents(good, ids))
+        documents = map(functools.partial(result_of, self.document), good, ids)
         return [each if isinstance(each, RecordError) else next(documents) for each in checked]
-
-    def documents(self, pieces: list[list[Piece]], ids: list[list[Any]]) -> list[Result]:
-        """Return the result of `document` for each document, given its pieces and the ids of each."""
-        return [result_of(self.document, *each) for each in zip(pieces, ids, strict=True)]
 
     def check_no_control(self, text: str, ids: Sequence[int]) -> None:
         """Refuse `text` if its `ids` include a control token."""

@@ -1,6 +1,5 @@
 """text: plain documents, as for pretraining. Every token takes loss."""
 
-import itertools
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
 from grain_sft.prepare.request import TEXT_OPTIONS, TemplateOptions
 from grain_sft.prepare.templates.fim import FillInTheMiddle
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, Rendered, Result, SpecialText, result_of
+from grain_sft.prepare.templates.template import Piece, PiecesTemplate, Rendered, SpecialText
 from grain_sft.prepare.tokenizers import Tokenizer
 
 
@@ -63,35 +62,18 @@ class Text(PiecesTemplate):
     def encode(self, texts: Sequence[str]) -> Sequence[Any]:
         return self.tokenizer.encode_arrays(texts)
 
-    def documents(self, pieces: list[list[Piece]], ids: list[list[Any]]) -> list[Result]:
-        """See `PiecesTemplate.documents`. The documents are slices of one array, which is searched once for control tokens."""
-        values = [value for each in pieces for value, _ in each]
-        parts = list(itertools.chain.from_iterable(ids))
-        sizes = [len(part) for part in parts]
-        tokens = np.concatenate([np.empty(0, np.uint32), *parts])
-        loss = np.ones(len(tokens), np.bool_)
-        controls = np.flatnonzero(self._never.take(tokens))
-        refused = {
-            part
-            for part in np.searchsorted(np.cumsum(sizes), controls, side="right").tolist()
-            if isinstance(values[part], str)
-        }
-        results: list[Result] = []
-        first = start = 0
-        for each in pieces:
-            stop, text_tokens, text_bytes, bad = start, 0, 0, None
-            for part in range(first, first + len(each)):
-                value = values[part]
-                stop += sizes[part]
-                if isinstance(value, str):
-                    text_tokens += sizes[part]
-                    text_bytes += len(value) if value.isascii() else len(value.encode())
-                    bad = value if bad is None and part in refused else bad
-            kept = slice(start, start if self.chosen.empty == "drop" and not text_tokens else stop)
-            made = Rendered(tokens[kept], loss[kept], text_bytes)
-            results.append(made if bad is None else result_of(self.refuse_control, bad))
-            first, start = first + len(each), stop
-        return results
+    def document(self, pieces: list[Piece], ids: Sequence[Any]) -> Rendered:
+        """See `PiecesTemplate.document`. A document whose text has no tokens is empty, unless the options keep it."""
+        text_tokens = text_bytes = 0
+        for (value, _), part in zip(pieces, ids, strict=True):
+            if isinstance(value, str):
+                if self._never.take(part).any():
+                    self.refuse_control(value)
+                text_tokens += len(part)
+                text_bytes += len(value) if value.isascii() else len(value.encode())
+        drop = self.chosen.empty == "drop" and not text_tokens
+        tokens = np.empty(0, np.uint32) if drop else np.concatenate(ids)
+        return Rendered(tokens, np.ones(len(tokens), np.bool_), text_bytes)
 
 
 def _piece(place: str, number: int | None, option: str) -> list[Piece]:

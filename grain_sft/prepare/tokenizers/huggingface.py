@@ -128,17 +128,15 @@ class HuggingFaceTokenizer(Tokenizer):
         plain = self.plain
         fast = getattr(plain, "encode_batch_fast", plain.encode_batch)  # without offsets; from version 0.20 on
 
-        def encode(texts: Sequence[str]) -> list[list[int]]:
-            return [encoding.ids for encoding in fast(texts, add_special_tokens=False)]
-
-        def encode_long(text: str) -> list[int]:
-            pieces = huggingface_cuts.pieces(text, self._cuts) if self._cuts else [text]
-            return [number for piece in pieces for number in encode([piece])[0]]
+        def encode(text: str) -> list[int]:
+            ids: list[int] = []
+            is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
+            for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:
+                ids += fast([piece], add_special_tokens=False)[0].ids
+            return ids
 
         with _one_thread():
-            if max(map(len, texts), default=0) <= huggingface_cuts.CUT_CHARACTERS:
-                return encode(list(texts))
-            return [encode_long(text) for text in texts]
+            return [encode(text) for text in texts]
 
     @functools.cached_property
     def _cuts(self) -> re.Pattern[str] | None:

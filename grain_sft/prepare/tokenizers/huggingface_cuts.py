@@ -63,10 +63,10 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
     return _BEFORE_SPACE if any(step.get("add_prefix_space") for step in steps) else _BEFORE_SPACE_OR_STOP
 
 
-def pieces(text: str, cuts: re.Pattern[str]) -> Iterator[str]:
+def pieces(text: str, cuts: re.Pattern[str] | None) -> Iterator[str]:
     """Yield consecutive pieces of a text, each of at least `CUT_CHARACTERS` characters except the last."""
     start = 0
-    while found := cuts.search(text, start + CUT_CHARACTERS):
+    while cuts and (found := cuts.search(text, start + CUT_CHARACTERS)):
         yield text[start : found.end()]
         start = found.end()
     yield text[start:]

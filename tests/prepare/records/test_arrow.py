@@ -43,7 +43,7 @@ def without_none(row: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(("folder", "name"), [("saved/train", "train"), ("saved/test", "test"), ("chosen", "chosen")])
 def test_a_dataset_that_datasets_saved_gives_its_rows(folder, name):
     expected = [without_none(row) for row in json.loads((GOLDEN / "rows.json").read_text())[name]]
-    found = [raw for _, _, raw in inputs.all_records(inputs.list_inputs([[str(GOLDEN / folder)]]))]
+    found = [raw for _, _, raw in inputs.all_records([[str(GOLDEN / folder)]])]
     assert found == expected
 
 

@@ -120,9 +120,8 @@ def test_a_dataset_in_a_bucket_is_read_as_here(client):
     client.put(str(SAVED), "bucket/saved", recursive=True)
     with pytest.raises(CorpusFileError, match=r"the splits train, test\. Name one of them: gs://bucket/saved/train"):
         named("gs://bucket/saved")
-    here, there = (inputs.list_inputs([[str(where)]]) for where in (SAVED / "train", "gs://bucket/saved/train"))
-    assert [raw for *_, raw in inputs.all_records(there)] == [raw for *_, raw in inputs.all_records(here)]
-    assert len(there) == 2
+    here, there = (list(inputs.all_records([[str(where)]])) for where in (SAVED / "train", "gs://bucket/saved/train"))
+    assert [each[1:] for each in there] == [each[1:] for each in here] and len({path for path, *_ in there}) == 2
 
 
 def arrow_files(folder: Path, state: dict[str, object] | None = None) -> Path:

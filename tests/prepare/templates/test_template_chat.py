@@ -291,7 +291,10 @@ def test_what_is_missing_is_named(tmp_path):
         ("{{ missing.attribute }}", "missing"),
         ("{{ raise_exception('no such thing') }}", "no such thing"),
         ("{% for m in messages %}{{ m.content[:2] }}{% endfor %}", "{% generation %}"),
-        ("{% macro f() %}<a>{% generation %}x{% endgeneration %}{% endmacro %}{{ f() }}", "marks 'x' with"),
+        (
+            "{% set a %}{% generation %}x{% endgeneration %}{% endset %}{{ a | length }}",
+            "changes a text that it has marked",
+        ),
         ("{% for m in messages %}{{ m.content + m.content }}{% endfor %}", "{% generation %}"),
     ],
 )

@@ -1,7 +1,6 @@
 """`grain-sft prepare --template FILE`: Jinja chat templates from files, with SentencePiece models and tiktoken files."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -47,17 +46,21 @@ def test_a_word_that_is_neither_template_nor_file_is_named(tmp_path, capsys, wor
     assert f"'{word}' is neither a template nor a file" in capsys.readouterr().err
 
 
-def test_threads_keep_apart_what_their_templates_mark(tmp_path):
-    """The first rendering waits, inside of its mark, for one in another thread."""
-    text = "{% for m in messages %}<u>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    template = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), text)
-
-    class Waits(dict):
-        def __getitem__(self, key):
-            with ThreadPoolExecutor(1) as pool:
-                return pool.submit(template.render_marked, [{"content": "inner"}]).result()[0]
-
-    assert template.render_marked([Waits()]) == ("<u><u>inner", [(3, 11)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for m in messages %}<u>{% generation %}{{ m.content }}{% endgeneration %}</u>{% endfor %}",
+        "{% macro f(m) %}<u>{% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}{{ f(messages[0]) }}</u>",
+        "{% set x %}{% generation %}{{ messages[0].content }}{% endgeneration %}{% endset %}<u>{{ x }}</u>",
+    ],
+)
+def test_marked_text_is_found_wherever_it_is_written(text, tmp_path):
+    template, messages = (
+        ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), text),
+        [{"content": "an \U000f0000"}],
+    )
+    rendered = template.render(messages)
+    assert rendered == "<u>an \U000f0000</u>" and template.marked_spans(messages, None, rendered) == [(3, 7)]
 
 
 class Shouted(TEMPLATES["text"]):
