@@ -96,7 +96,7 @@ def test_a_chat_template_can_not_reach_out_of_its_sandbox(text, tmp_path, monkey
     model.save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path / "tokenizer.json")
     with pytest.raises((RecordError, PrepareError)):
-        rendered, _ = ChatTemplate(tokenizer, text).render_marked([{"role": "user", "content": "a"}])
+        rendered = ChatTemplate(tokenizer, text).render([{"role": "user", "content": "a"}])
         assert not rendered.strip(), rendered  # an attribute that is undefined renders as nothing
         raise RecordError("it renders as nothing")
     assert not (tmp_path / "escaped").exists()

@@ -72,7 +72,7 @@ def _tagged(record: dict[str, Any], end: str) -> Iterator[Run]:
             before = _block("think", message.get("think"))
             after = _block("cite", message.get("cite")) if role == "assistant" else ""
         if role == "assistant_toolcall":
-            call = json.dumps({"name": message["name"], **message.get("arguments", {})}, ensure_ascii=False)
+            call = json.dumps({"name": message["name"], **(message.get("arguments") or {})}, ensure_ascii=False)
             role, text = "assistant", f"<myPT_toolcall>{call}</myPT_toolcall>"
         elif role == "toolresult":
             text = _tool_result(text)

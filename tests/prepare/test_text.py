@@ -113,6 +113,13 @@ def test_documents_of_other_lengths_are_cut_or_dropped_and_counted(spm: Path, tm
     assert manifest["dropped"]["more than 8 tokens"] == sum(length > 8 for length in lengths)
 
 
+def test_a_conversation_names_the_template_to_give_instead(spm: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": "u", "completion": "a"}))
+    with pytest.raises(RecordError, match=r"a\.jsonl:1: the record is a conversation; .* Give --template hf"):
+        made(spm, path)
+
+
 def test_text_is_normalized_before_it_is_checked(spm: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(spm)
     texts = ["e\u0301 \ufb01 \u212b", "plain"]

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import tempfile
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare.records import walk
@@ -31,13 +31,6 @@ _BLOCK, _BLOCK_HEADER, _CHUNK_HEADER = 1 << 16, 24, 40  # bytes
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 
 
-class _Chunk(NamedTuple):
-    """Number of records of a chunk, and bytes of these, decompressed."""
-
-    records: int
-    bytes: int
-
-
 def matches(path: str, head: bytes) -> bool:
     """Return whether a file is an ArrayRecord, by its first bytes or its name."""
     return head.startswith(_MAGIC) or walk.is_array_record(path)
@@ -51,18 +44,18 @@ def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> t
     """
     scanner, parts = Scanner(path, size, read), list[Part]()
     stop = _footer_offset(path, size)
-    expected = previous = records = decoded = 0
-    for chunk in _chunks(scanner, stop):
+    expected = previous = records = size_decoded = 0
+    for chunk_records, chunk_bytes in _chunks(scanner, stop):
         if previous != expected:  # the last chunk may be smaller
             raise CorpusFileError(
                 f"{path}: before byte {scanner.position}: a group of {previous} records among those of {expected}. Expected "
                 "groups of one size. Write the file again."
             )
-        expected, previous = expected or chunk.records, chunk.records
-        records, decoded = records + chunk.records, decoded + chunk.bytes
-        if decoded >= least:
+        expected, previous = expected or chunk_records, chunk_records
+        records, size_decoded = records + chunk_records, size_decoded + chunk_bytes
+        if size_decoded >= least:
             parts.append(scanner.part(records))
-            records = decoded = 0
+            records = size_decoded = 0
     if records:
         parts.append(scanner.part(records))
     if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # only the footer may follow
@@ -167,8 +160,9 @@ def _varints(data: bytes) -> list[int]:
     return found
 
 
-def _chunks(scanner: Scanner, stop: int) -> Iterator[_Chunk]:
-    """Yield each chunk that has records, after skipping it, up to byte `stop`."""
+def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the number of records and of decompressed bytes of each chunk that has records, after skipping it, up to byte
+    `stop`."""
     while scanner.position < stop:
         begin = scanner.position
         header = b"".join(map(scanner.take, _steps(scanner, _CHUNK_HEADER)))
@@ -184,7 +178,7 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[_Chunk]:
             raise _damaged(scanner.path, begin)
         scanner.skip(max(0, least_end - scanner.position))
         if records:
-            yield _Chunk(records, int.from_bytes(header[32:], "little"))
+            yield records, int.from_bytes(header[32:], "little")
 
 
 def _steps(scanner: Scanner, count: int) -> Iterator[int]:

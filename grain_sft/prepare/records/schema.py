@@ -261,8 +261,7 @@ SCHEMAS: Mapping[str, Schema] = {
 
 _KNOWN = {name: frozenset(schema.keys) for name, schema in SCHEMAS.items()}
 _SIGNS = {name: schema.signs for name, schema in SCHEMAS.items() if schema.signs}
-_SIGN_KEYS = tuple(key for keys in _SIGNS.values() for key in keys)
-_ALL_KEYS = (*_SIGN_KEYS, "text")
+_ALL_KEYS = (*(key for keys in _SIGNS.values() for key in keys), "text")
 _EXPECTED = (
     "'messages', 'conversations' (ShareGPT), 'instruction' and 'output' (Alpaca), 'prompt' and 'completion', 'items' "
     "(OpenChat), 'chosen' and 'rejected' or 'text'"
@@ -274,8 +273,6 @@ def _detect(record: Record) -> str:
     """Return the schema of a record, inferred from its keys. A record with 'text' and no schema's signs is a plain document."""
     if record.keys() == {"messages"}:  # the usual case; the code below costs a tenth of reading a record
         return "chat"
-    if "text" in record and record.keys().isdisjoint(_SIGN_KEYS):
-        return "text"
     present = [name for name, keys in _SIGNS.items() if all(key in record for key in keys)]
     if len(present) > 1:  # Parquet and some tools write null for what is absent
         filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]

@@ -81,6 +81,8 @@ class ChatTemplate:
     def marked_spans(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> Spans:
         """Return the spans that the template itself marks with {% generation %} in the `text` of a conversation.
 
+        They are found by rendering it again with a character before and after each marked text.
+
         Raises:
           RecordError: The template changes a text that it has marked.
         """

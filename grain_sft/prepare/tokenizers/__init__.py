@@ -89,9 +89,9 @@ def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
         sidecar = f"{where}.json"
         settings = {tiktoken_file.SIDECAR: files.read_bytes(sidecar)} if files.exists(sidecar) else {}
         return TiktokenTokenizer({tiktoken_file.FILE: content, **settings, **templates}, where)
-    found = next(text for pattern, text in _MISTAKES if re.match(pattern, content, re.DOTALL))
-    if found == _MISTAKES[-1][1] and sentencepiece_model.BEGINS.match(content):
+    if sentencepiece_model.BEGINS.match(content):
         return SentencePieceTokenizer({sentencepiece_model.FILE: content, **templates}, where)
+    found = next(text for pattern, text in _MISTAKES if re.match(pattern, content, re.DOTALL))
     raise CorpusError(f"{where}: expected a SentencePiece model, a tokenizer.json or a tiktoken file, found {found}")
 
 

@@ -15,8 +15,6 @@ from grain_sft.prepare.tokenizers import huggingface_cuts
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Tokenizer
 from grain_sft.storage import ForkSafeLock
 
-_ADVICE = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
-_THREADS = "TOKENIZERS_PARALLELISM"
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -135,7 +133,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 ids += fast([piece], add_special_tokens=False)[0].ids
             return ids
 
-        with _one_thread():
+        with _environment("TOKENIZERS_PARALLELISM", "false"):  # only this keeps tokenizers from starting threads
             return [encode(text) for text in texts]
 
     @functools.cached_property
@@ -201,32 +199,27 @@ class HuggingFaceTokenizer(Tokenizer):
 
 def _import(package: str, where: str) -> Any:
     """Import a package and jinja2. Silence transformers' advice to install PyTorch, which tokenizers do not need."""
-    quiet = _ADVICE not in os.environ
-    os.environ.setdefault(_ADVICE, "1")
-    try:
+    with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
         for each in ("jinja2", package):
             module = import_extra(each, f"{where}: a tokenizer of Hugging Face", "transformers", "hf")
         return module
-    finally:
-        if quiet:
-            del os.environ[_ADVICE]
 
 
 _lock = ForkSafeLock()
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep tokenizers from starting threads for a batch. Only its environment variable can."""
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment, and restore it in the end."""
     with _lock.lock:
-        before = os.environ.get(_THREADS)
-        os.environ[_THREADS] = "false"
+        before = os.environ.get(name)
+        os.environ[name] = value
         try:
             yield
         finally:
-            del os.environ[_THREADS]
+            del os.environ[name]
             if before is not None:
-                os.environ[_THREADS] = before
+                os.environ[name] = before
 
 
 def _bytes_of_characters() -> dict[str, int]:

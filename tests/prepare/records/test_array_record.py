@@ -53,7 +53,7 @@ def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, 
 
 def test_empty_records_are_records(tmp_path, small_units):
     """A chunk takes at least one byte for each of its records."""
-    for count, group in ((0, 3), (1, 1), (70_000, 30_000)):
+    for count, group in ((1, 1), (70_000, 30_000)):
         path = array_record(tmp_path / "a", [b""] * count, f"group_size:{group}")
         assert read(path) == [{"text": ""}] * count
 
@@ -99,16 +99,13 @@ def test_records_are_texts_unless_most_of_the_first_are_objects_or_examples(tmp_
     assert read(array_record(tmp_path / "a", [b"a", b"\xff"])) == [{"text": "a"}, {"text": b"\xff"}]
 
 
-def test_a_cut_or_other_file_is_a_sentence(tmp_path):
+def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
+    """test_file_kinds.py has files that are cut short."""
     path = array_record(tmp_path / "a.array_record", [b"one record %d" % n for n in range(50)])
-    whole = path.read_bytes()
-    for length in (0, 1, 30, 100, 65536, 70_000, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(CorpusFileError, match=r"a\.array_record: byte \d+: expected the last 64 KiB of an Arr"):
+    for data in (b"", path.read_bytes() * 2):  # the offsets at the end are those of the second
+        path.write_bytes(data)
+        with pytest.raises(CorpusFileError, match=r"a\.array_record: byte \d+: "):
             read(path)
-    path.write_bytes(whole + whole)  # the offsets at the end are those of the second
-    with pytest.raises(CorpusFileError, match=r"a\.array_record: "):
-        read(path)
 
 
 def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_path, small_units, monkeypatch):

@@ -3,22 +3,23 @@
 import dataclasses
 import functools
 import gzip
+import itertools
 import json
 import random
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from prepared import digests, save_trained
+from prepared import CHAT_FORMATS, digests, save_trained
 from record_files import COLUMNS, KINDS, Record, arrow_stream, lines, read_all
 from template_rules import SPECIAL, in_one, primer, spelled
 
-from grain_sft.cli.main import main
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare import Dataset, Request, conversation_lines, dry_run, load_tokenizer, prepare
+from grain_sft.prepare.chunks import Chunks, Contents
 from grain_sft.prepare.records import inputs, parquet_file
 
 Turns = list[tuple[str, str]]
@@ -32,9 +33,10 @@ SHAPES: dict[str, Callable[[Turns], Record]] = {
     "prompt and completion": lambda turns: {"prompt": turns[0][1], "completion": turns[1][1], "source": "web"},
     "messages in two": lambda turns: {"prompt": messages(turns[:-1]), "completion": messages(turns[-1:])},
     "text": lambda turns: {"text": turns[-1][1] or "x", "url": "y"},
+    "mixed": lambda turns: SHAPES[("messages", "sharegpt", *PAIRS)[len(turns[1][1]) % 4]](turns),
 }
 """From a conversation to a record."""
-PAIRS = ("alpaca", "prompt and completion")  # shapes that hold one question and its answer
+PAIRS = ("alpaca", "prompt and completion", "mixed")  # shapes that hold one question and its answer
 
 
 def messages(turns: Turns) -> list[Record]:
@@ -87,12 +89,14 @@ def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]
 def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm, tmp_path, monkeypatch):
     monkeypatch.setattr(inputs, "BLOCK", 300)  # several units of each file
     monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
-    draw = random.Random(shape)
+    draw, formats = random.Random(shape), itertools.cycle(CHAT_FORMATS)
     for kind, write in KINDS.items():
+        if shape == "mixed" and kind in COLUMNS:
+            continue
         conversations = talks(draw, count, pairs_only=shape in PAIRS)
         path, out = tmp_path / f"a.{kind}", tmp_path / f"out-{kind}"
         path.write_bytes(write([SHAPES[shape](turns) for turns in conversations]))
-        request = request_of(spm, path, template="text" if shape == "text" else "primer")
+        request = request_of(spm, path, template="text" if shape == "text" else "primer", format=next(formats))
         prepare(request, out, workers=1)
         check_documents(out, spm, shape, conversations)
         assert f"{len(conversations):,} of the first {len(conversations):,} records" in dry_run(request, 999)
@@ -109,16 +113,6 @@ def test_a_dry_run_and_a_training_open_a_file_when_its_turn_comes(spm, tmp_path)
         dry_run(request, 10)
     with pytest.raises(CorpusFileError, match=r"missing\.jsonl: no such file"):
         dry_run(request_of(spm, tmp_path, tmp_path / "missing.jsonl", template="text"), 1)
-
-
-def test_shapes_may_differ_from_record_to_record_and_from_file_to_file(spm, tmp_path):
-    draw = random.Random(5)
-    conversations = talks(draw, 200, pairs_only=True)
-    chats = [shape for shape in SHAPES if shape not in ("text", "messages in two")]
-    records = [SHAPES[draw.choice(chats)](turns) for turns in conversations]
-    (tmp_path / "mixed.jsonl").write_bytes(lines(records))
-    prepare(request_of(spm, tmp_path / "mixed.jsonl"), tmp_path / "one", workers=1)
-    check_documents(tmp_path / "one", spm, "messages", conversations)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,6 +142,13 @@ DAMAGED = {
     "file.arrow": functools.partial(arrow_stream, new="new_file"),
     "packed.arrow": functools.partial(arrow_stream, compression="zstd"),
 }
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_file_without_records_has_none(kind, tmp_path):
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(DAMAGED[kind]([]))
+    assert read_all(path) == []
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
@@ -214,47 +215,6 @@ def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):
     client.rm(client.find("bucket/"))
 
 
-def command(spm, path, *more):
-    return ["prepare", str(path), "--tokenizer", str(spm), "-o", str(path.parent / "out"), *more]
-
-
-@pytest.mark.parametrize("format", ["olmo", "episodes", "primer", "openchat"])
-def test_plain_documents_are_their_tokens_and_eos_with_loss_on_all(format, spm, tmp_path):
-    draw = random.Random(7)
-    texts = ["".join(draw.choices("the answer\n\t é<|", k=draw.randrange(200))) for _ in range(60)]
-    path = tmp_path / "documents.jsonl"
-    path.write_bytes(lines([{"id": number, "text": text} for number, text in enumerate(texts)]))
-    assert main(command(spm, path, "--template", "text", "--format", format)) == 0
-    tokenizer, corpus = load_tokenizer(spm), open_corpus(tmp_path / "out")
-    assert corpus.num_documents == sum(1 for text in texts if text)
-    for document in corpus.iter_documents():
-        tokens = document.tokens.tolist()
-        assert tokens[-1] == tokenizer.eos_token_id and tokens.count(tokens[-1]) == 1
-        assert tokenizer.decode(tokens[:-1]) == texts[document.source[1] - 1]
-        assert document.loss.all()
-
-
-def test_documents_and_conversations_are_not_mixed(spm, tmp_path, capsys):
-    path = tmp_path / "a.jsonl"
-    for shape, template, said in (("text", "primer", "is a plain document"), ("messages", "text", "is a conversation")):
-        path.write_bytes(lines([SHAPES[shape]([("user", "u"), ("assistant", "a")])]))
-        assert main(command(spm, path, "--template", template)) == 1
-        assert f"{path}:1: the record {said}" in capsys.readouterr().err
-
-
-def test_the_option_that_an_error_names_prepares_the_file(spm, tmp_path, capsys):
-    path = tmp_path / "qa.jsonl"
-    path.write_bytes(lines([{"question": f"word {n}", "answer": f"the answer {n}"} for n in range(9)]))
-    words = command(spm, path, "--template", "primer")
-    assert main(words) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"grain-sft prepare: {path}:1: the record's keys are 'question', 'answer'; expected")
-    assert main([*words, *shlex.split(error.rpartition(" add ")[2])]) == 0
-    tokenizer, documents = load_tokenizer(spm), open_corpus(tmp_path / "out").iter_documents()
-    said = {tokenizer.decode(each.tokens[each.loss].tolist()) for each in documents}
-    assert said == {f"the answer {n}<|eot|>" for n in range(9)}
-
-
 def test_processes_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, monkeypatch):
     """And name the same bad records, by their files and numbers."""
     monkeypatch.setattr(inputs, "BLOCK", 500)
@@ -286,3 +246,37 @@ def test_processes_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_p
         texts.add(str(error.value))
     [text] = texts
     assert text.startswith("{}:{}: messages[1].role: 'robot'".format(*bad[0])) and not (tmp_path / "bad").exists()
+
+
+def test_many_small_texts_are_rendered_together_and_keep_their_sources(spm: Path, tmp_path: Path) -> None:
+    """Also between larger files, in two datasets, and where some are bad."""
+    for name, count in ("a", 300), ("b", 40):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            (tmp_path / name / f"{number:03d}.txt").write_text("" if number == 7 else f"the answer {number}\n")
+    (tmp_path / "a/100.txt").write_text("the question " * 100_000)
+    (tmp_path / "a/200.txt").write_bytes(b"\xff")
+    datasets = tuple(Dataset((str(tmp_path / name),)) for name in "ab")
+    request = Request(datasets, "text", str(spm), "olmo", on_error="skip", shuffle=False)
+    entries = inputs.list_inputs([dataset.paths for dataset in datasets])
+    groups = inputs.grouped(entries, inputs.plan_units(entries))
+    assert [len(group) for group in groups] == [100, 1, 199, 40]
+    manifest = prepare(request, tmp_path / "out", workers=2)
+    assert manifest["dropped"] == {"no text": 2} and manifest["rejected"] == 1
+    names = [entry["path"] for entry in manifest["inputs"]]
+    corpus = open_corpus(tmp_path / "out")
+    kept = [number for number in range(340) if number not in (7, 200, 307)]
+    assert corpus.sources is not None and corpus.sources.tolist() == [[number, 1] for number in kept]
+    tokenizer = load_tokenizer(spm)
+    for document, (source, _) in zip(corpus.iter_documents(), corpus.sources, strict=True):
+        assert tokenizer.decode(document.tokens[:-1].tolist()) == Path(names[source]).read_text()
+    [bad] = (tmp_path / "out.rejected.jsonl").read_text().splitlines()
+    assert json.loads(bad)["file"] == names[200] and json.loads(bad)["line"] == 1
+
+
+def test_lines_above_the_range_of_uint32_keep_their_numbers(tmp_path: Path) -> None:
+    chunks, lines = Chunks(str(tmp_path), "key"), [3, 2**32 + 5]
+    for number, line in enumerate(lines):
+        made = Contents([(line, 0, 1, 1, 0, 0)], [np.array([7], np.uint32)], [np.ones(1, np.bool_)])
+        chunks.write(number, made.encode("key", np.dtype(np.uint16), np.dtype(np.bool_), None))
+    assert chunks.column(chunks.headers(2), "line").tolist() == lines

@@ -1,6 +1,7 @@
 """Schemas: what each accepts, and what it says of what it doesn't."""
 
 import json
+import shlex
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ from batches import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grain_sft.errors import RecordError
-from grain_sft.prepare import SCHEMAS, Conversation, Message, parse_record
+from grain_sft.cli.main import main
+from grain_sft.errors import PrepareError, RecordError
+from grain_sft.prepare import SCHEMAS, Conversation, Message, check_schema, parse_record
 from grain_sft.prepare.records.messages import DOCUMENT
 
 TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
@@ -88,8 +90,8 @@ def test_sharegpt_turns_have_weights_and_records_tools():
         assert pair.rejected is not None and pair.rejected.tools == pair.tools == expected
 
 
-def turn(turn: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"conversations": [turn], **more}
+def turn(turn: dict[str, Any]) -> dict[str, Any]:
+    return {"conversations": [turn]}
 
 
 def user(**message: object) -> dict:
@@ -147,10 +149,8 @@ WRONG_RECORDS = [
     ({"messages": TURNS, "tools": "f"}, ["tools: a string"]),
     ({"messages": TURNS, "items": TURNS}, ["'messages' and 'items'", "--schema"]),
     ({"texts": ["x"]}, ["keys are 'texts'", "expected 'messages', 'conversations' (ShareGPT)", "'text'?"]),
-    ({"prompt": 3, "completion": ""}, ["the record.prompt: the number 3"]),
     ({"prompt": [], "completion": ""}, ["prompt: is empty"]),
     ({"items": [{"role": "system", "content": "x"}]}, ["items[0].role: 'system'; expected one of user, assistant"]),
-    ({"conversations": []}, ["conversations: is empty"]),
     ({"conversations": [3]}, ["conversations[0]: the number 3"]),
     (turn({"from": "human"}), ["conversations[0].value: is missing"]),
     (turn({"value": "x"}), ["conversations[0].from: is missing"]),
@@ -159,9 +159,7 @@ WRONG_RECORDS = [
     (turn({"from": "gpt", "value": None}), ["conversations[0].value: null"]),
     (turn({"from": "gpt", "valu": "x"}), ["unknown key 'valu'. Did you mean 'value'?"]),
     (turn({"from": "gpt", "value": "\0"}), ["character 0 is NUL"]),
-    (turn({"from": "gpt", "value": "x"}, tools="f"), ["tools: a string"]),
-    (turn({"from": "gpt", "value": "x"}, tools="{}"), ["tools: an object; expected a list"]),
-    (turn({"from": "gpt", "value": "x"}, sytem="s"), ["Did you mean 'system'?"]),
+    ({"messages": TURNS, "tools": "{}"}, ["tools: an object; expected a list"]),
     ({"instruction": 3, "output": "a"}, ["the record.instruction: the number 3"]),
     ({"instruction": "u", "output": None}, ["the record.output: null"]),
     ({"instruction": "u", "input": ["x"], "output": "a"}, ["the record.input: a list"]),
@@ -169,7 +167,6 @@ WRONG_RECORDS = [
     ({"instruction": "u", "output": "a", "history": [["q"]]}, ["history[0]: a list; expected [question, answer]"]),
     ({"instruction": "u", "output": "a", "history": [["q", 3]]}, ["history[0].answer: the number 3"]),
     ({"instruction": "u", "output": "a", "histori": []}, ["Did you mean 'history'?"]),
-    ({"text": 3}, ["the record.text: the number 3"]),
     ({"messages": [], "conversations": []}, ["has 'messages' and 'conversations', so its schema is not clear"]),
     ({"prompt": "u", "completion": "a", "instruction": "u", "output": "a"}, ["its schema is not clear"]),
 ]
@@ -188,6 +185,11 @@ TOOLS = (
         *(("auto", *each) for each in WRONG_RECORDS),
         *(("tools", messages(message), [part]) for message, part in TOOLS),
         ("episode", {"messages": [{"role": "tool", "content": ""}]}, ["messages[0].role: 'tool'"]),
+        (
+            "text:text=q",
+            {"question": "x"},
+            ["text: is missing", "(--schema text:text=q: the record's keys are 'question'"],
+        ),
     ],
 )
 def test_schemas_say_what_is_wrong_and_where(schema, record, parts):
@@ -204,10 +206,74 @@ def test_episodes_have_a_system_text_and_a_context():
     assert found == parse_record(record)
 
 
-def test_a_null_beside_the_turns_of_another_schema_is_absent():
-    for shape in ("messages", "sharegpt"):
-        record = {"messages": None, "conversations": None} | SHAPES[shape]
-        assert parse_record(record) == Conversation(TALK)
+@pytest.mark.parametrize("schema", ["auto", "messages", "tools"])
+def test_a_key_whose_value_is_null_is_absent(schema):
+    nulls = dict.fromkeys(("name", "tool_calls", "weight", "refusal"))
+    record = {"messages": [turn | nulls for turn in TURNS[schema == "tools" :]], "conversations": None, "tools": None}
+    assert parse_record(record, schema) == Conversation(TALK[schema == "tools" :])
+    assert parse_record({"messages": None, "conversations": SHAREGPT}) == Conversation(TALK)
+
+
+UNKNOWN: list[tuple[dict[str, Any], Conversation]] = [
+    ({"question": "u", "answer": "a"}, Conversation(TALK[1:])),
+    ({"Question": "u", "id": 3, "Answer": "a"}, Conversation(TALK[1:])),
+    ({"system_prompt": "s", "question": "u", "response": "a"}, Conversation(TALK[1:], system="s")),  # OpenOrca
+    ({"prompt": "u", "response": "a"}, Conversation(TALK[1:])),
+    (
+        {"instruction": "u", "context": "x", "response": "a", "category": "qa"},  # Dolly
+        Conversation((Message("user", "u\nx"), Message("assistant", "a"))),
+    ),
+    ({"dialog": TURNS}, Conversation(TALK)),
+    ({"conversation": SHAREGPT, "id": "x"}, Conversation(TALK)),
+    ({"turns": [{"speaker": "human", "text": "u"}, {"speaker": "gpt", "text": "a"}]}, Conversation(TALK[1:])),
+    ({"content": "u", "url": "x"}, Conversation((Message(DOCUMENT, "u"),))),
+    ({"raw_content": "u"}, Conversation((Message(DOCUMENT, "u"),))),
+]
+"""Records of no known schema whose keys say what they are, and what the option that the error names makes of them."""
+
+
+@pytest.mark.parametrize(("record", "expected"), UNKNOWN)
+def test_an_unknown_record_names_its_keys_and_an_option_that_reads_it(record, expected):
+    with pytest.raises(RecordError) as error:
+        parse_record(record)
+    text = str(error.value)
+    assert ", ".join(map(repr, record)) in text and "expected 'messages', 'conversations' (ShareGPT)" in text
+    words = shlex.split(text.rpartition(" add ")[2])
+    assert words[0] == "--schema"
+    assert parse_record(record, words[1]) == expected
+
+
+def test_an_unknown_record_without_a_known_word_names_the_option():
+    for record in ({}, {"a": "x", "b": "y"}, {"a b": [{"role": "user", "content": "x"}]}, {"list": [{"role": "bot"}]}):
+        with pytest.raises(RecordError, match="--schema prompt_completion:prompt=KEY,completion=KEY"):
+            parse_record(record)
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ("vicuna", "'vicuna': expected 'auto', 'messages'"),
+        ("sharegpt:conversations", "'conversations' is not a pair"),
+        ("sharegpt:", "'' is not a pair"),
+        ("sharegpt:=x", "'=x' is not a pair"),
+        ("text:text=x,text=y", "maps 'text' twice"),
+        ("sharegpt:messages=x", "has no key 'messages'. Expected one of 'conversations'"),
+        ("auto:messages=x", "only keys of a named schema"),
+    ],
+)
+def test_wrong_schemas_say_what_is_wrong(schema, said, capsys):
+    with pytest.raises(PrepareError) as error:
+        check_schema(schema)
+    assert said in str(error.value)
+    with pytest.raises(SystemExit):
+        main(["train-tokenizer", "x.jsonl", "-o", "x.model", "--schema", schema])
+    assert said in capsys.readouterr().err
+
+
+def test_a_key_may_become_two_and_tools_keep_their_keys():
+    assert parse_record({"text": "x"}, "prompt_completion:prompt=text,completion=text").messages[1].content == "x"
+    record = {"messages": [{"name": "user", "content": "u"}], "tools": [{"name": "f"}]}
+    assert parse_record(record, "chat:role=name").tools == ({"name": "f"},)
 
 
 KEYS = (

@@ -2,7 +2,6 @@
 
 import json
 import random
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,6 @@ def test_ids_and_boundaries_are_those_of_the_tokenizer(count: int, longest: int,
     assert corpus.num_documents == len(texts)
     for number, (document, ids) in enumerate(zip(corpus.iter_documents(), encode(texts), strict=True)):
         assert document.tokens.tolist() == [*ids, eos], number
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 10 << 20  # KiB
 
 
 _MEMORY = """
