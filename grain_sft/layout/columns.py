@@ -44,8 +44,6 @@ class ColumnsLayout(Layout):
         self.highest_token, self.transforms = layout.highest_token, layout.transforms
         if layout.row_segments is not None:
             self.row_segments, self.row_begin = self._row_segments, self._row_begin
-        if layout.row_documents is not None:
-            self.row_documents = self._row_documents
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -79,12 +77,6 @@ class ColumnsLayout(Layout):
             skipped = self.first_column - (ends[first - 1] if first else 0)
             starts[0], lengths[0] = starts[0] + skipped, lengths[0] - skipped
         return starts, lengths
-
-    def _row_documents(self, row: int) -> list[int]:
-        """Return `Layout.row_documents` of these columns."""
-        assert self._layout.row_documents is not None
-        _, _, ends, first = self._segments_of(row)
-        return self._layout.row_documents(row)[first : bisect.bisect_left(ends, self._stop, first) + 1]
 
     def _row_begin(self, row: int) -> tuple[int, int]:
         """Return `Layout.row_begin` of these columns."""

@@ -51,8 +51,6 @@ class Layout(Protocol):
       row_format: Format of stored rows (tokens, positions and segments); None if rows are assembled when read.
       row_segments: Function of a row number that returns two lists: the first token of each segment, counted through the
         corpus, and its length. Readers call it for rows of few long segments; None in a layout that has `pieces` alone.
-      row_documents: Function of a row number that returns the numbers of the documents of `row_segments`; None in a layout
-        that lacks these or does not follow documents.
       row_begin: Function of a row number that returns the number of segments before those of `row_segments` in the whole row,
         and the position of their first token in its segment; None where both are 0 in every row.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
@@ -77,7 +75,6 @@ class Layout(Protocol):
     packing: PackingOptions | None = None
     row_format: RowFormat | None = None
     row_segments: Callable[[int], tuple[list[int], list[int]]] | None = None
-    row_documents: Callable[[int], list[int]] | None = None
     row_begin: Callable[[int], tuple[int, int]] | None = None
     plans: Sequence[Plan] = ()
     highest_token: int | None = None

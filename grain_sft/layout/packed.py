@@ -20,7 +20,7 @@ from grain_sft.layout.layout import Layout, LeftOut, sources_of
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, join_parts
-from grain_sft.layout.plan import COUNTS, Plan, finder_of, load_plan, sort_made_by
+from grain_sft.layout.plan import COUNTS, finder_of, load_plan, sort_made_by
 from grain_sft.storage import files
 
 
@@ -220,21 +220,12 @@ class PackedLayout(Layout):
         return epoch, rows - self._begins[epoch]
 
     def row_segments(self, row: int) -> tuple[list[int], list[int]]:
-        plan, segments = self._segments_of(row)
-        return plan.start[segments].tolist(), plan.length[segments].tolist()
-
-    def row_documents(self, row: int) -> list[int]:
-        plan, segments = self._segments_of(row)
-        documents: list[int] = plan.document[segments].tolist()
-        return documents
-
-    def _segments_of(self, row: int) -> tuple[Plan, slice]:
-        """Return the plan of `row`, and the pieces of this plan that make the row."""
         plan = self.plans[0]
         if len(self.plans) > 1:
             epoch, local = self.epoch_of(np.array(row))
             plan, row = self.plans[int(epoch)], int(local)
-        return plan, slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
+        segments = slice(plan.ends.item(row - 1) if row else 0, plan.ends.item(row))
+        return plan.start[segments].tolist(), plan.length[segments].tolist()
 
     def pieces(self, rows: Ints) -> Pieces:
         if len(self.plans) == 1 or not len(rows):

@@ -55,9 +55,6 @@ class PaddedLayout(Layout):
     def row_segments(self, row: int) -> tuple[list[int], list[int]]:
         return [self._start.item(row)], [self._length.item(row)]
 
-    def row_documents(self, row: int) -> list[int]:
-        return [self._document.item(row)]
-
     def pieces(self, rows: Ints) -> Pieces:
         column, document = np.zeros(len(rows), np.int64), self._document[rows]
         columns = column, self._start[rows], self._length[rows], column + 1, document

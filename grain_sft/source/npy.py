@@ -15,18 +15,14 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, ColumnsLayout, Layout, Pieces, checked_record, checked_rows
 from grain_sft.source import workers
 from grain_sft.source.arrays import Arrays, Element, ReadRows
-from grain_sft.source.overwriting import overwrite, runs_of
 from grain_sft.source.row_arrays import fill_segments, whole_rows
 from grain_sft.source.row_reader import RowReader
 from grain_sft.source.segment_reader import SegmentReader
-from grain_sft.source.withdrawn_documents import WithdrawnAtStep
 from grain_sft.storage import ShardReader
 
 workers.default_grain_flags()  # without them, worker processes of a grain.DataLoader may not start
 
 Ints = npt.NDArray[np.int64]
-
-_ZEROS = runs_of(np.dtype(np.int32), 0)
 
 
 class RowSource(grain.sources.RandomAccessDataSource[Element]):
@@ -98,7 +94,6 @@ class NpyDataSource(RowSource):
                 "weights out, make a mixture of the prefixes, or take the layout of kind megatron_gpt."
             )
         self._dtype, self._pad = corpus.dtype, corpus.padding_token_id
-        self._pads = runs_of(corpus.dtype, self._pad)
         self._wide, self._signed = corpus.dtype.itemsize == 4, corpus.signed
         self._fit = corpus.dtype.itemsize < 4 or (highest is not None and highest <= np.iinfo(np.int32).max)
         self._row_reader = None if layout.row_format is None else RowReader(corpus, max_open_files)
@@ -115,33 +110,27 @@ class NpyDataSource(RowSource):
         long = long and are_long(layout.sequence_length, layout.mean_segments)
         self._segment_reader = SegmentReader(layout, reader, self._fit) if long else None
 
-    def read(
-        self, indices: Sequence[int] | npt.NDArray[np.integer], withdrawn: WithdrawnAtStep | None = None
-    ) -> Element:
-        """Return the rows `indices` as arrays [rows, L]. Rows -1 and the documents `withdrawn` are padding, without loss.
+    def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+        """Return the rows `indices` as arrays [rows, L]. Rows -1 are padding, without loss.
 
         Raises: as `RowSource.read`.
         """
         rows, filled = checked_rows(indices, self.layout)
         if filled:
             real, padded = rows != FILL_ROW, {}
-            for key, array in self.read(rows[real], withdrawn).items():
+            for key, array in self.read(rows[real]).items():
                 padded[key] = np.full((len(rows), array.shape[1]), self._pad if key == "tokens" else 0, array.dtype)
                 padded[key][real] = array
             return padded
-        read, tokens, _ = self._read(rows, False, withdrawn)
+        read, tokens, _ = self._read(rows, False)
         if tokens is None:
             tokens = read.inputs.view(self._dtype) if self._wide else read.inputs.astype(self._dtype)
         segments, loss = read.segment_ids, read.loss
-        if withdrawn is not None and loss is not None:
-            loss[segments == 0] = 0
         mask = segments != 0 if loss is None else loss if loss.dtype == np.bool_ else loss != 0
         element = {"tokens": tokens, "loss_mask": mask, "segment_ids": segments, "positions": read.positions}
         return element if loss is None or loss is mask else {**element, "loss_weights": loss}
 
-    def read_rows(
-        self, indices: Sequence[int] | npt.NDArray[np.integer], withdrawn: WithdrawnAtStep | None = None
-    ) -> ReadRows | None:
+    def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
         """Return rows with targets as in `ShiftTargets`, or None if one is `FILL_ROW` or a token may not fit in int32.
 
         Raises: as `read`.
@@ -149,7 +138,7 @@ class NpyDataSource(RowSource):
         rows, filled = checked_rows(indices, self.layout)
         if filled or self._dtype.itemsize > 4:
             return None
-        read, _, fit = self._read(rows, True, withdrawn)
+        read, _, fit = self._read(rows, True)
         return read if fit else None
 
     @property
@@ -171,19 +160,17 @@ class NpyDataSource(RowSource):
         found._open(self._reader, self._loss)
         return found
 
-    def _read(
-        self, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
-    ) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
+    def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether int32 holds every token. Without `shifted`, the
         last is not checked, and targets and their segment ids may be uninitialised.
 
         Raises: as `read`; and CorpusError for a negative token."""
         if self._row_reader is not None:
             read, tokens, fit = self._row_reader.read(rows, self._arrays, only_weights=shifted), None, True
-        elif self._segment_reader is None or (withdrawn is not None and self.layout.row_documents is None):
-            read, tokens, fit = self._read_pieces(rows, shifted, withdrawn)
+        elif self._segment_reader is None:
+            read, tokens, fit = self._read_pieces(rows, shifted)
         else:
-            read, tokens, fit = self._read_segments(self._segment_reader, rows, shifted, withdrawn)
+            read, tokens, fit = self._read_segments(self._segment_reader, rows, shifted)
         if self._signed and not (shifted and self._wide and fit):  # else int32 is known to hold every token
             corpus, length = self.layout.corpus, self.layout.width(rows)
 
@@ -195,10 +182,10 @@ class NpyDataSource(RowSource):
         return read, tokens, fit
 
     def _read_segments(
-        self, reader: SegmentReader, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
+        self, reader: SegmentReader, rows: Ints, shifted: bool
     ) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return what `_read` returns, for rows of long segments."""
-        read, ends, fit = reader.read(rows, self._arrays, shifted=shifted, withdrawn=withdrawn)
+        read, ends, fit = reader.read(rows, self._arrays, shifted=shifted)
         if self._loss is not None:
             pieces = self.layout.pieces(rows)
             read = read._replace(loss=_gather_loss(self._loss, pieces, read.inputs.shape), pieces=pieces)
@@ -208,19 +195,9 @@ class NpyDataSource(RowSource):
                 _take_loss(read, np.array(lasts, np.int64))
         return read, None, fit
 
-    def _read_pieces(
-        self, rows: Ints, shifted: bool, withdrawn: WithdrawnAtStep | None
-    ) -> tuple[ReadRows, npt.NDArray[Any], bool]:
+    def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
         """Return what `_read` returns, for any layout: one gather reads the pieces of all rows."""
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
-        at = None if withdrawn is None else withdrawn.pieces(pieces)
-        if at is not None:
-            segment, position = pieces.segment_columns
-            segment = segment.copy()
-            segment[at] = 0
-            if pieces.position is None:
-                position = position + self.layout.first_column
-            pieces = pieces._replace(segment=segment, position=position)
         whole, firsts = pieces.segment is None, pieces.offsets(shape[1])
         memory, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack.first)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
@@ -234,8 +211,6 @@ class NpyDataSource(RowSource):
             segments, lasts = fill_segments(pieces, firsts, tokens, positions, self._pad)
         size, out = self._dtype.itemsize, memory if self._wide else tokens.reshape(-1).data.cast("B")
         self._reader.gather(pieces.shard, pieces.start, firsts * size, pieces.length * size, out)
-        if at is not None:
-            overwrite(firsts[at], pieces.length[at], (tokens, self._pads), (positions, _ZEROS))
         if self._loss is not None:
             loss = _gather_loss(self._loss, pieces, shape)
             if whole:

@@ -4,7 +4,7 @@ Copies between buffers are the interpreter's: numpy's take as long to begin as s
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from grain_sft.layout import Layout
 from grain_sft.source.arrays import Arrays, Int32s, ReadRows, Stack
-from grain_sft.source.withdrawn_documents import WithdrawnAtStep
 from grain_sft.storage import Run, ShardReader
 
 ARRAYS = 5
@@ -45,20 +44,13 @@ class SegmentRow:
         self._shifted = targets[:-1].data, inputs[1:].data, targets.data[-1:]
         self._views = len(inputs), segments, segments.data, positions, positions.data, target_segments.data
 
-    def fill(
-        self,
-        ends: list[int],
-        take_loss: bool,
-        before: tuple[int, int] = (0, 0),
-        withdrawn: Sequence[tuple[int, int]] = (),
-    ) -> None:
+    def fill(self, ends: list[int], take_loss: bool, before: tuple[int, int] = (0, 0)) -> None:
         """Fill positions and segment ids; padding begins at the last end.
 
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
           before: Number of segments before the first, and position of its first token, as of `Layout.row_begin`.
-          withdrawn: First column of each segment that is padding, and the column after its last.
         """
         length, segments, segments_data, positions, positions_data, target_segments = self._views
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
@@ -71,8 +63,6 @@ class SegmentRow:
             begin, position = end, 0
         if begin < length:
             segments[begin:] = positions[begin:] = ZERO
-        for begin, end in withdrawn:
-            segments[begin:end] = positions[begin:end] = ZERO
         if take_loss:
             target_segments[:] = segments_data
             for end in ends:
@@ -105,11 +95,10 @@ class SegmentReader:
         self._row_begin = layout.row_begin
 
     def read(
-        self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool, withdrawn: WithdrawnAtStep | None = None
+        self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool
     ) -> tuple[ReadRows, list[list[int]], bool]:
         """Return `rows` (int64, in [0, len(layout))), the ends of the segments of each, and whether int32 holds every token, as
         far as that is checked. With `shifted`, check tokens and make targets and their segment ids, as if all tokens took loss.
-        Documents `withdrawn` are padding.
 
         Raises:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
@@ -129,20 +118,15 @@ class SegmentReader:
         begins: Iterable[tuple[int, int]] = itertools.repeat((0, 0))
         if self._row_begin is not None:
             begins = map(self._row_begin, rows.tolist())
-        columns: Iterable[Sequence[tuple[int, int]]] = itertools.repeat(())
-        if withdrawn is not None:
-            columns = withdrawn.columns(rows, ends_of)
-        filled = zip(self._reader.fill(runs), views, ends_of, begins, columns)  # noqa: B905
-        for _, (_, tokens, row), ends, before, padded in filled:
-            for first, end in padded:
-                tokens[first:end] = self._pad
+        filled = zip(self._reader.fill(runs), views, ends_of, begins)  # noqa: B905
+        for _, (_, tokens, row), ends, before in filled:
             if not ends or ends[-1] < self._length:
                 tokens[ends[-1] if ends else 0 :] = self._pad
             if not self._wide:
                 row.inputs[...] = tokens
             if check and np.minimum.reduce(row.inputs) < 0:
                 fit = False
-            row.fill(ends, shifted, before, padded)
+            row.fill(ends, shifted, before)
             if shifted:
                 row.shift()
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,18 +10,15 @@ import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError
 from grain_sft.layout import FILL_ROW, Pieces, checked_rows, split_documents
-from grain_sft.source.arrays import Arrays, Element, Int32s, ReadRows
+from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, RowSource
-from grain_sft.source.overwriting import Copies, overwrite, runs_of
-from grain_sft.source.withdrawn_documents import WithdrawnAtStep, WithdrawnDocuments
+from grain_sft.source.withdrawn_documents import WithdrawnDocuments
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
 Ints = npt.NDArray[np.int64]
-
-_ZEROS = runs_of(np.dtype(np.int32), 0)
 
 
 class Withdrawals:
@@ -51,13 +46,12 @@ class Withdrawals:
         layout = source.layout
         self._source, self._layout = source, layout
         self._parts: dict[str, WithdrawnDocuments] = {}
-        self._withdrawn_at: dict[str, Callable[[int], RowSource]] = {}
+        self._arrays = Arrays()
         unknown = np.ones(len(documents), np.bool_)
         for name, part, here, own in split_documents(layout, documents):
             unknown &= ~here
             if len(own):
-                self._parts[name] = found = WithdrawnDocuments(part, own, steps[here])
-                self._withdrawn_at[name] = _withdrawn_from(source.sources[name], found)
+                self._parts[name] = WithdrawnDocuments(part, own, steps[here])
         if unknown.any():
             expected = f"expected 0 to {layout.num_documents - 1}, the documents of the run"
             raise RowIndexError(f"withdraw: document {documents[unknown][0]}: {expected}.")
@@ -71,8 +65,9 @@ class Withdrawals:
         return self._last if step >= self._steps.stop else self._source_at(step)
 
     def _source_at(self, step: int) -> RowSource:
+        sources = self._source.sources
         return self._source.with_sources(
-            {name: withdrawn_at(step) for name, withdrawn_at in self._withdrawn_at.items()}
+            {name: _PaddedSource(sources[name], part, self._arrays, step) for name, part in self._parts.items()}
         )
 
     def spans(self, rows: Ints, step: int) -> Iterator[tuple[Ints, Ints]]:
@@ -89,9 +84,9 @@ class Withdrawals:
         """Return the number of withdrawn tokens of each of the `pieces` of `rows`, read at `steps`, int64 [pieces]."""
         counts = np.zeros(len(pieces.row), np.int64)
         for name, at, found in self._pieces(rows, pieces):
-            piece, _, count, number = self._parts[name].parts(found)
+            piece, _, count, since = self._parts[name].parts(found)
             row = found.row[piece] if at is None else at[found.row[piece]]
-            count = np.where(self._parts[name].since(number) <= steps[row], count, 0)
+            count = np.where(since <= steps[row], count, 0)
             in_part = np.bincount(piece, count, len(found.row)).astype(np.int64)
             counts[slice(None) if at is None else np.flatnonzero(np.isin(pieces.row, at))] += in_part
         return counts
@@ -107,58 +102,21 @@ class Withdrawals:
                 yield name, at, part.layout.pieces(own)
 
 
-def _withdrawn_from(source: NpyDataSource, documents: WithdrawnDocuments) -> Callable[[int], RowSource]:
-    """Return a function of a step that returns `source` as it is at the step."""
-    if source.layout.follows_documents and source.layout.row_format is None:
-        return functools.partial(_PaddedPieces, source, documents)
-    return functools.partial(_PaddedSpans, source, documents, Arrays(), Copies())
+class _PaddedSource(RowSource):
+    """A source in whose rows the tokens of documents that are withdrawn at `step` are padding."""
 
-
-class _PaddedPieces(RowSource):
-    """A source of a layout that follows documents, which pads the pieces of those withdrawn at `step` when it reads them."""
-
-    def __init__(self, source: NpyDataSource, documents: WithdrawnDocuments, step: int) -> None:
-        self.layout, self._source, self._withdrawn = source.layout, source, WithdrawnAtStep(documents, step)
+    def __init__(self, source: NpyDataSource, documents: WithdrawnDocuments, arrays: Arrays, step: int) -> None:
+        self.layout, self._source, self._documents = source.layout, source, documents
+        self._arrays, self._step, self._pad = arrays, step, source.layout.corpus.padding_token_id
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        return self._source.read(indices, self._withdrawn)
-
-    def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return what `NpyDataSource.read_rows` returns."""
-        return self._source.read_rows(indices, self._withdrawn)
-
-
-class _PaddedSpans(RowSource):
-    """A source of any other layout, which pads spans of the arrays that were read, or of copies where batches share them."""
-
-    def __init__(
-        self, source: NpyDataSource, documents: WithdrawnDocuments, arrays: Arrays, copies: Copies, step: int
-    ) -> None:
-        self.layout, self._source, self._documents, self._step = source.layout, source, documents, step
-        self._arrays, self._copies, self._pad = arrays, copies, source.layout.corpus.padding_token_id
-        self._pads = runs_of(np.dtype(np.int32), self._pad)
-
-    def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
-        element, (rows, filled) = self._source.read(indices), checked_rows(indices, self.layout)
-        length, real = self.layout.width(rows), np.flatnonzero(rows != FILL_ROW) if filled else None
-        pieces = self.layout.pieces(rows if real is None else rows[real])
-        if real is not None:
-            pieces = pieces._replace(row=real[pieces.row])
-        spans = self._documents.listed_spans(pieces, self._step, length)
-        if not spans:
-            return element
-        start, stop = np.array(spans, np.int64).T
-        copies, written = self._copies_of({key: element[key] for key in ("segment_ids", "positions")})
-        written += itertools.starmap(slice, spans)
-        element |= copies
-        for key, array in element.items():
-            if not array.flags.writeable:
-                element[key] = self._arrays.empty(array.shape, array.dtype)
-                element[key][...] = array
-        runs = ((array, runs_of(array.dtype, self._pad if key == "tokens" else 0)) for key, array in element.items())
-        overwrite(start, stop - start, *runs)
-        for copied in copies.values():
-            copied.flags.writeable = False
+        element = self._source.read(indices)
+        spans = self._spans(indices, element["tokens"].shape[1])
+        for key, array in element.items() if spans else ():
+            element[key] = self._writable(array)
+            flat, value = element[key].reshape(-1), self._pad if key == "tokens" else 0
+            for begin, end in spans:
+                flat[begin:end] = value
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
@@ -166,36 +124,36 @@ class _PaddedSpans(RowSource):
         read = self._source.read_rows(indices)
         if read is None:
             return None
-        pieces = self.layout.pieces(checked_rows(indices, self.layout)[0]) if read.pieces is None else read.pieces
         length = read.inputs.shape[1]
-        spans = self._documents.listed_spans(pieces, self._step, length)
+        spans = self._spans(indices, length, read.pieces)
         if not spans:
             return read
-        arrays = {name: getattr(read, name) for name in ("positions", "segment_ids", "target_segment_ids")}
-        copies, written = self._copies_of(arrays)
-        arrays |= copies
-        read = read._replace(**copies, pieces=None)  # the pieces do not show this padding
-        inputs, targets, positions, segments, taken = (
-            array.reshape(-1).data for array in (read.inputs, read.targets, *arrays.values())
-        )
+        arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}
+        inputs, targets, positions, segments, target_segments = (array.reshape(-1) for array in arrays.values())
         for begin, end in spans:
-            count, first = end - begin, begin - (begin % length > 0)
-            # `first` is the token whose target is the span's first; a row's first token is the target of none
-            where, target = slice(begin, end), slice(first, end)
-            written.append(target)
-            positions[where] = segments[where] = _ZEROS[count]
-            taken[target] = _ZEROS[end - first]
-            inputs[where] = self._pads[count]
-            targets[first : end - 1] = self._pads[end - 1 - first]
-        for copied in copies.values():
-            copied.flags.writeable = False
-        return read
+            first = begin - (begin % length > 0)  # the token whose target is the span's first
+            inputs[begin:end] = targets[first : end - 1] = self._pad
+            positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0
+        return read._replace(**arrays, pieces=None)  # the pieces do not show this padding
 
-    def _copies_of(self, arrays: dict[str, Int32s]) -> tuple[dict[str, Any], list[slice]]:
-        """Return writable copies of those arrays that batches share, and the list of the slices that are written to. Their
-        memory is used again, and only these slices are restored: the caller makes them read-only."""
-        shared = {name: array for name, array in arrays.items() if not array.flags.writeable}
-        if not shared:
-            return {}, []
-        copies, written = self._copies.of(tuple(shared.values()))
-        return dict(zip(shared, copies, strict=True)), written
+    def _spans(
+        self, indices: Sequence[int] | npt.NDArray[np.integer], length: int, pieces: Pieces | None = None
+    ) -> list[tuple[int, int]]:
+        """Return the start and stop of each withdrawn span in the flattened rows `indices`."""
+        rows, _ = checked_rows(indices, self.layout)
+        if not self._documents.in_row[rows].any():  # saves the pieces of long rows
+            return []
+        if pieces is None:
+            real = np.flatnonzero(rows != FILL_ROW)
+            pieces = self.layout.pieces(rows[real])
+            pieces = pieces._replace(row=real[pieces.row])
+        _, start, stop = self._documents.spans(pieces, self._step, length)
+        return list(zip(start.tolist(), stop.tolist(), strict=True))
+
+    def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the array, or a copy if batches share it."""
+        if array.flags.writeable:
+            return array
+        copied = self._arrays.empty(array.shape, array.dtype)
+        copied[...] = array
+        return copied

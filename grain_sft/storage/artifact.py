@@ -5,6 +5,7 @@ each; a hash of all this and of their bytes, see `hashing`), and the arrays, eac
 """
 
 import concurrent.futures
+import contextlib
 import hashlib
 import json
 import os
@@ -54,26 +55,27 @@ def load_or_make(
     """
     target, url = place(kind, depends, folder), files.cache_url() if folder is None else os.fspath(folder)
     shared = files.join(url, kind, target.name) if url is not None and files.is_remote(url) else None
-    made: dict[str, npt.NDArray[Any]] | None = None
-    making = False
-
-    def write() -> None:
-        nonlocal made, making
-        if shared is not None and _fetch(shared, target) and open_cached(target, depends, check) is not None:
-            return
-        making = True
+    if (found := open_cached(target, depends, check)) is not None:
+        return found
+    with contextlib.ExitStack() as locks:
+        try:
+            locks.enter_context(files.locked(target))
+        except StorageError as error:
+            logging.warning("%s Working without a cache.", error)
+            return dict(make())
+        if (found := open_cached(target, depends, check)) is not None:  # another process has made it meanwhile
+            return found
+        if shared is not None and _fetch(shared, target) and (found := open_cached(target, depends, check)) is not None:
+            return found
         made = dict(make())
-        save(target, depends, made)
-        if shared is not None:
-            _share(target, shared)
-
-    try:
-        return open_or_write(target, depends, write, check)
-    except StorageError as error:
-        if making and made is None:  # not of the cache, but of what the arrays are made from
-            raise
-        logging.warning("%s Working without a cache.", error)
-        return dict(make()) if made is None else made
+        try:
+            save(target, depends, made)
+            if shared is not None:
+                _share(target, shared)
+            return open_file(target)[0]
+        except StorageError as error:
+            logging.warning("%s Working without a cache.", error)
+            return made
 
 
 def open_or_write(
@@ -113,7 +115,7 @@ def _fetch(url: str, target: Path) -> bool:
         with files.atomic_write(target, "wb") as file, files.reading(url):
             remote_files.download(url, file)
         return True
-    except CorpusFileError as error:
+    except (StorageError, CorpusFileError) as error:
         logging.warning("%s Making it on this machine.", error)
         return False
 

@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
     @property
     def _data_offset(self) -> int:
-        return file_size(self.size) - self.size
+        return self.file_size - self.size
 
     @property
     def file_size(self) -> int:

@@ -2,7 +2,7 @@
 
 import grain
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import TransformError
 from grain_sft.source import Element
 from grain_sft.transforms.element import require_keys
@@ -22,7 +22,8 @@ class MaskEod(grain.transforms.Map):
 
     def __init__(self, eod_token_id: int, *, as_target: bool = False) -> None:
         self.eod_token_id = as_integer("MaskEod: eod_token_id", eod_token_id, 0, TransformError)
-        self.as_target = bool(as_target)
+        check_type("MaskEod: as_target", as_target, bool, "True or False")
+        self.as_target = as_target
 
     def map(self, element: Element) -> Element:
         """Return `element` with a `loss_mask` that is False where the token before (or the token itself) is EOD."""

@@ -10,7 +10,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import TransformError
 from grain_sft.source import Element, ReadRows
 from grain_sft.storage import activity
@@ -61,8 +61,7 @@ class NgramFilter(grain.transforms.Map):
             raise TransformError(
                 f"NgramFilter(min_period={min_period}, max_period={max_period}): expected 1 <= min_period <= max_period."
             )
-        if not isinstance(count_padding, bool):
-            raise TransformError(f"NgramFilter: count_padding={count_padding!r}: expected True or False.")
+        check_type("NgramFilter: count_padding", count_padding, bool, "True or False")
         self.count_padding = count_padding
 
     def map(self, element: Element) -> Element:

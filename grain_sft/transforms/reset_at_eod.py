@@ -8,7 +8,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import TransformError
 from grain_sft.source import Element
 from grain_sft.transforms.element import require_keys
@@ -35,7 +35,9 @@ class ResetAtEod(grain.transforms.Map):
         self, eod_token_id: int, *, attention: bool = True, positions: bool = True, min_segment_length: int = 0
     ) -> None:
         self.eod_token_id = as_integer("ResetAtEod: eod_token_id", eod_token_id, 0, TransformError)
-        self.attention, self.positions = bool(attention), bool(positions)
+        for name, value in {"attention": attention, "positions": positions}.items():
+            check_type(f"ResetAtEod: {name}", value, bool, "True or False")
+        self.attention, self.positions = attention, positions
         self.min_segment_length = as_integer("ResetAtEod: min_segment_length", min_segment_length, 0, TransformError)
 
     @property

@@ -12,7 +12,6 @@ from grain_sft.source import Arrays, Element, NpyDataSource, ReadRows
 from grain_sft.transforms.element import as_int32, require_keys
 from grain_sft.transforms.ngram_filter import NgramFilter
 
-_Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
 
 
@@ -25,8 +24,7 @@ class ShiftTargets(Map):
     loss and is in the same segment, else 0: at padding, masked targets, and the last token of a segment or row. If the
     source has `loss_weights`, `targets_weights` (float32) is the weight of the target, or 0 if the target takes no loss.
 
-    `map` copies neither positions nor segment ids. A source may share these arrays between batches, so `map` keeps the last
-    `targets_segmentation` that it computed from read-only arrays.
+    `map` copies neither positions nor segment ids.
     """
 
     shifts_targets = True
@@ -34,7 +32,6 @@ class ShiftTargets(Map):
 
     def __init__(self) -> None:
         self._arrays = Arrays()
-        self._cached: tuple[Any, Any, Any] | None = None  # read-only segment_ids, loss_mask; targets_segmentation
 
     def map(self, element: Element) -> Element:
         """Return the trainer's batch for `element`, a row or the rows of a source.
@@ -47,9 +44,16 @@ class ShiftTargets(Map):
         targets = self._arrays.empty(tokens.shape, np.int32)
         targets[..., :-1] = tokens[..., 1:]
         targets[..., -1] = 0
-        segmentation = self._segmentation(segments, element["loss_mask"])
-        loss = element.get("loss_weights")
-        return _batch(ReadRows(tokens, targets, element["positions"], segments, segmentation, loss))
+        flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
+        np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
+        takes_loss[:-1] &= element["loss_mask"].reshape(-1)[1:]
+        segmentation = self._arrays.empty(segments.shape, np.int32)
+        segmentation[...] = takes_loss.reshape(segments.shape)  # `*=` with bool would cast in small buffers
+        segmentation *= segments
+        segmentation[..., -1] = 0  # the last token of a row has no target
+        return _batch(
+            ReadRows(tokens, targets, element["positions"], segments, segmentation, element.get("loss_weights"))
+        )
 
     def read(self, source: NpyDataSource, rows: _Int64, *, filters: Sequence[NgramFilter] = ()) -> Element:
         """Return the batch of `rows`, equal to `map` of `source.read(rows)` after `filters`, in fewer passes over the arrays.
@@ -67,29 +71,6 @@ class ShiftTargets(Map):
         for each in filters:
             read = each.filter_rows(read)
         return _batch(read)
-
-    def _segmentation(self, segments: npt.NDArray[Any], loss_mask: npt.NDArray[Any]) -> _Int32:
-        cached = self._cached
-        if cached is not None and cached[0] is segments and cached[1] is loss_mask:
-            return cached[2]  # type: ignore[no-any-return]
-        flat, takes_loss = segments.reshape(-1), np.empty(segments.size, np.bool_)
-        if len(flat):
-            np.equal(flat[1:], flat[:-1], out=takes_loss[:-1])
-            takes_loss[:-1] &= loss_mask.reshape(-1)[1:]
-            takes_loss.reshape(segments.shape)[..., -1] = False  # the last token of a row has no target
-        result = self._arrays.empty(segments.shape, np.int32)
-        result[...] = takes_loss.reshape(segments.shape)  # `*=` with bool would cast in small buffers
-        result *= segments
-        if not segments.flags.writeable and not loss_mask.flags.writeable:
-            result.flags.writeable = False
-            self._cached = (segments, loss_mask, result)
-        return result
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_arrays", "_cached")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _arrays=Arrays(), _cached=None)
 
     def __repr__(self) -> str:
         return "ShiftTargets()"

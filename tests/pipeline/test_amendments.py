@@ -32,10 +32,8 @@ def config_of(corpus, layout, amendments=(), **sampler):
     return sections(None, 32, corpus=corpus, layout=layout, **sampler) | own
 
 
-@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("layout", ["windows", "padded", "packed"])
-def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, monkeypatch, layout, exact):
-    monkeypatch.setattr("grain_sft.source.withdrawn_documents._MOST_EXACT", 1 << 24 if exact else 1)
+def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, layout):
     write_episodes(tmp_path / "corpus", DOCS)
     [table] = (tmp_path / "corpus").rglob("episodes.idx")
     pairs = np.fromfile(table, np.uint64).reshape(-1, 2)[::-1].copy()

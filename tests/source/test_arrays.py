@@ -11,7 +11,6 @@ import pytest
 
 from grain_sft.source import arrays
 from grain_sft.source.arrays import Arrays
-from grain_sft.source.overwriting import Copies
 
 SHAPE = (2, 5000)
 
@@ -83,14 +82,6 @@ def test_threads_never_share_memory():
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, range(4)))
-
-
-def test_copies_are_whole_after_an_interrupted_one():
-    copies, zeros = Copies(), (np.zeros(SHAPE, np.int32), np.zeros(SHAPE, np.int32))
-    copies.of(zeros)
-    with pytest.raises(ValueError, match="broadcast"):  # after the first array, as Ctrl-C may come
-        copies.of((np.ones(SHAPE, np.int32), np.ones(7, np.int32)))
-    assert not any(array.any() for array in copies.of(zeros)[0])
 
 
 def test_it_pickles_without_its_memory():

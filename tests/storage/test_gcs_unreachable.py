@@ -114,5 +114,6 @@ def test_an_answer_that_s3fs_does_not_know_is_repeated_by_its_status(status, rep
     error.__cause__ = Exception()  # botocore's ClientError
     error.__cause__.response = {"ResponseMetadata": {"HTTPStatusCode": status}}
     assert retries.is_transient(error) == repeated
-    error.__cause__.response["Error"] = {"Code": "RequestTimeout"}
-    assert retries.is_transient(error)
+    for code in ("RequestTimeout", "Throttling"):  # with status 400
+        error.__cause__.response["Error"] = {"Code": code}
+        assert retries.is_transient(error)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from grain_sft import GrainSftError, NgramFilter, NpyDataSource, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.storage import activity
+from grain_sft.transforms import MaskEod, ResetAtEod
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "olmo_filter.npz")
 LENGTHS = sorted(int(name.split("_")[1]) for name in GOLDEN.files if name.startswith("rows_"))
@@ -85,10 +86,18 @@ def test_rows_too_short_for_any_period_and_empty_batches_pass():
     assert NgramFilter().fails(np.zeros((0, 600), np.uint32)).shape == (0,)
 
 
-PADDING = [{"count_padding": value} for value in (1, None, "yes")]
-
-
-@pytest.mark.parametrize("options", [{"min_period": 0}, {"min_period": 5, "max_period": 4}, {"max_count": 0}, *PADDING])
-def test_options_out_of_range_are_named(options):
-    with pytest.raises(GrainSftError, match=f"NgramFilter.*{next(iter(options))}"):
-        NgramFilter(**options)
+@pytest.mark.parametrize(
+    ("transform", "options"),
+    [
+        *(
+            (NgramFilter, options)
+            for options in ({"min_period": 0}, {"min_period": 5, "max_period": 4}, {"max_count": 0})
+        ),
+        *((NgramFilter, {"count_padding": value}) for value in (1, None, "yes")),
+        (MaskEod, {"as_target": "false", "eod_token_id": 2}),
+        *((ResetAtEod, {name: "false", "eod_token_id": 2}) for name in ("attention", "positions")),
+    ],
+)
+def test_wrong_options_are_named(transform, options):
+    with pytest.raises(GrainSftError, match=f"{transform.__name__}.*{next(iter(options))}"):
+        transform(**options)

@@ -38,7 +38,6 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
     """Return each range's bytes, fewer at the end of its file, or its exception. Requests are concurrent.
 
     A request whose time is up ends all others, and its RemoteTimeoutError is raised.
-    If a server does not state the version that it sent, a second request asks for the version.
     """
     limits = limits or Limits.from_environment()
     parts = [
@@ -50,19 +49,13 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
         (part.path, f"bytes {part.start} to {part.stop} ", functools.partial(request_body, part, limits.seconds))
         for _, part in parts
     ]
-    bodies = run_jobs(jobs, limits.requests)
-    answered = [(part, body) for (_, part), body in zip(parts, bodies, strict=True) if not isinstance(body, Exception)]
-    doubtful = sorted({part.path for part, body in answered if not body.confirmed})
-    versions = dict(zip(doubtful, map(version_of, infos(doubtful, limits)), strict=True)) if doubtful else {}
     data: list[list[bytes]] = [[] for _ in ranges]
     failures: dict[int, Exception] = {}
-    for (number, part), body in zip(parts, bodies, strict=True):
+    for (number, _), body in zip(parts, run_jobs(jobs, limits.requests), strict=True):
         if isinstance(body, Exception):
             failures.setdefault(number, body)
-        elif not body.confirmed and versions[part.path] != part.version:
-            failures.setdefault(number, ReplacedError(f"the server sent {versions[part.path]}"))
         else:
-            data[number].append(body.data)
+            data[number].append(body)
     return [failures.get(number) or b"".join(each) for number, each in enumerate(data)]
 
 

@@ -41,13 +41,6 @@ class Range(NamedTuple):
     version: str | None = None
 
 
-class Body(NamedTuple):
-    """Bytes of a range, fewer where the file ends, and whether the server confirmed their version."""
-
-    data: bytes
-    confirmed: bool
-
-
 class Answer:
     """Size and version of a file, where the server of a body states them."""
 
@@ -116,25 +109,30 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
     return await retried(attempt, seconds, server=server_of(client, path))
 
 
-async def request_body(wanted: Range, seconds: float, client: Any) -> Body:
-    """Return the bytes of a range, which is not empty."""
+async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
+    """Return the bytes of a range, which is not empty; fewer where the file ends."""
     path, start, stop, version = wanted
 
-    async def attempt() -> Body:
-        body = await _request_once(wanted, client)
-        if len(body.data) < stop - start:
+    async def attempt() -> bytes:
+        data, sent = await _request_once(wanted, client)
+        if len(data) < stop - start:
             size = size_of(path, await request_info(path, seconds, client))
-            if min(stop, size) - start > len(body.data):
-                raise WrongBodyError(f"a body of {len(body.data)} bytes instead of {stop - start}")
-        activity.count("remote_received_bytes", len(body.data))
-        return body
+            if min(stop, size) - start > len(data):
+                raise WrongBodyError(f"a body of {len(data)} bytes instead of {stop - start}")
+        if version is not None:
+            if _kind(sent) != _kind(version):  # the server stated another kind of version with the body, or none
+                sent = version_of(await request_info(path, seconds, client))
+            if sent != version:
+                raise ReplacedError(f"the server sent {sent}")
+        activity.count("remote_received_bytes", len(data))
+        return data
 
     # a version was stated by the server, which this or another process has reached
     return await retried(attempt, seconds, server=server_of(client, path), reached=version is not None)
 
 
-async def _request_once(wanted: Range, client: Any) -> Body:
-    """Return the body of one request after a check against the server's statements about it."""
+async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
+    """Return the body of one request, whose size was checked, and its version, where the server states one."""
     _, start, stop, version = wanted
     stated = Answer()
     token = answer.set(stated)
@@ -150,13 +148,7 @@ async def _request_once(wanted: Range, client: Any) -> Body:
         raise RefusedBodyError(f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}")
     if stated.size is not None and len(data) != (expected := max(0, min(stop, stated.size) - start)):
         raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
-    if version is None:
-        return Body(data, True)  # any version is right
-    if _kind(stated.version) != _kind(version):
-        return Body(data, False)  # the server states another kind of version, or none
-    if stated.version != version:
-        raise ReplacedError(f"the server sent {stated.version}")
-    return Body(data, True)
+    return data, stated.version
 
 
 async def _read_range(wanted: Range, client: Any, stated: Answer) -> bytes:

@@ -175,7 +175,7 @@ def status_of(error: BaseException) -> int:
     """Return the HTTP status of the answer that a client made an exception of, 0 if it states none."""
     response = getattr(error.__cause__, "response", None)
     if isinstance(response, Mapping):  # botocore's
-        if response.get("Error", {}).get("Code") == "RequestTimeout":  # S3 sends it with 400
+        if response.get("Error", {}).get("Code") in ("RequestTimeout", "Throttling"):  # S3 sends them with 400
             return 408
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     stated = (str(getattr(error, key, "")) for key in ("status", "status_code", "code"))

@@ -49,7 +49,6 @@ class RemoteShards:
             wanted.append(RemotePiece(self._checked[shard], offset, place, size))
         self._read(wanted, out)
         activity.count("remote_bytes", sum(p[3] for p in remote))
-        activity.count("local_bytes", sum(p[3] for p in local))
         return local
 
     def _check(self, shards: Sequence[FileStamp], found: Sequence[RemoteFile]) -> None:
