@@ -1,8 +1,5 @@
 """ColumnsLayout: some columns of the rows of another layout."""
 
-import bisect
-import itertools
-
 import numpy as np
 
 from grain_sft.corpus import Documents
@@ -28,8 +25,8 @@ class ColumnsLayout(Layout):
     kind = "columns"
 
     def __init__(self, layout: Layout, start: int, stop: int) -> None:
-        if not 0 <= start < stop <= layout.sequence_length:
-            length = layout.sequence_length
+        length = layout.sequence_length
+        if not 0 <= start < stop <= length:
             raise LayoutError(
                 f"columns {start} to {stop} of rows of {length} tokens: expected 0 <= start < stop <= {length}."
             )
@@ -68,28 +65,26 @@ class ColumnsLayout(Layout):
 
     def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
         """Return `Layout.row_segments` of these columns."""
-        starts, lengths, ends, first = self._segments_of(row)
-        last = bisect.bisect_left(ends, self._stop, first)  # the segment with the last column; len(ends) for padding
-        starts, lengths = starts[first : last + 1], lengths[first : last + 1]
-        if starts:
-            if last < len(ends):
-                lengths[-1] -= ends[last] - self._stop
-            skipped = self.first_column - (ends[first - 1] if first else 0)
-            starts[0], lengths[0] = starts[0] + skipped, lengths[0] - skipped
-        return starts, lengths
+        found = self._segments_of(row)
+        return [start for _, _, start, _ in found], [length for _, _, _, length in found]
 
     def _row_begin(self, row: int) -> tuple[int, int]:
         """Return `Layout.row_begin` of these columns."""
-        _, _, ends, first = self._segments_of(row)
-        return first, self.first_column - (ends[first - 1] if first else 0)
+        found = self._segments_of(row)
+        return found[0][:2] if found else (0, 0)
 
-    def _segments_of(self, row: int) -> tuple[list[int], list[int], list[int], int]:
-        """Return the first token, the length and the end of each segment of the whole row, and the number of the segment with
-        the first of these columns."""
+    def _segments_of(self, row: int) -> list[tuple[int, int, int, int]]:
+        """Return, for each segment in these columns: its index in the whole row, and the position of its first token here, that
+        token, and the number of its tokens here."""
         assert self._layout.row_segments is not None
-        starts, lengths = self._layout.row_segments(row)
-        ends = list(itertools.accumulate(lengths))
-        return starts, lengths, ends, bisect.bisect_right(ends, self.first_column)
+        found, column = [], 0
+        for number, (start, length) in enumerate(zip(*self._layout.row_segments(row), strict=True)):
+            position = max(0, self.first_column - column)
+            kept = min(length, self._stop - column) - position
+            if kept > 0:
+                found.append((number, position, start + position, kept))
+            column += length
+        return found
 
     @property
     def documents(self) -> Documents | None:

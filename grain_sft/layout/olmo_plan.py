@@ -11,7 +11,6 @@ HASH covers the paths and sizes of the group's files and the options of the pack
 import dataclasses
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from grain_sft.corpus import Corpus, Documents, Shard, part_by_part
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packing import PackingOptions
 from grain_sft.layout.pieces import Ints
-from grain_sft.layout.plan import Columns, finder_of, plan_columns
+from grain_sft.layout.plan import Columns, check_columns, finder_of, plan_columns
 from grain_sft.storage import files, read_regular
 
 _WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}
@@ -87,7 +86,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     for number, group in enumerate(groups):
         first, last = borders[number * size], borders[min((number + 1) * size, len(corpus.shards))]
         where = f"{plan.folder}: plan {plan.hashes[number][:12]}"
-        start, stop, ends = _check(where, group, options.sequence_length)
+        start, stop, ends = _rows_of(where, group)
         if (stop > last - first).any():
             raise LayoutError(
                 f"{where}: a document ends at token {stop.max()}, but its files have {last - first} tokens. The plan was made "
@@ -102,7 +101,12 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     else:  # OLMo-core counts a document that continues in the next part as two
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
-    return plan_columns(documents, document, start, stop - start, ends)
+    columns = plan_columns(documents, document, start, stop - start, ends)
+    try:
+        check_columns(corpus.num_tokens, options.sequence_length, columns)
+    except ValueError as error:
+        raise LayoutError(f"{where} is damaged: {error}. Delete it.") from error
+    return columns
 
 
 def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bool:
@@ -140,30 +144,14 @@ def _digest(groups: list[_Group]) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _check(where: str, group: _Group, length: int) -> tuple[Ints, Ints, Ints]:
+def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     """Return start and stop of the pieces, row after row, and the number of pieces up to the end of each row."""
-    indices, offsets, chosen = group
-    if max(int(array.max(initial=0)) for array in group) >= 1 << 62:
-        raise LayoutError(f"{where}: holds a number beyond 2**62. It is damaged or not an array of uint64; delete it.")
-    begins, ends = offsets.astype(np.int64).reshape(-1, 2).T
-    after = np.append(0, ends)
-    for row in _first_of((begins != after[:-1]) | (ends <= begins)):
-        holds = f"row {row} holds entries {begins[row]} to {ends[row]}; expected 1 or more, from {after[row]} on."
-        raise LayoutError(f"{where}: {holds} It is damaged.")
-    if after[-1] != len(chosen):
-        raise LayoutError(f"{where}: its rows hold {after[-1]} documents, but {len(chosen)} are listed.")
-    start, stop = indices.astype(np.int64).reshape(-1, 2).T
-    order, size = chosen.astype(np.int64), stop - start
-    if len(order) != len(start) or (np.bincount(np.minimum(order, len(start))) != 1).any():
-        raise LayoutError(f"{where}: its {len(start)} documents are not in exactly one row each. It is damaged.")
-    for at in _first_of((size < 1) | (size > length)):
-        raise LayoutError(
-            f"{where}: document {at} has tokens {start[at]} to {stop[at]}; expected 1 to {length} tokens."
-        )
-    tokens = np.diff(np.cumsum(size[order])[ends - 1], prepend=0)
-    for row in _first_of(tokens > length):
-        raise LayoutError(f"{where}: row {row} holds {tokens[row]} tokens; expected at most {length}. It is damaged.")
-    return start[order], stop[order], ends
+    indices, offsets, chosen = (array.astype(np.int64) for array in group)  # numbers above 2**63 become negative
+    (start, stop), (begins, ends) = indices.reshape(-1, 2).T, offsets.reshape(-1, 2).T
+    adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
+    if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
+        raise LayoutError(f"{where} is damaged: its {len(start)} documents are not in one row each. Delete it.")
+    return start[chosen], stop[chosen], ends
 
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
@@ -176,7 +164,8 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
         wrong = (before % most != 0) | (stop - start != np.minimum(documents.length[number] - before, most))
         if options.long_documents == "truncate":
             wrong |= before > 0
-    for at in _first_of(wrong):
+    if wrong.any():
+        at = int(wrong.argmax())
         raise LayoutError(
             f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus; expected a document, or the part "
             f"of one that fits into a row. {made_of}"
@@ -184,16 +173,11 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
     pieces = np.bincount(number, minlength=len(documents))
     fragments = -(-documents.length // most)
     expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)
-    for at in _first_of(pieces != expected):
+    if (pieces != expected).any():
+        at = int((pieces != expected).argmax())
         found = f"holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}."
         raise LayoutError(f"{where} {found} {made_of}")
     return number
-
-
-def _first_of(wrong: npt.NDArray[np.bool_]) -> list[int]:
-    """Return the first index at which `wrong` is true, in a list; an empty list if there is none."""
-    first: list[int] = np.flatnonzero(wrong)[:1].tolist()
-    return first
 
 
 def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: str, use_array: bool | None) -> str:
@@ -218,7 +202,5 @@ def _listed(names: Sequence[str]) -> str:
 def _plans_in(folder: Path) -> str:
     if not folder.is_dir():
         return "no plan, because it does not exist"
-    prefix = "instance-offsets-"
-    found = Counter(path.name.removeprefix(prefix).split("-")[0] for path in folder.glob(f"{prefix}*.npy"))
-    listed = ", ".join(f"{length} ({found[length]})" for length in sorted(found, key=lambda text: (len(text), text)))
-    return f"plans of sequence_length {listed}" if found else "no plan"
+    lengths = sorted({path.name.split("-")[2] for path in folder.glob("instance-offsets-*.npy")})
+    return f"plans of sequence_length {', '.join(lengths)}" if lengths else "no plan"

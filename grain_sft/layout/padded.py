@@ -60,10 +60,6 @@ class PaddedLayout(Layout):
         columns = column, self._start[rows], self._length[rows], column + 1, document
         return self._offsets.pieces(np.arange(len(rows)), *columns)
 
-    def rows_of_documents(self, documents: Ints) -> Ints:
-        self._check_documents(documents)
-        return np.flatnonzero(np.isin(self._document, documents))
-
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped documents, and padding."""
         whole, kept, length = self.corpus.documents.length, int(self._length.sum()), self.sequence_length

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
-from grain_sft.layout.packing.numpy_sort import argsort_of, sort_of
+from grain_sft.layout.packing.numpy_sort import argsorts, sort_of
 from grain_sft.layout.pieces import Ints, expand_counts
 from grain_sft.storage import artifact
 
@@ -106,13 +105,13 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     document, start, length = _to_pack(documents, options)
     shard_ends = np.cumsum([shard.num_tokens for shard in finder.corpus.shards])
     group = np.searchsorted(shard_ends, start, side="right") // options.source_group_size
-    borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(start)]
-    packed, algorithm = [], ALGORITHMS[options.algorithm]
-    with argsort_of(options.ties) as argsort:
-        options = dataclasses.replace(options, argsort=argsort)
-        for begin, end in itertools.pairwise(borders):
-            rows = algorithm(length[begin:end], options)
-            packed.append(rows._replace(document=rows.document + begin))
+    groups = np.split(length, np.flatnonzero(np.diff(group)) + 1)
+    sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])
+    packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0
+    for lengths, longest_first in zip(groups, sorted_groups, strict=True):
+        rows = algorithm(lengths, dataclasses.replace(options, longest_first=longest_first))
+        packed.append(rows._replace(document=rows.document + begin))
+        begin += len(lengths)
     chosen, offset, pieces, ends = join_rows(packed)
     return plan_columns(documents, document[chosen], start[chosen] + offset, pieces, ends)
 

@@ -71,7 +71,7 @@ class RunDocuments:
             return documents
         found = np.full_like(documents, -1)
         split = split_documents(layout, documents)  # ends after the part of the highest document
-        for (_, _, mask, own), entry in zip(split, self._numbered_of(layout), strict=False):
+        for (_, _, mask, own), entry in zip(split, self._numbered[self.layouts.index(layout)], strict=False):
             found[mask] = own + self._first(entry)
         return found
 
@@ -82,14 +82,13 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents[documents < self._end_of_first]
         found = [documents[:0]]
-        for (name, part), entry in zip(parts_by_documents(layout), self._numbered_of(layout), strict=True):
+        for (name, part), entry in zip(
+            parts_by_documents(layout), self._numbered[self.layouts.index(layout)], strict=True
+        ):
             own = documents[documents >= self._first(entry)] - self._first(entry)
             if len(own):
                 found.append(own[own < part.num_documents] + layout.first_document(name))
         return np.unique(np.concatenate(found))
-
-    def _numbered_of(self, layout: Layout) -> list[_NumberedPart]:
-        return next(numbered for each, numbered in zip(self.layouts, self._numbered, strict=True) if each is layout)
 
     def _first(self, entry: _NumberedPart) -> int:
         return entry.first if entry.layout is not self.layouts[0] else entry.layout.first_document(entry.name)

@@ -58,21 +58,6 @@ class WindowLayout(Layout):
         shard = self._ends.searchsorted(rows, side="right")
         return Pieces(index, column, shard, (rows - self._starts[shard]) * self.sequence_length, length)
 
-    def rows_of_documents(self, documents: Ints) -> Ints:
-        """See `Layout.rows_of_documents`. Tokens after a shard's last window are in no row."""
-        self._check_documents(documents)
-        starts, lengths = (column[documents] for column in self.corpus.documents)
-        firsts, lasts = starts[lengths > 0], (starts + lengths)[lengths > 0] - 1
-        ends = np.cumsum(self._tokens)
-
-        def row_at(token: Ints, more: int) -> Ints:
-            shard = ends.searchsorted(token, side="right")
-            within = (token - (ends - self._tokens)[shard]) // self.sequence_length + more
-            return np.asarray(self._starts[shard] + np.minimum(within, self._counts[shard]))
-
-        ranges = map(np.arange, row_at(firsts, 0), row_at(lasts, 1))
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *ranges]))
-
     def left_out(self) -> list[LeftOut]:
         shards = np.count_nonzero(self._tokens % self.sequence_length)
         rest = self.corpus.num_tokens - len(self) * self.sequence_length

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 EOS, BOS, PAD = 1, 2, 0
 ROW_DIGITS = 4  # of a row's digest that golden files keep
+SHOWN = 2  # rows whose places they keep, from the first and from the last
 
 Ints = npt.NDArray[np.int64]
 VARIANTS = {
@@ -150,6 +151,20 @@ def row_digest(tokens: npt.ArrayLike, mask: npt.ArrayLike, lengths: npt.ArrayLik
     (file, start, stop) of each piece."""
     parts = [np.asarray(part).astype("<i8").tobytes() for part in (tokens, mask, lengths, places)]
     return f"{zlib.crc32(b'|'.join(parts)):08x}"
+
+
+def values_of_rows(digests: list[str], places: list[list[list[int]]]) -> dict[str, Any]:
+    """Return what golden files keep of packed rows: their `row_digest`s, the digest of the lengths of their pieces, and some of
+    their places, (file, start, stop) of each piece."""
+    last = len(places)
+    lengths = [number for row in places for number in (len(row), *(stop - start for _, start, stop in row))]
+    shown = sorted({*range(min(SHOWN, last)), *range(max(0, last - SHOWN), last)})
+    return {
+        "rows": "".join(digest[:ROW_DIGITS] for digest in digests),
+        "all": hashlib.sha256("".join(digests).encode()).hexdigest()[:16],
+        "lengths": row_digest([], [], [], lengths),
+        "shown": {str(number): places[number] for number in shown},
+    }
 
 
 def olmo_doc_lengths(segment_ids: npt.NDArray[Any], tokens: npt.NDArray[Any], bos: bool) -> list[int]:

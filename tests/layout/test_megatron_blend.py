@@ -25,15 +25,6 @@ def test_blends_are_those_of_the_compiled_loop(name, steps, monkeypatch):
     assert found.counts.tolist() == np.bincount(indices[0], minlength=len(BLENDS[name])).tolist()
 
 
-@pytest.mark.parametrize("size", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1])
-def test_a_blend_begins_as_a_longer_one(size):
-    weights = normalized(BLENDS["uneven"])
-    found, longer = blend(weights, size), blend(weights, 3 * BLOCK)
-    np.testing.assert_array_equal(found.chosen, longer.chosen[:size])
-    rows = np.array([size - 1, 0, size // 2])
-    np.testing.assert_array_equal(found.numbers_of(rows), longer.numbers_of(rows))
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(3, 40))])
 def test_a_blend_is_that_of_one_sample_after_the_other(seed):
     """Weights are made up, with ties: of equal ones, whole percentages and powers of 2."""
@@ -45,5 +36,10 @@ def test_a_blend_is_that_of_one_sample_after_the_other(seed):
     for sample in range(size):
         expected.append(int(np.argmax(weights * max(sample, 1) - taken)))
         taken[expected[-1]] += 1
-    found = blend(weights, size)
-    assert found.chosen.tolist() == expected and found.counts.tolist() == taken.tolist()
+    for count in (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, size):
+        found = blend(weights, count)
+        assert found.chosen.tolist() == expected[:count]
+        rows = np.array([count - 1, 0, count // 2])
+        numbers = [expected[:row].count(expected[row]) for row in rows]
+        assert [each.tolist() for each in found.numbers_of(rows)] == [[expected[row] for row in rows], numbers]
+    assert found.counts.tolist() == taken.tolist()

@@ -81,7 +81,7 @@ WRONG = {
     "sample twice": (change("shuffle", 0, 1), {}, "shuffle_index.npy: does not hold sample"),
     "no such sample": (change("shuffle", 0, 10**6), {}, "shuffle_index.npy: holds 0 to 1000000; expected 0 to 147"),
     "cut short": (cut_short, {}, "shuffle_index.npy: can't be read"),
-    "two": (duplicate, {}, "both fit .*Remove the one"),
+    "two": (duplicate, {}, "each fits .*Keep the one"),
     "other samples": (
         None,
         {"num_samples": 400},
@@ -134,7 +134,7 @@ def twice(index):
 WRONG_BLENDS = {
     "no such data set": (change("dataset", 0, 2), {}, "dataset_index.npy: holds 0 to 2; expected 0 to 1"),
     "another count": (change("dataset_sample", 5, 9), {}, "dataset_sample_index.npy: does not count the samples"),
-    "two": (twice, {}, "each of these blends fits. Keep the one"),
+    "two": (twice, {}, "each fits the weights .*Keep the one"),
 }
 
 

@@ -1,10 +1,12 @@
 """Plans that OLMo-core wrote, read back (tests/golden/olmo_plan, made by tests/golden/make/make_packed_golden.py)."""
 
 import dataclasses
+import functools
 import gzip
 import hashlib
 import json
 import pickle
+import re
 import shutil
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from packed_corpora import EOS, PLAN_CASE, ROW_DIGITS, write_case
 from packed_layouts import open_case, row_digests
 
 from grain_sft import NpyDataSource, PackedLayout, open_corpus
-from grain_sft.errors import GrainSftError, LayoutError, StorageError
+from grain_sft.errors import LayoutError, StorageError
 
 GOLDEN_FOLDER = Path(__file__).parents[1] / "golden"
 VARIANTS = json.loads((GOLDEN_FOLDER / "packed_rows.json").read_text())["variants"]
@@ -83,7 +85,7 @@ def test_a_plan_that_was_changed_is_another_and_not_taken_for_the_one_that_was_o
         pickle.loads(data)
 
 
-NO_SUCH_PLAN = r"(?s)document-indices-.*no such file\..*bytes, sequence_length=.*plans of sequence_length 64 \(2\)"
+NO_SUCH_PLAN = r"(?s)document-indices-.*no such file\..*bytes, sequence_length=.*plans of sequence_length 64\. If"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,14 @@ def test_a_folder_without_plans_and_a_file_with_a_header_are_sentences(made, tmp
         read((dataclasses.replace(corpus, shards=shards), work, names))
 
 
+def mutated(seed, array):
+    """The array with one number changed."""
+    random = np.random.default_rng(seed)
+    at = int(random.integers(len(array)))
+    array[at] = random.choice([0, 1, int(array[at]) + 1, int(array[at]) // 2, int(random.integers(5000)), 2**40, 2**63])
+    return array
+
+
 DAMAGE = {
     "cut": lambda array: array[:-1],
     "empty": lambda array: array[:0],
@@ -131,34 +141,21 @@ DAMAGE = {
 }
 
 
+DAMAGE |= {f"number {seed}": functools.partial(mutated, seed) for seed in range(4)}
+
+
 @pytest.mark.parametrize("group", [0, 1])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_plan_is_refused_with_a_sentence(made, name, kind, group):
+def test_a_damaged_plan_is_refused_with_a_sentence_or_still_holds_every_document_once(made, name, kind, group):
     path = plan_file(made[1], name, group)
     DAMAGE[kind](np.fromfile(path, np.uint64)).tofile(path)
-    if name == "documents-by-instance" and kind == "swapped":
-        assert len(read(made))  # two documents change places
-        return
-    wrong = "damaged|cut short|made from other|in exactly one row|expected|listed"
-    with pytest.raises(LayoutError, match=rf"dataset-common.*({wrong})"):
-        read(made)
-
-
-@pytest.mark.parametrize("seed", range(25))
-def test_no_mutation_of_a_plan_gives_rows_that_lack_or_repeat_tokens(made, seed):
-    """Any one number changed: a sentence, or still every document once."""
-    random = np.random.default_rng(seed)
-    path = plan_file(made[1], NAMES[seed % 3], int(random.integers(2)))
-    array = np.fromfile(path, np.uint64)
-    at = int(random.integers(len(array)))
-    array[at] = random.choice([0, 1, int(array[at]) + 1, int(array[at]) // 2, int(random.integers(5000)), 2**40, 2**63])
-    array.tofile(path)
     try:
         layout = read(made)
-    except GrainSftError as error:
-        assert str(made[1]) in str(error)
+    except LayoutError as error:
+        assert re.search("dataset-common.*(damaged|cut short|made from other)", str(error))
         return
+    assert name == "documents-by-instance" and (kind == "swapped" or "number" in kind)
     documents = [document for row in documents_of(layout) for document in row]
     assert sorted(documents) == list(range(len(documents)))
     assert layout.statistics["dropped_documents"] == 0

@@ -94,29 +94,6 @@ def test_sizes_of_steps_add_up(pipeline, config):
         assert {count * length for count, length in zip(counts, lengths, strict=True)} == {512}
 
 
-def test_skipped_steps_are_left_out_and_withdrawn_documents_are_padding(pipeline, config):
-    skipping = amended(config, {"skip": {"from": 4, "steps": 3}})
-    assert skipping.num_steps == pipeline.num_steps - 3
-    for step in (3, 4, 9, skipping.num_steps - 1):
-        assert_same(skipping[step], pipeline[step + 3 * (step >= 4)])
-    gone = [int(pipeline.source.layout.pieces(pipeline.sampler.rows(step)).document[1]) for step in (2, 3, 5)]
-    for transforms in (["shift_targets"], ["ngram_filter", "shift_targets"], []):
-        plain = config | {"transforms": transforms}
-        withdrawn, whole = amended(plain, {"withdraw": {"from": 3, "documents": gone}}), load(plain)
-        for step in (2, 3, 5, 60):
-            expected = {key: array.copy() for key, array in whole[step].items()}
-            rows = whole.source.layout.pieces(whole.sampler.rows(step)).document
-            hidden = np.isin(rows, gone) & (step >= 3)
-            for key, array in expected.items():
-                array[hidden] = EOS if key in ("inputs", "tokens") else 0
-            found = withdrawn[step]
-            if "targets" in found:  # of which only those that take loss count
-                for batch in (found, expected):
-                    batch["targets"] = np.where(batch["targets_segmentation"] != 0, batch["targets"], 0)
-            assert_same(found, expected)
-            assert hidden.any() or step in (2, 60)
-
-
 def test_figures_of_checkpoints_reports_and_differences_count_tokens(pipeline, config):
     table = checkpoint_table(pipeline, 40)
     assert table["tokens"] == [step * 512 for step in table["step"]]

@@ -1,18 +1,20 @@
 """`ties="numpy:..."`: OLMo-core's rows as CPUs with other instructions make them, from one machine."""
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
 from packed_corpora import PACKED_CASES, write_case
-from test_packed_olmo import GOLDEN, check, layout_of, playable, run_variant
+from test_packed_olmo import GOLDEN, layout_of, playable, run_variant, values_of
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import numpy_sort
-from grain_sft.layout.packing.numpy_sort import argsort_of
+from grain_sft.layout.packing.numpy_sort import argsorts
 from grain_sft.layout.plan import depends_of, finder_of, make_plan
 
 GROUPS = next(case for case in PACKED_CASES if case.name == "uniform, groups of 3 and 2")
@@ -31,57 +33,47 @@ def golden_of(variant: str, case) -> dict:
 @pytest.mark.parametrize("case", [case for case in PACKED_CASES if case.has_ties], ids=lambda case: case.name)
 @pytest.mark.parametrize("variant", numpy_sort.SORTS)
 def test_every_row_is_the_one_that_olmo_core_makes_on_such_a_cpu(tmp_path, variant, case):
-    check(case, tmp_path, f"numpy:{variant}", golden_of(variant, case))
-    if variant == numpy_sort.numpy_sort():
-        (tmp_path / "here").mkdir()
-        check(case, tmp_path / "here", "numpy", golden_of(variant, case))
+    golden = golden_of(variant, case)
+    for ties in (f"numpy:{variant}", *["numpy"] * (variant == numpy_sort.numpy_sort())):
+        assert values_of(case, tmp_path / ties, ties) == golden
 
 
 ON_A_LESSER_CPU = """
-import sys
+import json, sys
 (case,) = (case for case in tests.PACKED_CASES if case.name == sys.argv[3])
-golden = tests.GOLDEN[f"numpy {tests.np.__version__}, {sys.argv[2]}"][case.name]
-tests.check(case, tests.Path(sys.argv[1]), f"numpy:{sys.argv[2]}", golden)
-print(tests.numpy_sort())
+print(tests.numpy_sort(), json.dumps(tests.values_of(case, tests.Path(sys.argv[1]), f"numpy:{sys.argv[2]}")))
 """
 
 
 def test_a_process_whose_numpy_sorts_plainly_still_plays_what_its_cpu_has(tmp_path):
     best = playable()[0]
-    golden_of(best, MANY)
-    assert run_variant("baseline", ON_A_LESSER_CPU, str(tmp_path), best, MANY.name) == "baseline"
+    golden = golden_of(best, MANY)
+    sort, found = run_variant("baseline", ON_A_LESSER_CPU, str(tmp_path / "corpus"), best, MANY.name).split(" ", 1)
+    assert sort == "baseline" and json.loads(found) == golden
 
 
 def test_no_process_is_started_where_numpy_here_already_sorts_so(monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr(subprocess, "run", None)
     for ties in ("stable", "numpy", f"numpy:{numpy_sort.numpy_sort()}"):
-        with argsort_of(ties) as argsort:
-            assert argsort is None
+        assert argsorts(ties, [LENGTHS, LENGTHS]) == [None, None]
 
 
 @needs_avx2
-def test_one_process_sorts_all_groups_and_ends(tmp_path, monkeypatch):
-    started, start = [], subprocess.Popen
-
-    def recording(*args, **named):
-        started.append(start(*args, **named))
-        return started[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", recording)
+def test_one_process_sorts_all_groups(tmp_path, monkeypatch):
+    started = mock.Mock(side_effect=subprocess.run)
+    monkeypatch.setattr(subprocess, "run", started)
     case = dataclasses.replace(GROUPS, group=1)
     layout = layout_of(case, tmp_path, "numpy:baseline", write_case(case, tmp_path))
     assert len(layout) and len(layout.corpus.shards) == 5
-    assert len(started) == 1 and started[0].returncode == 0
+    assert started.call_count == 1
 
 
 @needs_avx2
 def test_empty_and_single_lengths_are_sorted_there_too_whatever_is_switched_on_here(monkeypatch):
     monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")
     monkeypatch.setenv("NPY_ENABLE_CPU_FEATURES", os.environ.get("NPY_ENABLE_CPU_FEATURES", "AVX2"))
-    with argsort_of("numpy:baseline") as argsort:
-        assert argsort(np.zeros(0, np.int64)).tolist() == []
-        assert argsort(np.array([-7])).tolist() == [0]
-        assert argsort(np.array([-1, -9, -3])).tolist() == [1, 2, 0]
+    found = argsorts("numpy:baseline", [np.zeros(0, np.int64), np.array([-7]), np.array([-1, -9, -3])])
+    assert [each.tolist() for each in found] == [[], [0], [1, 2, 0]]
 
 
 def test_a_cpu_that_is_better_than_this_one_is_a_sentence(tmp_path):
@@ -123,8 +115,8 @@ def test_a_process_that_can_not_sort_is_a_sentence(tmp_path, monkeypatch, script
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with argsort_of("numpy:baseline") as argsort, pytest.raises(LayoutError, match=message):
-        argsort(LENGTHS)
+    with pytest.raises(LayoutError, match=message):
+        argsorts("numpy:baseline", [LENGTHS])
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,15 @@
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 from batches import assert_same, examples
 from document_corpora import PAD, make, row_of_spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grain_sft import NpyDataSource, PaddedLayout, ShiftTargets
+from grain_sft import NpyDataSource, PaddedLayout
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW, Layout
+from grain_sft.layout import FILL_ROW
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -45,11 +44,6 @@ def test_every_document_has_the_row_of_its_number_among_those_that_are_long_enou
             assert pieces == [(number, lengths[number] - size if keep == "last" else 0, size)]
             assert_same({key: array[row] for key, array in rows.items()}, expected)
             assert_same(NpyDataSource(layout)[row], expected)
-        some = np.arange(0, len(lengths), 3)
-        assert layout.rows_of_documents(some).tolist() == Layout.rows_of_documents(layout, some).tolist()
-        taken = ShiftTargets().map(rows)["targets_segmentation"] != 0
-        np.testing.assert_array_equal(taken[:, :-1], rows["loss_mask"][:, 1:])
-        assert not taken[:, -1].any()
 
 
 def test_a_fill_row_is_padding(tmp_path):

@@ -1,8 +1,5 @@
 """Costs of attention of rows: the sum of the squares of segment lengths."""
 
-import itertools
-import pickle
-
 import numpy as np
 import pytest
 from batches import assert_one_run, load, sections
@@ -59,15 +56,7 @@ def test_the_spread_of_a_step_is_at_least_that_of_its_longest_document_and_next_
 
 def test_a_run_by_cost_resumes_in_a_pickle_and_on_other_hosts(tmp_path):
     make("plain", tmp_path / "corpus", LENGTHS)
-    corpus, layout = (
-        {"format": "files", "dtype": "uint16", "eos_token_id": EOS},
-        {"kind": "packed", "source_group_size": 9},
-    )
+    corpus = {"format": "files", "dtype": "uint16", "eos_token_id": EOS}
+    layout = {"kind": "packed", "source_group_size": 9}
     config = sections(tmp_path / "corpus", 32, corpus=corpus, layout=layout, order="balanced", seed=2)
-    pipeline = load(config)
     assert_one_run(lambda host: load(config, host=host), range(8, 11), [1, 2, 4])
-    costs = pipeline.source.layout.row_costs()
-    again = pickle.loads(pickle.dumps(pipeline))
-    found = [np.sort(costs[again.sampler.rows(step)]) for step in range(again.sampler.steps_per_epoch)]
-    ordered = sorted(found, key=lambda each: each[0])
-    assert all(first[-1] <= then[0] for first, then in itertools.pairwise(ordered))

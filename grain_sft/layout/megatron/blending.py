@@ -33,7 +33,6 @@ STEPS = 4
 """Number of steps per data set that a chain runs to correct its guess."""
 
 _CHAINS = 1 << 13  # run at once, so that their arrays stay in the processor's cache
-_ROWS = 64  # steps whose choices are transposed at once
 
 
 class Blend(NamedTuple):
@@ -130,25 +129,12 @@ def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     """
     datasets, chains = taken.shape
     codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]  # the first has the highest
-    error, greatest, at = np.empty(taken.shape), np.empty(chains), np.empty(chains)
-    equal, coded = np.empty(taken.shape, np.bool_), np.empty(taken.shape, codes.dtype)
-    place, columns = np.empty(chains, np.int64), np.arange(chains) + taken.size
-    found, rows = np.empty((chains, steps), np.min_scalar_type(datasets - 1)), np.empty((_ROWS, chains), codes.dtype)
-    weights, flat = weights[:, None], taken.reshape(-1)
-    for first in range(0, steps, _ROWS):
-        count = min(_ROWS, steps - first)
-        for number, code in enumerate(rows[:count], first):
-            np.add(step, number, out=at)
-            if not number:
-                np.maximum(at, 1, out=at)
-            np.multiply(weights, at, out=error)
-            np.subtract(error, taken, out=error)
-            np.maximum.reduce(error, axis=0, out=greatest)
-            np.equal(error, greatest, out=equal)
-            np.multiply(equal.view(np.uint8), codes, out=coded)
-            np.maximum.reduce(coded, axis=0, out=code)
-            np.multiply(code, -chains, out=place, dtype=np.int64)
-            np.add(place, columns, out=place)
-            np.add.at(flat, place, 1.0)
-        found[:, first : first + count] = (datasets - rows[:count]).T
-    return found
+    chosen: Numbers = np.empty((steps, chains), codes.dtype)
+    weights, flat, last = weights[:, None], taken.reshape(-1), np.arange(chains) + taken.size
+    error = np.empty(taken.shape)
+    for number, code in enumerate(chosen):
+        np.multiply(weights, np.maximum(step + number, 1), out=error)
+        error -= taken
+        np.max((error == error.max(axis=0)) * codes, axis=0, out=code)
+        np.add.at(flat, last - chains * code.astype(np.int64), 1.0)
+    return np.subtract(datasets, chosen, out=chosen).T

@@ -9,8 +9,8 @@ A data set has three .npy files: `document_index`, `sample_index` and `shuffle_i
 import json
 import math
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,13 @@ from grain_sft.layout.megatron.blending import Blend, blend_of, normalized
 from grain_sft.layout.megatron.stream import Cut, Stream, ends_of, sample_index
 from grain_sft.storage import files
 
+Integers = npt.NDArray[np.integer]
+
 _DOCUMENTS, _SAMPLES, _SHUFFLE = _STREAM = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
 """(end of the file name, key of the paths of prefixes, key of the seed) of megatron-core's description and MaxText's."""
 
+_Found = TypeVar("_Found", Stream, Blend)
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
 _ENDINGS = (*_STREAM, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
 
@@ -49,13 +52,7 @@ def stamps_of(folder: str) -> list[list[Any]]:
 
 
 def read_stream(
-    folder: str,
-    path: str,
-    sizes: npt.NDArray[np.integer],
-    before: int,
-    num_samples: int | None,
-    cut: Cut,
-    seed: int | None,
+    folder: str, path: str, sizes: Integers, before: int, num_samples: int | None, cut: Cut, seed: int | None
 ) -> Stream:
     """Return the stream of a data set from the index files of a folder.
 
@@ -75,11 +72,10 @@ def read_stream(
     epochs = cut.epochs_for(num_samples, max(1, tokens))
     count = cut.samples_in(epochs * tokens)
     shapes = {_DOCUMENTS: (epochs * len(sizes),), _SAMPLES: (count + 1, 2), _SHUFFLE: (count,)}
+    sound: dict[str, Stream] = {}
     wrong: list[str] = []
-    sound: list[tuple[str, Stream]] = []
     described = 0
-    for name in (name for name, *_ in stamps_of(folder) if name.endswith(_DOCUMENTS)):
-        start = os.path.join(folder, name.removesuffix(_DOCUMENTS))
+    for start in _starts(folder, _DOCUMENTS):
         if not _describes(start, path, seed):
             continue
         described += 1
@@ -91,20 +87,10 @@ def read_stream(
         reason = _unsound(order, samples, shuffle, sizes, epochs, cut)
         if reason:
             wrong.append(f"{start}{reason}")
-        else:
-            found = Stream(order, ends_of(sizes, order), np.ascontiguousarray(shuffle))
-            if not any((order == each.order).all() and (shuffle == each.shuffle).all() for _, each in sound):
-                sound.append((start, found))
-    if len(sound) > 1:
-        raise LayoutError(
-            f"{sound[0][0]}* and {sound[1][0]}*: both fit {path}. Remove the one that the run does not have."
-        )
-    if sound:
-        return sound[0][1]
-    if wrong:
-        raise LayoutError(
-            f"{wrong[0]} It is damaged, or was made from other documents or options. Remove it, or leave out index_dir."
-        )
+        elif not any((order == each.order).all() and (shuffle == each.shuffle).all() for each in sound.values()):
+            sound[start] = Stream(order, ends_of(sizes, order), np.ascontiguousarray(shuffle))
+    if found := _only(sound, wrong, path):
+        return found
     listed = ", ".join(f"{each} {list(shape)}" for each, shape in shapes.items())
     raise LayoutError(
         f"{folder}: no index of {path} with {listed}. {described} indices of these paths and this seed, or without a "
@@ -124,11 +110,10 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
     Raises:
       LayoutError: The folder has blends, but none or several of them are sound and have these shares and this size.
     """
-    names = [name for name, *_ in stamps_of(folder) if name.endswith(_BLEND[0])]
+    starts = _starts(folder, _BLEND[0])
     sound: dict[str, Blend] = {}
     wrong: list[str] = []
-    for name in names:
-        start = os.path.join(folder, name.removesuffix(_BLEND[0]))
+    for start in starts:
         if not _describes_blend(start, shares):
             continue
         dataset, number = (_load(start + ending) for ending in _BLEND)
@@ -139,25 +124,45 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
                 f"{start}{_BLEND[0]}: holds {dataset.min()} to {dataset.max()}; expected 0 to {len(shares) - 1}."
             )
             continue
-        found = blend_of(dataset, len(shares))
-        if (found.numbers_of(np.arange(size))[1] != number).any():
+        blend = blend_of(dataset, len(shares))
+        if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
-        elif (abs(found.counts - shares * size) > 2 + math.log(len(shares))).any():  # more than the greedy rule allows
+        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # more than the greedy rule allows
             wrong.append(
-                f"{start}{_BLEND[0]}: takes {found.counts.tolist()} samples; expected shares of {shares.tolist()}."
+                f"{start}{_BLEND[0]}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}."
             )
-        elif not any(np.array_equal(found.chosen, each.chosen) for each in sound.values()):
-            sound[start] = found
+        elif not any(np.array_equal(blend.chosen, each.chosen) for each in sound.values()):
+            sound[start] = blend
+    found = _only(sound, wrong, f"the weights {shares.tolist()}")
+    if starts and found is None:
+        raise LayoutError(
+            f"{folder}: {len(starts)} blends, but none has {size} samples and weights {shares.tolist()}. Remove them, or "
+            "leave out index_dir."
+        )
+    return found
+
+
+def _starts(folder: str, ending: str) -> list[str]:
+    """Return the paths of the index files with an ending, without the ending."""
+    names = [name for name, *_ in stamps_of(folder)]
+    return [os.path.join(folder, name.removesuffix(ending)) for name in names if name.endswith(ending)]
+
+
+def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
+    """Return the only sound index; None if none is. Raise a `LayoutError` if several are, or one is damaged and none is sound.
+
+    Args:
+      sound: Sound indices, by the beginnings of their paths.
+      wrong: Sentences about damaged indices.
+      fits: What the indices fit.
+    """
     if len(sound) > 1:
         raise LayoutError(
-            f"{'* and '.join(sound)}*: each of these blends fits. Keep the one that the run used, and remove the rest."
+            f"{'* and '.join(sound)}*: each fits {fits}. Keep the one that the run used, and remove the others."
         )
     if wrong and not sound:
-        raise LayoutError(f"{wrong[0]} Remove it, or leave out index_dir.")
-    if names and not sound:
         raise LayoutError(
-            f"{folder}: {len(names)} blends, but none has {size} samples and weights {shares.tolist()}. Remove them, or "
-            "leave out index_dir."
+            f"{wrong[0]} It is damaged, or was made from other documents or options. Remove it, or leave out index_dir."
         )
     return next(iter(sound.values()), None)
 
@@ -166,40 +171,37 @@ def _describes(start: str, tokens: str, seed: int | None) -> bool:
     """Return whether the description of an index names the token file and the seed; True without a description."""
     name = os.path.basename(tokens).removesuffix(".bin")
     for ending, paths, seeds in _DESCRIPTIONS:
-
-        def agrees(stated: Any, paths: str = paths, seeds: str = seeds) -> bool:
-            listed = stated[paths] if isinstance(stated[paths], list) else [stated[paths]]
-            return name in [os.path.basename(str(each)) for each in listed] and bool(stated[seeds] == seed)
-
-        if not _stated(start + ending, agrees):
-            return False
+        if (stated := _stated(start + ending, paths, seeds)) is not None:
+            listed = stated[0] if isinstance(stated[0], list) else [stated[0]]
+            if stated[1] != seed or name not in [os.path.basename(str(each)) for each in listed]:
+                return False
     return True
 
 
 def _describes_blend(start: str, shares: npt.NDArray[np.float64]) -> bool:
     """Return whether megatron-core's description of a blend has these shares; True without a description."""
-
-    def agrees(stated: Any) -> bool:
-        weights = normalized(stated["weights"])
-        return len(weights) == len(shares) and bool(np.allclose(weights, shares, rtol=1e-9, atol=0))
-
-    return _stated(start + _DESCRIPTIONS[0][0], agrees)
-
-
-def _stated(path: str, agrees: Callable[[Any], bool]) -> bool:
-    """Return `agrees` of the description at `path`; True where the file does not exist."""
-    if not os.path.exists(path):
+    stated = _stated(start + _DESCRIPTIONS[0][0], "weights")
+    if stated is None:
         return True
+    weights = normalized(stated[0])
+    return weights.shape == shares.shape and np.allclose(weights, shares, rtol=1e-9, atol=0)
+
+
+def _stated(path: str, *keys: str) -> list[Any] | None:
+    """Return the values of `keys` in the description at `path`; None if the file does not exist."""
+    if not os.path.exists(path):
+        return None
     try:
         with open(path, encoding="utf-8") as file:
-            return agrees(json.load(file))
+            stated = json.load(file)
+        return [stated[key] for key in keys]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise LayoutError(f"{path}: can't be read as a description ({error!r}). Remove its index.") from error
 
 
-def _load(path: str) -> npt.NDArray[Any]:
+def _load(path: str) -> Integers:
     try:
-        array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: Integers = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise LayoutError(f"{path}: can't be read ({error}). Remove its index, or leave out index_dir.") from error
     if array.dtype.kind not in "iu":
@@ -207,14 +209,7 @@ def _load(path: str) -> npt.NDArray[Any]:
     return array
 
 
-def _unsound(
-    order: npt.NDArray[np.int32],
-    samples: npt.NDArray[Any],
-    shuffle: npt.NDArray[Any],
-    sizes: npt.NDArray[np.integer],
-    epochs: int,
-    cut: Cut,
-) -> str:
+def _unsound(order: Integers, samples: Integers, shuffle: Integers, sizes: Integers, epochs: int, cut: Cut) -> str:
     """Return the end of the file's name and a sentence about its fault; "" for a sound index."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."

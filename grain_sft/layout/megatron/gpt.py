@@ -94,61 +94,55 @@ class MegatronGptLayout(Layout):
     ) -> None:
         if variant not in VARIANTS:
             raise LayoutError(f"variant={variant!r}: expected one of {', '.join(VARIANTS)}.")
-        traits = VARIANTS[variant]
-        length = as_sequence_length(sequence_length)
-        extra = traits.extra if add_extra_token_to_sequence is None else bool(add_extra_token_to_sequence)
-        if num_samples is not None:
-            num_samples = as_integer("num_samples", num_samples, 1, LayoutError)
-        if (seed := as_integer("seed", seed, 0, LayoutError)) >= 2**32:
-            raise LayoutError(f"seed={seed}: expected less than 2**32, which numpy's RandomState takes.")
-        if eod_token_id is not None:
-            eod_token_id = as_integer("eod_token_id", eod_token_id, 0, LayoutError)
-        if max_segments_per_row is not None:
-            max_segments_per_row = as_integer("max_segments_per_row", max_segments_per_row, 0, LayoutError)
-        if not 0 <= surplus <= 1000:
-            raise LayoutError(f"surplus={surplus!r}: expected a number from 0 to 1000.")
         if document_subset not in SUBSETS or (document_split is None and document_subset != "train"):
             raise LayoutError(
                 f"document_subset={document_subset!r}: expected one of {', '.join(SUBSETS)}, with document_split, such as "
                 "document_split='99,1'."
             )
-        if eod_mask_loss and traits.masks_targets:
-            raise LayoutError(
-                f"eod_mask_loss=True: variant {variant} never takes loss on the prediction of an EOD. Remove eod_mask_loss."
-            )
+        if (seed := as_integer("seed", seed, 0, LayoutError)) >= 2**32:
+            raise LayoutError(f"seed={seed}: expected less than 2**32, which numpy's RandomState takes.")
+        if num_samples is not None:
+            num_samples = as_integer("num_samples", num_samples, 1, LayoutError)
+        traits, length = VARIANTS[variant], as_sequence_length(sequence_length)
+        extra = traits.extra if add_extra_token_to_sequence is None else bool(add_extra_token_to_sequence)
         self.corpus, self.sequence_length = corpus, as_sequence_length(length + extra)
         self.orders_rows = traits.shuffles
         self._cut = Cut(length, int(extra), bool(drop_last_partial_sequence))
-        if index_dir is not None and not traits.shuffles:
-            raise LayoutError(f"index_dir={index_dir!r}: variant {variant} has no index. Leave it out.")
-        if document_split is not None and not traits.splits:
-            raise LayoutError(
-                f"document_split={document_split!r}: variant {variant} splits the sequences of each prefix. Give corpus.split."
-            )
+        used_seed = seed if traits.shuffles else None
         split = None if document_split is None else (document_split, document_subset)
         given = None if index_dir is None else os.fspath(index_dir)
-        used_seed = seed if traits.shuffles else None
         self._recipe = Recipe(variant, self._cut, num_samples, used_seed, float(surplus), split, given)
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
-        resets = traits.resets if reset_attention_mask is None else reset_attention_mask
-        positions = traits.resets and resets if reset_position_ids is None else reset_position_ids
-        segments = traits.segments_per_row if max_segments_per_row is None else max_segments_per_row
-        joined = length // segments if segments and resets else 0
-        self.transforms = self._transforms(eod_token_id, eod_mask_loss, resets, positions, joined)
+        self.transforms = self._transforms(
+            eod_token_id, eod_mask_loss, reset_attention_mask, reset_position_ids, max_segments_per_row
+        )
         self._open()
 
-    def _transforms(self, eod: int | None, mask: bool, attention: bool, positions: bool, joined: int) -> list[Any]:
-        """Return the default transforms."""
-        targets = VARIANTS[self._recipe.variant].masks_targets
+    def _transforms(
+        self, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
+    ) -> list[Any]:
+        """Return the default transforms for the arguments of the constructor."""
+        traits = VARIANTS[self._recipe.variant]
+        if mask and traits.masks_targets:
+            raise LayoutError(
+                f"eod_mask_loss=True: variant {self._recipe.variant} never takes loss on the prediction of an EOD. Remove "
+                "eod_mask_loss."
+            )
+        attention = traits.resets if attention is None else attention
+        positions = traits.resets and attention if positions is None else positions
+        segments = traits.segments_per_row if segments is None else segments
+        segments = as_integer("max_segments_per_row", segments, 0, LayoutError)
+        joined = self._cut.length // segments if segments and attention else 0
         found: list[Any] = ["shift_targets"] + ["drop_last_position"] * self._cut.extra
-        if not (mask or targets or attention or positions):
+        if not (mask or traits.masks_targets or attention or positions):
             return found
         if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
             raise LayoutError(
                 "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus states none. Give it."
             )
-        if mask or targets:
-            found.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": targets}})
+        eod = as_integer("eod_token_id", eod, 0, LayoutError)
+        if mask or traits.masks_targets:
+            found.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": traits.masks_targets}})
         if attention or positions:
             options = {"attention": attention, "positions": positions, "min_segment_length": joined}
             found.append({"reset_at_eod": {"eod_token_id": eod, **options}})

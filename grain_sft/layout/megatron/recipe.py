@@ -26,10 +26,10 @@ class Variant(NamedTuple):
     Attributes:
       extra: Whether a row also holds the first token of the next row by default.
       shuffles: Whether documents and samples are shuffled.
-      joins: Whether the shards of a corpus without weights are one data set. Otherwise each is a data set.
+      blends: Whether each shard is a data set, and one shard with a weight a blend of `num_samples` rows. Each data set's share
+        of these is rounded up. Otherwise the shards of a corpus without weights are one data set, and a blend has `num_samples`
+        rows.
       by_documents: Whether the sequences of one document stay together in the stream.
-      exact_size: Whether a blend has `num_samples` rows. Otherwise each data set's share of them is rounded up.
-      blends_one: Whether one shard with a weight is a blend of `num_samples` rows.
       resets: Whether attention and positions begin anew after each EOD by default.
       segments_per_row: Default of `max_segments_per_row`.
       masks_targets: Whether predictions of EOD take no loss.
@@ -38,10 +38,8 @@ class Variant(NamedTuple):
 
     extra: bool = True
     shuffles: bool = True
-    joins: bool = True
+    blends: bool = False
     by_documents: bool = True
-    exact_size: bool = True
-    blends_one: bool = False
     resets: bool = True
     segments_per_row: int = 25
     masks_targets: bool = False
@@ -49,9 +47,7 @@ class Variant(NamedTuple):
 
 
 VARIANTS = {
-    "megatron": Variant(
-        joins=False, by_documents=False, exact_size=False, blends_one=True, resets=False, segments_per_row=0
-    ),
+    "megatron": Variant(blends=True, by_documents=False, resets=False, segments_per_row=0),
     "mmap_npy": Variant(splits=True),
     "mmap": Variant(extra=False, shuffles=False, masks_targets=True),
 }
@@ -82,6 +78,17 @@ class Recipe:
     split: tuple[str, str] | None = dataclasses.field(default=None, repr=False)
     index_dir: str | None = dataclasses.field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.surplus <= 1000:
+            raise LayoutError(f"surplus={self.surplus!r}: expected a number from 0 to 1000.")
+        if self.index_dir is not None and not VARIANTS[self.variant].shuffles:
+            raise LayoutError(f"index_dir={self.index_dir!r}: variant {self.variant} has no index. Leave it out.")
+        if self.split is not None and not VARIANTS[self.variant].splits:
+            raise LayoutError(
+                f"document_split={self.split[0]!r}: variant {self.variant} splits the sequences of each prefix. Give "
+                "corpus.split."
+            )
+
     def dependencies(self, corpus: Corpus) -> dict[str, Any]:
         """Return everything that the indices depend on, ready for JSON."""
         content = corpus.find_documents().content
@@ -105,7 +112,7 @@ class Recipe:
         """
         traits = VARIANTS[self.variant]
         units = corpus.documents if traits.by_documents else corpus.sequences
-        borders = [0, len(units)] if traits.joins and not corpus.weights else _borders(corpus, units)
+        borders = _borders(corpus, units) if traits.blends or corpus.weights else [0, len(units)]
         if self.split is not None or len(borders) <= len(corpus.shards) or len(units) != len(corpus.sequences):
             self._refuse_split(corpus)
         weights, needs, wanted = self._needs(corpus.weights, len(borders) - 1)
@@ -122,7 +129,7 @@ class Recipe:
             made |= {f"order {number}": stream.order, f"ends {number}": stream.ends}
             if stream.shuffle is not None:
                 made[f"shuffle {number}"] = stream.shuffle
-        if len(used) > 1 or (corpus.weights and traits.blends_one):
+        if len(used) > 1 or (corpus.weights and traits.blends):
             counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
             if corpus.weights:
                 shares = normalized([weights[number] for number in used])
@@ -183,9 +190,9 @@ class Recipe:
             raise LayoutError(
                 f"corpus with weights: variant {self.variant} has no weighted blend. Give corpus.mixture."
             )
-        if traits.blends_one and samples is None:
+        if traits.blends and samples is None:
             raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
-        if traits.blends_one and not all(given):
+        if traits.blends and not all(given):
             raise LayoutError(
                 "corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix of that weight."
             )
@@ -194,7 +201,7 @@ class Recipe:
             return weights, [None] * datasets, None
         shares = [math.ceil(samples * weight) for weight in weights]
         needs = [math.ceil(share * (1 + self.surplus)) for share in shares]
-        return weights, needs, samples if traits.exact_size else sum(shares)
+        return weights, needs, sum(shares) if traits.blends else samples
 
 
 def _borders(corpus: Corpus, units: Documents) -> list[int]:

@@ -133,22 +133,10 @@ def sample_index(ends: Ints, cut: Cut) -> Ints:
     At a border of two entries, samples without an extra token begin at the end of the first entry. Others begin at the
     start of the second.
     """
-    total = int(ends[-1])
-    count = cut.samples_in(total)
-    border = np.arange(1, count + 1) * cut.length
-    partial = count > 0 and border[-1] + cut.extra > total
-    if partial:
-        border[-1] = total - cut.extra
-    before = np.append(0, ends[:-1])
-    first = -(-(before + 1 - cut.extra) // cut.length)  # first border that is in an entry
-    after = np.append(first[1:], -(-(total + 1 - cut.extra) // cut.length))
-    counts = after - first
-    found: Ints = np.zeros((count + 1, 2), np.int64)
-    entry = np.arange(len(ends)).repeat(np.maximum(counts, 0))
-    border_number = np.arange(len(entry)) + int(first[0])
-    inside = (border_number >= 1) & (border_number <= count - partial)
-    found[border_number[inside], 0] = entry[inside]
-    if partial:
-        found[count, 0] = len(ends) - 1
-    found[1:, 1] = border - before[found[1:, 0]]
-    return found
+    count = cut.samples_in(int(ends[-1]))
+    border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)
+    entry = ends.searchsorted(border, side="right" if cut.extra else "left")
+    entry[0] = 0
+    if border[-1] < count * cut.length:
+        entry[-1] = len(ends) - 1  # after a partial last sample: the last entry, even if it is empty
+    return np.stack([entry, border - np.append(0, ends)[entry]], axis=1)

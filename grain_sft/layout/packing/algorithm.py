@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 Ints = npt.NDArray[np.int64]
-Argsort = Callable[[Ints], Ints]
 
 Ties = Literal["stable", "numpy", "numpy:avx512", "numpy:avx2", "numpy:baseline"]
 LongDocuments = Literal["truncate", "fragment"]
@@ -51,7 +50,8 @@ class PackingOptions:
     Attributes:
       epoch: Number of the epoch to pack, from 0.
       plan: Digest of a plan read from OLMo-core's files; None if the plan is computed.
-      argsort: NumPy's argsort on the CPU that `ties` names; None if this process's argsort orders ties the same way.
+      longest_first: int64 [documents], numbers of the documents, longest first, as numpy sorts them on the CPU that `ties`
+        names; None if numpy in this process sorts them so.
       All others: Arguments of `PackedLayout`.
     """
 
@@ -67,7 +67,7 @@ class PackingOptions:
     batch_rows: int = 1
     epoch: int = 0
     plan: str | None = None
-    argsort: Argsort | None = dataclasses.field(default=None, compare=False, repr=False)
+    longest_first: Ints | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def checked(self) -> PackingOptions:
         """Return these options, with integers as Python ints; raise a `LayoutError` where one has an invalid value."""
@@ -83,7 +83,7 @@ class PackingOptions:
 
     def stated(self) -> dict[str, Any]:
         """Return the options that decide the plan, as a dict."""
-        return {name: value for name, value in vars(self).items() if name != "argsort"}
+        return {name: value for name, value in vars(self).items() if name != "longest_first"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +123,8 @@ class PackingAlgorithm:
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
     """Return the order of documents by length, longest first. Unless `options.ties` is "stable", equal lengths are in the order
     of OLMo-core's `np.argsort(-1 * lengths)`, which depends on the CPU's vector instructions and on NumPy's version."""
-    if options.argsort is not None:
-        return options.argsort(-lengths)
+    if options.longest_first is not None:
+        return options.longest_first
     return np.argsort(-lengths, kind="stable" if options.ties == "stable" else None)
 
 

@@ -4,7 +4,8 @@ Each document, longest first, goes to the row with the smallest sufficient space
 rows of equal space, it goes to the row that reached that space first.
 """
 
-import itertools
+from bisect import bisect_left, insort
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,43 +41,21 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
-    """Assign documents row by row: each iteration places the next documents of one length that go to the same row.
-
-    Rows of equal space form a queue that is linked through the rows, which is 1.3 times as fast as a deque for each space.
-    `words` has a bit for each space that some row has, 64 spaces to a word; `used` has a bit for each word that is not 0.
-    """
-    first, last = dict[int, int](), dict[int, int]()  # row, of each space
-    after = [-1] * len(open_spaces)  # of each row, the next of the same space
+    """Assign documents row by row: each iteration places the next documents of one length that go to the same row."""
+    queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}  # rows of each space
+    spaces = sorted(queues)
     documents = [0] * len(open_spaces)  # of each row
-    words: dict[int, int] = {}
-    for space, group in _by_space(open_spaces):
-        first[space], last[space] = int(group[0]), int(group[-1])
-        for row, following in itertools.pairwise(group.tolist()):
-            after[row] = following
-        words[space >> 6] = words.get(space >> 6, 0) | 1 << (space & 63)
-    used = sum(1 << at for at in words)
     rows, counts = [], []
     for length, count in equal_lengths(lengths):
         while count:
-            space, at = 0, length >> 6
-            if word := words.get(at, 0) >> (length & 63):
-                space = length + (word & -word).bit_length() - 1
-            elif above := used >> (at + 1):
-                at += (above & -above).bit_length()
-                word = words[at]
-                space = (at << 6) + (word & -word).bit_length() - 1
-            if space:
-                row = first[space]
-                if (following := after[row]) >= 0:
-                    first[space], after[row] = following, -1
-                else:
-                    del first[space]
-                    at = space >> 6
-                    words[at] ^= 1 << (space & 63)
-                    used ^= 0 if words[at] else 1 << at
+            at = bisect_left(spaces, length)
+            if at < len(spaces):
+                space = spaces[at]
+                row = queues[space].popleft()
+                if not queues[space]:
+                    del queues[space], spaces[at]
             else:
                 space, row = capacity, len(documents)
-                after.append(-1)
                 documents.append(0)
             # The row stays the one with the smallest sufficient space as long as another document fits.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
@@ -85,16 +64,11 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
             count -= taken
             documents[row] += taken
             space -= taken * length
-            if not space or documents[row] == most:
-                continue
-            if space in first:
-                after[last[space]] = row
-            else:
-                first[space] = row
-                at = space >> 6
-                words[at] = words.get(at, 0) | 1 << (space & 63)
-                used |= 1 << at
-            last[space] = row
+            if space and documents[row] < most:
+                if space not in queues:
+                    insort(spaces, space)
+                    queues[space] = deque()
+                queues[space].append(row)
     return np.repeat(np.array(rows, np.int64), counts)
 
 
@@ -110,32 +84,31 @@ def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
     """Assign documents together: each iteration places all documents of one length that go to rows of the same space."""
     rows_of_documents: Ints = np.empty(len(lengths), np.int64)
     queues = {space: [group] for space, group in _by_space(open_spaces)}
-    spaces = sum(1 << space for space in queues)  # bit s: some row has space s
+    spaces = sorted(queues)
     opened, first = len(open_spaces), 0
     for length, number in equal_lengths(lengths):
         end = first + number
         while first < end:
-            if fitting := spaces >> length:
-                space = length + (fitting & -fitting).bit_length() - 1
-                spaces ^= 1 << space
-                queue = queues.pop(space)
-                rows = queue[0] if len(queue) == 1 else np.concatenate(queue)
-            else:
-                space = capacity
-                rows = np.arange(opened, opened - (first - end) // (space // length))
+            at = bisect_left(spaces, length)
+            space = spaces[at] if at < len(spaces) else capacity
             each = min(space // length, end - first)  # documents of each row, as in `_place_by_row`
-            count = min(len(rows), (end - first) // each)
-            taken, left = rows[:count], space - each * length
-            rows_of_documents[first : first + count * each] = taken if each == 1 else np.repeat(taken, each)
-            first += count * each
-            if left in queues:
-                queues[left].append(taken)
-            elif left:
-                queues[left] = [taken]
-                spaces |= 1 << left
-            if not fitting:
+            count = (end - first) // each
+            if at == len(spaces):
+                rows = np.arange(opened, opened + count)
                 opened += count
-            elif count < len(rows):
-                queues[space] = [rows[count:]]
-                spaces |= 1 << space
+            else:
+                queue = queues[space]
+                rows = queue[0] if len(queue) == 1 else np.concatenate(queue)
+                if count < len(rows):
+                    queues[space], rows = [rows[count:]], rows[:count]
+                else:
+                    del queues[space], spaces[at]
+            placed = first + len(rows) * each
+            rows_of_documents[first:placed] = rows if each == 1 else rows.repeat(each)
+            first, left = placed, space - each * length
+            if left in queues:
+                queues[left].append(rows)
+            elif left:
+                queues[left] = [rows]
+                insort(spaces, left)
     return rows_of_documents

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from making import GOLDEN, olmo_loader, olmo_windows, options, versions, write_json
+from making import GOLDEN, olmo_epoch, olmo_loader, olmo_windows, options, versions, write_json
 from numpy.typing import NDArray
 
 Rows = NDArray[np.uint16]
@@ -102,14 +102,10 @@ def olmo_batches(case: OrderCase) -> dict[str, Any]:
         by_rank: list[list[list[int]]] = []
         for rank in range(case.ranks):
             loader = olmo_loader(dataset, folder, batch=case.batch, seed=case.seed, ranks=case.ranks, rank=rank)
-            loader.reshuffle(epoch=case.epoch)
-            by_rank.append([])
-            for batch in loader:
-                indices = batch["index"].tolist()
-                assert (batch["input_ids"].numpy() == np.array(indices)[:, None]).all()  # tokens are the index
-                by_rank[-1].append(indices)
-            assert len(by_rank[-1]) == loader.total_batches
-            loader.reset()
+            batches = olmo_epoch(loader, case.epoch)
+            for batch in batches:
+                assert (batch["input_ids"] == batch["index"][:, None]).all()  # tokens are the index
+            by_rank.append([batch["index"].tolist() for batch in batches])
     found = {"file_tokens": list(case.file_tokens), "L": case.length, "N": instances, "global_batch_size": case.batch}
     found |= {"ranks": case.ranks, "seed": case.seed, "epoch": case.epoch}
     return found | {"batches": [list(ranks) for ranks in zip(*by_rank, strict=True)]}

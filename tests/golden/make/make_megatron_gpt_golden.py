@@ -1,10 +1,11 @@
 """Write `megatron_samples.json` and `megatron_cache/megatron*`: samples of megatron-core's `GPTDataset` and `BlendedDataset` of
-the runs in `tests/helpers/megatron_corpora.py`.
+the runs in `tests/helpers/megatron_corpora.py`; and `megatron_oversampled.json`: which blends it refuses for lack of samples.
 
 Needed: megatron-core 0.16.1 and torch.
 """
 
 import hashlib
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,7 +19,7 @@ from megatron.core.datasets import helpers
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.utils import Split, get_blend_from_list, normalize
-from megatron_corpora import BLEND_SIZE, BLENDS, EOD, FEW, KEPT, LENGTH, runs, write_prefixes
+from megatron_corpora import BLEND_SIZE, BLENDS, EOD, FEW, KEPT, LENGTH, oversampled_runs, runs, write_prefixes
 
 TOKENIZER = SimpleNamespace(eod=EOD, eos=EOD, vocab_size=200, unique_identifiers={"made": "up"})
 KEYS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
@@ -61,8 +62,17 @@ def golden(dataset: Any) -> dict[str, Any]:
     return {"samples": len(dataset), **hashes, "last": sample["tokens"].tolist()}
 
 
+def oversampled(folder: Path, run: dict[str, Any]) -> dict[str, int]:
+    """Return the number of samples of a blend; or how many it takes of a data set of fewer, with which megatron-core stops."""
+    try:
+        return {"samples": len(dataset_of(folder, run))}
+    except IndexError as error:
+        taken, size = re.findall(r"requests (\d+) samples .* excess of its size (\d+)", str(error))[0]
+        return {"taken": int(taken), "size": int(size)}
+
+
 if __name__ == "__main__":
-    out = options("megatron_samples.json").out
+    out = options("megatron_samples.json and megatron_oversampled.json").out
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     found = {}
     for name, run in runs().items():  # each in a folder of its own: the keys of Megatron's cache leave out some options
@@ -78,5 +88,11 @@ if __name__ == "__main__":
         index, numbers = np.zeros(BLEND_SIZE, np.int16), np.zeros(BLEND_SIZE, np.int64)
         helpers.build_blending_indices(index, numbers, normalize(weights), len(weights), BLEND_SIZE, False)
         blends[name] = hashlib.sha256(index.astype("<i8").tobytes() + numbers.astype("<i8").tobytes()).hexdigest()[:16]
-    made = {**versions("megatron-core", "torch", "numpy"), "blends": blends, "cases": found}
-    write_json(out / "megatron_samples.json", made, compact=("cases",))
+    made = versions("megatron-core", "torch", "numpy")
+    write_json(out / "megatron_samples.json", {**made, "blends": blends, "cases": found}, compact=("cases",))
+    refused = {}
+    for name, run in oversampled_runs().items():
+        with tempfile.TemporaryDirectory() as temporary:
+            write_prefixes(Path(temporary))
+            refused[name] = oversampled(Path(temporary), run)
+    write_json(out / "megatron_oversampled.json", {**made, "cases": refused}, compact=("cases",))

@@ -18,7 +18,6 @@ Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -30,12 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from making import olmo_loader, options, versions, write_json
+from making import olmo_epoch, olmo_loader, options, versions, write_json
 
-from packed_corpora import BOS, EOS, PACKED_CASES, PAD, PLAN_CASE, ROW_DIGITS, VARIANTS  # isort: skip
-from packed_corpora import PackedCase, digest_of_files, row_digest, write_case  # isort: skip
+from packed_corpora import BOS, EOS, PACKED_CASES, PAD, PLAN_CASE, VARIANTS  # isort: skip
+from packed_corpora import PackedCase, digest_of_files, row_digest, values_of_rows, write_case  # isort: skip
 
-SHOWN = 2  # rows in full, from the first and from the last
 RUNS = (("distinct, groups", 8, 4, 34521), ("distinct, five files", 12, 3, 7), ("distinct, one longer", 6, 2, 34521))
 """Case, rows of a global batch, ranks and seed of each run of olmo_packed_steps.json."""
 EPOCHS = 2
@@ -95,16 +93,7 @@ def digests_of(dataset: Any, places: Places) -> list[str]:
 def rows_of(case: PackedCase) -> dict[str, Any]:
     """Return what OLMo-core makes of one case."""
     with opened(case) as (dataset, corpus, places):
-        digests, last = digests_of(dataset, places), len(places)
-        lengths = [number for row in places for number in (len(row), *(stop - start for _, start, stop in row))]
-        shown = sorted({*range(min(SHOWN, last)), *range(max(0, last - SHOWN), last)})
-        return {
-            "corpus": corpus,
-            "rows": "".join(digest[:ROW_DIGITS] for digest in digests),
-            "all": hashlib.sha256("".join(digests).encode()).hexdigest()[:16],
-            "lengths": row_digest([], [], [], lengths),
-            "shown": {str(number): places[number] for number in shown},
-        }
+        return {"corpus": corpus, **values_of_rows(digests_of(dataset, places), places)}
 
 
 def steps_of(dataset: Any, batch: int, ranks: int, seed: int) -> list[list[list[int]]]:
@@ -113,12 +102,8 @@ def steps_of(dataset: Any, batch: int, ranks: int, seed: int) -> list[list[list[
     for rank in range(ranks):
         with tempfile.TemporaryDirectory() as temp:
             loader = olmo_loader(dataset, Path(temp), batch=batch, seed=seed, ranks=ranks, rank=rank)
-            steps = []
-            for epoch in range(1, EPOCHS + 1):
-                loader.reshuffle(epoch=epoch)
-                steps += [given["index"].tolist() for given in loader]
-                loader.reset()
-        by_rank.append(steps)
+            batches = [batch for epoch in range(EPOCHS) for batch in olmo_epoch(loader, 1 + epoch)]
+        by_rank.append([batch["index"].tolist() for batch in batches])
     return [list(ranks_of_step) for ranks_of_step in zip(*by_rank, strict=True)]
 
 

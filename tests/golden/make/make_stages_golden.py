@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from making import olmo_loader, olmo_windows, options, versions, write_json
+from making import olmo_epoch, olmo_loader, olmo_windows, options, versions, write_json
 
 CHUNKS = [
     ((100, 37, 250), 8, 32, 4, 34521),
@@ -48,11 +48,7 @@ def chunks(sizes: tuple[int, ...], length: int, longest: int, batch: int, seed: 
         dataset = dataset_of(write_tokens(Path(temp), sizes), length, longest)
         loader = olmo_loader(dataset, Path(temp), batch=batch, seed=seed)
         loader.chunk_size = longest // length
-        epochs = []
-        for epoch in (1, 2):
-            loader.reshuffle(epoch=epoch)
-            epochs.append([each["input_ids"][:, 0].tolist() for each in loader])
-            loader.reset()
+        epochs = [[each["input_ids"][:, 0].tolist() for each in olmo_epoch(loader, epoch)] for epoch in (1, 2)]
     return {"files": sizes, "L": length, "longest": longest, "rows": batch, "seed": seed, "epochs": epochs}
 
 

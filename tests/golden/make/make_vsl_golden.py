@@ -10,12 +10,11 @@ Needed: ai2-olmo-core 3.0.0 (with torch, CPU build), numpy 2.4.6.
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from making import options, versions, write_json
+from making import olmo_epoch, options, versions, write_json
 
 from vsl_corpora import CORPORA, EOS, EPOCHS, PAD, RUNS, VslRun, batch_digest, write_corpus  # isort: skip
 
@@ -41,14 +40,11 @@ def olmo_vsl_loader(run: VslRun, paths: list[Path], work_dir: Path, rank: int) -
     return NumpyVSLDataLoader(dataset, collator=DataCollator(pad_token_id=PAD), work_dir=work_dir, **of_run, **ranks)
 
 
-def batches(loader: Any, epoch: int) -> Iterator[tuple[Any, Any]]:
-    """Yield (inputs, labels) of each batch of an epoch, counted from 1."""
+def batches(loader: Any, epoch: int) -> list[tuple[Any, Any]]:
+    """Return (inputs, labels) of each batch of an epoch, counted from 1."""
     from olmo_core.data.utils import get_labels
 
-    loader.reshuffle(epoch=epoch)
-    for batch in loader:
-        yield batch["input_ids"].numpy(), get_labels(batch).numpy()
-    loader.reset()
+    return [(batch["input_ids"].numpy(), get_labels(batch).numpy()) for batch in olmo_epoch(loader, epoch)]
 
 
 def found_in(run: VslRun) -> dict[str, Any]:

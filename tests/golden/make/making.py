@@ -70,6 +70,14 @@ def olmo_windows(paths: Iterable[object], length: int, dtype: Any, **named: Any)
     return NumpyFSLDataset(*map(str, paths), sequence_length=length, dtype=dtype, **(ids | named))
 
 
+def olmo_epoch(loader: Any, epoch: int) -> list[Any]:
+    """Return the batches of an epoch of OLMo-core's loader; epochs count from 1."""
+    loader.reshuffle(epoch=epoch)
+    batches = list(loader)
+    loader.reset()
+    return batches
+
+
 def olmo_loader(dataset: Any, work_dir: Path, *, batch: int, seed: int, ranks: int = 1, rank: int = 0) -> Any:
     """Return OLMo-core's loader of one rank; `batch` is the global batch size in instances."""
     from olmo_core.data import DataCollator, NumpyFSLDataLoader
