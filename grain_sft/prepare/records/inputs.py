@@ -73,7 +73,16 @@ def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
     """Return the dataset number, path and size of each file."""
     names = [(dataset, name) for dataset, paths in enumerate(datasets) for path in paths for name in walk.expand(path)]
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        return list(pool.map(lambda name: (*name, _size(name[1])), names))
+        named = list(pool.map(lambda name: (*name, _size(name[1])), names))
+    seen: set[str] = set()
+    for _, path, _ in named:
+        real = path if files.is_remote(path) else os.path.realpath(path)
+        if real in seen:
+            raise CorpusFileError(
+                f"{path}: is named twice, so its records would be used twice. Name it once; an amount such as 2.0 repeats it."
+            )
+        seen.add(real)
+    return named
 
 
 def plan_units(inputs: Sequence[Input]) -> list[Unit]:

@@ -26,6 +26,7 @@ _TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
     "tool_calls": ("a list", (list,)),
     **dict.fromkeys(("function_calls", "functions"), ("a list", (list, str))),  # strings in OLMo's data
 }
+_MASKS = ("train", "training", "trainable", "loss")  # keys of masks in data for other trainers, such as Axolotl
 _MAX_WEIGHT = 1e30  # well below the largest float32
 
 DOCUMENT = "document"
@@ -165,11 +166,17 @@ def optional_text(record: Record, key: str) -> str | None:
 
 
 def weight_of(entry: Record, where: str) -> float | None:
-    """Return the weight of a message, or None if it has none. Refuse a weight that is not a number from 0 to 1e30."""
+    """Return the weight of a message, or None if it has none: a number from 0 to 1e30, true or false. Refuse a mask of
+    another name."""
     weight = entry.get("weight")
     if weight is None:
+        if key := next((key for key in _MASKS if isinstance(entry.get(key), bool)), None):
+            raise RecordError(
+                f"{where}.{key}: {kind(entry[key])}; a mask of this name is not read. Map it to the weight, as in --schema "
+                f"chat:weight={key}, or remove it."
+            )
         return None
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
+    if not isinstance(weight, int | float) or not 0 <= weight <= _MAX_WEIGHT:
         raise RecordError(f"{where}.weight: {shown(weight)}; expected a number from 0 up.")
     return float(weight)
 

@@ -127,9 +127,10 @@ def test_files_without_records_have_none(tmp_path: Path, compression: str) -> No
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path):
-    for name, error in (("none.jsonl", "no such file"), ("*.jsonl", "names no file")):
+    written(tmp_path / "a.txt", b"a")
+    for name, error in (("none.jsonl", "no such file"), ("*.jsonl", "names no file"), ("a.txt", "is named twice")):
         with pytest.raises(CorpusFileError, match=error):
-            inputs.list_inputs([[str(tmp_path / name)]])
+            inputs.list_inputs([[f"{tmp_path}/./a.txt"], [str(tmp_path / name)]])
     with pytest.raises(CorpusFileError, match="is empty, so it is not a compressed file"):
         read_all(written(tmp_path / "a.jsonl.gz", b""))
     for name, compress, command in (("a.bz2", bz2.compress, "bunzip2 -k"), ("a.xz", lzma.compress, "unxz -k")):
