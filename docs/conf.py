@@ -29,18 +29,18 @@ _CODE = re.compile(r"`([^`]+)`")
 
 
 def setup(app: Any) -> None:
-    """Docstrings are plain text with Google's sections; Sphinx takes reStructuredText."""
+    """Convert docstrings, plain text with Google's sections, to reStructuredText, which Sphinx reads."""
     app.connect("autodoc-process-docstring", _to_restructured_text, priority=100)  # before napoleon
     app.connect("autodoc-skip-member", _is_field)
 
 
 def _is_field(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
-    """Fields of a NamedTuple, which its own docstring describes."""
+    """Skip the fields of a NamedTuple: the docstring of the class describes them."""
     return True if str(getattr(thing, "__doc__", "")).startswith("Alias for field number") else None
 
 
 def _to_restructured_text(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Blocks that are indented outside of Google's sections: lists, or code where a blank line is before them."""
+    """Mark up blocks that are indented outside of Google's sections: as code after a blank line, else as a list."""
     found: list[str] = []
     in_section, block, before, bullets = False, "", "", 0
     for line in lines:
@@ -63,12 +63,12 @@ def _to_restructured_text(app: Any, what: str, name: str, thing: Any, options: A
             found.append(line if block == "code" else line[:indent] + _escaped(text))
         before = text
     if what in ("property", "attribute", "data"):
-        found[:0] = ["..", ""]  # napoleon takes what stands before a colon in the first line for a type
+        found[:0] = ["..", ""]  # napoleon reads the text before a colon in the first line as a type
     lines[:] = found
 
 
 def _escaped(text: str) -> str:
-    """`name` as literal text, and nothing else as markup."""
+    """Return `text` with names between backticks as literals, and without other markup."""
     parts = _CODE.split(text)
     parts[::2] = [re.sub(r"([\\*|]|_(?!\w))", r"\\\1", part) for part in parts[::2]]
     parts[1::2] = [f"\\ ``{part}``\\ " for part in parts[1::2]]

@@ -1,6 +1,6 @@
-"""Writes `docs/config.schema.json`, and the tables of `docs/config.md`: `python docs/config_page.py`.
+"""Write `docs/config.schema.json`, and the tables of `docs/config.md`: `python docs/config_page.py`.
 
-The text around the tables is written by hand. A table stands between `<!-- keys: NAME -->` and `<!-- end of keys -->`.
+The text around the tables is written by hand. A table is between `<!-- keys: NAME -->` and `<!-- end of keys -->`.
 """
 
 import json
@@ -43,13 +43,13 @@ def tables() -> dict[str, Options]:
 
 
 def written(page: str) -> str:
-    """Return `page` with its tables as the code has them today."""
+    """Return `page` with its tables made anew from the code."""
     found = tables()
     return _TABLE.sub(lambda match: match[1] + table(found[match[2]]) + match[3], page)
 
 
 def schema() -> str:
-    """Return the JSON Schema of configs, as the modelines of the shipped configs name it."""
+    """Return the text of the JSON Schema of configs, which the first line of each shipped config names."""
     return json.dumps(config_schema(), indent=1) + "\n"
 
 

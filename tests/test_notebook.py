@@ -105,13 +105,6 @@ def test_a_length_is_exact_or_there_is_none(pipeline):
     assert len(pipeline.dataset()) == sys.maxsize  # Grain's data sets need one
 
 
-def test_tqdm_counts_without_a_total_where_there_is_none(pipeline, monkeypatch):
-    tqdm = pytest.importorskip("tqdm")
-    for thing, total in ((pipeline, None), (finite(pipeline, 1), len(pipeline.source) // 4)):
-        with tqdm.tqdm(thing, file=open("/dev/null", "w")) as bar:
-            assert bar.total == total
-
-
 def test_names_are_public_names_and_public_packages():
     names = dir(grain_sft)
     assert set(grain_sft.__all__) <= set(names)

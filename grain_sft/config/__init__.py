@@ -8,19 +8,16 @@ from typing import Any
 
 from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
-from grain_sft.config.nouns import OpenedSources, make_entry, make_mixture, make_single, rows_of_batch
+from grain_sft.config.nouns import NounMaker, make_entry
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.replacements import with_stages_of_replacements
 from grain_sft.config.sections import SECTIONS, config_schema
 from grain_sft.config.stages import configs_of_stages
 from grain_sft.config.validation import validate
 from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shortened
-from grain_sft.layout import Layout
 from grain_sft.pipeline import OBSERVERS, Pipeline, Stage, StagedPipeline
-from grain_sft.sampling import Host, Sampler
-from grain_sft.source import MixtureSource, NpyDataSource
+from grain_sft.sampling import Host
 from grain_sft.storage import files
-from grain_sft.transforms import TRANSFORMS
 
 __all__ = ["config_schema", "is_config", "load", "naming", "read_config"]
 
@@ -59,33 +56,17 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
         observed["observers"] = [
             make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", [])
         ]
-        opened = OpenedSources()
+        maker = NounMaker(where, host)
         if not sections.get("stages"):
-            nouns = _nouns(sections, where, host, opened)
+            nouns = maker.make(sections)
             return Pipeline(*nouns, **observed, amendments=make_amendments(entries, [nouns[0].layout])[0])
-        nouns_of_stages = [_nouns(each, where, host, opened) for each in configs_of_stages(sections)]
+        nouns_of_stages = [maker.make(each) for each in configs_of_stages(sections)]
         amendments, of_stages = make_amendments(entries, [source.layout for source, _, _ in nouns_of_stages])
         stages = [
             Stage(*nouns, steps=each.get("steps"), tokens=each.get("tokens"), amendments=own)
             for nouns, each, own in zip(nouns_of_stages, sections["stages"], of_stages, strict=True)
         ]
         return StagedPipeline(stages, **observed, amendments=amendments)
-
-
-def _nouns(
-    sections: Mapping[str, Any], where: str, host: Host | None, opened: OpenedSources
-) -> tuple[NpyDataSource | MixtureSource, Sampler, list[Any]]:
-    """Return the source, the sampler and the transforms of a validated config."""
-    corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
-    sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
-    sampler.pop("global_batch_tokens", None)
-    transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in sections.get("transforms", [])]
-    make = make_mixture if corpus.get("mixture") is not None else make_single
-    source, rows = make(corpus, layout, sampler, where, host, opened)
-    if "transforms" not in sections:
-        _check_defaults(source.layout, where)
-        transforms = [make_entry(item, TRANSFORMS, f"{where}: transforms") for item in source.layout.transforms]
-    return source, rows, transforms
 
 
 def read_config(config: Config) -> tuple[str, dict[str, Any]]:
@@ -116,17 +97,6 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
 def is_config(value: Mapping[str, Any]) -> bool:
     """Return whether a mapping read from a file has keys of a config."""
     return INHERITS in value or gpt_config.is_gpt_config(value) or not value.keys().isdisjoint(SECTIONS)
-
-
-def _check_defaults(layout: Layout, where: str) -> None:
-    """Raise a `ConfigError` if the layouts of a mixture have different default transforms."""
-    transforms = {name: list(part.transforms) for name, part in layout.parts.items()}
-    if len({repr(each) for each in transforms.values()}) > 1:
-        listed = "; ".join(f"{name}: {each}" for name, each in transforms.items())
-        raise ConfigError(
-            f"{where} lacks the key 'transforms', and the layouts of its sources have different defaults ({listed}). Give "
-            "the transforms of the mixture."
-        )
 
 
 def _renamed(section: Any, where: str) -> Any:

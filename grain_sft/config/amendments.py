@@ -102,14 +102,9 @@ def make_amendments(
     Stages number their documents differently, so `withdraw` differs by stage; it is None in a stage without such documents.
     The run's amendment is that of the first stage where it is not None.
     """
-    run: list[Amendment] = []
-    stages: list[list[Amendment | None]] = [[] for _ in layouts]
-    for kind, section in (item for entry in entries for item in entry.items()):
-        made = _made(kind, section, layouts)
-        run.append(next(each for each in made if each is not None))
-        for own, each in zip(stages, made, strict=True):
-            own.append(each)
-    return run, stages
+    made = [_made(kind, section, layouts) for entry in entries for kind, section in entry.items()]
+    run = [next(each for each in of_stages if each is not None) for of_stages in made]
+    return run, [[of_stages[number] for of_stages in made] for number in range(len(layouts))]
 
 
 def _made(kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]) -> Sequence[Amendment | None]:

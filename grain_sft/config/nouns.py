@@ -1,4 +1,4 @@
-"""Corpora, sources and samplers, made from validated sections of a config."""
+"""Corpora, sources, samplers and transforms, made from validated sections of a config."""
 
 import dataclasses
 import json
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from grain_sft.config.reading import overlay
-from grain_sft.config.sections import CORPUS, CURRICULUM_SAMPLER, INDEX_SAMPLER, SOURCE
+from grain_sft.config.sections import CORPUS, CURRICULUM_SAMPLER, INDEX_SAMPLER, SECTIONS, SOURCE
 from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
 from grain_sft.errors import ConfigError
-from grain_sft.layout import ALGORITHMS, LAYOUTS
+from grain_sft.layout import ALGORITHMS, LAYOUTS, Layout
 from grain_sft.options import check, check_value, options_of
 from grain_sft.registry import Registry
 from grain_sft.sampling import (
@@ -24,32 +24,116 @@ from grain_sft.sampling import (
     SourceOrder,
 )
 from grain_sft.source import MixtureSource, NpyDataSource
+from grain_sft.transforms import TRANSFORMS
 
 Section = Mapping[str, Any]
+Sizes = list[tuple[int, int]]
 
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}  # keys of a mixture's source that `make_corpus` does not take
 
 
-class OpenedSources:
-    """Corpora and sources of a config. Equal sections share one object, so that the stages of a run open each file once."""
+class NounMaker:
+    """Sources, samplers and transforms of a config. Equal sections share one source, so that stages open each file once.
 
-    def __init__(self) -> None:
+    Args:
+      where: Name of the config, for messages.
+      host: As in `load`.
+    """
+
+    def __init__(self, where: str, host: Host | None) -> None:
+        self._where, self._host = where, host
         self._corpora: dict[str, Corpus] = {}
         self._sources: dict[str, NpyDataSource] = {}
 
-    def corpus(self, section: Section, where: str) -> Corpus:
-        """Return the corpus of a section."""
+    def make(self, sections: Section) -> tuple[NpyDataSource | MixtureSource, Sampler, list[Any]]:
+        """Return the source, the sampler and the transforms of a validated config, or of a stage."""
+        corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
+        sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
+        sampler.pop("global_batch_tokens", None)
+        schedule = sizes_of(sampler.get("schedule", ()), layout["sequence_length"])
+        where = f"{self._where}: transforms"
+        stated = [make_entry(item, TRANSFORMS, where) for item in sections.get("transforms", ())]
+        make = self._single if corpus.get("mixture") is None else self._mixture
+        source, rows = make(corpus, layout, sampler, schedule)
+        if "transforms" in sections:
+            return source, rows, stated
+        _check_defaults(source.layout, self._where)
+        return source, rows, [make_entry(item, TRANSFORMS, where) for item in source.layout.transforms]
+
+    def _corpus(self, section: Section) -> Corpus:
         key = json.dumps(section, default=repr, sort_keys=True)
         if key not in self._corpora:
-            self._corpora[key] = make_corpus(section, where)
+            self._corpora[key] = make_corpus(section, self._where)
         return self._corpora[key]
 
-    def source(self, corpus: Section, layout: Section, where: str) -> NpyDataSource:
-        """Return the source of sections `corpus` and `layout`."""
+    def _source(self, corpus: Section, layout: Section) -> NpyDataSource:
         key = json.dumps([corpus, layout], default=repr, sort_keys=True)
         if key not in self._sources:
-            self._sources[key] = make_source(self.corpus(corpus, where), layout)
+            options = {name: value for name, value in layout.items() if name != "kind"}
+            self._sources[key] = NpyDataSource(LAYOUTS[layout["kind"]](self._corpus(corpus), **options))
         return self._sources[key]
+
+    def _single(
+        self, corpus: Section, layout: dict[str, Any], sampler: dict[str, Any], schedule: Sizes
+    ) -> tuple[NpyDataSource, Sampler]:
+        """Return the source and the sampler of one corpus."""
+        self._corpus(corpus)  # so that errors of the corpus come before errors of the packing options
+        _adapt_to_packing(layout, sampler, self._where)
+        source, host = self._source(corpus, layout), self._host or Host.from_jax()
+        by_length = bool(source.layout.row_lengths)
+        _check_sampler(sampler, by_length, self._where)
+        if by_length:
+            buckets = zip(source.layout.row_lengths, source.layout.row_counts, strict=True)
+            return source, CurriculumSampler(buckets, host=host, **sampler)
+        if source.layout.orders_rows and "order" not in sampler:
+            sampler = {"order": "sequential", "epochs": 1} | sampler
+        costs = source.layout.row_costs if ORDERS[sampler.get("order", "shuffle")].by_cost else None
+        sampler |= {"host": host, "schedule": schedule, "chunk_size": source.layout.chunk_size}
+        return source, IndexSampler(len(source), costs=costs, **sampler)
+
+    def _mixture(
+        self, corpus: Section, layout: Section, sampler: Section, schedule: Sizes
+    ) -> tuple[MixtureSource, MixtureSampler]:
+        """Return the source and the sampler of a mixture.
+
+        Defaults of every source are all keys of `layout`, the keys of `corpus` except `mixture`, and `order`, `seed` and
+        `shuffle` of `sampler`.
+        """
+        _check_sampler(sampler, False, self._where)
+        orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
+        sources: dict[str, NpyDataSource] = {}
+
+        def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
+            """Return the mixture of a section with a key `mixture`; `prefix` precedes the names of its sources."""
+            sections = section["mixture"].items()
+            made = {name: (keys["weight"], order_of(keys, defaults, prefix + name)) for name, keys in sections}
+            weights, changes = {name: weight for name, (weight, _) in made.items()}, []
+            for entry in section.get("schedule", []):
+                if entry.get("weights") is not None:
+                    weights = {**weights, **entry["weights"]}  # the other sources keep theirs
+                    changes.append((entry["step"], weights))
+            return Mixture(made, section.get("on_exhausted") or "repeat", tuple(changes))
+
+        def order_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
+            """Open the source `name`, and return its order, or the mixture that it is."""
+            keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
+            if section.get("mixture") is not None:
+                return mixture_of(section, keys, f"{name}/")
+            own_layout = overlay({"layout": dict(layout)}, {"layout": section.get("layout", {})})["layout"]
+            order = {**orders, **section.get("sampler", {}), "on_exhausted": section.get("on_exhausted")}
+            if section.get("max_epochs") is not None:
+                order["epochs"] = section["max_epochs"]
+            _check_source(own_layout, order, f"{self._where}: source {name!r}")
+            source = sources[name] = self._source(keys, own_layout)
+            if source.layout.orders_rows and "order" not in section.get("sampler", {}):
+                order["order"] = "sequential"
+            return SourceOrder(len(source), chunk_size=source.layout.chunk_size, **order)
+
+        defaults = {key: value for key, value in corpus.items() if key != "mixture"}
+        mixture = mixture_of({**sampler, "mixture": corpus["mixture"]}, defaults, "")
+        options = {name: sampler[name] for name in ("global_batch_size", "last_batch") if name in sampler}
+        host = self._host or Host.from_jax()
+        return MixtureSource(sources), MixtureSampler(mixture, host=host, schedule=schedule, **options)
 
 
 def make_corpus(section: Section, where: str) -> Corpus:
@@ -69,11 +153,6 @@ def make_corpus(section: Section, where: str) -> Corpus:
     return dataclasses.replace(corpus, pad_token_id=pad)
 
 
-def make_source(corpus: Corpus, layout: Section) -> NpyDataSource:
-    """Return the source of a section `layout`."""
-    return NpyDataSource(LAYOUTS[layout["kind"]](corpus, **{key: layout[key] for key in layout if key != "kind"}))
-
-
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:
     """Return the object that `item` describes: `name`, or `{name: {option: value}}`, of an entry of `table`."""
     name, options = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
@@ -86,74 +165,15 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
     return entry(**options)
 
 
-def make_single(
-    corpus: Section,
-    layout: dict[str, Any],
-    sampler: dict[str, Any],
-    where: str,
-    host: Host | None,
-    opened: OpenedSources,
-) -> tuple[NpyDataSource, Sampler]:
-    """Return the source and the sampler of one corpus."""
-    opened.corpus(corpus, where)  # so that errors of the corpus come before errors of the packing options
-    _adapt_to_packing(layout, sampler, where)
-    source, host = opened.source(corpus, layout, where), host or Host.from_jax()
-    by_length = bool(source.layout.row_lengths)
-    _check_sampler(sampler, by_length, where)
-    if by_length:
-        buckets = zip(source.layout.row_lengths, source.layout.row_counts, strict=True)
-        return source, CurriculumSampler(buckets, host=host, **sampler)
-    if source.layout.orders_rows and "order" not in sampler:
-        sampler = {"order": "sequential", "epochs": 1} | sampler
-    sampler["schedule"] = sizes_of(sampler.get("schedule", []), layout["sequence_length"])
-    costs = source.layout.row_costs if ORDERS[sampler.get("order", "shuffle")].by_cost else None
-    sampler |= {"host": host, "chunk_size": source.layout.chunk_size}
-    return source, IndexSampler(len(source), costs=costs, **sampler)
-
-
-def make_mixture(
-    corpus: Section, layout: Section, sampler: Section, where: str, host: Host | None, opened: OpenedSources
-) -> tuple[MixtureSource, MixtureSampler]:
-    """Return the source and the sampler of a mixture.
-
-    Defaults of every source are all keys of `layout`, the keys of `corpus` except `mixture`, and `order`, `seed` and `shuffle`
-    of `sampler`.
-    """
-    _check_sampler(sampler, False, where)
-    orders = {key: sampler[key] for key in ("order", "seed", "shuffle") if key in sampler}
-    sources: dict[str, NpyDataSource] = {}
-
-    def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
-        """Return the mixture of a section with a key `mixture`; `prefix` precedes the names of its sources."""
-        sections = section["mixture"].items()
-        made = {name: (keys["weight"], order_of(keys, defaults, prefix + name)) for name, keys in sections}
-        weights, changes = {name: weight for name, (weight, _) in made.items()}, []
-        for entry in section.get("schedule", []):
-            if entry.get("weights") is not None:
-                weights = {**weights, **entry["weights"]}  # the other sources keep theirs
-                changes.append((entry["step"], weights))
-        return Mixture(made, section.get("on_exhausted") or "repeat", tuple(changes))
-
-    def order_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-        """Open the source `name`, and return its order, or the mixture that it is."""
-        keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
-        if section.get("mixture") is not None:
-            return mixture_of(section, keys, f"{name}/")
-        own_layout = overlay({"layout": dict(layout)}, {"layout": section.get("layout", {})})["layout"]
-        order = {**orders, **section.get("sampler", {}), "on_exhausted": section.get("on_exhausted")}
-        if section.get("max_epochs") is not None:
-            order["epochs"] = section["max_epochs"]
-        _check_source(own_layout, order, f"{where}: source {name!r}")
-        source = sources[name] = opened.source(keys, own_layout, where)
-        if source.layout.orders_rows and "order" not in section.get("sampler", {}):
-            order["order"] = "sequential"
-        return SourceOrder(len(source), chunk_size=source.layout.chunk_size, **order)
-
-    defaults = {key: value for key, value in corpus.items() if key != "mixture"}
-    mixture = mixture_of({**sampler, "mixture": corpus["mixture"]}, defaults, "")
-    options = {name: sampler[name] for name in ("global_batch_size", "last_batch") if name in sampler}
-    options["schedule"] = sizes_of(sampler.get("schedule", []), layout["sequence_length"])
-    return MixtureSource(sources), MixtureSampler(mixture, host=host or Host.from_jax(), **options)
+def _check_defaults(layout: Layout, where: str) -> None:
+    """Raise a `ConfigError` if the layouts of a mixture have different default transforms."""
+    transforms = {name: list(part.transforms) for name, part in layout.parts.items()}
+    if len({repr(each) for each in transforms.values()}) > 1:
+        listed = "; ".join(f"{name}: {each}" for name, each in transforms.items())
+        raise ConfigError(
+            f"{where} lacks the key 'transforms', and the layouts of its sources have different defaults ({listed}). Give "
+            "the transforms of the mixture."
+        )
 
 
 def _check_sampler(sampler: Section, by_length: bool, where: str) -> None:
@@ -227,7 +247,7 @@ def _expect(sampler: Section, key: str, right: object, default: object, algorith
         raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {right!r}.")
 
 
-def sizes_of(entries: Iterable[Section], length: int) -> list[tuple[int, int]]:
+def sizes_of(entries: Iterable[Section], length: int) -> Sizes:
     """Return (step, number of rows) of each entry of a schedule that changes the size of batches."""
     sizes = ((entry["step"], rows_of_batch(entry, length)) for entry in entries)
     return [(step, rows) for step, rows in sizes if rows is not None]

@@ -23,7 +23,7 @@ DATASET_DIR = "dataset_dir"
 _MOST_INHERITED = 100
 _EXCLUSIVE = {"global_batch_size": "global_batch_tokens", "path": "mixture"}
 _EXCLUSIVE |= {other: key for key, other in _EXCLUSIVE.items()}
-"""For each of these keys, the key that a section can't have beside it: a stated key removes the inherited other one."""
+"""Keys that exclude each other in a section: a stated one removes the inherited other one."""
 
 
 class _RepeatedKeyError(Exception):

@@ -23,6 +23,7 @@ class Top(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
       transforms: Transforms of each batch, in order. An item is a name, or `{name: {option: value}}`; the name may be
         `package.module:Name`. Without this key, layouts of kinds `pairs` and `megatron_gpt` take those that their options need.
       observers: Observers of the batches, by name or as `{name: {option: value}}`; the name may be `package.module:Name`.
+        Metrics and the watchdog observe every run without being named.
       audit: Local path, without an ending, of a log of the batches that were handed out: `logs/audit` makes
         `logs/audit.log` and `logs/audit.jsonl`. The first host writes it.
       amendments: Changes of the run, each from a step on, in the order in which they were made. See

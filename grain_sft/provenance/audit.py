@@ -22,7 +22,7 @@ from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
 # The last field, `entry`, is the number of the line in its file. Logs before version 0.2 have a hash `chain` after it. It is
-# ignored, because anyone who changes a line can also compute its hash.
+# ignored, because a change of a line can include its hash.
 CUT = b" | half written"
 """End of an unfinished line. The next process that writes to the file appends it."""
 

@@ -37,17 +37,6 @@ def test_every_loader_is_compared_with_its_limit(bench):
     assert first["mb"] < 300 and again["mb"] < 300
 
 
-@pytest.mark.heavy
-def test_preparing_is_compared_with_the_tokenizers_alone(bench):
-    figures, printed = bench("--only prepare --conversations 200 --texts 40 --repeats 1")
-    rows = {name: row for name, row in figures["prepare"].items() if "of_bare" in row}
-    assert len(rows) == 4 and all(row["of_bare"] > 0 and row["peak_mb"] < 1000 for row in rows.values())
-    for name, row in rows.items():
-        documents, more = (200, 4) if name.startswith("chats") else (40, 1)  # tokens that the template adds
-        assert row["documents"] == documents and row["tokens"] == row["bare_tokens"] + more * documents
-    assert "tokenizer alone" in printed
-
-
 def test_packed_rows_are_compared_with_grains(bench, monkeypatch):
     small = [profile._replace(documents=profile.documents // 20) for profile in loaders.PROFILES]
     monkeypatch.setattr(loaders, "PROFILES", tuple(small))

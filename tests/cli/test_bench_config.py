@@ -1,4 +1,4 @@
-"""`grain-sft bench CONFIG`: what it says of windows, packed rows and a mixture, and what it advises. No speed is asserted."""
+"""`grain-sft bench CONFIG`: its figures of windows, packed rows and a mixture, and its advice. No speed is asserted."""
 
 import json
 import re

@@ -17,7 +17,6 @@ from grain_sft import progress
 from grain_sft.cli.arguments import Parser
 from grain_sft.cli.main import COMMANDS, declare, main
 from grain_sft.config import config_schema
-from grain_sft.storage import files
 
 ARRAYS = ("--dtype", "uint16", "--eos-token-id", "7")
 
@@ -163,14 +162,6 @@ def test_an_output_that_cannot_be_written_stops_a_command_before_its_work(comman
     status, error = failure(command, *WRITING[command].split(), "out/new")  # can be written: the input is missing
     assert status == 1 and "can't be written" not in error
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == ["file"]
-
-
-def test_folders_and_read_only_file_systems_are_not_output_files(tmp_path):
-    with pytest.raises(files.StorageError, match="is a folder; expected the name of a file"):
-        files.check_writable(str(tmp_path))
-    files.check_writable(str(tmp_path), folder=True)
-    with pytest.raises(files.StorageError, match="can't be written: /proc"):
-        files.check_writable("/proc/out.html")
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -122,11 +122,6 @@ def test_what_cannot_be_answered_is_an_error(config, arguments, words, failure):
     assert status == 1 and words in error
 
 
-def test_parquet_needs_the_name_of_a_file(config, failure):
-    status, error = failure("trace", config, "--steps", "1:2", "--format", "parquet", "--output", "")
-    assert status == 1 and "expected a file" in error
-
-
 @pytest.mark.parametrize(
     ("arguments", "unused"),
     [

@@ -29,12 +29,10 @@ def test_a_vocabulary_that_does_not_fit_is_a_sentence_with_a_size_that_works(tex
     assert train_tokenizer(texts, works, model_type=model_type)
 
 
-def test_a_special_token_that_is_given_twice_is_one():
-    assert train_tokenizer(WORDS, 300, ["<a>", "<a>"]) == train_tokenizer(WORDS, 300, ["<a>"])
-
-
-def test_the_special_tokens_of_every_model_may_be_named():
-    assert train_tokenizer(WORDS, 300, ["<pad>", "</s>", "<unk>", "<a>"]) == train_tokenizer(WORDS, 300, ["<a>"])
+def test_special_tokens_that_are_given_twice_or_that_every_model_has_are_trained_once():
+    expected = train_tokenizer(WORDS, 300, ["<a>"])
+    for special in (["<a>", "<a>"], ["<pad>", "</s>", "<unk>", "<a>"]):
+        assert train_tokenizer(WORDS, 300, special) == expected
 
 
 @pytest.mark.parametrize("texts", [[], [""]])

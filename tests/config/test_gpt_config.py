@@ -5,10 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from batches import error_of, load, sections, write_config
+from batches import error_of, load, write_config
 from episode_corpora import CHANGES, EOT, GPT_CONFIG, lengths, write_dataset
 
-import grain_sft
 from grain_sft import Host
 from grain_sft.config.gpt_config import GPT_CONFIG as KEYS
 from grain_sft.options import REQUIRED
@@ -148,11 +147,3 @@ def test_a_dataset_that_does_not_say_its_eot_needs_a_pad_id(tmp_path):
     keys = {**GPT_CONFIG, "dataset_dir": str(folder)}
     assert "corpus.pad_token_id is null" in error_of(keys)
     assert load({**keys, "pad_token_id": 5}).source.layout.corpus.pad_token_id == 5
-
-
-def test_drop_last_position_comes_after_shift_targets(data):
-    config = sections(data, 9, layout="padded", global_batch_size=2)
-    transforms = ["shift_targets", "drop_last_position"]
-    assert load({**config, "transforms": transforms})[0]["inputs"].shape == (2, 8)
-    with pytest.raises(grain_sft.GrainSftError, match=r"DropLastPosition\(\) needs the key 'targets'"):
-        load({**config, "transforms": transforms[::-1]})[0]

@@ -1,4 +1,4 @@
-"""Folders in which the blocks of pages are run, and what the blocks print there."""
+"""Folders where the blocks of pages are run, and the output of the blocks."""
 
 import json
 import os

@@ -5,7 +5,6 @@ grain-sft run here, on a small corpus; long ones run behind the marker heavy, an
 """
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -38,7 +37,7 @@ audit: logs/audit
 
 
 class Claim(NamedTuple):
-    """A row of a table: what is claimed, the commands beside it, the figure, and when and where it was measured."""
+    """A row of a table: the claim, its commands, its figure, and when and where it was measured."""
 
     text: str
     commands: list[str]
@@ -122,7 +121,7 @@ def test_heavy_commands_name_files_of_heavy_tests(command):
 
 
 def selection(command: str) -> tuple[list[str], list[str]]:
-    """What a command of pytest selects: paths, and words of which one is in a test's name. It takes no other option."""
+    """Return the paths that a command of pytest selects, and the words of its `-k`, its only other option."""
     found = re.fullmatch(r"pytest ((?:tests/\S+ ?)+)(?:-k (.+))?", command)
     assert found and all((ROOT / path).exists() for path in found[1].split()), command
     return found[1].split(), shlex.split(found[2] or "''")[0].split(" or ")
@@ -213,13 +212,3 @@ CHECKS["withdrawn"] = lambda found: all(
     row["of_speed"] > (0.4 if "windows" in name else 0.8) for name, row in found.items()
 )
 CHECKS["recommended"] = lambda found: {"threads", "prefetch", "worker_count"} <= found.keys()
-
-
-@pytest.mark.heavy
-def test_the_claims_about_maxtext_are_shown():
-    if importlib.util.find_spec("maxtext") is None:
-        pytest.skip("MaxText is not installed here (the extra maxtext)")
-    assert WITH_MAXTEXT in PYTEST
-    command = [sys.executable, "-m", *WITH_MAXTEXT.split(), "-n0"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout[-3000:]

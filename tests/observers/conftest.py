@@ -9,7 +9,7 @@ from watched import LENGTH, ROWS, STALL, Logged
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two files of 40 rows in all, of which row 3 repeats one token."""
+    """Two files with 40 rows in all. Row 3 repeats one token."""
     tokens = np.arange(ROWS * LENGTH, dtype=np.uint32)
     tokens[3 * LENGTH : 4 * LENGTH] = 7
     (tmp_path / "tokens").mkdir()

@@ -17,7 +17,6 @@ import pytest
 from absl import logging as absl_logging
 from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
 
-from grain_sft.errors import MissingExtraError
 from grain_sft.observers import metrics
 from grain_sft.storage import activity
 
@@ -105,12 +104,6 @@ def test_a_server_of_metrics_serves_ours_and_grains(folder):
     found = re.search(r"^grain_sft_rows_total ([\d.e+]+)$", text, re.MULTILINE)
     assert found and float(found.group(1)) == counted("rows_total") >= BATCH
     assert "grain_python_dataset_prefetch_buffer_ready_count" in text
-
-
-def test_without_prometheus_client_a_server_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"pip install '\.\[metrics\]'"):
-        metrics.start_server(0)
 
 
 def test_a_forked_child_leaves_to_its_parent_what_is_not_counted_yet():

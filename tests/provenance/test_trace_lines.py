@@ -106,17 +106,20 @@ def test_trainable_tokens_are_those_that_transforms_leave(tmp_path, transforms):
         assert (plain.trainable != found.trainable).any() == filtered
 
 
+def assert_spans(found, layout):
+    """Assert that the lines of a trace in order `sequential` are the spans of the layout's rows."""
+    lines = zip(found.instance, found.document, found.shard, found.start, found.stop, strict=True)
+    spans = [(row, span) for row in np.unique(found.instance).tolist() for span in layout.spans(row)]
+    expected = [(row, span.document, span.shard, span.start, span.stop) for row, span in spans]
+    assert [tuple(map(int, line)) for line in lines] == expected
+
+
 def test_documents_and_their_sources(layouts):
     for name in ("padded", *PACKED, *BY_EPOCH, "materialized"):
         layout = layouts[name]
         pipeline = pipeline_of(layout, order="sequential", epochs=1)
         found = trace(pipeline, range(pipeline.sampler.num_steps))
-        for row in np.unique(found.instance).tolist():
-            here = found.instance == row
-            spans = layout.spans(row)
-            assert found.document[here].tolist() == [span.document for span in spans]
-            assert found.start[here].tolist() == [span.start for span in spans]
-            assert found.shard[here].tolist() == [span.shard for span in spans]
+        assert_spans(found, layout)
         sources = layout.corpus.sources
         assert (found.source == sources[found.document, 0]).all()
         assert (found.record == sources[found.document, 1]).all()
@@ -127,7 +130,7 @@ def test_documents_and_their_sources(layouts):
 
 @pytest.mark.parametrize("algorithm", BY_EPOCH)
 def test_epochs_that_are_packed_to_different_numbers_of_rows(tmp_path, algorithm):
-    """A trace over the border of epochs, of which the later has fewer rows, then more."""
+    """A trace over several epochs. The next one has fewer rows or more."""
     write_olmo(tmp_path / "parts", documents(150, longest=25, seed=3))
     corpus = open_corpus(tmp_path / "parts", dtype="uint16", eos_token_id=2)
     layout = PackedLayout(corpus, LENGTH, algorithm=algorithm, seed=1, epochs=12, batch_rows=2, cache_dir=tmp_path)
@@ -135,13 +138,8 @@ def test_epochs_that_are_packed_to_different_numbers_of_rows(tmp_path, algorithm
     assert min(np.diff(counts)) < 0 < max(np.diff(counts))
     pipeline = pipeline_of(layout, order="sequential", epochs=1, global_batch_size=2)
     found = trace(pipeline, range(pipeline.sampler.num_steps))
-    lines = zip(found.instance, found.document, found.shard, found.start, found.stop, strict=True)
-    expected = [
-        (row, span.document, span.shard, span.start, span.stop)
-        for row in range(pipeline.sampler.num_steps * 2)
-        for span in layout.spans(row)
-    ]
-    assert [tuple(map(int, line)) for line in lines] == expected
+    assert_spans(found, layout)
+    assert np.unique(found.instance).tolist() == list(range(pipeline.sampler.num_steps * 2))
     assert np.bincount(found.epoch[np.unique(found.instance, return_index=True)[1]]).tolist()[:-1] == counts[:-1]
 
 
