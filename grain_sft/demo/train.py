@@ -46,21 +46,17 @@ def init_state(params: Params) -> State:
 
 def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps atomically."""
-    arrays = {f"{part}/{name}": each for part, params in state._asdict().items() for name, each in params.items()}
     path = folder / f"step-{step:08d}.npz"
     content = io.BytesIO()  # on a full disk np.savez would leave its zip file open, whose destructor prints
-    np.savez(content, **{name: np.asarray(each) for name, each in arrays.items()})  # type: ignore[arg-type]
+    np.savez(content, *map(np.asarray, jax.tree.leaves(state)))
     write_bytes(str(path), content.getvalue())
 
 
-def load(folder: Path, step: int) -> State:
-    """Return the state after `step` steps."""
-    parts: dict[str, Params] = {part: {} for part in State._fields}
+def load(folder: Path, step: int, initial: State) -> State:
+    """Return the state after `step` steps, with the structure of `initial`."""
     with np.load(folder / f"step-{step:08d}.npz", allow_pickle=False) as arrays:
-        for key in arrays.files:
-            part, name = key.split("/")
-            parts[part][name] = jnp.asarray(arrays[key])
-    return State(**parts)
+        state: State = jax.tree.unflatten(jax.tree.structure(initial), list(map(jnp.asarray, arrays.values())))
+    return state
 
 
 def train(options: Options) -> None:
@@ -68,7 +64,7 @@ def train(options: Options) -> None:
     start, state = 0, init_state(init_params(VOCAB_SIZE, options.seed))
     if options.resume is not None:
         start = newest_step(options.resume)
-        state = load(Path(options.resume), start)
+        state = load(Path(options.resume), start, state)
     batches = grain_sft.load(options.config).iter(start_step=start)
     try:
         for step in range(start, options.steps):

@@ -152,7 +152,7 @@ class Chunks:
         files.write_bytes(self.path(number), data)
 
     def header(self, number: int) -> Header | None:
-        """Return the header of a group's chunk; None if it is missing or belongs to another preparation."""
+        """Return the header of a group's chunk; None if it is missing, damaged, or of another preparation."""
         path = self.path(number)
         if not files.exists(path):
             return None
@@ -160,11 +160,9 @@ class Chunks:
         data = files.read_range(path, 0, 16 + int.from_bytes(start[8:], "little")) if start[:8] == _MAGIC else b""
         try:
             header = dataclasses.replace(msgspec.json.decode(data[16:], type=Header), size=len(data))
-            if files.size(path) != header.end:
-                raise ValueError(f"{files.size(path)} bytes, expected {header.end}")
-        except (ValueError, TypeError) as error:
-            raise StorageError(f"{path}: damaged, or not a chunk ({error}). Delete it, and prepare again.") from error
-        return header if header.key == self._key else None
+        except ValueError:
+            return None
+        return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:
         """Return the headers of the first `count` chunks, each as `header` does."""

@@ -81,16 +81,7 @@ def convert(
     if not len(documents.ids["train"]):
         raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
-    request = Request(
-        (Dataset((where,)),),
-        "convert",
-        tokenizer or splits["train"].tokenizer or "",
-        format,
-        part_bytes=part_bytes,
-        shard_tokens=shard_tokens,
-        val_frac=len(documents.ids.get("val", ())) / max(1, len(documents.lengths)),
-        source=str((documents.manifest.get("request") or {}).get("source") or ""),
-    )
+    request = documents.request(tokenizer, format, part_bytes, shard_tokens)
     identity = documents.identity(request, described)
 
     def make() -> dict[str, Any]:
@@ -130,7 +121,7 @@ class _Splits(Documents):
     def __init__(
         self, where: str, corpora: Mapping[str, Corpus], keep_empty: bool, without: Iterable[int | str]
     ) -> None:
-        self.corpora, self.manifest = list(corpora.values()), _manifest(where)
+        self.where, self.corpora, self.manifest = where, list(corpora.values()), _manifest(where)
         self.source_names = corpora["train"].source_names or (where,)
         found = [corpus.documents for corpus in self.corpora]
         firsts = np.cumsum([0, *map(len, found)])
@@ -147,6 +138,22 @@ class _Splits(Documents):
             for split, name in enumerate(corpora)
         }
         self.dropped = int(kept.sum() - written.sum())
+
+    def request(self, tokenizer: str | None, format: str, part_bytes: int, shard_tokens: int) -> Request:
+        """Return the request of the converted corpus. `tokenizer` None is the one of the corpus."""
+        tokenizer = tokenizer or self.corpora[0].tokenizer or ""
+        source = str((self.manifest.get("request") or {}).get("source") or "")
+        val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
+        return Request(
+            (Dataset((self.where,)),),
+            "convert",
+            tokenizer,
+            format,
+            val_frac=val_frac,
+            part_bytes=part_bytes,
+            shard_tokens=shard_tokens,
+            source=source,
+        )
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
         """Return all that decides the output, as JSON, for comparison with later runs. All files are hashed."""

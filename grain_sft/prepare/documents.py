@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from grain_sft.errors import StorageError
 from grain_sft.prepare.chunks import Chunks, Header
+from grain_sft.storage import files
 
 MAX_OPEN = 256  # chunk files
 BLOCK_TOKENS = 1 << 20
@@ -135,10 +136,8 @@ class ChunkDocuments(Documents):
 
     def _open(self, number: int) -> io.FileIO:
         path = self._chunks.path(number)
-        try:
+        with files.reading(path):
             return open(path, "rb", buffering=0)
-        except OSError as error:
-            raise StorageError(f"{path}: can't be opened ({error.strerror}). Prepare again.") from error
 
     def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the concatenated tokens and loss of the documents `ids`."""

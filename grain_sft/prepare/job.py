@@ -144,15 +144,13 @@ class Job(Renderer):
 
     def _count(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
         """Return the statistics of the documents `ids`; a document that occurs twice counts twice."""
-        times = np.zeros(len(documents.lengths), np.uint32)
-        np.add.at(times, ids, 1)
+        times = np.bincount(ids, minlength=len(documents.lengths))
         totals = np.zeros(5, np.int64)
         for number, records in enumerate(self.chunks.records(documents.headers)):
-            weight = times[documents.firsts[number] : documents.firsts[number + 1]].astype(np.int64)
-            length, trainable, cut, cut_trainable = (
-                records[name] for name in ("length", "trainable", "cut", "cut_trainable")
-            )
-            totals += [int((column * weight).sum()) for column in (length, trainable, cut > 0, cut, cut_trainable)]
+            weight = times[documents.firsts[number] : documents.firsts[number + 1]]
+            cut = records["cut"]
+            columns = (records["length"], records["trainable"], cut > 0, cut, records["cut_trainable"])
+            totals += [int((column * weight).sum()) for column in columns]
         return SplitStatistics(len(ids), *totals.tolist())
 
 

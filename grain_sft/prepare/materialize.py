@@ -66,8 +66,6 @@ def materialize(
     """
     if not layout.plans:
         raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
-    if not os.fspath(output):
-        raise LayoutError("output: is an empty path. Give the folder to write the rows to.")
     manifest, row = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
     target, identity = _Target(output), {name: manifest[name] for name in ("key", "made_of")}
     report = progress or (lambda what, done, total: None)
@@ -189,9 +187,7 @@ def _write_shard(
             starts = (begin - rows.start + row) * length + start  # counted from the shard's first token
             documents_file.write(np.stack([starts, stop - start], axis=1).astype("<u8").tobytes())
             for file in loss_file:
-                weights = element.get("loss_weights")
-                loss = element["loss_mask"].astype("u1", copy=False) if weights is None else weights.astype("<f4")
-                file.write(loss.tobytes())
+                file.write(element.get("loss_weights", element["loss_mask"]).tobytes())
             progress("rows", min(begin + step, rows.stop), len(source.layout))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from absl import logging
 
 from grain_sft.prepare.documents import Ids
 from grain_sft.prepare.request import Request, parse_amount
@@ -61,7 +62,14 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
     amounts = [dataset.amount for dataset in request.datasets]
     parts = [select(part, amount) for part, amount in zip(datasets, amounts, strict=True)]
     ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return rule(ids, lengths[ids] > 0, request)
+    found = rule(ids, lengths[ids] > 0, request)
+    repeated = any(len(part) > len(dataset) for part, dataset in zip(parts, datasets, strict=True))
+    if repeated and "val" in found:
+        logging.warning(
+            "an amount repeats records, so some records of val are probably in train too. For a validation of unseen records, "
+            "prepare them from files of their own."
+        )
+    return found
 
 
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:

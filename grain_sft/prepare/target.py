@@ -27,7 +27,7 @@ class Target:
       output: Folder of the corpus; local, or a URL.
 
     Raises:
-      PrepareError: The output is the root of a file system or a bucket, or has no name.
+      PrepareError: The output is the root of a file system or a bucket, or is empty.
     """
 
     manifest_name = MANIFEST
@@ -36,6 +36,8 @@ class Target:
 
     def __init__(self, output: str | os.PathLike[str]) -> None:
         check_name("output", os.fspath(output))
+        if not os.fspath(output):
+            raise self.error("output: is an empty path. Give the folder to write to.")
         self.output = files.absolute(files.normalize(output)).rstrip("/")
         self.remote = files.is_remote(self.output)
         if not self.output:

@@ -127,8 +127,7 @@ def test_the_resumed_run_took_up_the_checkpoint_of_the_killed_one(finished: tupl
     }
     path = next((runs / "interrupted").glob("step-*.npz"))
     with np.load(path) as arrays:  # no state of the data
-        assert {key.split("/")[0] for key in arrays.files} == {"params", "mean", "square"}
-        assert all(array.dtype == np.float32 for array in arrays.values())
+        assert [array.dtype.name for array in arrays.values()] == ["float32"] * 3 * 5
 
 
 @pytest.mark.pages
