@@ -86,9 +86,8 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
             title = "samples" if not datasets else f"blend of {datasets}"
             expected = ""
             for name, programs in {"grain_sft": _OURS, **installed}.items():
-                found = run_program(
-                    _BEGIN + programs[what] + _END, here, str(LENGTH), str(datasets), str(scale.samples)
-                )
+                program = _BEGIN + programs[what] + _END
+                found = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
                 expected = expected or found["digest"]
                 if found["samples"] > scale.samples // 2 and found["digest"] != expected:
                     raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")

@@ -41,12 +41,10 @@ def resume_step(
         raise PipelineError(f"{holder}: not a data state: {dict(state)!r}; expected '{_STEP}' and '{_PARTS}'.")
     differences = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
     if differences:
-        raise PipelineError(
-            f"{holder} is of a run on other data (receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}). "
-            f"The next step is {step}; 'there' means {holder}:\n  "
-            + "\n  ".join(differences)
-            + "\nGive the run its old data, or allow_other_data=True to go on at that step with this data."
-        )
+        receipts = f"receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}"
+        found = f"{holder} is of a run on other data ({receipts}). The next step is {step}; 'there' means {holder}:"
+        fix = "Give the run its old data, or allow_other_data=True to go on at that step with this data."
+        raise PipelineError("\n".join([found, *(f"  {line}" for line in differences), fix]))
     if not 0 <= step <= pipeline.end_step:
         raise RowIndexError(f"{holder}: next step {step}; expected 0 to {pipeline.end_step}, where the run ends.")
     return step
@@ -179,8 +177,6 @@ class RunRecord:
             if not all(isinstance(run[_STEP], int) and isinstance(run[_PARTS], dict) for run in runs):
                 raise TypeError("steps and parts")
         except (ValueError, KeyError, TypeError) as error:
-            expected = (
-                f"expected JSON with 'runs', each with '{_STEP}' and '{_PARTS}'. Move it away to go on without it"
-            )
+            expected = f"expected JSON with 'runs', each with '{_STEP}' and '{_PARTS}'. Move the file away"
             raise PipelineError(f"{self.path}: not a record of a run's data ({error}); {expected}.") from error
         return list(runs)

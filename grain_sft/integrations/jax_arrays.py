@@ -14,15 +14,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import Stateful
 from grain_sft.integrations.context_order import ContextOrder
-from grain_sft.integrations.placement import (
-    Block,
-    DirectPlacement,
-    GlobalBatch,
-    LoaderPlacement,
-    Placement,
-    process_rows,
-)
-from grain_sft.integrations.placement import ProcessRows as ProcessRows
+from grain_sft.integrations.placement import Block, GlobalBatch, Placement, ProcessRows, placement_of, process_rows
 from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step, takes_loss
 from grain_sft.source import Element
 from grain_sft.storage import activity
@@ -99,9 +91,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
             if rows < batch_rows:
                 raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
             order.check(width)
-            if loaders is None:
-                return DirectPlacement(sharding, (rows, width), batch_rows, order, divides=divides)
-            return LoaderPlacement(sharding, (rows, width), batch_rows, order, loaders=loaders)
+            return placement_of(sharding, (rows, width), batch_rows, order, loaders=loaders, divides=divides)
 
         self._placements: dict[tuple[int, int], dict[int, Placement]] = {}
         """Placements by (first step of a stage, rows of its batch), and then by the columns of an array, ascending."""
@@ -164,11 +154,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         widths = self._placements_at(step) if block.columns is None else (end - first,)
         for key, array in prepared.items():
             if array.ndim != 2 or len(array) != len(block.rows) or array.shape[1] not in widths:
-                found, expected = list(array.shape), [len(block.rows), max(widths)]
-                transforms = f"Remove the transform that changes it ({self.pipeline.at(step).transforms!r})"
-                raise PipelineError(
-                    f"{key!r} of step {step} has shape {found}; expected {expected}. {transforms}, or correct `prepare`."
-                )
+                expected = f"has shape {list(array.shape)}; expected {[len(block.rows), max(widths)]}"
+                fix = f"Remove the transform that changes it ({self.pipeline.at(step).transforms!r}), or correct `prepare`"
+                raise PipelineError(f"{key!r} of step {step} {expected}. {fix}.")
         return prepared
 
     def _check_loss(self, step: int, read: Sequence[Element]) -> None:

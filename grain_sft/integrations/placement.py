@@ -223,6 +223,14 @@ class LoaderPlacement(Placement):
         return placed
 
 
+def placement_of(*common: Any, loaders: Sequence[int] | None, divides: bool) -> Placement:
+    """Return the placement of arrays that all processes read (`loaders` None), or that only some do. `common` are the first
+    arguments of both classes."""
+    if loaders is None:
+        return DirectPlacement(*common, divides=divides)
+    return LoaderPlacement(*common, loaders=loaders)
+
+
 def _filled(parts: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
     """Return parts of the same rows joined along the columns, with rows of zeros up to `count` rows."""
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)

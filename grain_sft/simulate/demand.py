@@ -82,12 +82,14 @@ class Walk:
       hosts: Numbers of the hosts.
 
     Attributes:
+      scale: Number of the run's hosts divided by that of `hosts`.
       caches: Shard cache of each of the hosts, by the options of the gathers that use it.
     """
 
     def __init__(self, reads: Reads, sampler: Sampler, conditions: Conditions, hosts: Sequence[int]) -> None:
-        self._reads, self._sampler, self._conditions = reads, sampler, conditions
-        self._hosts: Ints = np.array(hosts, np.int64)
+        self.reads, self._sampler, self.conditions = reads, sampler, conditions
+        self.hosts: Ints = np.array(hosts, np.int64)
+        self.scale = sampler.host.count / len(hosts)
         self._checked = [np.zeros((len(hosts), len(gather.files)), np.bool_) for gather in reads.gathers]
         self.caches: dict[CacheOptions | None, list[HostCache]] = {
             options: [HostCache(options) for _ in hosts]
@@ -102,23 +104,23 @@ class Walk:
 
     def blocks(self, steps: range) -> Iterator[Block]:
         """Yield the demand of `steps` in blocks of consecutive steps."""
-        size = max(self._sampler.batch_sizes.sizes) * len(self._hosts) // self._sampler.host.count
+        size = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         at_once = max(1, _ROWS_AT_ONCE // max(1, size))
         for first in range(steps.start, steps.stop, at_once):
-            threads = self._conditions.threads
-            starting = -(-self._conditions.prefetch // threads) * threads if first == steps.start else 0
+            threads = self.conditions.threads
+            starting = -(-self.conditions.prefetch // threads) * threads if first == steps.start else 0
             yield self._block(range(first, min(first + at_once, steps.stop)), starting)
 
     def _block(self, steps: range, starting: int) -> Block:
         """Return the demand of `steps`. The first `starting` of them fill the batches that are kept ready."""
-        whole = len(self._hosts) == self._sampler.host.count
-        slots = self._sampler.slots(steps, hosts=None if whole else self._hosts.tolist())
+        whole = len(self.hosts) == self._sampler.host.count
+        slots = self._sampler.slots(steps, hosts=None if whole else self.hosts.tolist())
         real = slots.row != FILL_ROW
         rows, host, step = slots.row[real], slots.host[real], slots.step[real] - steps.start
-        host = host if whole else self._hosts.searchsorted(host)
-        block, asks = Block(len(steps), len(self._hosts), rows, self._conditions), list[_Ask]()
-        for number, found in self._reads.ranges(rows):
-            found = found._replace(row=step[found.row] * len(self._hosts) + host[found.row])
+        host = host if whole else self.hosts.searchsorted(host)
+        block, asks = Block(len(steps), len(self.hosts), rows, self.conditions), list[_Ask]()
+        for number, found in self.reads.ranges(rows):
+            found = found._replace(row=step[found.row] * len(self.hosts) + host[found.row])
             asks += self._asks(block, number, found.select(np.argsort(found.row, kind="stable")), starting)
         for ask, (requests, received, rounds) in zip(asks, self._answers(block, asks), strict=True):
             block.ask(requests, received, ask.gather.options.requests, rounds)
@@ -127,7 +129,7 @@ class Walk:
 
     def _asks(self, block: Block, number: int, found: Ranges, starting: int) -> list[_Ask]:
         """Return the requests of a gather's ranges, whose cells ascend. Ranges of local files are added to `block`."""
-        gather, remote = self._reads.gathers[number], self._reads.gathers[number].remote[found.file]
+        gather, remote = self.reads.gathers[number], self.reads.gathers[number].remote[found.file]
         block.read(block.sums(found.row[~remote], found.size[~remote]))
         found = found.select(remote)
         if not len(found.row):
@@ -148,10 +150,10 @@ class Walk:
         The first `starting` steps are made `threads` at a time. Each of these checks all files that no earlier step has
         checked.
         """
-        checked, (step, host) = self._checked[number], np.divmod(cell, len(self._hosts))
-        together, found = np.minimum(step, starting) // self._conditions.threads, []
-        for turn in range(-(-starting // self._conditions.threads) + 1):
-            asking = cell if turn * self._conditions.threads < starting else host
+        checked, (step, host) = self._checked[number], np.divmod(cell, len(self.hosts))
+        together, found = np.minimum(step, starting) // self.conditions.threads, []
+        for turn in range(-(-starting // self.conditions.threads) + 1):
+            asking = cell if turn * self.conditions.threads < starting else host
             wanted = ~checked[host, file] & (together == turn)
             found.append(_firsts(wanted, asking * checked.shape[1] + file))
             checked[host[found[-1]], file[found[-1]]] = True
@@ -171,7 +173,7 @@ class Walk:
                 pieces.setdefault((cell, number), []).append((*files[file], *range_))
         counts = np.zeros((len(asks), 2, block.seconds.size), np.int64)  # requests and bytes of each cell
         for (cell, number), wanted in sorted(pieces.items(), key=lambda item: item[0]):
-            counts[number, :, cell] = caches[number][cell % len(self._hosts)].read(wanted)
+            counts[number, :, cell] = caches[number][cell % len(self.hosts)].read(wanted)
         shape = len(asks), 2, *block.seconds.shape
         for ask, cached, (requests, received) in zip(asks, caches, counts.reshape(shape), strict=True):
             if cached:

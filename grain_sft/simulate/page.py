@@ -2,6 +2,7 @@
 
 import html
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from grain_sft.html_table import html_columns, html_facts
@@ -61,33 +62,26 @@ def _hosts(figures: Figures) -> str:
     return html_columns("", {"": [name for name, *_ in spreads], **columns})
 
 
-def _rates(name: str, unit: float, label: str, option: str) -> Callable[[Any, Figures], None]:
-    """Return a function that draws a curve, divided by the seconds of a step without waits, and the value of a condition."""
-
-    def draw(figure: Any, found: Figures) -> None:
-        axes, curves = figure.subplots(), found["curves"]
-        seconds = found["conditions"]["step_ms"] / 1e3
-        axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])
-        bound = found["conditions"][option]
-        axes.axhline(bound, color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}")
-        figure.legend(loc="outside right upper", frameon=False)
-        axes.set(xlabel="step", ylabel=label)
-        if any(curves[name]):
-            axes.set_yscale("log", subs=[2, 5])
-            for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-                set_formatter(lambda value, _: f"{value:,.10g}")
-
-    return draw
+def _rates(name: str, unit: float, label: str, option: str, figure: Any, found: Figures) -> None:
+    """Draw a curve, divided by the seconds of a step without waits, and the value of a condition."""
+    axes, curves = figure.subplots(), found["curves"]
+    seconds = found["conditions"]["step_ms"] / 1e3
+    axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])
+    bound = found["conditions"][option]
+    axes.axhline(bound, color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}")
+    figure.legend(loc="outside right upper", frameon=False)
+    axes.set(xlabel="step", ylabel=label)
+    if any(curves[name]):
+        axes.set_yscale("log", subs=[2, 5])
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter(lambda value, _: f"{value:,.10g}")
 
 
-def _curve(name: str, label: str) -> Callable[[Any, Figures], None]:
-    def draw(figure: Any, found: Figures) -> None:
-        axes, curves = figure.subplots(), found["curves"]
-        axes.plot(curves["step"], curves[name], color=COLOURS[4])
-        axes.set(xlabel="step", ylabel=label.format(len(range(*found["steps"])) / len(curves["step"])))
-        axes.set_ylim(bottom=0)
-
-    return draw
+def _curve(name: str, label: str, figure: Any, found: Figures) -> None:
+    axes, curves = figure.subplots(), found["curves"]
+    axes.plot(curves["step"], curves[name], color=COLOURS[4])
+    axes.set(xlabel="step", ylabel=label.format(len(range(*found["steps"])) / len(curves["step"])))
+    axes.set_ylim(bottom=0)
 
 
 def _errors(figure: Any, found: Figures) -> None:
@@ -99,9 +93,9 @@ def _errors(figure: Any, found: Figures) -> None:
 
 
 _PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], None]]] = {
-    "requests": (lambda found: True, _rates("requests", 1, "requests/s", "bucket_requests")),
-    "received": (lambda found: True, _rates("received", 1e6, "MB/s", "bucket_mb")),
-    "batch": (lambda found: True, _curve("seconds", "s")),
-    "waited": (lambda found: True, _curve("waited", "s in {:,.0f} steps")),
+    "requests": (lambda found: True, partial(_rates, "requests", 1, "requests/s", "bucket_requests")),
+    "received": (lambda found: True, partial(_rates, "received", 1e6, "MB/s", "bucket_mb")),
+    "batch": (lambda found: True, partial(_curve, "seconds", "s")),
+    "waited": (lambda found: True, partial(_curve, "waited", "s in {:,.0f} steps")),
     "errors": (lambda found: found["errors"], _errors),
 }

@@ -34,11 +34,12 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Totals:
-    """Sums over the blocks of a walk of some `walked` of all `hosts`. The others count as the mean of those."""
+    """Sums over the blocks of a walk. Hosts that it leaves out count as the mean of the others."""
 
-    def __init__(self, layout_rows: int, hosts: int, walked: int, conditions: Conditions) -> None:
-        self.scale, self._conditions, self.waits = hosts / walked, conditions, Waits(conditions, walked)
-        counted = layout_rows <= MOST_COUNTED and hosts == walked
+    def __init__(self, layout_rows: int, walk: Walk) -> None:
+        walked = len(walk.hosts)
+        self.scale, self.conditions, self.waits = walk.scale, walk.conditions, Waits(walk.conditions, walked)
+        counted = layout_rows <= MOST_COUNTED and walk.scale == 1
         self.counts = np.zeros(layout_rows, np.uint32) if counted else None
         self.rows = 0
         self.per_host = {name: np.zeros(walked, np.int64) for name in ("requests", "received", "local")}
@@ -65,7 +66,7 @@ class _Totals:
         begin = len(self.per_step["waited"])
         asked = (self.per_step[name][begin:] for name in ("requests", "received"))
         for seconds, requests, received in zip(block.seconds, *asked, strict=True):
-            bucket_seconds = self._conditions.bucket_seconds(requests, received)
+            bucket_seconds = self.conditions.bucket_seconds(requests, received)
             self.per_step["waited"].append(self.waits.add(seconds, bucket_seconds))
 
 
@@ -95,10 +96,8 @@ def simulate(
     """
     conditions = (conditions or Conditions()) if real is None else real.conditions
     sampler = _sampler_of(pipeline, hosts, steps)
-    reads = Reads(pipeline, all_remote=as_bucket)
-    walked = _walked(reads, hosts)
-    walk = Walk(reads, sampler, conditions, walked)
-    totals = _Totals(len(pipeline.source), hosts, len(walked), conditions)
+    walk = _walk(Reads(pipeline, all_remote=as_bucket), sampler, conditions)
+    totals = _Totals(len(pipeline.source), walk)
     for block in walk.blocks(steps):
         totals.add(block)
     batch_size = sampler.batch_sizes.at(steps.start)
@@ -108,7 +107,7 @@ def simulate(
         "as_bucket": as_bucket,
         "steps": [steps.start, steps.stop],
         "conditions": vars(conditions),
-        "walked_hosts": len(walked),
+        "walked_hosts": len(walk.hosts),
         "run": {
             **{"rows": len(pipeline.source), "sequence_length": pipeline.source.layout.sequence_length},
             **{"rows_per_host": batch_size // hosts, "global_batch_size": batch_size},
@@ -118,12 +117,12 @@ def simulate(
         "checks": _spread(totals.checks),
         "all_hosts": {name: float(total.sum()) * totals.scale for name, total in totals.per_host.items()},
         "first_step": {name: _spread(values) for name, values in totals.first.items()},
-        "steady": _steady(totals, steps, conditions),
-        "first_batches": _first_batches(totals, real, hosts, conditions),
-        "files": _files(reads, walk, conditions),
+        "steady": _steady(totals, steps),
+        "first_batches": _first_batches(totals, real, hosts),
+        "files": _files(walk),
         "waits": _waits(totals.per_step["waited"], totals.waits.now),
         "cache": _cache(walk),
-        "restart": _restart(pipeline, reads, walk, conditions, restart_hosts or hosts, steps, real),
+        "restart": _restart(pipeline, walk, restart_hosts or hosts, steps.stop, real),
         "curves": _curves(totals.per_step, steps),
         **_of_processes(totals, real, hosts),
     }
@@ -140,10 +139,12 @@ def _sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
     return sampler
 
 
-def _walked(reads: Reads, hosts: int) -> Sequence[int]:
-    if all(gather.options.cache is None for gather in reads.gathers):
-        return range(hosts)
-    return sorted({round(each) for each in np.linspace(0, hosts - 1, min(hosts, CACHED_HOSTS)).tolist()})
+def _walk(reads: Reads, sampler: Sampler, conditions: Conditions) -> Walk:
+    """Return the walk of all hosts or, where they have shard caches, of some."""
+    hosts = sampler.host.count
+    most = hosts if all(gather.options.cache is None for gather in reads.gathers) else CACHED_HOSTS
+    numbers = np.unique(np.linspace(0, hosts - 1, min(hosts, most)).round().astype(np.int64))
+    return Walk(reads, sampler, conditions, numbers.tolist())
 
 
 def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
@@ -160,9 +161,9 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
     }
 
 
-def _steady(totals: _Totals, steps: range, conditions: Conditions) -> dict[str, Any]:
+def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
     """Return the means of the second half of the steps, and the mean and highest rates if no step waits."""
-    half, seconds = len(steps) // 2, conditions.step_ms / 1e3
+    half, seconds = len(steps) // 2, totals.conditions.step_ms / 1e3
     found: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
@@ -173,13 +174,13 @@ def _steady(totals: _Totals, steps: range, conditions: Conditions) -> dict[str, 
     return found
 
 
-def _files(reads: Reads, walk: Walk, conditions: Conditions) -> dict[str, Any]:
-    checked = walk.checked_files()
-    local = sum(int((~gather.remote).sum()) for gather in reads.gathers)
-    sockets = max((gather.options.requests for gather in reads.gathers if gather.remote.any()), default=0)
-    opened = min(MOST_OPEN_FILES, local) + sockets * conditions.threads
-    count = sum(len(gather.files) for gather in reads.gathers)
-    return {"files": count, "local": local, "checked": _spread(checked), "most_descriptors": opened}
+def _files(walk: Walk) -> dict[str, Any]:
+    gathers = walk.reads.gathers
+    local = sum(int((~gather.remote).sum()) for gather in gathers)
+    sockets = max((gather.options.requests for gather in gathers if gather.remote.any()), default=0)
+    opened = min(MOST_OPEN_FILES, local) + sockets * walk.conditions.threads
+    count = sum(len(gather.files) for gather in gathers)
+    return {"files": count, "local": local, "checked": _spread(walk.checked_files()), "most_descriptors": opened}
 
 
 def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
@@ -203,14 +204,14 @@ def _cache(walk: Walk) -> dict[str, Any] | None:
     return found
 
 
-def _first_batches(totals: _Totals, real: Measured | None, hosts: int, conditions: Conditions) -> dict[str, float]:
+def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
     """Return the requests of all hosts for the batches that are kept ready, and the bucket's time for them."""
-    requests, received = (
-        sum(totals.per_step[name][: conditions.prefetch]) + (0 if real is None else real.fit.opening[name] * hosts)
-        for name in ("requests", "received")
-    )
-    bucket_s = conditions.bucket_seconds(requests, received)
-    return {"batches": conditions.prefetch, "requests": requests, "bucket_s": bucket_s}
+    conditions = totals.conditions
+    asked = {name: sum(totals.per_step[name][: conditions.prefetch]) for name in ("requests", "received")}
+    if real is not None:
+        asked = {name: count + real.fit.opening[name] * hosts for name, count in asked.items()}
+    bucket_s = conditions.bucket_seconds(**asked)
+    return {"batches": conditions.prefetch, "requests": asked["requests"], "bucket_s": bucket_s}
 
 
 def _of_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
@@ -234,30 +235,21 @@ def _opened(real: Measured, hosts: int) -> float:
     return max(real.fit.start_s(real.conditions), real.conditions.bucket_seconds(*opening))
 
 
-def _restart(
-    pipeline: Pipeline,
-    reads: Reads,
-    walk: Walk,
-    conditions: Conditions,
-    hosts: int,
-    steps: range,
-    real: Measured | None,
-) -> dict[str, Any] | None:
-    """Return the cost of the next step after `steps` for new processes on `hosts` hosts. None if the run ends with `steps`."""
+def _restart(pipeline: Pipeline, walk: Walk, hosts: int, step: int, real: Measured | None) -> dict[str, Any] | None:
+    """Return the cost of `step` for new processes on `hosts` hosts after a walk to it. None if the run ends before it."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
-    if steps.stop >= sampler.end_step:
+    if step >= sampler.end_step:
         return None
-    sampler.check_from(steps.stop)
-    walked = _walked(reads, hosts)
-    again = Walk(reads, sampler, conditions, walked)
+    sampler.check_from(step)
+    again = _walk(walk.reads, sampler, walk.conditions)
     for options, caches in again.caches.items():
         caches[: len(walk.caches[options])] = walk.caches[options][: len(caches)]
-    (block,) = again.blocks(range(steps.stop, steps.stop + 1))
-    sums = (float(values.sum()) * hosts / len(walked) for values in (block.requests, block.received))
-    seconds = max(float(block.seconds.max()), conditions.bucket_seconds(*sums))
+    (block,) = again.blocks(range(step, step + 1))
+    sums = (float(values.sum()) * again.scale for values in (block.requests, block.received))
+    seconds = max(float(block.seconds.max()), walk.conditions.bucket_seconds(*sums))
     return {
         "hosts": hosts,
-        "step": steps.stop,
+        "step": step,
         "requests": _spread(block.requests[0]),
         "received": _spread(block.received[0]),
         "first_batch_s": seconds,

@@ -164,18 +164,14 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
     tokens, counts = np.unique(last, return_counts=True)
     if len(shifted) * 2 > len(numbers):
-        sentence = f"{len(shifted):,} {checked} begin with the EOS token {eos} and don't end with it"
-        report.wrong(
-            "boundaries", path, f"{sentence}. The boundaries are shifted by a token.", f"document {shifted[0]}"
-        )
+        sentence = f"{len(shifted):,} {checked} begin with the EOS token {eos} and don't end with it. "
+        sentence += "The boundaries are shifted by a token."
+        report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
     elif len(unended) * 2 <= len(numbers):
         report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
     elif boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):  # the template has an end token of its own
-        sentence = (
-            f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with the EOS token {eos}"
-        )
-        reason = "OLMo-core splits local files at EOS, so it would not find these ends"
-        report.note("boundaries", path, f"{sentence}. {reason}.")
+        sentence = f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with EOS ({eos}). "
+        report.note("boundaries", path, sentence + "OLMo-core splits local files at EOS: it would not find these ends.")
     else:
         reason = f"ends with {last[last != eos][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
         report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
@@ -208,11 +204,8 @@ def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json 
     size = _check_tokenizer(report, corpus, where) if report.full or stated is None else None
     found = size if stated is None else stated
     if found is None:
-        reason = (
-            "the size of the vocabulary is unknown: neither prepare.json nor a folder 'tokenizer' is next to the corpus"
-        )
-        fix = "Give vocab_size (--vocab-size) to have the ids checked"
-        report.note("vocabulary", corpus.shards[0].path, f"{reason}. {fix}.")
+        sentence = "the ids were not checked: neither prepare.json nor a folder 'tokenizer' is next to the corpus"
+        report.note("vocabulary", corpus.shards[0].path, f"{sentence}. Give vocab_size (--vocab-size).")
     return found
 
 

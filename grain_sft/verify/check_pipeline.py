@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
+from grain_sft.errors import GrainSftError
 from grain_sft.layout import COUNTS, FILL_ROW, Layout, check_columns, plan_columns
 from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
 from grain_sft.source import Element
@@ -114,9 +115,8 @@ def _end_steps(pipeline: Pipeline) -> list[int]:
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
     """Check the arrays of the first and the last batch."""
     shapes: dict[str, Any] = {}
-    trims, apart = (
-        any(trait(each, name) for each in pipeline.transforms) for name in ("trims_columns", "positions_apart")
-    )
+    trims = any(trait(each, "trims_columns") for each in pipeline.transforms)
+    apart = any(trait(each, "positions_apart") for each in pipeline.transforms)
     sizes = {pipeline.sampler.batch_sizes.at(step) for step in _end_steps(pipeline)}
     several = trims or len(sizes) > 1 or pipeline.source.layout.row_lengths
     for step in _end_steps(pipeline):
@@ -149,12 +149,10 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
     report.figures["equal_responses"] = len(found)
     if len(found):
         first = layout.spans(int(found[0]))[0].document
+        sentence = f"{len(found):,} of the {count:,} pairs checked teach nothing, the first of them document {first}"
         reason = "as far as the layout keeps them, the chosen and the rejected response are equal"
         fix = "Give a larger sequence_length or a smaller prompt_length, or leave these pairs out"
-        sentence = (
-            f"{len(found):,} of the {count:,} pairs checked teach nothing: {reason}. The first is document {first}."
-        )
-        report.note("loss", where, f"{sentence} {fix}.", f"row {found[0]}")
+        report.note("loss", where, f"{sentence}: {reason}. {fix}.", f"row {found[0]}")
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: bool = False) -> str:
@@ -188,11 +186,10 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
 
 def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
     """Check the checksum and the rows of a plan file and, unless `corpus` is None, its documents."""
-    arrays: Arrays = {}
-    depends: Mapping[str, Any] = {}
-    with report.errors("files", path):
+    try:
         arrays, depends = artifact.open_file(Path(path))
-    if report.has_wrong("files"):
+    except GrainSftError as error:
+        report.wrong("files", path, str(error))
         return
     report.figures |= {"bytes": os.path.getsize(path), "arrays": sorted(arrays)}
     recipe = depends.get("recipe")

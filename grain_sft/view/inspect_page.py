@@ -35,19 +35,19 @@ def inspect_page(
         if pipeline.first_step <= number < pipeline.end_step or number == step:
             count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
             chosen = range(min(count, room)) if rows is None else [row for row in rows if row < count or number == step]
-            steps.append((number, count, view_rows(pipeline, number, chosen)))
+            if len(chosen):
+                steps.append((number, count, view_rows(pipeline, number, chosen)))
     views = [view for _, _, of_step in steps for view in of_step]
-    ids = np.unique(np.concatenate([np.zeros(0, np.int64), *(view.tokens for view in views)])).tolist()
+    ids = np.unique(np.concatenate([view.tokens for view in views])).tolist()
     shown = [None if (text := texts.text(each)) is None else visible(text) for each in ids]
     data = {
         "title": visible_line(title),
         "receipt": pipeline.receipt.code,
         "host": [pipeline.sampler.host.index, pipeline.sampler.host.count],
-        "at": [number for number, _, of_step in steps if of_step].index(step),
+        "at": [number for number, *_ in steps].index(step),
         "steps": [
             {"step": number, "rows_of_batch": count, "rows": [_row(view, texts) for view in of_step]}
             for number, count, of_step in steps
-            if of_step
         ],
         "pieces": {"ids": ids, "shown": shown, "special": [each for each in ids if texts.is_special(each)]},
     }

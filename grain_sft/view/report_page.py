@@ -87,10 +87,8 @@ def _packing(found: Report) -> str:
 
 
 def _attention(found: Sequence[Report]) -> str:
-    note = (
-        "The highest cost of a device over the mean of the devices, in the sampled steps. A row costs the sum of the "
-    )
-    note += "squares of its segments' lengths. For a dense kernel, which skips nothing, every row costs the same."
+    note = "The highest cost of a device over the mean of the devices, in the sampled steps. A row costs the sum of "
+    note += "the squares of its segments' lengths. For a dense kernel, which skips nothing, every row costs the same."
     lines = [(each["rows_a_device"], f"{each['mean']:.3f}", f"{each['worst']:.3f}", each["step"]) for each in found]
     return _note(note) + _table("attention-table", ("rows a device", "mean", "worst", "in step"), lines)
 

@@ -14,7 +14,7 @@ LENGTH, ROWS, STEPS = 64, 4, 12
 _PLACES = [importlib.util.find_spec(name) for name in ("maxtext", "tunix")]
 NEEDED = [pytest.mark.maxtext, pytest.mark.skipif(None in _PLACES, reason="MaxText is not installed: docs/maxtext.md")]
 """Marks of the tests that train in MaxText."""
-_MODEL = {
+MODEL = {
     "base_emb_dim": 32, "base_num_query_heads": 2, "base_num_kv_heads": 2, "base_mlp_dim": 64, "head_dim": 16,
     "base_num_decoder_layers": 2, "attention": "dot_product", "dtype": "float32", "vocab_size": 256, "hardware": "cpu",
     "learning_rate": 0.01, "learning_rate_schedule_steps": 20, "skip_jax_distributed_system": True,
@@ -52,9 +52,15 @@ CHAT_TEMPLATE = (
 )
 
 
+def base_config(name):
+    """Return the path of a config that MaxText ships."""
+    (home,) = importlib.util.find_spec("maxtext").submodule_search_locations
+    return Path(home) / "configs" / name
+
+
 def distillation_config(folder, tokenizer, checkpoint):
     """Write MaxText's config of a distillation with the weights of a checkpoint as its teacher; return its path."""
-    config = {"base_config": "post_train/distillation.yml", "student_overrides": {"model_name": "default"}} | _MODEL
+    config = {"base_config": "post_train/distillation.yml", "student_overrides": {"model_name": "default"}} | MODEL
     config |= {"tokenizer_path": str(tokenizer), "tokenizer_type": "huggingface"}
     config["dataset_type"] = "olmo_grain"  # the teacher's config is checked without the command line
     config["teacher_overrides"] = {"model_name": "default", "load_parameters_path": str(checkpoint)}
@@ -92,7 +98,7 @@ def launch(out, folder, name, *, trainer="sft", base=None, stock=False, patches=
 
     The data are those of the configs of grain_sft, or with `stock` the texts, read by MaxText's own loader."""
     of_run = {key: options.pop(key) for key in ("kill_at", "pause", "fails", "fork") if key in options}
-    given = _MODEL | {"run_name": name, "base_output_directory": out}
+    given = MODEL | {"run_name": name, "base_output_directory": out}
     if trainer == "dpo" or stock:
         given |= {"tokenizer_path": folder / "tokenizer", "tokenizer_type": "huggingface"}
     if trainer == "dpo":
@@ -103,11 +109,9 @@ def launch(out, folder, name, *, trainer="sft", base=None, stock=False, patches=
         given |= {"hf_train_files": folder / f"{file}.jsonl", "grain_worker_count": 0}  # a worker would outlive a kill
     else:
         kind = "_pairs" if trainer == "dpo" else ""
-        given |= {
-            f"grain_sft{key}config": folder / f"{file}{kind}.json" for key, file in (("_", "train"), ("_eval_", "eval"))
-        }
-    (home,) = importlib.util.find_spec("maxtext").submodule_search_locations
-    base = base or Path(home) / "configs" / _BASES[trainer]
-    arguments = [trainer, base, *(f"{key}={value}" for key, value in (given | options).items())]
+        for key, file in (("config", "train"), ("eval_config", "eval")):
+            given[f"grain_sft_{key}"] = folder / f"{file}{kind}.json"
+    keys = (f"{key}={value}" for key, value in (given | options).items())
+    arguments = [trainer, base or base_config(_BASES[trainer]), *keys]
     program = PRINT_LOSSES + patches + (_STOCK if stock else LAUNCHER)
     return run(program, arguments, cache=folder / "cache", environment=dict(environment), **of_run)

@@ -1,5 +1,6 @@
 """Global arrays: the same on 1, 2 and 4 real processes, on any mesh, from any step, whoever loads."""
 
+import itertools
 import queue
 
 import jax
@@ -20,8 +21,8 @@ DEVICES = 4  # of all processes together
 
 
 def config(folder, **sampler):
-    windows = {"corpus": {"dtype": "uint32"}, "layout": "windows", "global_batch_size": BATCH}
-    return sections(folder, LENGTH, **windows, **sampler) | {"transforms": ["ngram_filter", "shift_targets"]}
+    windows = {"corpus": {"dtype": "uint32"}, "layout": "windows", "global_batch_size": BATCH, **sampler}
+    return sections(folder, LENGTH, **windows) | {"transforms": ["ngram_filter", "shift_targets"]}
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +44,15 @@ def pipeline(folder):
     return load(config(folder))
 
 
+def job_of(name, config, cases, steps, **options):
+    return {"name": name, "config": config, "cases": cases, "steps": steps, "options": options}
+
+
 def columns_jobs(folder, cases, layouts, shards):
     """Return jobs whose processes read columns, one for each layout and number of shards of the load-balanced order."""
     return [
-        {"name": f"{layout} {count}", "config": long_config(folder, layout), "cases": cases, "steps": 1}
-        | {"options": {"load_balanced_shards": count, "ahead": 0}}
-        for layout in layouts
-        for count in shards
+        job_of(f"{layout} {count}", long_config(folder, layout), cases, 1, load_balanced_shards=count, ahead=0)
+        for layout, count in itertools.product(layouts, shards)
     ]
 
 
@@ -60,25 +63,23 @@ def long_config(folder, layout):
 
 def several_lengths(folder):
     """Of batches of rows of 8, 16 and 32 tokens."""
-    corpus = {"path": str(write_corpus("three files", folder)[0]), "dtype": "uint16", "eos_token_id": EOS}
-    layout = {"kind": "olmo_vsl", "sequence_length": 32, "min_sequence_length": 8}
-    sampler = {"curriculum": "grow_p2", "num_cycles": 1, "seed": 1, "global_batch_size": 4}
-    return {"corpus": corpus, "layout": layout, "sampler": sampler}
+    corpus = {"dtype": "uint16", "eos_token_id": EOS}
+    layout = {"kind": "olmo_vsl", "min_sequence_length": 8}
+    config = sections(write_corpus("three files", folder)[0], 32, corpus=corpus, layout=layout)
+    return config | {"sampler": {"curriculum": "grow_p2", "num_cycles": 1, "seed": 1, "global_batch_size": 4}}
 
 
 def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats, pipeline, tmp_path):
     """Resumed at step 2 from the state of one process, which took two steps."""
     one = GlobalBatches(pipeline, SingleDeviceSharding(jax.devices()[0]))
     assert [next(one) and one.next_step for _ in range(2)] == [1, 2]
-    job = {"config": config(folder), "cases": [*CASES, LOCAL], "steps": STEPS, "state": one.get_state()}
+    job = job_of("", config(folder), [*CASES, LOCAL], STEPS) | {"state": one.get_state()}
     divided = columns_jobs(chats, ["columns"], layouts=["packed"], shards=[1])
     divided += columns_jobs(chats, ["data x sequence over hosts"], layouts=["packed"], shards=[4])
-    several = {"name": "lengths", "config": several_lengths(tmp_path), "steps": 6}
-    several["cases"] = ["data", "data x sequence over hosts"]
+    several = job_of("lengths", several_lengths(tmp_path), ["data", "data x sequence over hosts"], 6)
     stages = [{"steps": 2, "layout": {"sequence_length": length}} for length in (LENGTH, 2 * LENGTH)]
     stages.append({"transforms": ["ngram_filter", "shift_targets"]})
-    staged = {"name": "stages", "config": long_config(chats, "packed") | {"stages": stages}, "steps": 6}
-    staged["cases"] = ["columns"]
+    staged = job_of("stages", long_config(chats, "packed") | {"stages": stages}, ["columns"], 6)
     every = run([job, *divided, several, staged], 2, DEVICES // 2, tmp_path)
     check_columns(every, divided)
     for each in (several, staged):
@@ -92,13 +93,10 @@ def test_two_processes_have_the_global_arrays_of_one_on_every_mesh(folder, chats
     check(printed, digests(pipeline, range(2, 2 + STEPS)), CASES)
     check(printed, digests(pipeline, range(STEPS), order=[0, 2, 4, 6, 1, 3, 5, 7]), [LOCAL])
     assert states(printed)["next_step"] == 2 + STEPS
-    reads = {
-        case: [next(line["reads"] for line in lines if line["case"] == case) for lines in printed] for case in CASES
-    }
-    assert reads["data"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert reads["data x sequence"] == reads["data x model"] == reads["data"]
-    everything = [list(range(8))] * 2
-    assert reads["data x sequence over hosts"] == reads["data x model over hosts"] == reads["columns"] == everything
+    for case in CASES:
+        reads = [next(line["reads"] for line in lines if line["case"] == case) for lines in printed]
+        whole = case == "columns" or "over hosts" in case
+        assert reads == ([list(range(8))] * 2 if whole else [[0, 1, 2, 3], [4, 5, 6, 7]])
 
 
 @pytest.mark.processes
@@ -108,10 +106,9 @@ def test_any_number_of_processes_has_the_same_global_arrays_and_goes_on_where_an
 ):
     state = None
     for number, count in enumerate((processes, *(other for other in (1, 2, 4) if other != processes))):
-        job = {"config": config(folder), "cases": CASES, "steps": STEPS} | ({"state": state} if state else {})
+        job = job_of("", config(folder), CASES, STEPS) | ({"state": state} if state else {})
         printed = run(job, count, DEVICES // count, tmp_path)
-        begin = number * STEPS
-        check(printed, digests(pipeline, range(begin, begin + STEPS)), CASES)
+        check(printed, digests(pipeline, range(number * STEPS, (number + 1) * STEPS)), CASES)
         state = states(printed)
 
 
@@ -121,8 +118,7 @@ def test_any_number_of_processes_has_the_same_global_arrays_and_goes_on_where_an
 def test_processes_that_do_not_load_get_their_rows_from_those_that_do(
     folder, pipeline, tmp_path, processes, loaders, num_rows
 ):
-    options = {"loaders": loaders, "num_rows": num_rows}
-    job = {"config": config(folder), "cases": CASES, "steps": STEPS, "options": options}
+    job = job_of("", config(folder), CASES, STEPS, loaders=loaders, num_rows=num_rows)
     printed = run(job, processes, DEVICES // processes, tmp_path)
     check(printed, digests(pipeline, range(STEPS), num_rows), CASES)
     read = [set(lines[0]["reads"]) for lines in printed]
@@ -146,13 +142,11 @@ def test_how_far_ahead_batches_begin_changes_no_value(pipeline, ahead):
 def test_the_next_batches_begin_before_they_are_asked_for(pipeline, ahead):
     """At least half of `ahead`, and all of it where the thread starts late."""
     prepared = queue.SimpleQueue()
-    batches = GlobalBatches(
-        pipeline, sharding(), ahead=ahead, threads=1, prepare=lambda step, _, batch: prepared.put(step) or batch
-    )
+    options = {"threads": 1, "prepare": lambda step, _, batch: prepared.put(step) or batch}
+    batches = GlobalBatches(pipeline, sharding(), ahead=ahead, **options)
     next(batches)
     next(batches)
-    least = 2 + (ahead + 1) // 2
-    found = [prepared.get(timeout=300) for _ in range(least)]
+    found = [prepared.get(timeout=300) for _ in range(2 + (ahead + 1) // 2)]
     batches.close()
     while not prepared.empty():
         found.append(prepared.get())
@@ -171,16 +165,12 @@ def test_the_batches_end_with_the_last_step_and_begin_again_when_reset(folder):
         batches.reset()
 
 
-def test_rows_after_the_batch_are_zero_and_take_no_loss(pipeline):
-    batch = next(GlobalBatches(pipeline, sharding(), num_rows=12))
-    assert_same({key: array[:8] for key, array in batch.items()}, pipeline[0])
-    assert all(array.shape == (12, LENGTH) and not np.asarray(array)[8:].any() for array in batch.values())
-
-
 @pytest.mark.parametrize("loaders", [None, [0]])
-def test_arrays_keep_their_dtype_whoever_loads(pipeline, loaders):
-    options = {"loaders": loaders, "prepare": lambda step, block, batch: {"bool": batch["inputs"] > 0}}
-    assert next(GlobalBatches(pipeline, sharding(), num_rows=12, **options))["bool"].dtype == bool
+def test_rows_after_the_batch_are_zero_and_arrays_keep_their_dtype_whoever_loads(pipeline, loaders):
+    options = {"loaders": loaders, "prepare": lambda step, block, batch: {**batch, "bool": batch["inputs"] > 0}}
+    batch = next(GlobalBatches(pipeline, sharding(), num_rows=12, **options))
+    assert_same({key: array[:8] for key, array in batch.items()}, {**pipeline[0], "bool": pipeline[0]["inputs"] > 0})
+    assert all(array.shape == (12, LENGTH) and not np.asarray(array)[8:].any() for array in batch.values())
 
 
 def test_batches_whose_shape_changes_at_a_step(folder):
@@ -218,19 +208,18 @@ def test_what_a_process_holds_is_a_block_or_not(pipeline):
     assert process_rows(sharding(), (BATCH, LENGTH), process=1).host is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_what_does_not_fit_is_named(folder, pipeline):
+    for options, message in (
         ({"num_rows": 4}, "global batch alone has 8 rows"),
         ({"ahead": -1}, "ahead"),
         ({"threads": 0}, "threads"),
         ({"start_step": -1}, "step"),
         ({"loaders": [1]}, "none of these processes"),
-    ],
-)
-def test_what_does_not_fit_is_named(folder, pipeline, options, message):
-    with pytest.raises(GrainSftError, match=message):
-        GlobalBatches(pipeline, sharding(), **options)
+        ({"load_balanced_shards": 3}, "expected an even number"),
+        ({"load_balanced_shards": 6}, "can't be cut into 12 equal chunks"),
+    ):
+        with pytest.raises(GrainSftError, match=message):
+            GlobalBatches(pipeline, sharding(), **options)
     with pytest.raises(GrainSftError, match=r"Load it with host=Host\(0, 1\)"):
         GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
     cut = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Cut()])
@@ -273,12 +262,10 @@ def test_a_process_reads_few_bytes_besides_those_of_its_devices(tmp_path, length
     (tmp_path / "tokens").mkdir()
     tokens.tofile(tmp_path / "tokens" / "0.npy")
     corpus, cases = {"dtype": "uint16", "eos_token_id": 7}, ["data x sequence over hosts", "columns"]
-    jobs = [
-        {"name": layout, "cases": cases, "steps": 2, "digests": False}
-        | {"options": {"ahead": 0, "load_balanced_shards": 4}}
-        | {"config": sections(tmp_path / "tokens", length, corpus=corpus, layout=layout, global_batch_size=4)}
-        for layout in ("windows", "packed", "padded")
-    ]
+    jobs = []
+    for layout in ("windows", "packed", "padded"):
+        config = sections(tmp_path / "tokens", length, corpus=corpus, layout=layout)
+        jobs.append(job_of(layout, config, cases, 2, ahead=0, load_balanced_shards=4) | {"digests": False})
     share = 2 * 4 * length * tokens.itemsize // 4  # of 2 steps, 4 rows and 4 processes
     for lines in run(jobs, 4, 1, tmp_path):
         read = {(line["job"], line["case"]): line["read_bytes"] for line in lines if "read_bytes" in line}

@@ -23,12 +23,6 @@ from grain_sft.integrations.maxtext.iterators import EvaluationBatches, MaxTextB
 from grain_sft.integrations.maxtext.trainers import KEYS, TRAINERS
 
 
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch):
-    for name in ("CONFIG", "EVAL_CONFIG", "ALLOW_OTHER_DATA", "IGNORE_WEIGHTS"):
-        monkeypatch.delenv(f"GRAIN_SFT_{name}", raising=False)
-
-
 @pytest.fixture
 def config(tmp_path):
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
@@ -49,6 +43,8 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
     assert theirs == ["base.yml", "steps=3", "dataset_type=olmo_grain"]
     assert options == Options(config="a=b.json", eval_config="eval.json", ignore_weights=True)
     assert split(["base.yml", "dataset_type=olmo_grain"])[0] == ["base.yml", "dataset_type=olmo_grain"]
+    with refused("grain_sft_trainer is 'stf': expected one of pre_train, sft, dpo, distill."):
+        split(["base.yml", "grain_sft_trainer=stf"])
 
 
 @pytest.mark.parametrize(
@@ -60,21 +56,15 @@ def test_our_keys_are_taken_out_of_maxtexts(monkeypatch):
         (["grain_sft_config=nowhere.json"], "nowhere.json: no such file"),
         (["grain_sft_config={config}", "steps"], "'steps': expected key=value."),
         (["--grain_sft_config={config}"], "options have no dashes here. Write grain_sft_config="),
-        (["grain_sft_trainer=stf"], "grain_sft_trainer is 'stf': expected one of pre_train, sft, dpo, distill."),
+        (["grain_sft_trainer=dpo"], "grain_sft_trainer is given as 'sft' and as 'dpo'. Give one"),
         (["grain_sft_config={config}", "grain_sft_eval_config=nowhere.json"], "nowhere.json: no such file"),
         (["grain_sft_config={config}", "dataset_type=synthetic"], "dataset_type=synthetic: the data are grain_sft's"),
-        (["grain_sft_config=a.json", "grain_sft_config=b.json"], "is given as 'a.json' and as 'b.json'. Give one"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(config, capsys, words, message):
-    assert main(["base.yml", *(word.format(config=config) for word in words)]) == 1
+    assert main(["sft", "base.yml", *(word.format(config=config) for word in words)]) == 1
     error = capsys.readouterr().err
     assert message in error and error.startswith("grain_sft.integrations.maxtext: ") and error.count("\n") == 1
-
-
-def test_two_trainers_are_refused():
-    with refused("grain_sft_trainer is given as 'sft' and as 'dpo'"):
-        split(["sft", "grain_sft_trainer=dpo"])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("maxtext") is not None, reason="maxtext is installed")
@@ -84,10 +74,10 @@ def test_without_maxtext_the_extra_is_named(config, capsys):
 
 
 def test_an_evaluation_reads_every_row_once_and_fills_the_last_batch_unless_its_config_says_otherwise(config):
-    pipeline = maxtext.load_evaluation(str(config))
-    assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (1, "fill", 2)
-    pipeline = maxtext.load_evaluation(str(write_config(config, changed(config, epochs=3, last_batch="drop"))))
-    assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == (3, "drop", 6)
+    other = write_config(config.with_name("other.json"), changed(config, epochs=3, last_batch="drop"))
+    for path, expected in ((config, (1, "fill", 2)), (other, (3, "drop", 6))):
+        pipeline = maxtext.load_evaluation(str(path))
+        assert (pipeline.sampler.epochs, pipeline.sampler.last_batch, len(pipeline)) == expected
 
 
 def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
@@ -273,7 +263,7 @@ def test_the_failure_of_the_data_is_raised_rather_than_what_maxtext_makes_of_it(
     named = {"maxtext": types.ModuleType("maxtext")} | {f"maxtext.{each}": modules[each] for each in modules}
     for name, module in named.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(launcher, "make_train_iterator", lambda *_, options: failing)
+    monkeypatch.setattr(launcher.iterators, "make_train_iterator", lambda *_, options: failing)
     with refused("MaxText's vocab_size is 1"):
         launcher.train([], Options())
     assert modules["trainers.pre_train.train"].get_first_step is None  # so that another run is not followed by this one

@@ -84,14 +84,15 @@ def source_of(name):
     return (Path(found.origin).parent / name).read_text() if found else ""
 
 
-DISTILLATION = pytest.param(
-    "distill",
-    marks=pytest.mark.skipif(
-        "_checkpointer" not in source_of("sft/checkpoint_manager.py")
-        or "grad_accumulator" in source_of("sft/peft_trainer.py"),
-        reason="MaxText's distillation does not run with this Tunix: docs/maxtext.md",
-    ),
-)
+def trainer_if(runs, name, reason):
+    """Return the parameter of a trainer, which is skipped unless it runs with the installed Tunix."""
+    return pytest.param(name, marks=pytest.mark.skipif(not runs, reason=f"MaxText's {reason}: docs/maxtext.md"))
+
+
+ACCUMULATES = "grad_accumulator" in source_of("sft/peft_trainer.py")
+DISTILLS = "_checkpointer" in source_of("sft/checkpoint_manager.py") and not ACCUMULATES
+DISTILLATION = trainer_if(DISTILLS, "distill", "distillation does not run with this Tunix")
+FINE_TUNING = trainer_if(ACCUMULATES, "sft", "train_sft does not accumulate with this Tunix")
 TRAINERS = pytest.mark.parametrize("given", ["sft", "dpo", DISTILLATION], indirect=True)
 
 
@@ -141,15 +142,6 @@ def test_orpo_is_resumed_with_the_losses_of_an_uninterrupted_run(configs, tmp_pa
     assert min(step for kind, step, _ in losses(outputs[1]) if kind == "TRAIN") == 2
 
 
-FINE_TUNING = pytest.param(
-    "sft",
-    marks=pytest.mark.skipif(
-        "grad_accumulator" not in source_of("sft/peft_trainer.py"),
-        reason="MaxText's train_sft does not accumulate with this Tunix: docs/maxtext.md",
-    ),
-)
-
-
 @pytest.mark.parametrize("given", [FINE_TUNING, "dpo", DISTILLATION], indirect=True)
 def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, tmp_path, given):
     keys = {"gradient_accumulation_steps": 2, "use_tunix_gradient_accumulation": True}
@@ -159,7 +151,9 @@ def test_a_run_that_accumulates_has_the_losses_of_an_uninterrupted_one(configs, 
     check_kills(tmp_path, configs, **given, **keys)
 
 
-BATCH = re.compile(r"^BATCH (\d+) (\d+)$", re.MULTILINE)
+def batches_of(output):
+    """Hashes of the batches of MaxText's own loader, by step."""
+    return dict(re.findall(r"^BATCH (\d+) (\d+)$", output, re.MULTILINE))
 
 
 @pytest.mark.parametrize("trainer", ["sft", "dpo"])
@@ -169,7 +163,7 @@ def test_maxtexts_own_loader_begins_anew_after_a_restart(configs, tmp_path, trai
     whole = launch(tmp_path, configs, "whole", **given)
     launch(tmp_path, configs, "killed", kill_at=5, **given)
     resumed = launch(tmp_path, configs, "killed", **given)
-    expected, batches = dict(BATCH.findall(whole)), dict(BATCH.findall(resumed))
+    expected, batches = batches_of(whole), batches_of(resumed)
     assert list(expected) == list("012345678") and list(batches) == list("345678")  # the last one is dropped
     assert list(batches.values()) == list(expected.values())[:6]  # it trains on the first batches again
     found = losses(resumed)

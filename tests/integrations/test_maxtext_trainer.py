@@ -3,40 +3,27 @@
 python -m pytest -n0 -m maxtext tests/integrations/test_maxtext_trainer.py
 """
 
-import importlib.util
 import json
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from batches import load, put, sections, write_config
-from maxtext_runs import LAUNCHER, NEEDED
+from maxtext_runs import LAUNCHER, LENGTH, MODEL, NEEDED, ROWS, base_config
 from sft_files import documents, write_olmo
 from trainer_runs import run as run_program
 
 pytestmark = NEEDED
 
-LENGTH, ROWS, VOCABULARY = 64, 4, 256
-MODEL = """
-base_emb_dim=32 base_num_query_heads=2 base_num_kv_heads=2 base_mlp_dim=64 base_num_decoder_layers=2 head_dim=16
-attention=dot_product dtype=float32 learning_rate=0.01 learning_rate_schedule_steps=20 hardware=cpu
-skip_jax_distributed_system=True enable_goodput_recording=False enable_tensorboard=False
-checkpoint_period=1 async_checkpointing=False eval_interval=2
-"""
-SHAPES = {"vocab_size": VOCABULARY, "max_target_length": LENGTH, "per_device_batch_size": ROWS}
-
 
 def launch(out, run, *more, fails=False, devices=1, **keys):
     """The launcher, in a process of its own. Returns its output."""
     metrics = out / f"{run}-{len(list(out.glob(f'{run}-*.jsonl')))}.jsonl"
-    given = SHAPES | {"run_name": run, "base_output_directory": out, "metrics_file": metrics} | keys
-    (folder,) = importlib.util.find_spec("maxtext").submodule_search_locations
-    stated = [*MODEL.split(), *(f"{key}={value}" for key, value in given.items())]
-    arguments = [Path(folder) / "configs" / "base.yml", *stated]
+    given = MODEL | {"eval_interval": 2, "run_name": run, "base_output_directory": out, "metrics_file": metrics} | keys
+    arguments = [base_config("base.yml"), *(f"{key}={value}" for key, value in given.items()), *more]
     flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    return run_program(LAUNCHER, [*arguments, *more], fails=fails, cache=out.parent / "cache", environment=flags)
+    return run_program(LAUNCHER, arguments, fails=fails, cache=out.parent / "cache", environment=flags)
 
 
 STEP = re.compile(r"completed step: (\d+), .*total_weights: (\d+), loss: (\S+), .*perplexity: (\S+)")

@@ -20,14 +20,13 @@ from grain_sft.errors import PipelineError
 from grain_sft.integrations.jax_arrays import GlobalBatches
 from grain_sft.integrations.tunix import Evaluation, packed_loss, token_losses, training
 
-LENGTH, ROWS = 64, 4
+LENGTH = 64
 
 
 def config_of(folder, **layout):
     corpus = {"format": "olmo", "dtype": "uint16", "eos_token_id": 2}
-    sampler = {"order": "sequential", "global_batch_size": ROWS, "epochs": 1, "last_batch": "fill"}
-    stated = sections(folder, LENGTH, corpus=corpus, layout={"kind": "packed", **layout}, **sampler)
-    return stated | {"transforms": ["shift_targets"]}
+    sampler = {"order": "sequential", "epochs": 1, "last_batch": "fill"}
+    return sections(folder, LENGTH, corpus=corpus, layout={"kind": "packed", **layout}, **sampler)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +64,7 @@ def test_training_continues_after_the_batches_that_tunix_drops(batches):
 def test_training_refuses_a_checkpoint_of_other_data(batches, corpus, tmp_path):
     next(training(batches, trainer(0, tmp_path)))
     next(training(batches, trainer(2, tmp_path)))
-    other = load(config_of(corpus, sequence_length=32))
-    others = GlobalBatches(other, batches.sharding)
+    others = GlobalBatches(load(config_of(corpus, sequence_length=32)), batches.sharding)
     with pytest.raises(PipelineError, match="of a run on other data"):
         next(training(others, trainer(2, tmp_path)))
     assert next(training(others, trainer(2, tmp_path), allow_other_data=True)) == {}
@@ -95,10 +93,8 @@ def attention(seed):
 
     def turned(x, positions):
         angle = positions[..., None] * 10.0 ** -jnp.arange(0, 4, 0.25)
-        left, right = jnp.split(x, 2, -1)
-        return jnp.concatenate(
-            [left * jnp.cos(angle) - right * jnp.sin(angle), left * jnp.sin(angle) + right * jnp.cos(angle)], -1
-        )
+        (left, right), cos, sin = jnp.split(x, 2, -1), jnp.cos(angle), jnp.sin(angle)
+        return jnp.concatenate([left * cos - right * sin, left * sin + right * cos], -1)
 
     def model(tokens, positions, cache, mask):
         x = embed[tokens]

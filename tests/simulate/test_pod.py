@@ -43,12 +43,10 @@ def configs(folder, rows, documents, hosts):
     make_corpus(folder, made_up_lengths(documents, TRACED, LENGTH))
     primers = {}
     for name in ("primer", "oasst1", "dolly15k"):
-        rng = np.random.default_rng(len(name))
-        sizes = rng.integers(20, 300, 20_000)
+        sizes = np.random.default_rng(len(name)).integers(20, 300, 20_000)
         docs = [(np.full(size, 9, np.uint16), np.arange(size) > 7) for size in sizes]
         primers[name] = {"path": str(write_primer(folder / name, docs))}
-    batch = {"global_batch_size": hosts}
-    data, epochs = str(folder / "data"), {"epochs": 1000}
+    batch, data, epochs = {"global_batch_size": hosts}, str(folder / "data"), {"epochs": 1000}
     schedule = [{"step": 1000, "weights": {"chat": 0.95, "web": 0.05}}, {"step": 2000, "global_batch_size": 2 * hosts}]
     mixture = {"chat": {"path": data, "sampler": epochs}, "web": {"path": mix}}
     changes = {

@@ -48,13 +48,11 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def pipeline(run):
-    """The pipeline of the config, for one host."""
     return load(run)
 
 
 @pytest.fixture(scope="session")
 def texts(pipeline):
-    """The texts of its tokens."""
     return texts_of(pipeline.source.layout.corpus, None)
 
 
@@ -63,10 +61,10 @@ def config(run, tmp_path):
     """`config(**sections)`: path of a config over the same corpus, with sections or parts of them changed."""
 
     def write(**changed):
-        stated, path = json.loads(run.read_text()), tmp_path / "changed.json"
+        stated = json.loads(run.read_text())
         for name, part in changed.items():
             stated[name] = {**stated[name], **part} if isinstance(part, dict) else part
-        return write_config(path, {key: part for key, part in stated.items() if part is not None})
+        return write_config(tmp_path / "changed.json", {key: part for key, part in stated.items() if part is not None})
 
     return write
 
@@ -74,13 +72,12 @@ def config(run, tmp_path):
 @pytest.fixture
 def mixture(config, write_tokens):
     """Path of a config of the chats and of plain windows, one row of three; from step 2 on batches are half as large."""
-    chats = json.loads(config().read_text())["corpus"]["path"]
+    stated = json.loads(config().read_text())
     tokens = write_tokens("web.npy", np.arange(20_000) % 190 + 60, "uint32")
     web = {"weight": 1, "path": str(tokens), "dtype": "uint32", "eos_token_id": 100, "layout": {"kind": "windows"}}
-    path = config(corpus=None, sampler=None)
-    sampler = {"seed": 0, "global_batch_size": 6, "schedule": [{"step": 2, "global_batch_size": 3}]}
-    changed = {"corpus": {"mixture": {"chats": {"weight": 2, "path": chats}, "web": web}}, "sampler": sampler}
-    return write_config(path, json.loads(path.read_text()) | changed)
+    stated["corpus"] = {"mixture": {"chats": {"weight": 2, **stated["corpus"]}, "web": web}}
+    stated["sampler"] = {"seed": 0, "global_batch_size": 6, "schedule": [{"step": 2, "global_batch_size": 3}]}
+    return write_config(config(), stated)
 
 
 @pytest.fixture(scope="module")

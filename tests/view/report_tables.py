@@ -1,11 +1,18 @@
-"""The tables of a report's page, and the figures that they must show."""
+"""The data and the tables of pages, and the figures that a report's must show."""
 
 import html
+import json
 import re
 
 import numpy as np
 
 from grain_sft.layout.report import algorithm_title
+
+
+def data_of(page):
+    """Return the data of a page."""
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    return json.loads(text)
 
 
 def tables_of(page):
@@ -34,8 +41,8 @@ def check_tables(tables, report):
         for each in report["packing"]["algorithms"]
     ]
     assert [[*line[:3], line[4]] for line in tables["packing-table"][1:]] == packing
-    for at, name in ((0, "source"), (3, "tokens"), (5, "trainable")):
-        assert column("sources", at) == (columns[name] if name == "source" else counts(columns[name]))
+    assert column("sources", 0) == columns["source"]
+    assert [column("sources", at) for at in (3, 5)] == [counts(columns[name]) for name in ("tokens", "trainable")]
     assert column("mixture", 0) == counts(report["sources"]["steps"])
     tokens = np.array([report["sources"]["tokens"][name] for name in tables["mixture-table"][0][1:]])
     shares = [[f"{share:.3%}" for share in step] for step in (tokens / tokens.sum(0)).T]

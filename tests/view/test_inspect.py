@@ -1,50 +1,39 @@
 """Rows as text on the terminal: what is shown is what the pipeline gives."""
 
+import contextlib
 import os
 import pty
 import re
 import subprocess
 import sys
 
+import grain
 import numpy as np
 import pytest
-from batches import sections, write_config
+from batches import load, sections, write_config
 
-from grain_sft import Host, load
+from grain_sft import Host, Pipeline, ShiftTargets
 from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.view.rows import segment_runs, view_rows
 from grain_sft.view.terminal import row_lines
 from grain_sft.view.text import TokenTexts, columns, visible
 
-HOST = Host(0, 1)
-
-
-@pytest.fixture
-def weighted(write_tokens, tmp_path):
-    """Config of plain windows without documents, and no tokenizer."""
-    tokens = write_tokens("tokens.npy", np.arange(500) % 97, "uint16")
-    options = {"layout": "windows", "order": "shuffle", "global_batch_size": 3, "epochs": 1}
-    return write_config(tmp_path / "windows.json", sections(tokens, 64, corpus={"dtype": "uint16"}, **options))
-
 
 @pytest.mark.parametrize("transforms", [["ngram_filter", "shift_targets"], ["shift_targets"], ["ngram_filter"]])
 @pytest.mark.parametrize("layout", [{}, {"sequence_length": 100}, {"kind": "padded", "sequence_length": 128}])
 def test_a_view_is_the_batch(config, layout, transforms):
-    pipeline = load(config(layout=layout, transforms=transforms), host=HOST)
+    pipeline = load(config(layout=layout, transforms=transforms))
     names = ("tokens", "segment_ids", "positions", "loss_mask")
     if "shift_targets" in transforms:
         names = ("inputs", "inputs_segmentation", "inputs_position", "targets_segmentation")
     for step in (0, 3):
-        batch = pipeline[step]
         for row, view in enumerate(view_rows(pipeline, step)):
             assert (view.row, view.step, view.weights) == (row, step, None)
-            *expected, loss = (batch[name][row] for name in names)
+            *expected, loss = (pipeline[step][name][row] for name in names)
             if "shift_targets" in transforms:
                 loss = np.append(False, loss[:-1] != 0)
-            shown = (view.tokens, view.segments, view.positions, view.loss)
-            for column, values in zip(shown, (*expected, loss), strict=True):
-                np.testing.assert_array_equal(column, values)
+            np.testing.assert_equal([view.tokens, view.segments, view.positions, view.loss], [*expected, loss])
 
 
 def test_sources_and_records_are_those_of_the_documents(pipeline):
@@ -62,7 +51,7 @@ def test_sources_and_records_are_those_of_the_documents(pipeline):
 
 def test_the_target_of_the_last_input_is_shown_where_it_takes_loss(config):
     layout = {"kind": "padded", "sequence_length": 65}
-    pipeline = load(config(transforms=["shift_targets", "drop_last_position"], layout=layout), host=HOST)
+    pipeline = load(config(transforms=["shift_targets", "drop_last_position"], layout=layout))
     batch = pipeline[0]
     assert batch["targets_segmentation"][:, -1].any()
     for row, view in enumerate(view_rows(pipeline, 0)):
@@ -76,8 +65,8 @@ def test_the_target_of_the_last_input_is_shown_where_it_takes_loss(config):
 
 def test_rows_of_hosts_are_told_apart_and_padding_rows_are_said(config):
     path = config(sampler={"global_batch_size": 4, "last_batch": "fill", "epochs": 1, "order": "shuffle"})
-    last = len(load(path, host=HOST)) - 1
-    whole = view_rows(load(path, host=HOST), last)
+    last = len(load(path)) - 1
+    whole = view_rows(load(path), last)
     for host in (0, 1):
         for mine in view_rows(load(path, host=Host(host, 2)), last):
             same = whole[mine.slot]
@@ -89,36 +78,34 @@ def test_rows_of_hosts_are_told_apart_and_padding_rows_are_said(config):
 
 
 def test_a_changed_batch_is_noted(pipeline):
-    class Changed:
+    class Change(grain.transforms.Map):
         def __init__(self, change):
             self.change = change
 
-        def __getattr__(self, name):
-            return getattr(pipeline, name)
-
-        def __getitem__(self, step):
-            batch = {name: array.copy() for name, array in pipeline[step].items()}
+        def map(self, element):
+            batch = {name: array.copy() for name, array in element.items()}
             self.change(batch)
             return batch
 
+    def views(change):
+        return view_rows(Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Change(change)]), 0)
+
     at = np.flatnonzero(pipeline[0]["targets_segmentation"][0])[3]
-    changed = Changed(lambda batch: batch["targets"].__setitem__((0, at), 77))
-    assert "its id is 77" in view_rows(changed, 0)[0].notes[0]
-    changed = Changed(lambda batch: batch["inputs_segmentation"].__setitem__((0, slice(5)), 2))
-    assert "segment 1 has" in view_rows(changed, 0)[0].notes[0]
+    assert "its id is 77" in views(lambda batch: batch["targets"].__setitem__((0, at), 77))[0].notes[0]
+    changed = views(lambda batch: batch["inputs_segmentation"].__setitem__((0, slice(5)), 2))
+    assert "segment 1 has" in changed[0].notes[0]
     with pytest.raises(PipelineError, match="expected those of ShiftTargets"):
-        view_rows(Changed(lambda batch: batch.pop("targets")), 0)
+        views(lambda batch: batch.pop("targets"))
 
 
 def test_rows_that_the_filter_rejects_say_so(config):
-    pipeline = load(config(transforms=["ngram_filter", "shift_targets"], layout={"sequence_length": 300}), host=HOST)
-    flagged = 0
-    for step in range(4):
-        for view in view_rows(pipeline, step):
-            (rejects,) = pipeline.transforms[0].fails(view.tokens[np.newaxis], view.segments[np.newaxis])
-            assert rejects == any("NgramFilter" in note for note in view.notes)
-            assert not (rejects and view.loss.any())
-            flagged += rejects
+    pipeline = load(config(transforms=["ngram_filter", "shift_targets"], layout={"sequence_length": 300}))
+    views, flagged = [view for step in range(4) for view in view_rows(pipeline, step)], 0
+    for view in views:
+        (rejects,) = pipeline.transforms[0].fails(view.tokens[np.newaxis], view.segments[np.newaxis])
+        assert rejects == any("NgramFilter" in note for note in view.notes)
+        assert not (rejects and view.loss.any())
+        flagged += rejects
     assert flagged
 
 
@@ -131,18 +118,16 @@ def visible_text(tokens, texts):
 @pytest.mark.parametrize("width", [30, 80, 200])
 def test_lines_fit_the_terminal_and_hold_every_token(pipeline, texts, width):
     for view in view_rows(pipeline, 1):
-        lines = list(row_lines(view, texts, colour=False, width=width))
-        rows = [line.split("│ ", 1) for line in lines if re.match(r" *[\d,]+ │ ", line)]
-        assert all(columns("│ ".join(line)) <= width for line in rows)
-        shown = "".join(text for _, text in rows).replace("‿", "")
-        expected = visible_text(view.tokens[view.segments != 0], texts)
-        assert re.sub("[⟦⟧◌]", "", shown) == re.sub("[⟦⟧◌]", "", expected)
-        coloured = list(row_lines(view, texts, colour=True, width=width))
-        bare = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in coloured]
-        assert not any("\x1b" in line for line in bare)
-        assert all(columns(line) <= width for line in bare if re.match(r" *[\d,]+ │ ", line))
-        for line in coloured:
-            assert line.count("\x1b[0m") * 2 == line.count("\x1b")
+        expected = re.sub("[⟦⟧◌]", "", visible_text(view.tokens[view.segments != 0], texts))
+        for colour in (False, True):
+            lines = list(row_lines(view, texts, colour=colour, width=width))
+            bare = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines]
+            rows = [line for line in bare if re.match(r" *[\d,]+ │ ", line)]
+            assert all(columns(line) <= width for line in rows)
+            shown = "".join(line.split("│ ", 1)[1] for line in rows).replace("‿", "")
+            assert re.sub("[⟦⟧◌]", "", shown) == expected
+            assert not any("\x1b" in line for line in bare)
+            assert all(line.count("\x1b[0m") * 2 == line.count("\x1b") for line in lines)
 
 
 def test_tokens_that_take_loss_are_in_brackets_or_bright(pipeline, texts):
@@ -164,34 +149,32 @@ def test_tokens_that_take_loss_are_in_brackets_or_bright(pipeline, texts):
 
 def test_the_command_prints_one_row(run, pipeline, texts, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    assert main(["inspect", str(run), "--step", "1", "--row", "2"]) == 0
-    printed = capsys.readouterr().out
     (view,) = view_rows(pipeline, 1, [2])
-    assert printed.splitlines() == "\n".join(row_lines(view, texts, colour=False, width=60)).splitlines()
-    assert "\x1b" not in printed and "two & <b>.jsonl:" in printed
-    assert main(["inspect", str(run), "--step", "1", "--row", "2", "--colour", "always"]) == 0
-    assert "\x1b[" in capsys.readouterr().out
+    for colour in (False, True):
+        assert main(["inspect", str(run), "--step", "1", "--row", "2", "--colour", "always" if colour else "auto"]) == 0
+        printed = capsys.readouterr().out
+        assert printed.splitlines() == "\n".join(row_lines(view, texts, colour=colour, width=60)).splitlines()
+        assert ("\x1b[" in printed) == colour and "two & <b>.jsonl:" in printed
 
 
-def test_without_a_tokenizer_ids_are_shown(weighted, capsys):
-    assert main(["inspect", str(weighted), "--step", "0"]) == 0
+def test_without_a_tokenizer_ids_are_shown(write_tokens, tmp_path, capsys):
+    tokens = write_tokens("tokens.npy", np.arange(500) % 97, "uint16")
+    config = sections(tokens, 64, corpus={"dtype": "uint16"}, layout="windows")
+    assert main(["inspect", str(write_config(tmp_path / "windows.json", config)), "--step", "0"]) == 0
     captured = capsys.readouterr()
-    assert "Give --tokenizer" in captured.err
-    batch = load(weighted, host=HOST)[0]
-    assert re.findall(r"⟨(\d+)⟩", captured.out) == [str(each) for each in batch["inputs"][0].tolist()]
-    assert "tokens.npy" in captured.out
+    assert "Give --tokenizer" in captured.err and "tokens.npy" in captured.out
+    assert re.findall(r"⟨(\d+)⟩", captured.out) == list(map(str, load(config)[0]["inputs"][0].tolist()))
 
 
-ERRORS = {
-    **{"--step 100000": "expected 0 to", "--step 0 --row 4": "row 4 of step 0: expected 0 to 3"},
-    **{"--step 0 --tokenizer nowhere": "nowhere: no such file", "--step 0 --host 0/3": "3 hosts"},
-}
-
-
-@pytest.mark.parametrize(("arguments", "words"), ERRORS.items())
-def test_what_cannot_be_shown_is_an_error(run, arguments, words, capsys):
-    assert main(["inspect", str(run), *arguments.split()]) == 1
-    assert words in capsys.readouterr().err
+def test_what_cannot_be_shown_is_an_error(run, capsys):
+    for arguments, words in (
+        ("--step 100000", "expected 0 to"),
+        ("--step 0 --row 4", "row 4 of step 0: expected 0 to 3"),
+        ("--step 0 --tokenizer nowhere", "nowhere: no such file"),
+        ("--step 0 --host 0/3", "3 hosts"),
+    ):
+        assert main(["inspect", str(run), *arguments.split()]) == 1
+        assert words in capsys.readouterr().err
 
 
 def test_colours_are_for_terminals_that_want_them_and_any_encoding_is_printed(run):
@@ -203,11 +186,9 @@ def test_colours_are_for_terminals_that_want_them_and_any_encoding_is_printed(ru
         with subprocess.Popen(command, stdout=theirs, env=environment | {"TERM": "xterm"} | more) as process:
             os.close(theirs)
             found = b""
-            while True:
-                try:
+            with contextlib.suppress(OSError):  # the end
+                while True:
                     found += os.read(ours, 1 << 16)
-                except OSError:
-                    break
         os.close(ours)
         assert process.returncode == 0
         return found

@@ -1,7 +1,6 @@
 """The page of `inspect --html`: what it shows is what the pipeline gives, in a real browser too."""
 
 import base64
-import json
 import re
 import sys
 
@@ -9,6 +8,7 @@ import grain
 import numpy as np
 import pytest
 from batches import load
+from report_tables import data_of
 
 from grain_sft import IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.cli.main import main
@@ -27,11 +27,6 @@ def page(run, tmp_path_factory):
     return path
 
 
-def data_of(page):
-    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
-    return json.loads(text)
-
-
 def decoded(text, dtype):
     return np.frombuffer(base64.b64decode(text), dtype)
 
@@ -46,31 +41,28 @@ def columns_of(row):
     return tokens, segments, positions, np.unpackbits(decoded(row["loss"], np.uint8), bitorder="little")[:count]
 
 
-def test_the_page_holds_the_arrays_of_three_steps(page, pipeline):
+def test_the_page_holds_the_arrays_and_sources_of_three_steps(page, pipeline, texts):
     data = data_of(page)
     assert [step["step"] for step in data["steps"]] == [STEP - 1, STEP, STEP + 1] and data["at"] == 1
     assert data["receipt"] == pipeline.receipt.code
-    for step in data["steps"]:
-        batch = pipeline[step["step"]]
-        assert [row["row"] for row in step["rows"]] == list(range(len(batch["inputs"])))
-        for row, entry in enumerate(step["rows"]):
-            expected = [batch[key][row] for key in ("inputs", "inputs_segmentation", "inputs_position")]
-            loss = np.append(False, batch["targets_segmentation"][row, :-1] != 0)
-            for column, values in zip(columns_of(entry), [*expected, loss], strict=True):
-                np.testing.assert_array_equal(column, values)
-            assert entry["weights"] is None
-
-
-def test_pieces_and_sources_are_those_of_the_rows(page, pipeline, texts):
-    data = data_of(page)
     ids = data["pieces"]["ids"]
     assert dict(zip(ids, data["pieces"]["shown"], strict=True)) == {each: visible(texts.text(each)) for each in ids}
     assert data["pieces"]["special"] == [each for each in ids if texts.is_special(each)]
     for step in data["steps"]:
-        for entry, view in zip(step["rows"], view_rows(pipeline, step["step"]), strict=True):
+        batch = pipeline[step["step"]]
+        for row, (entry, view) in enumerate(zip(step["rows"], view_rows(pipeline, step["step"]), strict=True)):
+            expected = [batch[key][row] for key in ("inputs", "inputs_segmentation", "inputs_position")]
+            loss = np.append(False, batch["targets_segmentation"][row, :-1] != 0)
+            for column, values in zip(columns_of(entry), [*expected, loss], strict=True):
+                np.testing.assert_array_equal(column, values)
             assert set(view.tokens.tolist()) <= set(ids)
             assert [piece["words"] for piece in entry["pieces"]] == [describe_origin(piece) for piece in view.pieces]
-            assert (entry["slot"], entry["instance"]) == (view.slot, view.instance)
+            assert [entry[key] for key in ("row", "slot", "instance", "weights")] == [
+                row,
+                view.slot,
+                view.instance,
+                None,
+            ]
 
 
 def test_no_text_becomes_markup_and_nothing_is_asked_of_a_network(page):
@@ -115,13 +107,12 @@ def test_of_very_many_tokens_the_first_rows_are_on_the_page(pipeline, texts, tmp
 
 
 def test_steps_of_a_mixture_whose_batches_change_in_size(mixture, tmp_path, browser):
-    pipeline = load(mixture)
-    path = tmp_path / "mixture.html"
+    pipeline, path = load(mixture), tmp_path / "mixture.html"
     assert main(["inspect", str(mixture), "--step", "1", "--html", str(path)]) == 0
-    data = data_of(path)
-    sizes = [(step["step"], step["rows_of_batch"], len(step["rows"])) for step in data["steps"]]
+    steps = data_of(path)["steps"]
+    sizes = [(step["step"], step["rows_of_batch"], len(step["rows"])) for step in steps]
     assert sizes == [(0, 6, 6), (1, 6, 6), (2, 3, 3)]
-    for step in data["steps"]:
+    for step in steps:
         batch = pipeline[step["step"]]
         parts = pipeline.source.layout.parts_of(pipeline.sampler.rows(step["step"]))
         for row, entry in enumerate(step["rows"]):
@@ -148,11 +139,9 @@ def test_weights_ids_of_four_bytes_and_ids_without_a_text(write_tokens, tmp_path
 
     source = NpyDataSource(WindowLayout(open_corpus(tmp_path / "sft", dtype="uint32"), 50))
     pipeline = Pipeline(source, IndexSampler(6, global_batch_size=2, seed=0), [Weigh(), ShiftTargets()])
-    path = tmp_path / "weights.html"
+    path, batch = tmp_path / "weights.html", pipeline[1]
     path.write_text(inspect_page(pipeline, 1, TokenTexts(None)))
-    batch = pipeline[1]
-    data = data_of(path)
-    for row, entry in enumerate(data["steps"][1]["rows"]):
+    for row, entry in enumerate(data_of(path)["steps"][1]["rows"]):
         np.testing.assert_array_equal(decoded(entry["weights"], "<f4")[1:], batch["targets_weights"][row, :-1])
         np.testing.assert_array_equal(columns_of(entry)[0], batch["inputs"][row])
     browser.open(path)

@@ -1,11 +1,11 @@
 """Preference pairs in `inspect`: the two responses next to each other, on the terminal and on the page."""
 
-import json
 import re
 
 import pytest
 from batches import load, sections, write_config
 from pair_files import make_pairs, write_pairs
+from report_tables import data_of
 
 from grain_sft.cli.main import main
 from grain_sft.view import row_lines, view_rows
@@ -47,14 +47,10 @@ def test_the_report_does_not_pack_pairs(config):
 
 def test_the_page_names_the_segments_and_has_empty_ones(config, tmp_path):
     assert main(["inspect", str(config), "--step", "0", "--html", str(tmp_path / "rows.html")]) == 0
-    text = (tmp_path / "rows.html").read_text()
-    data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
-    rows = data["steps"][0]["rows"]
+    rows = data_of(tmp_path / "rows.html")["steps"][0]["rows"]
     assert all(row["names"] == ["prompt", "chosen", "rejected"] for row in rows)
-    assert [row["segments"][:3] for row in rows[:2]] == [
-        [[1, 0, 2], [2, 2, 2], [3, 2, 3]],
-        [[1, 0, 0], [2, 0, 2], [3, 2, 3]],
-    ]
+    assert rows[0]["segments"][:3] == [[1, 0, 2], [2, 2, 2], [3, 2, 3]]
+    assert rows[1]["segments"][:3] == [[1, 0, 0], [2, 0, 2], [3, 2, 3]]
 
 
 def test_a_browser_shows_the_responses_in_two_columns(config, tmp_path, browser):

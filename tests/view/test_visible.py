@@ -13,24 +13,23 @@ from grain_sft.view.text import TokenTexts, columns, split_characters, visible, 
 ANYTHING = st.text(st.characters(), max_size=20)
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("a b\n\tc", "a·b⏎⇥c"),
-        ("\x1b[31m\x07\x00\x7f\x9b", "⟨U+001B⟩[31m⟨U+0007⟩⟨U+0000⟩⟨U+007F⟩⟨U+009B⟩"),
-        ("\u202eleft\u2066\u200f", "⟨U+202E⟩left⟨U+2066⟩⟨U+200F⟩"),
-        ("\u200b\ufeff\u00ad\u3164\ufe0f", "⟨U+200B⟩⟨U+FEFF⟩⟨U+00AD⟩⟨U+3164⟩⟨U+FE0F⟩"),
-        ("\u00a0\u2003\u2028", "⟨U+00A0⟩⟨U+2003⟩⟨U+2028⟩"),
-        (b"\xf0\x9fa".decode("utf-8", "surrogateescape"), "⟨xF0⟩⟨x9F⟩a"),
-        ("\u0301", "◌\u0301"),
-        ("\u0941", "◌\u0941"),
-        ("e\u0301 日本 \u05d0", "e\u0301·日本·\u05d0"),
-        ("</script>", "</script>"),
-    ],
-)
-def test_what_is_not_seen_has_a_sign(text, shown):
-    assert visible(text) == shown
-    assert visible_line(f"{text} x y").endswith(" x y")
+SIGNS = {
+    "a b\n\tc": "a·b⏎⇥c",
+    "\x1b[31m\x07\x00\x7f\x9b": "⟨U+001B⟩[31m⟨U+0007⟩⟨U+0000⟩⟨U+007F⟩⟨U+009B⟩",
+    "\u202eleft\u2066\u200f": "⟨U+202E⟩left⟨U+2066⟩⟨U+200F⟩",
+    "\u200b\ufeff\u00ad\u3164\ufe0f": "⟨U+200B⟩⟨U+FEFF⟩⟨U+00AD⟩⟨U+3164⟩⟨U+FE0F⟩",
+    "\u00a0\u2003\u2028": "⟨U+00A0⟩⟨U+2003⟩⟨U+2028⟩",
+    b"\xf0\x9fa".decode("utf-8", "surrogateescape"): "⟨xF0⟩⟨x9F⟩a",
+    "\u0301": "◌\u0301",
+    "\u0941": "◌\u0941",
+    "e\u0301 日本 \u05d0": "e\u0301·日本·\u05d0",
+    "</script>": "</script>",
+}
+
+
+def test_what_is_not_seen_has_a_sign():
+    assert {text: visible(text) for text in SIGNS} == SIGNS
+    assert all(visible_line(f"{text} x y").endswith(" x y") for text in SIGNS)
 
 
 @given(ANYTHING)

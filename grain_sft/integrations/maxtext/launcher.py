@@ -11,14 +11,7 @@ from absl import logging
 
 from grain_sft.config import read_config
 from grain_sft.errors import GrainSftError, MissingExtraError
-from grain_sft.integrations.maxtext.iterators import (
-    TRAINING_CONFIG,
-    MaxTextBatches,
-    continue_at,
-    load_checked,
-    make_eval_iterator,
-    make_train_iterator,
-)
+from grain_sft.integrations.maxtext import iterators
 from grain_sft.integrations.maxtext.options import Options, split
 
 
@@ -37,28 +30,28 @@ def train(arguments: Sequence[str], options: Options) -> None:
     except ImportError as error:
         needed = "it needs Python 3.12 and what docs/maxtext.md installs"
         raise MissingExtraError(f"MaxText can't be imported ({error}): {needed}.") from error
-    made: list[MaxTextBatches] = []
-    training: list[tuple[Any, MaxTextBatches, Sequence[int]]] = []
+    made: list[iterators.MaxTextBatches] = []
+    training: list[tuple[Any, iterators.MaxTextBatches, Sequence[int]]] = []
 
-    def training_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> MaxTextBatches:
-        made.append(make_train_iterator(config, mesh, process_indices, options=options))
+    def training_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
+        made.append(iterators.make_train_iterator(config, mesh, process_indices, options=options))
         training[:] = [(config, made[-1], process_indices)]
         return made[-1]
 
-    def evaluation_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> MaxTextBatches:
-        made.append(make_eval_iterator(config, mesh, process_indices, options=options))
+    def evaluation_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
+        made.append(iterators.make_eval_iterator(config, mesh, process_indices, options=options))
         return made[-1]
 
     def continue_from_weights(step: int) -> None:
         for config, batches, process_indices in training:
             if batches.next_step != step * trainer.batches_per_step(config):
                 logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
-                continue_at(step, config, batches, options, process_indices)
+                iterators.continue_at(step, config, batches, options, process_indices)
 
     def check(config: Any) -> None:
-        load_checked(config, options, training=True)
+        iterators.load_checked(config, options, training=True)
         if config.eval_interval > 0:
-            load_checked(config, options, training=False)
+            iterators.load_checked(config, options, training=False)
 
     before = [(patched, dict(vars(patched))) for patched in (interface, module)]
     interface.make_olmo_grain_train_iterator = training_batches
@@ -83,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status."""
     try:
         theirs, options = split(arguments)
-        read_config(options.required("config", TRAINING_CONFIG))
+        read_config(options.required("config", iterators.TRAINING_CONFIG))
         if options.eval_config:
             read_config(options.eval_config)
         train(theirs, options)
