@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import document_reader, index_writer
+from grain_sft.corpus import index_writer
 from grain_sft.corpus.boundaries import SEQUENCE_KINDS
 from grain_sft.corpus.content import content_of_corpus, fingerprint_of
-from grain_sft.corpus.documents import Document, DocumentFinder, Documents, sequences_of
+from grain_sft.corpus.documents import Document, DocumentFinder, Documents, iter_documents, read_documents, sequences_of
 from grain_sft.corpus.loss import LossFile, LossReader
 from grain_sft.corpus.shard import RowFormat, Shard, check_signed, highest_token
 from grain_sft.errors import CorpusError, RowIndexError
@@ -250,11 +250,11 @@ class Corpus:
         number = operator.index(number)
         if not 0 <= number < len(self.documents):
             raise RowIndexError(f"document {number} of {self!r}: expected 0 to {len(self.documents) - 1}.")
-        return next(document_reader.read_documents(self, number, number + 1))
+        return next(read_documents(self, number, number + 1))
 
     def iter_documents(self) -> Iterator[Document]:
         """Yield every document in order, as views of blocks of a few MB. Errors are those of `documents` and `read`."""
-        return document_reader.iter_documents(self)
+        return iter_documents(self)
 
     def content_hash(self) -> str:
         """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".

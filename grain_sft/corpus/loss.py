@@ -46,23 +46,21 @@ class LossValues:
     follow_tokens: bool = False
 
 
+def _are_no_weights(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    wrong: npt.NDArray[np.bool_] = ~np.isfinite(values) | (values < 0)
+    return wrong
+
+
+def _are_other_labels(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    wrong: npt.NDArray[np.bool_] = (values != IGNORED) & (values != tokens.astype(np.int64))
+    return wrong
+
+
+_LABELS = f"the token itself or {IGNORED}, not shifted"
 KINDS: dict[LossKind, LossValues] = {
     "bool": LossValues(np.dtype(np.uint8), ("|b1", "|u1"), "0 or 1", lambda values, _: values > 1),
-    "float32": LossValues(
-        np.dtype("<f4"),
-        ("<f4",),
-        "a finite weight, 0 or more",
-        lambda values, _: ~np.isfinite(values) | (values < 0),
-        weighted=True,
-    ),
-    "labels": LossValues(
-        np.dtype("<i4"),
-        ("<i4",),
-        f"the token itself or {IGNORED}, not shifted",
-        lambda values, tokens: (values != IGNORED) & (values != tokens.astype(np.int64)),
-        IGNORED,
-        follow_tokens=True,
-    ),
+    "float32": LossValues(np.dtype("<f4"), ("<f4",), "a finite weight, 0 or more", _are_no_weights, weighted=True),
+    "labels": LossValues(np.dtype("<i4"), ("<i4",), _LABELS, _are_other_labels, IGNORED, follow_tokens=True),
 }
 
 

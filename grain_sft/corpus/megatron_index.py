@@ -140,7 +140,6 @@ def parse(
     sizes: npt.NDArray[Any] = np.frombuffer(data, "<i4", count, HEADER_BYTES)
     pointers = np.frombuffer(data, "<i8", count, header.pointers_at)
     borders = np.frombuffer(data, "<i8", header.entries, header.documents_at)
-    check_sizes(path, sizes, 0)
     bounds = np.zeros(count + 1, np.int64)
     np.cumsum(sizes, dtype=np.int64, out=bounds[1:])
     _check_pointers(path, header, pointers, bounds[:-1] * itemsize)

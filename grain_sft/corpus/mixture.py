@@ -49,14 +49,7 @@ class MixtureCorpus(Corpus):
     @functools.cached_property
     def documents(self) -> Documents:
         """Documents of all corpora. Their starts are token offsets in the mixture; see `Corpus.documents`."""
-        return self._concatenated([part.documents for part in self.parts])
-
-    @functools.cached_property
-    def sequences(self) -> Documents:
-        """Sequences of all corpora. Their starts are token offsets in the mixture; see `Corpus.sequences`."""
-        return self._concatenated([part.sequences for part in self.parts])
-
-    def _concatenated(self, documents: list[Documents]) -> Documents:
+        documents = [part.documents for part in self.parts]
         first_tokens = np.cumsum([0, *(part.num_tokens for part in self.parts[:-1])])
         starts = [own.start + first_token for own, first_token in zip(documents, first_tokens, strict=True)]
         return Documents(np.concatenate(starts), np.concatenate([own.length for own in documents]))

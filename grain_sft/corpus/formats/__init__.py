@@ -59,15 +59,15 @@ class Format:
             raise CorpusError(
                 f"{found}: {name}.split returned no files. Return token files from it, or define {name}.read."
             )
-        return self.read_split(split, options, listing)
+        parts = [self.part(path, listing) for path in split.files]
+        self.check_parts(parts, options, listing)
+        if split.continued is not None:
+            parts = [part._replace(continues=part.tokens in split.continued) for part in parts]
+        return scan_corpus(split, parts, options)
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
         """Return the split at `found`, the result of `detect`. An absent file is a CorpusError."""
         return self.split(found, listing)
-
-    def read_split(self, split: Split, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Return the corpus of all files of a split."""
-        return scan_corpus(split, [self.part(path, listing) for path in split.files], options)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Return the corpus of a list of paths."""

@@ -123,9 +123,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     by_name = FileFormats(listing)
     labels = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labels])  # before any file is opened
-    folders = dict.fromkeys(files.parent(path) for path, _ in labels if files.is_remote(path))
-    if len(folders) > 1:
-        in_threads(listing.names, folders)  # one request per folder
+    in_threads(listing.names, {files.parent(path) for path, _ in labels if files.is_remote(path)})  # a request for each
     parts: list[TokenFile] = []
     split_of_part: list[Split] = []
     sidecars: dict[str, str] = {}

@@ -31,7 +31,7 @@ PREFIX_SUFFIX = ".idx"
 _TOKENS, _INDEX = ".bin", PREFIX_SUFFIX
 _OTHERS = (".npy", ".parquet", ".json", ".csv", ".txt")  # suffixes that no prefix has
 _BLOCK = 1 << 24  # sequences whose sizes are read at once
-_SPLIT = re.compile(r"\s*[.0-9]+\s*(,\s*[.0-9]+\s*){0,2}")
+_SPLIT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(,\s*(\d+\.?\d*|\.\d+)\s*){0,2}", re.ASCII)
 
 
 class Megatron(Format):
@@ -153,16 +153,14 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
     bounds = (
         (0, header.sequences) if options.split is None else split_range(options.split, options.subset, header.sequences)
     )
-    total, before, inside = 0, 0, 0  # tokens
+    ends = np.zeros(3, np.int64)  # tokens before the range, before its end, and before the end of the file
     for first in range(0, header.sequences, _BLOCK):
         last = min(first + _BLOCK, header.sequences)
         data = files.read_range(index, HEADER_BYTES + 4 * first, HEADER_BYTES + 4 * last, version=stamp.version)
         sizes = np.frombuffer(data, "<i4")
         megatron_index.check_sizes(index, sizes, first)
-        begin, end = (min(max(bound, first), last) - first for bound in bounds)
-        total += int(sizes.sum(dtype=np.int64))
-        before += int(sizes[:begin].sum(dtype=np.int64))
-        inside += int(sizes[begin:end].sum(dtype=np.int64))
+        ends += [sizes[: max(end - first, 0)].sum(dtype=np.int64) for end in (*bounds, header.sequences)]
+    before, stop, total = ends.tolist()
     width = header.dtype.itemsize
     found = describe(tokens, before * width)
     if found.size != total * width:
@@ -172,7 +170,7 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
         )
     kept = None if options.split is None else bounds
     boundaries = BoundaryFile(**vars(stamp), kind="megatron", sequences=kept)
-    return Shard(**vars(found), num_tokens=inside, boundaries=boundaries), header
+    return Shard(**vars(found), num_tokens=stop - before, boundaries=boundaries), header
 
 
 def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
@@ -180,10 +178,7 @@ def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
     stated = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
         raise CorpusError(f"{stated}. Fix it.")
-    try:
-        numbers = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
-    except ValueError as error:
-        raise CorpusError(f"{stated} ({error}). Fix it.") from error
+    numbers = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
     if not 0 < sum(numbers.tolist()) < math.inf:
         raise CorpusError(f"{stated}, finite and at least one of them above 0. Fix it.")
     shares = (numbers / numbers.sum()).tolist()

@@ -7,7 +7,6 @@ of plain documents has no masks, and its metadata says so.
 import re
 from collections.abc import Sequence
 
-from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import boundaries_of
 from grain_sft.corpus.formats.metadata import (
@@ -21,7 +20,7 @@ from grain_sft.corpus.formats.metadata import (
     folders_of_split,
     read_metadata,
 )
-from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
+from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
 from grain_sft.corpus.shard import token_dtype
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
@@ -47,20 +46,13 @@ class Olmo(Format):
             names = listing.names(folder)
             if any(_MASKS.fullmatch(name) for name in names):
                 return folder
-            if any(_TOKENS.fullmatch(name) for name in names) and _states_masks(folder, listing) is False:
+            if any(_TOKENS.fullmatch(name) for name in names) and _stated_masks(folder, listing)[0] is False:
                 return folder
         return None
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
         _check_whole(found, listing.names(found), options)
         return self.split(found, listing)
-
-    def read_split(self, split: Split, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        parts = [self.part(path, listing) for path in split.files]
-        self.check_parts(parts, options, listing)
-        if split.continued is not None:
-            parts = [each._replace(continues=each.tokens in split.continued) for each in parts]
-        return scan_corpus(split, parts, options)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         name = files.name_of(path)
@@ -116,10 +108,10 @@ class Olmo(Format):
                 continue
             folder = files.parent(each.tokens)
             mask = min((name for name in listing.names(folder) if _ANY_MASK.fullmatch(name)), default=None)
-            metadata = _metadata_of_masked(folder, listing)
+            has_masks, metadata = _stated_masks(folder, listing)
             if mask is not None:
                 found = f"has no label mask of its name, but its folder holds {mask}"
-            elif metadata:
+            elif has_masks:
                 found = f"has no label mask, but {metadata} is of a corpus with label masks"
             else:
                 continue
@@ -136,26 +128,21 @@ class Olmo(Format):
         return [path for path in paths if files.parent(path) not in validation]
 
 
-def _metadata_of_masked(folder: str, listing: DirectoryListing) -> str:
-    """Return the path of metadata in `folder` whose writer writes a label mask for every part; "" without such metadata."""
-    if _states_masks(folder, listing) is False:
-        return ""
-    if path := listing.find(folder, _STATISTICS):
-        return path
-    path = listing.find(folder, SPLIT)
-    data = Json.load(path) if path else Json("", {})
-    return path if (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo") else ""
+def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
+    """Return whether the parts of a folder have label masks, by its metadata, and the path of these.
 
-
-def _states_masks(folder: str, listing: DirectoryListing) -> bool | None:
-    """Return whether the parts of a folder have label masks, by its metadata; None where it doesn't state that."""
+    Metadata that state nothing are of a writer that writes a mask for every part. Without metadata, return (None, "").
+    """
+    found: tuple[bool | None, str] = None, ""
     for name in (SPLIT, _STATISTICS):
         if path := listing.find(folder, name):
             data = Json.load(path)
             stated = (data.object("configuration") if name == _STATISTICS else data).get(LABEL_MASKS)
             if isinstance(stated, bool):
-                return stated
-    return None
+                return stated, path
+            if name == _STATISTICS or (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo"):
+                found = True, path
+    return found
 
 
 def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> None:

@@ -158,12 +158,8 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
     """Return the result of each call, in order; `work` names it where its progress is shown."""
     context = contextvars.copy_context()  # holds the root that files must lie in
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        try:
-            results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
-            return list(with_progress(results, len(columns[0]), work) if work else results)
-        except BaseException:  # Ctrl-C too
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
+        return list(with_progress(results, len(columns[0]), work) if work else results)
 
 
 def _implied_dtype(
@@ -171,8 +167,21 @@ def _implied_dtype(
 ) -> Dtype | None:
     """Return the dtype that fits the sizes of the loss files; None where only each file's header states it."""
     for part, loss in zip(parts, losses, strict=True):
-        if loss is not None and (dtype := _width(part.tokens, loss, allowed)) is not None:
-            return dtype
+        if loss is None:
+            continue
+        size, head, _ = read_head(part.tokens)
+        if head.startswith(MAGIC):
+            return scan_shard(part.tokens, None)[1]
+        if not size and not loss.count:
+            continue
+        fitting = [dtype for dtype in map(np.dtype, allowed) if loss.count * dtype.itemsize == size]
+        if not fitting:
+            raise CorpusError(
+                f"{part.tokens}: {size} bytes for {loss.count} values in {loss.path}; tokens are {' or '.join(allowed)}, and "
+                "none of these gives a value for each token. A file was cut short, or is of another corpus."
+            )
+        check_plausible(part.tokens, head, fitting[0])
+        return fitting[0]
     return np.dtype(allowed[-1]) if len(allowed) < len(TOKEN_DTYPES) else None  # no loss files, or only empty ones
 
 
@@ -213,23 +222,6 @@ def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) 
     begin = file.data_offset + first * dtype.itemsize
     data = files.read_range(file.path, begin, begin + count * dtype.itemsize, version=file.version)
     return np.frombuffer(data, dtype)
-
-
-def _width(tokens: str, loss: LossFile, allowed: Sequence[str]) -> Dtype | None:
-    """Return the dtype whose size fits a value of loss for each token; None where both files are empty."""
-    size, head, _ = read_head(tokens)
-    if head.startswith(MAGIC):
-        return scan_shard(tokens, None)[1]
-    if not size and not loss.count:
-        return None
-    for dtype in map(np.dtype, allowed):
-        if loss.count * dtype.itemsize == size:
-            check_plausible(tokens, head, dtype)
-            return dtype
-    raise CorpusError(
-        f"{tokens}: {size} bytes for {loss.count} values in {loss.path}; tokens are {' or '.join(allowed)}, and none of "
-        "these gives a value for each token. A file was cut short, or is of another corpus."
-    )
 
 
 def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
