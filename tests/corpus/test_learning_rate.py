@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from sft_files import EOS, documents, joined, write_episodes, write_olmo, write_openchat, write_primer
+from sft_files import EOS, documents, joined, write_episodes, write_olmo, write_openchat
 
 import grain_sft
 from grain_sft.errors import CorpusError
@@ -44,13 +44,11 @@ def test_the_rate_by_hand(three):
         assert automatic_learning_rate(three, batch_tokens) == pytest.approx(rate, rel=1e-12)
 
 
-def test_the_ratio_of_every_format_is_that_of_its_documents(tmp_path):
+def test_the_ratio_is_that_of_the_documents(tmp_path):
     docs, weighted = documents(60), documents(60, weights=True)
     for folder, made in (
         (write_olmo(tmp_path / "olmo", docs), docs),  # parts cut through documents
         (write_episodes(tmp_path / "gaps", docs, shards=3, gap=2), docs),
-        (write_episodes(tmp_path / "weighted", weighted, flat=True), weighted),
-        (write_primer(tmp_path / "primer", docs), docs),
         (write_openchat(tmp_path / "openchat", weighted), weighted),
     ):
         corpus = grain_sft.open_corpus(folder, eos_token_id=EOS)

@@ -1,7 +1,6 @@
 """Label masks: named by the caller, ignored, remembered by an index; missing ones are never taken for loss on all tokens."""
 
 import json
-import os
 import shutil
 
 import numpy as np
@@ -109,19 +108,6 @@ def test_masks_that_are_ignored_may_be_missing(parts):
     sft.masks_of(parts)[0].unlink()
     assert "lacks labels_mask_part_0000.npy" in sft.error_of(parts)
     assert open_corpus(parts, use_loss_mask=False).ignores_loss
-
-
-def test_masks_are_found_in_a_folder_that_cant_be_listed(parts, monkeypatch):
-    whole, paths, listdir = open_corpus(parts, eos_token_id=sft.EOS), sft.tokens_of(parts), os.listdir
-
-    def refuse(path):
-        if str(path) == str(parts):
-            raise PermissionError(13, "Permission denied", str(path))
-        return listdir(path)
-
-    monkeypatch.setattr(os, "listdir", refuse)
-    corpus = open_corpus(paths, dtype="uint16", eos_token_id=sft.EOS)
-    assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards]
 
 
 def test_masks_of_other_names_than_their_tokens_are_not_ignored(parts):

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,18 +101,6 @@ def test_an_unknown_format_is_an_error_that_lists_the_known(tmp_path):
     assert "takes one path, not a list of 1" in error_of([tmp_path], format="mix")
 
 
-def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, write_tokens, monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "plugin")
-    write_tokens("wiki/a.tok", [5, 3, 6, 7, 3], "uint16")
-    write_tokens("wiki/a.pairs", [0, 2, 2, 3], "uint64")
-    name, other = (f"grain_sft_example.formats:{name}" for name in ("Articles", "Other"))
-    corpus = open_corpus(tmp_path / "wiki", format=name)
-    assert [document.tokens.tolist() for document in corpus.iter_documents()] == [[5, 3], [6, 7, 3]]
-    assert "holds no .npy file" in error_of(tmp_path / "wiki")
-    assert "expected a folder with *.tok files" in error_of(tmp_path, format=name)
-    assert f"'{other}' cannot be imported" in error_of(tmp_path / "wiki", format=other)
-
-
 FORMATS = """
 import grain_sft.corpus as c
 class Dump(c.Format):
@@ -124,11 +111,15 @@ class Whole(Dump):
 """
 
 
-def test_a_format_from_outside_may_state_its_files_alone(tmp_path, write_tokens, monkeypatch):
+def test_a_format_from_outside_opens_by_its_name_and_never_by_itself(tmp_path, write_tokens, monkeypatch):
+    """One with documents is in tests/test_plugin.py."""
     (tmp_path / "outside.py").write_text(FORMATS)
     monkeypatch.syspath_prepend(tmp_path)
-    assert open_corpus(write_tokens("a.dump", [1, 2, 3], "uint16"), format="outside:Whole").num_tokens == 3
+    path = write_tokens("a.dump", [1, 2, 3], "uint16")
+    assert open_corpus(path, format="outside:Whole").num_tokens == 3
     assert "Dump.split returned no files" in error_of(tmp_path, format="outside:Dump")
+    assert "holds no .npy file" in error_of(tmp_path)
+    assert "'outside:Other' cannot be imported" in error_of(path, format="outside:Other")
 
 
 @pytest.mark.parametrize(
