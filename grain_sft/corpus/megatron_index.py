@@ -6,6 +6,7 @@ sequence in the `.bin`, int64; document index, int64: the first sequence of each
 its end. Source: megatron-core 0.16.1, `megatron/core/datasets/indexed_dataset.py`.
 """
 
+import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,7 +19,8 @@ Ints = npt.NDArray[np.int64]
 
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1
-HEADER_BYTES = 34
+_HEADER = struct.Struct("<9sQBQQ")  # magic, version, code of the dtype, numbers of sequences and documents
+HEADER_BYTES = _HEADER.size
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 """Dtypes of tokens by their codes."""
 
@@ -71,8 +73,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
             f"{path}: byte 0: expected the magic {MAGIC!r} of a Megatron index, found {head[:9]!r}. Give the prefix of a "
             ".bin and an .idx that Megatron's preprocess_data wrote."
         )
-    version, code = int.from_bytes(head[9:17], "little"), head[17]
-    sequences, documents = (int.from_bytes(head[at : at + 8], "little") for at in (18, 26))
+    _, version, code, sequences, documents = _HEADER.unpack(head)
     if version != VERSION:
         raise CorpusError(f"{path}: byte 9: version {version}; expected {VERSION}. {_WRITE_AGAIN}")
     if code not in CODES:
@@ -99,12 +100,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
 def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
     """Yield the parts of an index as megatron-core writes it, of documents of one sequence each, of `sizes` tokens."""
     code = next(code for code, name in CODES.items() if name == dtype.name)
-    head = (
-        VERSION.to_bytes(8, "little"),
-        bytes([code]),
-        *(n.to_bytes(8, "little") for n in (len(sizes), len(sizes) + 1)),
-    )
-    yield b"".join([MAGIC, *head])
+    yield _HEADER.pack(MAGIC, VERSION, code, len(sizes), len(sizes) + 1)
     yield sizes.astype("<i4").tobytes()
     yield ((np.cumsum(sizes, dtype=np.int64) - sizes) * dtype.itemsize).astype("<i8").tobytes()
     yield np.arange(len(sizes) + 1, dtype="<i8").tobytes()

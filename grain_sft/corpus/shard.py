@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,10 +17,12 @@ from grain_sft.storage import Count, FileStamp
 Dtype = np.dtype[np.unsignedinteger]
 TokenDtype = Literal["uint8", "uint16", "uint32", "uint64"]
 TOKEN_DTYPES: tuple[str, ...] = get_args(TokenDtype)
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 LONG_SEGMENT = 1 << 10  # tokens
 
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
 _ROW_ALIGNMENT = 8  # bytes
+_PlaneDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,11 +59,11 @@ class RowFormat:
       made_of: Corpus and layout that the rows come from, with their fingerprints, as text.
     """
 
-    sequence_length: int
-    positions_dtype: str
-    segments_dtype: str
-    most_segments: int
-    made_of: str
+    sequence_length: Positive
+    positions_dtype: _PlaneDtype
+    segments_dtype: _PlaneDtype
+    most_segments: Count
+    made_of: Annotated[str, msgspec.Meta(min_length=1)]
 
     @classmethod
     def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:

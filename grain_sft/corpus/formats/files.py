@@ -64,12 +64,7 @@ class Files(Format):
                 raise CorpusError(
                     f"{path}: expected token files in a list, found a mix or an index. Open it by itself."
                 )
-            split: Sequence[str] = ()
-            if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):
-                for form in by_name.formats:
-                    home = None if form.any_path or split else form.detect(files.absolute(path), listing)
-                    split = split if home is None else form.whole_split(home, options, listing).files
-            found += split or expand(path)
+            found += _training_split(path, options, listing) or expand(path)
         return corpus_of_files([(path, "") for path in found], options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
@@ -174,6 +169,16 @@ def boundaries_of(path: str, listing: DirectoryListing) -> str:
 def is_glob(path: str) -> bool:
     """Return whether `path` is a glob pattern. An existing local file is not, even if its name has brackets."""
     return glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path))
+
+
+def _training_split(path: str, options: ReadOptions, listing: DirectoryListing) -> Sequence[str]:
+    """Return the token files of a prepared corpus, or of the split at `path`; () for another path."""
+    if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):
+        for form in formats():
+            home = None if form.any_path else form.detect(files.absolute(path), listing)
+            if home is not None and (split := form.whole_split(home, options, listing).files):
+                return split
+    return ()
 
 
 def expand(path: str) -> list[str]:

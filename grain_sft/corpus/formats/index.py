@@ -164,19 +164,20 @@ def _choose_loss(
     """
     tokens = [shard.path for shard in corpus.shards]
     uses_loss = stated if options.use_loss_mask is None else options.use_loss_mask
-    if options.masks is None and uses_loss is False:
-        shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
-        return dataclasses.replace(corpus, shards=shards, ignores_loss=stated is False or corpus.has_loss)
     if options.masks is not None:
         check_masks(tokens, options.masks)
         parts = list(map(TokenFile, tokens, options.masks))
+    elif uses_loss is False:
+        shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
+        return dataclasses.replace(corpus, shards=shards, ignores_loss=stated is False or corpus.has_loss)
+    elif corpus.has_loss:
+        return corpus
     else:
-        parts = [] if corpus.has_loss else list(map(FileFormats(listing).find_loss, tokens))
+        parts = list(map(FileFormats(listing).find_loss, tokens))
         missing = [part for part in parts if part.loss]
         if not missing:
             return corpus
-        index_ignores_all = stated is False and len(missing) == len(parts)
-        if not index_ignores_all:
+        if stated is not False or len(missing) < len(parts):
             raise CorpusError(
                 f"{path}: lists {missing[0].tokens} without its loss mask {missing[0].loss}, so all of its tokens would take "
                 "loss. Build the index again, or give use_loss_mask=False to ignore the masks."

@@ -4,6 +4,7 @@ Each prefix is a shard. Blends and splits are those of megatron-core 0.16.1: `ge
 `parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -18,7 +19,7 @@ from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import joined_split
-from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, folders_of_split, read_metadata
+from grain_sft.corpus.formats.metadata import DirectoryListing, folders_of_split, read_metadata
 from grain_sft.corpus.formats.scanning import SUBSETS, ReadOptions, Split, TokenFile, corpus_of, in_threads
 from grain_sft.corpus.megatron_index import HEADER_BYTES, IndexHeader
 from grain_sft.corpus.shard import Shard
@@ -132,16 +133,12 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
     sources, since its sources.bin can't tell prefixes apart."""
 
     @functools.cache
-    def facts_of(folder: str) -> tuple[CorpusMetadata, str]:
+    def split_of(folder: str) -> Split:
         is_only = sum(name.endswith(_INDEX) for name in listing.names(folder)) == 1
         metadata = read_metadata(folders_of_split(folder), listing)
-        return metadata, listing.find(folder, "sources.bin") if is_only else ""
+        return Split(metadata=metadata, sources=listing.find(folder, "sources.bin") if is_only else "")
 
-    facts = [facts_of(files.parent(prefix)) for prefix in prefixes]
-    return [
-        Split((f"{prefix}{_TOKENS}",), metadata, sources=sources)
-        for prefix, (metadata, sources) in zip(prefixes, facts, strict=True)
-    ]
+    return [dataclasses.replace(split_of(files.parent(prefix)), files=(f"{prefix}{_TOKENS}",)) for prefix in prefixes]
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
@@ -150,9 +147,8 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
     stamp = describe(index)
     head = files.read_range(index, 0, HEADER_BYTES, version=stamp.version)
     header = megatron_index.parse_header(index, head, stamp.size)
-    bounds = (
-        (0, header.sequences) if options.split is None else split_range(options.split, options.subset, header.sequences)
-    )
+    kept = None if options.split is None else split_range(options.split, options.subset, header.sequences)
+    bounds = kept or (0, header.sequences)
     ends = np.zeros(3, np.int64)  # tokens before the range, before its end, and before the end of the file
     for first in range(0, header.sequences, _BLOCK):
         last = min(first + _BLOCK, header.sequences)
@@ -168,7 +164,6 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
             f"{tokens}: {found.size} bytes, but {index} lists {total} tokens of {width} bytes; expected {total * width}. A "
             "file was cut short, or is of another corpus. Copy both again."
         )
-    kept = None if options.split is None else bounds
     boundaries = BoundaryFile(**vars(stamp), kind="megatron", sequences=kept)
     return Shard(**vars(found), num_tokens=stop - before, boundaries=boundaries), header
 

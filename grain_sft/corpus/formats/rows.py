@@ -18,16 +18,14 @@ from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.scanning import ReadOptions, corpus_of, in_threads
 from grain_sft.corpus.loss import scan_loss
-from grain_sft.corpus.shard import RowFormat, Shard, TokenDtype, token_dtype
+from grain_sft.corpus.shard import Positive, RowFormat, Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError
-from grain_sft.storage import Count, FileStamp, describe, files
+from grain_sft.storage import FileStamp, describe, files
 
 ROWS_MANIFEST = "rows.json"
 ROWS_FORMAT = "grain_sft rows"
 ROWS_VERSION = 4
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-_Dtype = Literal["", "uint8", "uint16", "uint32"]
 _FILE = re.compile(r"(rows|loss)_\d{4,}\.bin|documents_\d{4,}\.idx")
 
 
@@ -71,16 +69,11 @@ class Rows(Format):
 
 
 class _Manifest(msgspec.Struct):
-    """Fields of rows.json that describe the files."""
+    """Fields of rows.json that describe the files, besides those of `RowFormat`."""
 
-    sequence_length: Positive
     dtype: TokenDtype
     rows_of_shards: Annotated[list[Positive], msgspec.Meta(min_length=1)]
-    made_of: Annotated[str, msgspec.Meta(min_length=1)]
     loss: Literal["bool", "float32"] | None = None
-    positions_dtype: _Dtype = ""
-    segments_dtype: _Dtype = ""
-    most_segments: Count = 0
 
 
 def scan_rows(
@@ -88,21 +81,20 @@ def scan_rows(
 ) -> Corpus:
     """Return the corpus of the files in `folder` that the manifest `data` describes."""
     options, listing = options or ReadOptions(), listing or DirectoryListing()
-    stated = data.convert(_Manifest)
-    if not stated.most_segments and not (stated.positions_dtype and stated.segments_dtype):
+    stated, rows = data.convert(_Manifest), data.convert(RowFormat)
+    if not rows.most_segments and not (rows.positions_dtype and rows.segments_dtype):
         raise CorpusError(
             f"{data.path}: lacks positions_dtype or segments_dtype. It was edited or damaged: write the rows again."
         )
     dtype = token_dtype(stated.dtype, data.path)
     if options.dtype not in (None, dtype):
         raise CorpusError(f"{data.path}: states dtype {dtype}, but dtype={options.dtype} was given. Leave it out.")
-    length, loss = stated.sequence_length, stated.loss
-    rows = RowFormat(length, stated.positions_dtype, stated.segments_dtype, stated.most_segments, stated.made_of)
+    length, loss = rows.sequence_length, stated.loss
     try:
         row_bytes = rows.dtype(dtype).itemsize
     except ValueError as error:  # numpy's limit
         raise CorpusError(
-            f"{data.path}: states rows of {length} tokens and up to {stated.most_segments} segments, which are too large "
+            f"{data.path}: states rows of {length} tokens and up to {rows.most_segments} segments, which are too large "
             f"({error}). It was edited or damaged."
         ) from error
 
