@@ -207,7 +207,8 @@ def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
         return
     for path in paths:
         remote = files.is_remote(path)
-        real = path if remote else os.path.realpath(path)
+        with files.reading(path):  # no file can have a name with a NUL
+            real = path if remote else os.path.realpath(path)
         climbs = remote and ".." in urllib.parse.unquote(path).split("/")  # clients resolve %2e%2e in URLs, too
         if climbs or not real.startswith(folder):
             raise outside(path, real, folder)

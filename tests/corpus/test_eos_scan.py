@@ -46,12 +46,6 @@ def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
         assert corpus.num_documents == sum(tokens.count(EOS) for tokens in files)
 
 
-def test_the_header_of_a_npy_file_holds_no_document(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([EOS, 3, EOS], np.uint8))
-    for eos, count in ((EOS, 2), (ord(" "), 0), (ord("N"), 0)):
-        assert open_corpus(tmp_path, eos_token_id=eos).num_documents == count
-
-
 @pytest.fixture
 def remembered(tmp_path, monkeypatch):
     """Hashes of small files, and of files that were just written, are cached too."""

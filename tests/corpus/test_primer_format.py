@@ -95,12 +95,10 @@ def test_starts_may_be_raw_and_have_an_end(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("tokenizer_sha256", 5, "tokenizer_sha256 is 5; expected a string"),
         ("special_token_ids", [1], "special_token_ids is [1]; expected an object"),
         ("special_token_ids", {"eot": "2"}, "special_token_ids: eot is '2'; expected an integer"),
         ("special_token_ids", {"eot": True}, "eot is True; expected an integer"),
         ("special_token_ids", {"eot": 1 << 16}, "eos_token_id=65536: expected an id that uint16 holds"),
-        ("splits", {"train": 3}, "splits: train is 3; expected an object"),
         ("splits", {"train": {"num_tokens": -1}}, "num_tokens is -1; expected an integer"),
         ("splits", {"train": {"num_tokens": 3}}, "train has 3 tokens, but"),
     ],
