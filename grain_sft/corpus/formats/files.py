@@ -118,7 +118,9 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     by_name = FileFormats(listing)
     labels = [(files.absolute(path), label) for path, label in sources]
     options.check_paths([path for path, _ in labels])  # before any file is opened
-    in_threads(listing.names, {files.parent(path) for path, _ in labels if files.is_remote(path)})  # a request for each
+    folders = {files.parent(path) for path, _ in labels if files.is_remote(path)}
+    if len(folders) > 1:
+        in_threads(listing.names, folders)  # a request for each
     parts: list[TokenFile] = []
     split_of_part: list[Split] = []
     sidecars: dict[str, str] = {}
