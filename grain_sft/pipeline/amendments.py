@@ -56,9 +56,7 @@ class Amendment:
         """Return the distinct numbers of documents, ascending. numpy's `unique` hashes them and takes ten times as long."""
         if given.size and (given.ndim != 1 or given.dtype.kind not in "iu"):
             found = f"withdraw={shortened(repr(self.withdraw))}"
-            raise PipelineError(
-                f"amendment from step {self.step}: {found}. Expected a list of integers, document numbers."
-            )
+            raise PipelineError(f"amendment from step {self.step}: {found}. Expected a list of integers.")
         ascending = np.sort(given.astype(np.int64))
         once: Ints = ascending[np.append(True, ascending[1:] > ascending[:-1])[: len(ascending)]]
         return once

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 Parts = dict[tuple[int, int], "Pipeline"]
 """Pipelines that read a range of columns of a source, by its first column and the one after its last."""
 
-MOST_PARTS = 64
-
 
 def read_columns(
     pipeline: Pipeline, parts: Parts, step: int, slots: npt.NDArray[np.int64], columns: tuple[int, int]
@@ -27,7 +25,7 @@ def read_columns(
 
     The transforms are applied to these columns of the source, and to as many before and after them as the transforms reach.
     If a transform needs whole rows, whole rows are read, and the columns are cut out of them. An array of one value a row is
-    returned whole. `parts` caches the last `MOST_PARTS` pipelines of columns.
+    returned whole. `parts` caches pipelines of columns.
     """
     start, stop = columns
     first, part = _part(pipeline, parts, start, stop)
@@ -50,6 +48,4 @@ def _part(pipeline: Pipeline, parts: Parts, start: int, stop: int) -> tuple[int,
         source, sampler = pipeline.source.columns(first, last), pipeline.planned_sampler
         part = type(pipeline)(source, sampler, pipeline.transforms, amendments=pipeline.amendments)
         parts[first, last] = part
-        for oldest in list(parts)[:-MOST_PARTS]:
-            parts.pop(oldest, None)  # another thread may have removed it
     return first, part

@@ -102,9 +102,9 @@ class _BatchIterator(grain.DataLoaderIterator):
 
     def __next__(self) -> Element:
         if self._failure:
+            found = f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it"
             raise PipelineError(
-                f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it. Make another with "
-                "data_loader(start_step=...), or take pipeline.iter(), which tries that step again."
+                f"{found}. Make another with start_step, or take pipeline.iter(), which tries it again."
             )
         try:
             batch: Element = super().__next__()

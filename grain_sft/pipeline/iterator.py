@@ -31,15 +31,7 @@ class PipelineIterator(StepIterator[Element]):
     the step of a state, and refuses the state of a pipeline with other data.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        start_step: int = 0,
-        *,
-        threads: int = READ_THREADS,
-        prefetch: int = PREFETCH,
-        worker_count: int = 0,
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
         self._threads = as_integer("threads", threads, 0, PipelineError)
         self._prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
         self._worker_count = as_integer("worker_count", worker_count, 0, PipelineError)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
@@ -77,10 +76,8 @@ class Pipeline:
         amendments: Sequence[Amendment] = (),
     ) -> None:
         if sampler.num_instances != len(source):
-            raise PipelineError(
-                f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}: "
-                "make it with IndexSampler(len(source), ...)."
-            )
+            found = f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}"
+            raise PipelineError(f"{found}. Make it with IndexSampler(len(source), ...).")
         rows = {name: len(part) for name, part in source.layout.parts.items()}
         drawn = {stream.name: stream.source.num_instances for stream in sampler.streams}
         if "" not in rows and list(drawn.items()) != list(rows.items()):
@@ -92,8 +89,7 @@ class Pipeline:
         if self.sampler.num_steps == self.sampler.first_step:
             raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
         self.withdrawals = withdrawals_of(source, amendments)
-        last = self.source_at(sys.maxsize)
-        self._whole, self._last = reader_of(source, self.transforms), (last, reader_of(last, self.transforms))
+        self._reader = reader_of(source, self.transforms)
         self._observe(audit, observers)
 
     def _observe(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
@@ -176,12 +172,9 @@ class Pipeline:
         return self.source if self.withdrawals is None else self.withdrawals.source_at(step)
 
     def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
-        source, (last, reader) = self.source, self._last
+        read, rest = self._reader
         if self.withdrawals is not None:
-            source = self.withdrawals.source_at(step)
-        if source is not last:
-            reader = self._whole if source is self.source else reader_of(source, self.transforms)
-        read, rest = reader
+            read, rest = reader_of(self.withdrawals.source_at(step), self.transforms)
         try:
             element = read(rows)
             for transform in rest:

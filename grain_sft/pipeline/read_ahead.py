@@ -72,9 +72,8 @@ class ReadAhead(Generic[T]):
         self.due = -1
         self.slots: dict[int, Slot[T]] = {}
         self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self.threads = [
-            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True) for number in range(threads)
-        ]
+        names = [f"{name}_{number}" for number in range(threads)]
+        self.threads = [threading.Thread(target=self._work, name=each, daemon=True) for each in names]
         self._starting, self._started = threading.Lock(), False
         _open.add(self)
 
@@ -99,10 +98,8 @@ class ReadAhead(Generic[T]):
         for wanted in range(self._next, end):
             slots.setdefault(wanted, Slot())
         if end > self._next:
-            for _ in self.threads:
-                self._wanted.put(
-                    end
-                )  # twice if an exception arrives here, which changes nothing: a slot is claimed once
+            for _ in self.threads:  # an exception may arrive here: a slot that is wanted twice is claimed once
+                self._wanted.put(end)
             self._next = end
         self.due = self._next - self._half - 1
         if not self._started:
@@ -148,10 +145,8 @@ _open: weakref.WeakSet[ReadAhead[Any]] = weakref.WeakSet()
 
 
 def _refuse(step: int) -> NoReturn:
-    raise PipelineError(
-        f"step {step}: this iterator is of the process that forked this one, and its threads are not here. "
-        f"Make another with pipeline.iter(start_step={step})."
-    )
+    found = f"step {step}: this iterator is of the process that forked this one, and its threads are not here"
+    raise PipelineError(f"{found}. Make another with pipeline.iter(start_step={step}).")
 
 
 def _forked() -> None:

@@ -75,10 +75,8 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
         gaps.append(gap)
         inner, steps = stage.sampler.continued(starts) if starts else stage.sampler, stage.num_steps
         if inner.num_steps is not None and steps is not None and inner.num_steps < steps:
-            raise PipelineError(
-                f"stage {number} has {steps} steps, but its epochs have only {inner.num_steps} left. Give it fewer steps, or "
-                "more epochs."
-            )
+            found = f"stage {number} has {steps} steps, but its epochs have only {inner.num_steps} left"
+            raise PipelineError(f"{found}. Give it fewer steps, or more epochs.")
         end = None if steps is None else first + steps
         sampler = MappedSampler(inner, origin=first, end=end)
         sources = {stream.name.partition("/")[0] for stream in sampler.streams}
@@ -96,9 +94,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
     for _, change in changes:
         if change not in applied:
             named = f"reweight {', '.join(change.reweight)} from step {change.step}"
-            raise SamplerError(
-                f"{named}: no stage from that step on is a mixture of these sources. Fix the names or the step."
-            )
+            raise SamplerError(f"{named}: no stage from that step on is a mixture of these sources. Fix names or step.")
     return samplers, tuple(gaps)
 
 
@@ -115,10 +111,11 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tupl
     for key, length, stream in _streams(stage, stage.sampler):
         epoch, tokens, batching = progress.get(key, (0, 0, ""))
         if tokens and batching != stream.batching:
-            raise PipelineError(
-                f"stage {number}: an earlier stage ended inside an epoch of the same rows, in batches of {batching}; this "
-                f"stage has batches of {stream.batching}. End that stage with an epoch, or keep its batches."
+            found = f"an earlier stage ended inside an epoch of the same rows, in batches of {batching}"
+            expected = (
+                f"this stage has batches of {stream.batching}. End that stage with an epoch, or keep its batches."
             )
+            raise PipelineError(f"stage {number}: {found}; {expected}")
         index = -(-tokens // length)
         gap += index * length - tokens
         start = (epoch, index) if index < stream.source.num_instances else (epoch + 1, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import Any, get_args
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class BatchSizes:
 
     Attributes:
       steps, sizes: First step of each size, and the sizes.
+      schedule: Changes of the size: pairs (step, size).
 
     Raises:
       SamplerError: Sizes or steps that are not positive integers, steps that don't ascend, or more than 2^62 rows.
@@ -41,15 +43,11 @@ class BatchSizes:
                 f"global_batch_size: {rows} rows up to step {self.steps[-1]}; expected at most 2^62. Take smaller sizes."
             )
         self._columns = np.array([self.steps, self.sizes, self._before], np.int64)
-
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        """Changes of the size: pairs (step, size)."""
-        return tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
+        self.schedule = tuple(zip(self.steps[1:], self.sizes[1:], strict=True))
 
     def at(self, step: int) -> int:
         """Return the number of rows in the global batch of `step`."""
-        return self.sizes[0] if len(self.sizes) == 1 else self.sizes[bisect_right(self.steps, step) - 1]
+        return self.sizes[bisect_right(self.steps, step) - 1]
 
     def steps_of_one_size(self, step: int) -> int:
         """Return the number of steps from `step` to the next change of size; `sys.maxsize` if none follows."""
@@ -103,31 +101,19 @@ class JoinedSizes(BatchSizes):
             if end < sys.maxsize:
                 before += sizes.before(end + shift) - sizes.before(first + shift)
         self.steps = [0, *list(changes)[1:]]
-        self._changes = tuple(changes.items())[1:]
+        self.schedule = tuple(changes.items())[1:]
         of_ranges = (size for _, each, _ in self._ranges for size in each.sizes)
         self.sizes = list(dict.fromkeys([*changes.values(), *of_ranges]))
 
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        return self._changes
-
-    def _range(self, step: int) -> tuple[int, int, BatchSizes, int]:
-        """Return the number of rows before the range of `step`, and the triple of that range."""
-        at = max(0, bisect_right(self._firsts, step) - 1)
-        return self._rows_before[at], *self._ranges[at]
-
     def at(self, step: int) -> int:
-        _, first, sizes, shift = self._range(step)
+        first, sizes, shift = self._ranges[max(0, bisect_right(self._firsts, step) - 1)]
         return sizes.at(max(step, first) + shift)
 
     def before(self, step: int) -> int:
-        before, first, sizes, shift = self._range(step)
-        return before + sizes.before(max(step, first) + shift) - sizes.before(first + shift)
+        return int(self.begins(np.array([step]))[0][0])
 
     def step_of(self, row: int) -> int:
-        at = bisect_right(self._rows_before, row) - 1
-        first, sizes, shift = self._ranges[at]
-        return sizes.step_of(row - self._rows_before[at] + sizes.before(first + shift)) - shift
+        return int(self.steps_of(np.array([row]))[0])
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
         before, found = np.zeros_like(steps), np.zeros_like(steps)
@@ -154,6 +140,12 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
             f"global_batch_size={size}{at} can't be divided by {hosts} hosts: {size % hosts} rows are left over. Take a "
             f"multiple of {hosts}."
         )
+
+
+def check_choice(name: str, value: object, choices: Any) -> None:
+    """Raise a `SamplerError` unless `value`, of the argument `name`, is one of `choices`, a `Literal`."""
+    if value not in get_args(choices):
+        raise SamplerError(f"{name}={value!r}: expected one of {', '.join(get_args(choices))}.")
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:

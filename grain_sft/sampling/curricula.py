@@ -64,15 +64,13 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
         return order
     per_cycle, firsts = counts // num_cycles, np.cumsum(counts) - counts
     parts = [_subcycles(curriculum, bucket, len(counts), count) for bucket, count in enumerate(per_cycle.tolist())]
-    ends = np.cumsum(parts, axis=1)  # [buckets, subcycles]
+    ends = np.cumsum(parts, axis=1).T  # [subcycles, buckets]
+    starts = ends - np.array(parts).T
     found = []
     for cycle in range(num_cycles):
         begins = firsts + cycle * per_cycle
-        for subcycle in range(len(counts)):
-            bounds = zip(
-                begins + ends[:, subcycle] - np.array(parts)[:, subcycle], begins + ends[:, subcycle], strict=True
-            )
-            batches = np.concatenate([order[first:end] for first, end in bounds])
+        for bounds in zip(starts + begins, ends + begins, strict=True):
+            batches = np.concatenate([order[first:end] for first, end in zip(*bounds, strict=True)])
             rng.shuffle(batches)
             found.append(batches)
     order = np.concatenate(found)
@@ -118,7 +116,7 @@ class CurriculumSizes(BatchSizes):
     """
 
     def __init__(self, sizes: Ints, counts: Ints, order: Callable[[int], Ints]) -> None:
-        self.steps, self.sizes = [0], sizes.tolist()
+        self.steps, self.sizes, self.schedule = [0], sizes.tolist(), ()
         self._rows, self._counts, self._order = sizes, counts, order
         self.num_steps, self.num_rows = int(counts.sum()), int(np.dot(counts, sizes))
         self.epoch = functools.lru_cache(EPOCHS_KEPT)(self._epoch_of)
@@ -128,10 +126,6 @@ class CurriculumSizes(BatchSizes):
         bucket = ends.searchsorted(order, side="right")
         begins = np.append(0, np.cumsum(self._rows[bucket]))
         return _Epoch(bucket, order - (ends - self._counts)[bucket], begins)
-
-    @property
-    def schedule(self) -> tuple[tuple[int, int], ...]:
-        return ()
 
     def at(self, step: int) -> int:
         epoch, at = divmod(step, self.num_steps)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, get_args
+from typing import Annotated
 
 import msgspec
 import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import BatchSizes
+from grain_sft.sampling.batch_sizes import BatchSizes, check_choice, check_divided
 from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
@@ -71,8 +71,7 @@ class CurriculumSampler(EpochSampler):
     ) -> None:
         self.buckets = tuple((int(length), int(rows)) for length, rows in buckets)
         self.curriculum, self.balanced, self.cache_dir = curriculum, bool(balanced), cache_dir
-        if curriculum not in get_args(Curriculum):
-            raise SamplerError(f"curriculum={curriculum!r}: expected one of {', '.join(get_args(Curriculum))}.")
+        check_choice("curriculum", curriculum, Curriculum)
         self.num_cycles = as_integer("num_cycles", num_cycles, 1, SamplerError)
         lengths, rows = np.array(self.buckets, np.int64).reshape(-1, 2).T
         if not len(lengths) or (lengths < 1).any() or (lengths[-1] % lengths).any() or (np.diff(lengths) < 1).any():
@@ -80,6 +79,7 @@ class CurriculumSampler(EpochSampler):
         if (rows < 0).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected numbers of rows of 0 or more.")
         super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
+        check_divided(self.global_batch_size, host.count)
         source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
         self.num_instances, self.seed = source.num_instances, source.seed
         self.shuffle = source.shuffle
@@ -88,9 +88,8 @@ class CurriculumSampler(EpochSampler):
         self._counts = batch_counts(curriculum, rows, sizes, self.num_cycles, self.balanced)
         self.batch_sizes = self._sizes = CurriculumSizes(sizes, self._counts, self._order)
         orders = [stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length)) for length in lengths.tolist()]
-        self._bucket_orders = [
-            make(count, seed=self.seed, cache_dir=cache_dir) for make, count in zip(orders, rows.tolist(), strict=True)
-        ]
+        pairs = zip(orders, rows.tolist(), strict=True)
+        self._bucket_orders = [make(count, seed=self.seed, cache_dir=cache_dir) for make, count in pairs]
         # Rows that no step reads follow at the end of an epoch's order, bucket by bucket.
         self._unread_ends = self._sizes.num_rows + np.cumsum(rows - self._counts * sizes)
         self._bucket_rows = rows

@@ -19,10 +19,8 @@ class Host:
         for name, least in (("index", 0), ("count", 1)):  # plain ints, so that equal hosts have equal reprs
             object.__setattr__(self, name, as_integer(f"host {name}", getattr(self, name), least, SamplerError))
         if self.index >= self.count:
-            raise SamplerError(
-                f"host index {self.index} of {self.count} hosts: expected 0 to {self.count - 1}. "
-                "Under JAX it is Host(jax.process_index(), jax.process_count())."
-            )
+            found = f"host index {self.index} of {self.count} hosts: expected 0 to {self.count - 1}."
+            raise SamplerError(f"{found} Under JAX, take Host.from_jax().")
 
     @classmethod
     def checked(cls, host: object) -> Host:

@@ -4,13 +4,13 @@ import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
 import msgspec
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import BatchSizes
+from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import EndingEpochs, RunningEpochs
 from grain_sft.sampling.host import Host
@@ -76,8 +76,7 @@ class IndexSampler(EpochSampler):
         source = SourceOrder(num_instances, seed, order, bool(shuffle), epochs, chunk_size=chunk_size, start=start)
         self.num_instances, self.seed, self.chunk_size = source.num_instances, source.seed, source.chunk_size
         self.order, self.shuffle, self.last_batch, self.cache_dir = order, source.shuffle, last_batch, cache_dir
-        if last_batch not in get_args(LastBatch):
-            raise SamplerError(f"last_batch={last_batch!r}: expected one of {', '.join(get_args(LastBatch))}.")
+        check_choice("last_batch", last_batch, LastBatch)
         traits = ORDERS[order]
         super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=traits.host_blocks)
         if last_batch == "fill" and traits.runs_on:
@@ -89,23 +88,17 @@ class IndexSampler(EpochSampler):
         self.batch_sizes.check_from(0, blocks)
         sizes = BatchSizes(self.global_batch_size // blocks, [(step, size // blocks) for step, size in self.schedule])
         if self.host_blocks and rows * blocks < most:
-            raise SamplerError(
-                f"global_batch_size={most} is more than the {num_instances} rows of an epoch. Take a smaller batch."
-            )
+            raise SamplerError(f"global_batch_size={most} is more than the {rows * blocks} rows that an epoch reads.")
         if traits.by_cost and (start[1] or self.chunk_size > 1):
-            raise SamplerError(
-                f"start={start}, chunk_size={self.chunk_size}: order {order!r} composes whole epochs of single rows. Begin "
-                "with an epoch, without chunks, or take another order."
-            )
+            found = f"start={start}, chunk_size={self.chunk_size}: order {order!r} composes whole epochs of single rows"
+            raise SamplerError(f"{found}. Begin with an epoch, without chunks, or take another order.")
         begin = start[0], start[1] // blocks
         made = RunningEpochs if self.runs_on else functools.partial(EndingEpochs, fill=last_batch == "fill")
         epochs_of_block = made(rows, sizes, begin)
         rows_at = source.rows_at(cache_dir, costs and Costs(costs, epochs_of_block.cuts))
         self._set_stream(source, epochs_of_block, rows, rows_at)
         if self.num_steps == 0:
-            raise SamplerError(
-                f"global_batch_size={most} is more than the {source.num_rows} rows left in epochs={epochs}."
-            )
+            raise SamplerError(f"global_batch_size={most} is more than the {source.num_rows} rows left in {epochs=}.")
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
         return type(self)(**self.__getstate__() | {"start": starts.get("", (0, 0))})

@@ -6,11 +6,10 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from typing import get_args
 
 from grain_sft.deprecated import renamed_arguments
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import checked_entries
+from grain_sft.sampling.batch_sizes import check_choice, checked_entries
 from grain_sft.sampling.proportions import OnExhausted, Proportions, as_shares
 from grain_sft.sampling.streams import SourceOrder
 
@@ -45,10 +44,7 @@ class Mixture:
     """Weights from each step on before `reweighted`; None where it was not called."""
 
     def __post_init__(self) -> None:
-        if self.on_exhausted not in get_args(OnExhausted):
-            raise SamplerError(
-                f"on_exhausted={self.on_exhausted!r}: expected one of {', '.join(get_args(OnExhausted))}."
-            )
+        check_choice("on_exhausted", self.on_exhausted, OnExhausted)
         if not self.sources:
             raise SamplerError("a mixture of no sources: expected one or more.")
         object.__setattr__(self, "sources", dict(self.sources))
@@ -56,10 +52,8 @@ class Mixture:
         self._shares()
         for step, weights in self.schedule:
             if set(weights) != set(self.sources):
-                raise SamplerError(
-                    f"schedule: step {step} has weights of {', '.join(weights)}; expected one for each of "
-                    f"{', '.join(self.sources)} (0 for none)."
-                )
+                expected = f"expected one for each of {', '.join(self.sources)} (0 for none)"
+                raise SamplerError(f"schedule: step {step} has weights of {', '.join(weights)}; {expected}.")
             self._shares(weights)
         self._check_ends()
 
@@ -81,9 +75,7 @@ class Mixture:
                 "source for ever. Leave its epochs out, or take on_exhausted='stop', 'renormalize' or 'fail'."
             )
         if self.on_exhausted != "repeat" and not ending:
-            raise SamplerError(
-                f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted. Give max_epochs for one or more."
-            )
+            raise SamplerError(f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted. Give max_epochs.")
 
     def _ending(self) -> list[str]:
         """Return the names of the sources that end."""

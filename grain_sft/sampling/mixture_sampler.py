@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
-from typing import Literal, NoReturn, Self, get_args
+from typing import Literal, NoReturn, Self
 
 import numpy as np
 
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling.batch_sizes import BatchSizes
+from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Mixture, Weight
 from grain_sft.sampling.orders import Ints
@@ -26,19 +26,11 @@ _MOST_ROWS = 1 << 62  # of the stream: row numbers in it are int64
 
 
 class NoRowLeftError(SamplerError):
-    """A step needs a row of a source that has none left.
-
-    Args:
-      message: Text that follows the step.
-      step: The step.
-    """
-
-    def __init__(self, message: str, step: int = 0) -> None:
-        super().__init__(message, step)
-        self.message, self.step = message, step
+    """A step needs a row of a source that has none left. Its arguments are the step and the text that follows it."""
 
     def __str__(self) -> str:
-        return f"step {self.step}: {self.message}"
+        step, text = self.args
+        return f"step {step}: {text}"
 
 
 class MixtureSampler(StreamSampler):
@@ -74,10 +66,7 @@ class MixtureSampler(StreamSampler):
         cache_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=False)
-        if last_batch not in get_args(MixtureLastBatch):
-            raise SamplerError(
-                f"last_batch={last_batch!r}: a mixture takes one of {', '.join(get_args(MixtureLastBatch))}."
-            )
+        check_choice("last_batch of a mixture", last_batch, MixtureLastBatch)
         self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
         self.streams = ()
@@ -87,10 +76,8 @@ class MixtureSampler(StreamSampler):
         self._proportions = self._add(mixture, "", 0, ())
         self.length = self._proportions.length
         if self.num_steps == 0:
-            raise SamplerError(
-                f"global_batch_size={self.global_batch_size} is more than the {self.length} rows of the mixture. Take a "
-                "smaller batch, or last_batch='fill' for evaluation."
-            )
+            found = f"global_batch_size={self.global_batch_size} is more than the {self.length} rows of the mixture"
+            raise SamplerError(f"{found}. Take a smaller batch, or last_batch='fill' for evaluation.")
 
     def _add(self, mixture: Mixture, prefix: str, first_row: int, path: Path) -> Proportions:
         """Append the streams of the sources of a mixture, whose names begin with `prefix`; return its proportions."""
@@ -128,8 +115,8 @@ class MixtureSampler(StreamSampler):
         """Number of steps; None where they never end."""
         if self.length is None:
             return None
-        sizes = self.batch_sizes
-        return sizes.step_of(self.length) if self.last_batch == "drop" else sizes.step_of(self.length - 1) + 1
+        full = self.batch_sizes.step_of(self.length)
+        return full + (self.last_batch == "fill" and self.batch_sizes.before(full) < self.length)
 
     @property
     def most_rows_off(self) -> float | None:
@@ -149,10 +136,8 @@ class MixtureSampler(StreamSampler):
     def _checked_step(self, step: int) -> int:
         step = super()._checked_step(step)
         if self.batch_sizes.before(step + 1) > _MOST_ROWS:
-            raise RowIndexError(
-                f"step={step}: expected a step below {self.batch_sizes.step_of(_MOST_ROWS)}. A mixture counts its rows up to "
-                "2^62. Give a smaller step."
-            )
+            least = self.batch_sizes.step_of(_MOST_ROWS)
+            raise RowIndexError(f"step={step}: expected a step below {least}. A mixture counts its rows up to 2^62.")
         return step
 
     def _rows(self, step: int, indices: Ints) -> Ints:
@@ -189,11 +174,9 @@ class MixtureSampler(StreamSampler):
         assert proportions.failure is not None
         lacking = (proportions, proportions.failure[1])
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
-        raise NoRowLeftError(
-            f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'. End the run before "
-            "this step, or amend it with other weights from an earlier one.",
-            self.batch_sizes.step_of(index),
-        )
+        found = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
+        expected = "End the run before this step, or amend it with other weights from an earlier one."
+        raise NoRowLeftError(self.batch_sizes.step_of(index), f"{found}. {expected}")
 
     def _begin(self, source: int, step: int) -> tuple[int, int]:
         stream = self.streams[source].source

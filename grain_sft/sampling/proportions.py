@@ -90,6 +90,8 @@ class Proportions:
             row, counts = end, tuple(map(sum, zip(counts, more, strict=True)))
         else:
             self.length = row
+            if not row:  # no source has a row
+                self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), (Fraction(0),) * len(limits))))
         self._end = self.length if self.failure is None else self.failure[0]
         self._rows = [phase.row for phase in self._phases]
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)

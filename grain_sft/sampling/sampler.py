@@ -41,7 +41,7 @@ class Sampler(abc.ABC):
       epochs: Number of epochs after which the run ends; None where it never ends, or has sources with epochs of their own.
 
     Raises:
-      SamplerError: Sizes that are not positive, or hosts that divide none of them.
+      SamplerError: Sizes that are not positive.
     """
 
     num_instances: int
@@ -53,13 +53,8 @@ class Sampler(abc.ABC):
 
     def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
         self.host, self.host_blocks = Host.checked(host), host_blocks
-        self.batch_sizes, self.schedule, self.global_batch_size = (
-            batch_sizes,
-            batch_sizes.schedule,
-            batch_sizes.sizes[0],
-        )
-        if all(size % host.count for size in batch_sizes.sizes):
-            check_divided(self.global_batch_size, host.count)
+        self.batch_sizes, self.global_batch_size = batch_sizes, batch_sizes.sizes[0]
+        self.schedule = batch_sizes.schedule
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this name
 
     @property
@@ -98,7 +93,7 @@ class Sampler(abc.ABC):
 
         Raises:
           RowIndexError: A negative step, or one after the last.
-          SamplerError: The hosts don't divide the batch of this step of a schedule.
+          SamplerError: The hosts don't divide the batch of this step.
         """
 
     @abc.abstractmethod
@@ -142,9 +137,7 @@ class Sampler(abc.ABC):
         Raises:
           SamplerError: A stream has no row left, its order composes whole epochs, or the sampler cannot begin inside an epoch.
         """
-        raise SamplerError(
-            "an earlier stage reads these rows, and this sampler reads whole epochs. Give it another seed."
-        )
+        raise SamplerError("an earlier stage reads these rows, and this sampler reads whole epochs. Give another seed.")
 
     def reweighted(self, step: int, weights: Mapping[str, Any]) -> Self:
         """Return the same run with other weights of some sources of a mixture from `step` on; before it, nothing differs.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +25,9 @@ class StagedSampler(Sampler):
 
     Args:
       stages: Samplers of consecutive stages, in order, for the same host.
+
+    Raises:
+      SamplerError: The samplers are for different hosts.
     """
 
     runs_on = True
@@ -34,6 +37,8 @@ class StagedSampler(Sampler):
 
     def __init__(self, stages: Sequence[Sampler]) -> None:
         self.stages = tuple(stages)
+        if len(hosts := {each.host: None for each in self.stages}) > 1:
+            raise SamplerError(f"stages: {', '.join(map(repr, hosts))}; expected one host. Give it to each sampler.")
         self._firsts = [each.first_step for each in self.stages]
         joined = JoinedSizes((each.first_step, each.batch_sizes, 0) for each in self.stages)
         blocks = any(each.host_blocks for each in self.stages)
@@ -67,19 +72,16 @@ class StagedSampler(Sampler):
         return self.at(step).rows_at(step, places)
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        found = [np.zeros((7, 0), np.int64)]
+        parts = []
         for each, end in zip(self.stages, [*self._firsts[1:], steps.stop], strict=True):
-            of_stage = range(max(steps.start, each.first_step), min(steps.stop, end))
-            if of_stage:
-                found.append(np.array(each.slots(of_stage, hosts=hosts).columns()))
-        return BatchSlots(*np.concatenate(found, axis=1))
+            if of_stage := range(max(steps.start, each.first_step), min(steps.stop, end)):
+                parts.append(each.slots(of_stage, hosts=hosts))
+        return BatchSlots.joined(parts)
 
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        raise RowIndexError(
-            "find_slots: row numbers differ between the stages of a run. Search the sampler of a stage."
-        )
+        raise RowIndexError("find_slots: each stage has row numbers of its own. Search the sampler of a stage.")
 
     @property
     def changes(self) -> list[int]:
@@ -88,9 +90,6 @@ class StagedSampler(Sampler):
 
     def with_host(self, host: Host) -> StagedSampler:
         return StagedSampler([each.with_host(host) for each in self.stages])
-
-    def continued(self, starts: Mapping[str, tuple[int, int]]) -> StagedSampler:
-        raise SamplerError("continued: the stages of a run have streams of their own. Continue the sampler of a stage.")
 
     @property
     def data_key(self) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import sys
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,54 +33,48 @@ class StepMap:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
       origin: Step of the trainer that reads data step 0, if none is skipped before it.
 
+    Attributes:
+      steps: `origin` and the later steps of the trainer before which data steps are skipped, ascending.
+
     Raises:
       SamplerError: A `step` below 0, a `num_steps` below 1, or steps beyond int64.
     """
 
     def __init__(self, skips: Iterable[tuple[int, int]], origin: int = 0) -> None:
-        self._steps, self._skipped = [origin], [-origin]
-        """`origin` and the trainer's later steps with a skip before them; and, from each on, data step minus trainer's step."""
+        self.steps, self._skipped = [origin], [-origin]  # from each step on: data step minus trainer's step
         for first, count in sorted(skips):
             step = as_integer("skip: from", first, 0, SamplerError)
-            if step > self._steps[-1]:
-                self._steps.append(step)
+            if step > self.steps[-1]:
+                self.steps.append(step)
                 self._skipped.append(self._skipped[-1])
             self._skipped[-1] += as_integer("skip: steps", count, 1, SamplerError)
-        self._data = [step + skipped for step, skipped in zip(self._steps, self._skipped, strict=True)]
-        if max(self._steps[-1], self._data[-1]) > sys.maxsize:
-            raise SamplerError(f"skip: step {self._steps[-1]} would read data step {self._data[-1]}. Skip fewer steps.")
-        self._columns = np.array([self._steps, self._skipped, self._data], np.int64)
-
-    @property
-    def steps(self) -> list[int]:
-        """`origin` and the later steps of the trainer before which data steps are skipped, ascending."""
-        return self._steps
+        self._data = [step + skipped for step, skipped in zip(self.steps, self._skipped, strict=True)]
+        if max(self.steps[-1], self._data[-1]) > sys.maxsize:
+            raise SamplerError(f"skip: step {self.steps[-1]} would read data step {self._data[-1]}. Skip fewer steps.")
 
     def data_step(self, step: int) -> int:
         """Return the data step that the trainer's `step` reads; a step before `origin` counts back from that of `origin`."""
-        return step + self._skipped[max(0, bisect_right(self._steps, step) - 1)]
+        return step + self._skipped[max(0, bisect_right(self.steps, step) - 1)]
 
     def step_of(self, data_step: int) -> int:
         """Return the first step of the trainer that reads `data_step` or a later one."""
         entry = bisect_right(self._data, data_step) - 1
-        step = data_step - self._skipped[entry] if entry >= 0 else self._steps[0]
-        return min(step, self._steps[entry + 1]) if entry + 1 < len(self._steps) else step
+        step = data_step - self._skipped[entry] if entry >= 0 else self.steps[0]
+        return min(step, self.steps[entry + 1]) if entry + 1 < len(self.steps) else step
 
     def steps_of(self, data_steps: Ints) -> Ints:
         """Return int64 [n], the trainer's step that reads each of `data_steps`, int64 [n]; -1 for a skipped data step."""
-        entry = np.searchsorted(self._columns[2], data_steps, side="right") - 1
-        steps = data_steps - self._columns[1, entry]
-        ends = np.append(self._columns[0, 1:], sys.maxsize)
+        entry = np.searchsorted(self._data, data_steps, side="right") - 1
+        steps = data_steps - np.array(self._skipped)[entry]
+        ends = np.array([*self.steps[1:], sys.maxsize])
         return np.where((entry >= 0) & (data_steps >= 0) & (steps < ends[entry]), steps, -1)
 
-    def skipped_between(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, end) of each range of skipped data steps within [first, end)."""
-        before = -self._steps[0]
-        for step, skipped in zip(self._steps, self._skipped, strict=True):
-            begin, stop = max(first, step + before), min(end, step + skipped)
+    def read_between(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield (first, end) of each range of data steps within [first, end) that are not skipped."""
+        for data, skipped, last in zip(self._data, self._skipped, [*self.steps[1:], sys.maxsize], strict=True):
+            begin, stop = max(first, data), min(end, last + skipped)
             if begin < stop:
                 yield begin, stop
-            before = skipped
 
 
 class MappedSampler(Sampler):
@@ -100,12 +93,7 @@ class MappedSampler(Sampler):
     """
 
     def __init__(
-        self,
-        sampler: Sampler,
-        skips: Iterable[tuple[int, int]] = (),
-        *,
-        origin: int = 0,
-        end: int | None = None,
+        self, sampler: Sampler, skips: Iterable[tuple[int, int]] = (), *, origin: int = 0, end: int | None = None
     ) -> None:
         self.sampler, self.skips, self.origin, self.end = sampler, tuple(skips), origin, end
         self._map = StepMap(self.skips, origin)
@@ -123,36 +111,37 @@ class MappedSampler(Sampler):
         def begin(step: int) -> tuple[int, int]:
             return stream.begin(self._map.data_step(step))
 
-        def before(epoch: int, data_step: int, found: EpochSpan) -> int:
-            """Return the number of rows of `found`, the span of `epoch`, that data steps before `data_step` read."""
-            epoch_at, rows_into = stream.begin(data_step)
-            if epoch_at == epoch:
-                return rows_into - found.start * stream.num_blocks
-            return found.rows if epoch_at > epoch else 0
-
         def span(epoch: int) -> EpochSpan | None:
             found = stream.span(epoch)
-            if found is None or (found.last == sys.maxsize and self.num_steps is None):
-                return found and found._replace(first=self._map.step_of(found.first))
-            last = self.end_step if found.last == sys.maxsize else self._map.step_of(found.last + 1)
-            steps = range(self._map.step_of(found.first), min(last, self.end_step))
-            if steps.start >= self.end_step:
+            if found is None:
                 return None
-            ranges = list(self._map.skipped_between(found.first, min(found.last, sys.maxsize - 1) + 1))
-            skipped = [before(epoch, end, found) - before(epoch, begin, found) for begin, end in ranges]
+            first = self._map.step_of(found.first)
+            if first >= self.end_step:
+                return None
+            if found.last == sys.maxsize and self.num_steps is None:
+                return found._replace(first=first)
 
-            def read(step: int) -> int:
-                """Return the number of rows of the span that the trainer's steps up to `step` read."""
-                data_step = self._map.data_step(step)
-                skipped_rows = sum(rows for (_, end), rows in zip(ranges, skipped, strict=True) if end <= data_step)
-                return before(epoch, data_step + 1, found) - skipped_rows
+            def rows_before(data_step: int) -> int:
+                """Return the number of rows of `found` that data steps before `data_step` read."""
+                epoch_at, rows = stream.begin(data_step)
+                if epoch_at == epoch:
+                    return rows - found.start * stream.num_blocks
+                return found.rows if epoch_at > epoch else 0
 
-            rows = read(steps[-1]) if steps else 0
-            if not rows:
-                return EpochSpan(steps.start, steps.start - 1, 0)
-            first, last = (steps[bisect_left(steps, least, key=read)] for least in (1, rows))
-            start = before(epoch, self._map.data_step(first), found)
-            return EpochSpan(first, last, rows, found.start + start // stream.num_blocks)
+            def step_that_reads(row: int, data_steps: range) -> int:
+                """Return the trainer's step that reads row number `row` of `found`."""
+                at = bisect_right(data_steps, row, key=lambda step: rows_before(step + 1))
+                return self._map.step_of(data_steps[at])
+
+            end = min(found.last, self._map.data_step(self.end_step - 1)) + 1
+            parts = [range(*each) for each in self._map.read_between(found.first, end)]
+            counts = [rows_before(each.stop) - rows_before(each.start) for each in parts]
+            parts = [each for each, count in zip(parts, counts, strict=True) if count]
+            if not parts:
+                return EpochSpan(first, first - 1, 0)
+            start, stop = rows_before(parts[0].start), rows_before(parts[-1].stop)
+            first, last = step_that_reads(start, parts[0]), step_that_reads(stop - 1, parts[-1])
+            return EpochSpan(first, last, sum(counts), found.start + start // stream.num_blocks)
 
         return dataclasses.replace(stream, begin=begin, span=span)
 
@@ -161,9 +150,6 @@ class MappedSampler(Sampler):
 
     def with_host(self, host: Host) -> MappedSampler:
         return self._mapped(self.sampler.with_host(host))
-
-    def continued(self, starts: Mapping[str, tuple[int, int]]) -> MappedSampler:
-        return self._mapped(self.sampler.continued(starts))
 
     def reweighted(self, step: int, weights: Mapping[str, Any]) -> MappedSampler:
         return self._mapped(self.sampler.reweighted(max(0, self._map.data_step(step)), weights))
@@ -200,16 +186,14 @@ class MappedSampler(Sampler):
         try:
             return method(*arguments, **options)
         except NoRowLeftError as error:
-            raise NoRowLeftError(error.message, self._map.step_of(error.step)) from None
+            data_step, text = error.args
+            raise NoRowLeftError(self._map.step_of(data_step), text) from None
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        inner = [step for step in self._map.steps if steps.start < step < steps.stop]
-        found = [np.zeros((7, 0), np.int64)]
-        for first, end in itertools.pairwise([steps.start, *inner, steps.stop]):
-            shift = self._map.data_step(first) - first
-            slots = self._read(self.sampler.slots, range(first + shift, end + shift), hosts=hosts)
-            found.append(np.array([slots.step - shift, *slots.columns()[1:]]))
-        return BatchSlots(*np.concatenate(found, axis=1))
+        first, last = (self._map.data_step(step) for step in (steps.start, steps.stop - 1))
+        ranges = (range(*each) for each in self._map.read_between(first, last + 1))
+        found = BatchSlots.joined(self._read(self.sampler.slots, each, hosts=hosts) for each in ranges)
+        return dataclasses.replace(found, step=self._map.steps_of(found.step))
 
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -58,22 +58,15 @@ class SourceOrder:
             )
         if self.num_instances % self.chunk_size:
             found = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"
-            raise SamplerError(
-                f"{found}. Take the rows of a layout with max_target_sequence_length, or another chunk_size."
-            )
+            raise SamplerError(f"{found}. Take another, or the rows of a layout with max_target_sequence_length.")
         if self.start[0] < 0 or not 0 <= self.start[1] < self.num_instances:
-            raise SamplerError(
-                f"start={self.start}: expected an epoch from 0 on, and an index from 0 to {self.num_instances - 1}."
-            )
-        if self.epochs is not None and self.start >= (self.epochs, 0):
-            raise SamplerError(
-                f"epochs={self.epochs}: no row is left, because earlier stages read these epochs. Take more epochs."
-            )
+            expected = f"expected an epoch from 0 on, and an index from 0 to {self.num_instances - 1}"
+            raise SamplerError(f"start={self.start}: {expected}.")
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows from the start to the end of the epochs; None if they never end."""
-        return None if self.epochs is None else self.epochs * self.num_instances - self.rows_before
+        """Number of rows from the start to the end of the epochs, 0 if that is before; None if they never end."""
+        return None if self.epochs is None else max(0, self.epochs * self.num_instances - self.rows_before)
 
     @property
     def rows_before(self) -> int:
@@ -107,10 +100,8 @@ class SourceOrder:
         order, needed = ORDERS[self.order], {}
         if order.by_cost:
             if costs is None:
-                raise SamplerError(
-                    f"order={self.order!r} needs the cost of each row, and composes whole steps. Give "
-                    "IndexSampler(..., costs=layout.row_costs); for a source of a mixture take another order."
-                )
+                expected = "Give IndexSampler costs=layout.row_costs; for a source of a mixture take another order."
+                raise SamplerError(f"order={self.order!r} needs the cost of each row. {expected}")
             needed["costs"] = costs
         if not self.shuffle:
             return lambda epoch, indices: indices
@@ -184,6 +175,11 @@ class BatchSlots:
     epoch: Int64[np.ndarray, " slots"]
     index: Int64[np.ndarray, " slots"]
     row: Int64[np.ndarray, " slots"]
+
+    @classmethod
+    def joined(cls, parts: Iterable[BatchSlots]) -> BatchSlots:
+        """Return the slots of all `parts`, in their order."""
+        return cls(*np.concatenate([np.zeros((7, 0), np.int64), *(each.columns() for each in parts)], axis=1))
 
     def columns(self) -> tuple[Ints, ...]:
         """Return all columns, in the order of the attributes."""

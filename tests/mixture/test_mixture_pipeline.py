@@ -149,6 +149,14 @@ def test_each_source_has_its_own_cap(folder):
     assert (load(amended).sampler.rows(step + 50) < len(plain.source) - sizes["web"]).all()
 
 
+def test_a_source_that_an_earlier_stage_exhausted_leaves_its_share_to_the_others(folder):
+    config = mixture_config(folder)
+    config["corpus"]["mixture"]["talks"] |= {"max_epochs": 1, "on_exhausted": "renormalize"}
+    later = load(config | {"stages": [{"steps": 40}, {"steps": 30}]}).stages[1]
+    drawn = later.source.layout.parts_of(np.concatenate([later.sampler.rows(step) for step in range(40, 70)]))
+    assert np.abs(np.bincount(drawn, minlength=3) - np.array([7, 0, 1]) * 45).max() < 1
+
+
 def test_a_schedule_changes_weights_that_were_amended_twice(folder):
     """Also where the first amendment gave the weight that the schedule gives later."""
     sampler = mixed(folder, schedule=[{"step": 9, "weights": {"chat": 0.1}}]).sampler

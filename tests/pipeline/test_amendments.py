@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 from batches import assert_same, load, sections, take, write_config
+from random_runs import without
 from sft_files import documents, write_episodes
-from test_amendment_properties import without
 
 import grain_sft
 from grain_sft import Host

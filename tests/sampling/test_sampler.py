@@ -176,6 +176,7 @@ def test_the_repr_contains_what_decides_the_rows():
         ({"last_batch": "keep"}, "keep.*drop, fill, run_on"),
         ({"host": (0, 1)}, r"host=\(0, 1\): expected Host\(index, count\)"),
         ({"host": Host(0, 3)}, "global_batch_size=4 can't be divided by 3 hosts"),
+        ({"epochs": 1, "start": (1, 0)}, "is more than the 0 rows left in epochs=1"),
         ({"num_instances": 3}, "no full step"),
         ({"num_instances": 3, "order": "episode", "last_batch": "run_on", "epochs": 1}, "3 rows left in epochs=1"),
         ({"order": "maxtext", "last_batch": "fill"}, "order 'maxtext' runs on across epochs and has no last batch"),
@@ -192,17 +193,18 @@ def test_the_repr_contains_what_decides_the_rows():
 )
 def test_arguments_that_do_not_fit_are_named(arguments, message):
     with pytest.raises(GrainSftError, match=message):
-        IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments})
+        IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments}).rows(0)
 
 
-def test_hosts_steps_and_records_out_of_range_are_errors():
-    for host, message in (
-        ((2, 2), "index 2 of 2 hosts"),
-        ((-1, 2), "index=-1"),
-        ((0, 0), "count=0: expected .* 1 or more"),
-    ):
-        with pytest.raises(GrainSftError, match=f"host {message}"):
-            Host(*host)
+@pytest.mark.parametrize(
+    ("host", "message"), [((2, 2), "index 2 of 2"), ((-1, 2), "index=-1"), ((0, 0), "count=0: expected .* 1 or more")]
+)
+def test_hosts_out_of_range_are_errors(host, message):
+    with pytest.raises(GrainSftError, match=f"host {message}"):
+        Host(*host)
+
+
+def test_steps_and_records_out_of_range_are_errors():
     assert len(sampler(100, 10, "shuffle")) == sys.maxsize
     ending = sampler(105, 10, "shuffle", Host(0, 2), epochs=3)
     assert len(ending) == 3 * 10 * 5
@@ -252,8 +254,8 @@ def test_a_step_map_reads_every_data_step_once_or_skips_it(origin, skips):
     found = StepMap(skips, origin)
     assert [found.data_step(step) for step in steps] == read and found.data_step(origin - 1) == read[0] - 1
     assert found.steps_of(data).tolist() == [steps[read.index(each)] if each in read else -1 for each in data.tolist()]
-    ranges = found.skipped_between(0, len(data))
-    assert [each for first, end in ranges for each in range(first, end)] == sorted(set(data.tolist()) - set(read))
+    ranges = found.read_between(0, len(data))
+    assert [each for first, end in ranges for each in range(first, end)] == read
 
 
 @pytest.mark.parametrize("skip", [(0, 10**30), (10**30, 1)])

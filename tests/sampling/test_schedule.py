@@ -107,7 +107,7 @@ def test_eight_then_six_then_sixteen_hosts_read_one_run():
     with pytest.raises(SamplerError, match="global_batch_size=64, from step 999 on, can't be divided by 6 hosts"):
         six.check_from(999)
     with pytest.raises(SamplerError, match="can't be divided by 5 hosts: 4 rows are left over"):
-        whole.with_host(Host(0, 5))
+        whole.with_host(Host(0, 5)).rows(0)
 
 
 def test_blocks_of_order_maxtext_go_on_where_they_were():
@@ -145,14 +145,14 @@ def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
             np.testing.assert_array_equal(one.rows(step), make().rows(step))
 
 
-def test_joined_sizes_answer_for_arrays_what_they_answer_for_numbers():
-    sizes = JoinedSizes([(0, BatchSizes(4), 3), (5, BatchSizes(6, [(10, 12)]), 2)])
-    steps = np.arange(20)
-    before, found = sizes.begins(steps)
-    assert before.tolist() == [sizes.before(step) for step in range(20)]
-    assert found.tolist() == [sizes.at(step) for step in range(20)]
-    rows = np.arange(int(before[-1]))
-    assert sizes.steps_of(rows).tolist() == [sizes.step_of(row) for row in rows.tolist()]
+def test_joined_sizes_are_those_of_their_ranges():
+    sizes, expected = (
+        JoinedSizes([(0, BatchSizes(4), 3), (5, BatchSizes(6, [(10, 12)]), 2)]),
+        [4] * 5 + [6] * 3 + [12] * 12,
+    )
+    assert [sizes.at(step) for step in range(20)] == sizes.begins(np.arange(20))[1].tolist() == expected
+    steps = np.repeat(range(20), expected)
+    assert sizes.steps_of(np.arange(len(steps))).tolist() == steps.tolist() and sizes.before(20) == len(steps)
     sizes.check_from(5, 3)
     with pytest.raises(SamplerError, match="4 hosts"):
         sizes.check_from(5, 4)
@@ -170,6 +170,8 @@ def test_stages_know_their_changes_and_ignore_what_comes_after_their_end():
     assert len(eight.rows(53)) == 1
     with pytest.raises(SamplerError, match="global_batch_size=4, from step 51 on, can't be divided by 8 hosts"):
         eight.check_from(51)
+    with pytest.raises(SamplerError, match=r"stages: Host\(.*count=1\), Host\(.*count=8\); expected one host"):
+        StagedSampler([first, eight])
 
 
 def test_a_run_that_continues_an_epoch_without_end_is_tabled_to_the_end_of_that_epoch():

@@ -24,10 +24,8 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
     def cost_of() -> Ints:
         found = np.asarray(costs.rows())
         if found.shape != (num_rows,):
-            raise SamplerError(
-                f"costs: an array of shape {list(found.shape)}; expected the cost of each of {num_rows} rows, such as "
-                "layout.row_costs."
-            )
+            expected = f"expected the cost of each of {num_rows} rows, such as layout.row_costs"
+            raise SamplerError(f"costs: an array of shape {list(found.shape)}; {expected}.")
         return found
 
     @functools.lru_cache(maxsize=EPOCHS_KEPT)

@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted, whole_order
+from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted
 from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Ints, Order, RowsAt
 
 _FEW_ROWS = 1 << 16
@@ -43,20 +43,17 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     if seed >= _KEYS:
         raise SamplerError(f"seed={seed}: order 'grain' takes seeds below {_KEYS}, as Grain does. Give a smaller seed.")
     if not has_every_row(num_rows):
-        raise SamplerError(
-            f"{num_rows} rows in order 'grain': Grain's shuffle of this number has one row twice and one never. Take order "
-            "'shuffle'."
-        )
+        found = f"{num_rows} rows in order 'grain': Grain's shuffle of this number has one row twice and one never"
+        raise SamplerError(f"{found}. Take order 'shuffle'.")
 
     @functools.lru_cache(maxsize=EPOCHS_KEPT)
-    def whole(key: int) -> Ints:
-        return whole_order(num_rows, key, _GRAIN_ROUNDS)
+    def whole(epoch: int) -> Ints:
+        return rows_at(epoch, np.arange(num_rows))
 
     def rows_at(epoch: int, indices: Ints) -> Ints:
-        key = _grain_seed(seed, epoch)
-        return whole(key)[indices] if num_rows < _FEW_ROWS else permuted(indices, num_rows, key, _GRAIN_ROUNDS)
+        return permuted(indices, num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
 
-    return rows_at
+    return rows_at if num_rows >= _FEW_ROWS else lambda epoch, indices: whole(epoch)[indices]
 
 
 def _grain_seed(seed: int, epoch: int) -> int:

@@ -96,10 +96,8 @@ def _write(target: Path, depends: Mapping[str, Any], generator: tuple[str, int])
     if result.returncode:
         reason = result.stderr.strip().splitlines()[-1:] or [f"exit status {result.returncode}"]
         size = num_rows * permute.row_dtype(num_rows).itemsize / 1e9
-        raise StorageError(
-            f"{target}: the order of {num_rows} rows could not be made: {reason[0]}. "
-            f"It takes {size:.2f} GB of memory and of disk; ${files.CACHE_DIR_VARIABLE} names the folder."
-        )
+        needed = f"It takes {size:.2f} GB of memory and of disk; ${files.CACHE_DIR_VARIABLE} names the folder."
+        raise StorageError(f"{target}: the order of {num_rows} rows could not be made: {reason[0]}. {needed}")
 
 
 def _olmo_seed(seed: int, epoch: int) -> int:
@@ -112,10 +110,8 @@ def _sum(seed: int, epoch: int) -> int:
 
 def _episode_seed(seed: int, epoch: int) -> int:
     if seed + epoch >= _SEEDS:
-        raise SamplerError(
-            f"seed={seed}, epoch {epoch}: order 'episode' seeds numpy's RandomState with their sum, which takes 0 to "
-            f"{_SEEDS - 1}. Take a smaller seed."
-        )
+        expected = f"order 'episode' seeds numpy's RandomState with their sum, which takes 0 to {_SEEDS - 1}"
+        raise SamplerError(f"seed={seed}, epoch {epoch}: {expected}. Take a smaller seed.")
     return seed + epoch
 
 

@@ -1,0 +1,163 @@
+"""Random runs with random amendments, against a reference that deletes steps from a list and tokens from arrays."""
+
+import hashlib
+import json
+import os
+import pickle
+import signal
+import traceback
+
+import numpy as np
+import pytest
+from batches import assert_same, load, take
+from random_runs import as_run, case_of, sections_of, with_weights, without, without_pairs, write_corpora
+
+from grain_sft import GrainSftError, Host
+from grain_sft.layout import documents_named_in
+from grain_sft.provenance import check_audit, difference, trace
+
+FEW, MANY = (1, 2, 6, 9, 11, 12, 16, 17, 20, 21, 25, 29, 57, 166), range(200, 500)
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    return write_corpora(tmp_path_factory.mktemp("corpora"))
+
+
+def check_case(corpora, folder, seed):
+    config, amendments, hosts = case_of(corpora, seed)
+    plain, amended = load(as_run(config)), as_run(config, amendments=amendments)
+    skips, withdrawn, reweights = (sections_of(amendments, kind) for kind in ("skip", "withdraw", "reweight"))
+    data_steps, end = list(range(100)), min(plain.end_step, 24)
+    for each in skips:
+        del data_steps[each["from"] : each["from"] + each["steps"]]
+    left = [step for step in data_steps if step < end]
+    bounds = [(stage.first_step, stage.end_step) for stage in plain.stages]
+    weights = [(data_steps[each["from"]], each["weights"]) for each in reweights]
+    weighted, taken = with_weights(config, bounds, weights)
+    if not taken or not left:
+        with pytest.raises(GrainSftError, match="skip: all" if taken else "no stage from that step on is a mixture"):
+            load(amended)
+        return
+    changed = load(amended)
+    if plain.end_step == end:
+        assert changed.end_step == len(left)
+    check_batches(changed, load(as_run(weighted)), left, withdrawn)
+    split = [load(amended, Host(host, hosts)) for host in range(hosts)]
+    for step in range(len(left)):
+        join = np.concatenate if changed.at(step).sampler.consecutive_slots else lambda parts: np.stack(parts, 1)
+        for key, array in changed[step].items():
+            parts = join([each[step][key] for each in split])
+            np.testing.assert_array_equal(parts.reshape(array.shape), array)
+    changes = {each["from"] for each in skips + withdrawn} | {stage.first_step for stage in changed.stages}
+    for step in sorted(bound + before for bound in changes | {0, len(left) - 1} for before in (-1, 0)):
+        if 0 < step < len(left):
+            again = load(amended).iter(threads=0)
+            again.set_state(changed.iter(start_step=step, threads=0).get_state())
+            assert_same(next(again), changed[step])
+    audited = load({**amended, "audit": str(folder / "audit")})
+    take(audited, 0, len(left), threads=0)
+    assert check_audit(folder / "audit.log", changed).findings == []
+    unequal = []
+    for step in range(len(left)):
+        pairs = [(plain[step].get(key), array) for key, array in changed[step].items()]
+        unequal += [] if all(np.array_equal(one, other) for one, other in pairs) else [step]
+    ends = plain.end_step != changed.end_step
+    found = difference(plain, changed, steps=range(len(left) + (1 if ends else 0)))
+    assert found.first_step == (unequal[0] if unequal else len(left) if ends else None)
+
+
+def check_batches(changed, reweighted, left, withdrawn):
+    """Check the batches and traces of the run `changed`, whose step k is step `left[k]` of `reweighted` without withdrawn
+    documents."""
+    layouts = [stage.source.layout for stage in reweighted.stages]
+    numbers = [documents_named_in(layouts, each["documents"]) for each in withdrawn]
+    in_a_worker = pickle.loads(pickle.dumps(changed))
+    for step, data_step in enumerate(left):
+        at = next(at for at, stage in enumerate(reweighted.stages) if data_step < stage.end_step)
+        stage = reweighted.stages[at]
+        gone = {int(n) for each, own in zip(withdrawn, numbers, strict=True) if each["from"] <= step for n in own[at]}
+        pairs = stage.source.layout.of_pairs
+        expected = (without_pairs if pairs else without)(stage.source, stage.sampler.rows(data_step), gone)
+        for transform in stage.transforms:
+            expected = transform.map(expected)
+        batch = (in_a_worker if step % 3 else changed)[step]
+        assert_same(batch, expected)
+        for array in batch.values():
+            if array.flags.writeable:
+                array.fill(7)  # a trainer may write to its batch, and no later one shows it
+        if not pairs:
+            lines = trace(changed, range(step, step + 1))
+            seen = (lines.stop - lines.start - (0 if lines.withdrawn is None else lines.withdrawn)).sum()
+            assert seen == np.count_nonzero(expected["inputs_segmentation"])
+            assert lines.trainable.sum() == np.count_nonzero(expected["targets_segmentation"])
+
+
+@pytest.mark.parametrize("seed", [*FEW, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in MANY)])
+def test_random_runs_with_random_amendments(corpora, tmp_path, monkeypatch, seed):
+    if seed % 2:  # rows are read segment by segment
+        monkeypatch.setattr("grain_sft.corpus.shard.LONG_SEGMENT", 0)
+    check_case(corpora, tmp_path, seed)
+
+
+def run_until_killed(config, folder, die):
+    """Run in a child that writes the hash of each batch and then its state, and dies at a place `die` (batches, before the
+    state); return whether it did."""
+    if child := os.fork():
+        status = os.waitpid(child, 0)[1]
+        assert status in (0, signal.SIGKILL)
+        return status == signal.SIGKILL
+    try:
+        batches, state, log = load(config).iter(threads=0), folder / "state", folder / "log"
+        if state.exists():
+            batches.set_state(json.loads(state.read_text()))
+        for number, batch in enumerate(batches):
+            step = batches.next_step - 1
+            with log.open("a") as file:
+                file.write(f"{step} {hash_of(batch)}\n")
+            if die == (number, True):
+                os.kill(os.getpid(), signal.SIGKILL)
+            (folder / "new").write_text(json.dumps(batches.get_state()))
+            os.replace(folder / "new", state)
+            if die == (number, False):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == STEPS - 1:
+                break
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+STEPS = 16
+
+
+def hash_of(batch):
+    return hashlib.sha256(b"".join(batch[key].tobytes() for key in sorted(batch))).hexdigest()
+
+
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in range(4, 24))])
+def test_kills_around_every_boundary_and_amendments_made_between_them(corpora, tmp_path, seed):
+    config, amendments, _ = case_of(corpora, seed, most=1)
+    config["stages"][0]["sampler"].pop("epochs", None)
+    config = as_run(config, audit=str(tmp_path / "audit"))
+    amendments.sort(key=lambda entry: next(iter(entry.values()))["from"])
+    boundaries = {max(0, each["from"] + more) for entry in amendments for each in entry.values() for more in (-1, 0)}
+    done, kills = 0, 0
+    while done < STEPS:
+        known = [entry for entry in amendments if next(iter(entry.values()))["from"] <= done + 1]  # those made by now
+        at = min((step for step in boundaries if step >= done), default=STEPS)
+        boundaries.discard(at)
+        killed = run_until_killed({**config, "amendments": known}, tmp_path, (at - done, (seed + at) % 2 == 0))
+        kills += killed
+        done = at + 1 if (seed + at) % 2 else at
+        if not killed:
+            break
+    whole = load({**config, "amendments": amendments})
+    expected = {step: hash_of(whole[step]) for step in range(STEPS)}
+    for ending in ("log", "jsonl"):
+        assert check_audit(tmp_path / f"audit.{ending}", whole).findings == []
+    lines = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    assert kills and all(expected[int(step)] == found for step, found in lines)
+    assert {int(step) for step, _ in lines} == set(range(STEPS))
