@@ -122,7 +122,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         return self._placement(step).blocks
 
     def _make(self, step: int) -> GlobalBatch:
-        batch = super()._make(step)
+        batch = super()._make(step) if self._makes_ahead else self._make_now(step)
         return {key: self._placement(step, array.shape[1]).finish(array) for key, array in batch.items()}
 
     def _reader(self, step: int) -> ReadAhead[GlobalBatch]:

@@ -39,12 +39,9 @@ class PipelineIterator(StepIterator[Element]):
         self._makes_ahead = bool(self._threads or self._worker_count)
         super().__init__(pipeline, start_step)
 
-    def _make_now(self, step: int) -> Element:
-        return make_batch(self.pipeline, step)
-
     def _make(self, step: int) -> Element:
         try:
-            batch = super()._make(step) if self._makes_ahead else self._make_now(step)
+            batch = super()._make(step) if self._makes_ahead else make_batch(self.pipeline, step)
         except RuntimeError as error:
             if workers.was_ended(error):
                 raise PipelineError(

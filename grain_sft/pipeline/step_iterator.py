@@ -30,9 +30,9 @@ class StepIterator(grain.DatasetIterator[T]):
     The step that was not delivered is then the next one, also in the state. So a batch stays in `_position` until the moment
     of the return, and is put back there if something is raised after that. The next `next` tries a step that failed again.
 
-    Subclasses define `_makes_ahead`, `_make_now` and `_reader`, and call `__init__` last. They may set `_plain` where `_make`
-    returns batches that were made ahead unchanged. A ready batch is then taken without `_make`. After a pause of 5 ms, in
-    which the processor's caches get cold, `next` takes 39 us instead of 76 (`bench --only windows`).
+    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. They may set `_plain` where `_make` returns
+    batches that were made ahead unchanged. A ready batch is then taken without `_make`. After a pause of 5 ms, in which the
+    processor's caches get cold, `next` takes 39 us instead of 76 (`bench --only windows`).
 
     Attributes:
       pipeline: Pipeline of the batches.
@@ -51,15 +51,9 @@ class StepIterator(grain.DatasetIterator[T]):
         self._lock = threading.RLock()
         self._ahead: ReadAhead[T] | None = None
         self._end, self._plain = pipeline.end_step, False
-        of_run = type(self)._writer is StepIterator._writer
-        self._writes: bool | None = self._writer(start) if of_run else None  # None: `_writer` is asked at each step
         super().__init__()
         for observer in self._observers:
             observer.iterator_opened(self)
-
-    @abc.abstractmethod
-    def _make_now(self, step: int) -> T:
-        """Return the batch of `step`, made in this thread."""
 
     @abc.abstractmethod
     def _reader(self, step: int) -> ReadAhead[T]:
@@ -98,8 +92,7 @@ class StepIterator(grain.DatasetIterator[T]):
             slot = ahead.slots.get(step) if ahead is not None and self._plain else None
             batch = self._wait(step, since) if slot is None or slot.value is None else slot.value
             arrived = self.stats.arrived(step, batch, since)
-            writer = self._writer(step) if self._writes is None else self._writes
-            waiting = {step: (batch, _delivery((self.pipeline, step, writer, *arrived)))}
+            waiting = {step: (batch, _delivery((self.pipeline, step, self._writer(step), *arrived)))}
             self._position = step + 1, waiting
             if slot is not None and ahead is not None and step < ahead.due:
                 slot.value = None
@@ -133,9 +126,7 @@ class StepIterator(grain.DatasetIterator[T]):
             raise
 
     def _make(self, step: int) -> T:
-        """Return the batch of `step`, made ahead or now."""
-        if not self._makes_ahead:
-            return self._make_now(step)
+        """Return the batch of `step`, which is made ahead. A subclass that may not make batches ahead overrides this."""
         if self._ahead is None:
             self._ahead = self._reader(step)
         slot = self._ahead.get(step)

@@ -35,10 +35,8 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
         for bucket, count in enumerate(counts.tolist()):
             parts = _subcycles(curriculum, bucket, len(counts), count // num_cycles)
             if sum(parts) != count // num_cycles:
-                raise SamplerError(
-                    f"{where}: a cycle has {count // num_cycles} batches of bucket {bucket}, and the rounded shares of its "
-                    f"{len(parts)} subcycles add up to {sum(parts)}. OLMo-core stops here, too. Change num_cycles or the batch."
-                )
+                found = f"a cycle has {count // num_cycles} batches of bucket {bucket}; its subcycles have {sum(parts)}"
+                raise SamplerError(f"{where}: {found}. OLMo-core stops here, too. Change num_cycles or the batch.")
     elif not counts[-1]:
         raise SamplerError(f"{where}: the last bucket, of the longest rows, fills no batch. Take a smaller batch.")
     if not counts.any():
@@ -135,8 +133,7 @@ class CurriculumSizes(BatchSizes):
         return 1
 
     def before(self, step: int) -> int:
-        epoch, at = divmod(step, self.num_steps)
-        return epoch * self.num_rows + int(self.epoch(epoch).begins[at])
+        return int(self.begins(np.array([step]))[0][0])
 
     def step_of(self, row: int) -> int:
         return int(self.steps_of(np.array([row]))[0])

@@ -11,7 +11,7 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import BatchSizes, check_choice, check_divided
+from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
 from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
@@ -79,7 +79,6 @@ class CurriculumSampler(EpochSampler):
         if (rows < 0).any():
             raise SamplerError(f"buckets={list(self.buckets)}: expected numbers of rows of 0 or more.")
         super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
-        check_divided(self.global_batch_size, host.count)
         source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
         self.num_instances, self.seed = source.num_instances, source.seed
         self.shuffle = source.shuffle

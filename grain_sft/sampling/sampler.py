@@ -102,7 +102,10 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        """Return the slots of `steps`, consecutive steps of the run, that some `hosts` read; None means all hosts."""
+        """Return the slots of `steps`, consecutive steps of the run, that some `hosts` read; None means all hosts.
+
+        A number of hosts that divides no batch is a `SamplerError`, as in `find_slots`.
+        """
 
     @abc.abstractmethod
     def find_slots(
