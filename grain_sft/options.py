@@ -217,14 +217,15 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
         elif get_origin(kind) is Literal:
             settings["choices"] = get_args(kind)
         else:
-            settings["type"] = functools.partial(_parsed, kind, bounded)
+            settings["type"] = functools.partial(parsed, kind, bounded)
             settings["metavar"] = "NAME" if kind is str else "N"
         default = "" if option.default in (REQUIRED, None, "") else f" (default: {option.default})"
         help_text = f"{option.help.removesuffix('.')}{default}".replace("%", "%%")
         parser.add_argument(*flags, dest=option.name, help=help_text, **settings)
 
 
-def _parsed(kind: type[Any], bounded: Any, text: str) -> Any:
+def parsed(kind: type[Any], bounded: Any, text: str) -> Any:
+    """Return the value of an argument of the command line: of type `kind`, within the bounds of the type `bounded`."""
     try:
         value = kind(text)
         check_value(value, bounded, repr(text))

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import msgspec
 
 from grain_sft.errors import ConfigError, RowIndexError, SamplerError
-from grain_sft.options import add_arguments, options_of
+from grain_sft.options import add_arguments, options_of, parsed
 
 if TYPE_CHECKING:
     from grain_sft.corpus import Corpus
@@ -100,22 +102,11 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 def at_least(least: int) -> Callable[[str], int]:
     """Return the type of integers from `least` on."""
-    return _number(int, lambda value: least <= value < 1 << 63, f"an integer, {least} or more and below 2**63")
+    return functools.partial(parsed, int, Annotated[int, msgspec.Meta(ge=least)])
 
 
-def _number(kind: type[Any], accepts: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:
-    def parse(text: str) -> Any:
-        with contextlib.suppress(ValueError):
-            value = kind(text)
-            if accepts(value):
-                return value
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}.")
-
-    return parse
-
-
-positive = _number(float, lambda value: 0 < value < math.inf, "a number above 0")
-not_negative = _number(float, lambda value: 0 <= value < math.inf, "a number, 0 or more")
+positive = functools.partial(parsed, float, Annotated[float, msgspec.Meta(gt=0)])
+not_negative = functools.partial(parsed, float, Annotated[float, msgspec.Meta(ge=0)])
 
 
 def _pair(text: str) -> list[str]:

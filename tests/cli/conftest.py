@@ -1,4 +1,6 @@
-"""A cache of their own for all commands, and what a command that fails prints."""
+"""A cache of their own for all commands, the figures that a command writes, and the errors of one that fails."""
+
+import json
 
 import pytest
 
@@ -24,3 +26,15 @@ def failure(capsys):
         return status, error
 
     return fail
+
+
+@pytest.fixture
+def figures(tmp_path):
+    """`figures(*words)`: the figures that a command writes to a file."""
+
+    def measured(*words):
+        out = tmp_path / "figures.json"
+        assert main([*map(str, words), "--output", str(out)]) == 0
+        return json.loads(out.read_text())
+
+    return measured

@@ -1,34 +1,26 @@
 """`grain-sft bench` of made-up corpora: what it measures, not how fast that is."""
 
 import importlib.util
-import json
 
 import numpy as np
 import pytest
 
 from grain_sft.bench import Scale, loaders, plans
 from grain_sft.bench.processes import measure_first_batch
-from grain_sft.cli.main import main
 from grain_sft.layout import ALGORITHMS, PackingOptions
 
 
 @pytest.fixture
-def bench(tmp_path, capsys):
-    """`bench(*words)`: the figures of benchmarks, and what is printed; no file is left."""
-
-    def measured(*words):
-        out, folder = tmp_path / "figures.json", tmp_path / "here"
-        assert main(["bench", *" ".join(words).split(), "--output", str(out), "--dir", str(folder)]) == 0
-        return json.loads(out.read_text()), capsys.readouterr().out
-
-    return measured
+def bench(tmp_path, capsys, figures):
+    """`bench(words)`: the figures of benchmarks, and the printed text; no file is left."""
+    return lambda words: (figures("bench", *words.split(), "--dir", tmp_path / "here"), capsys.readouterr().out)
 
 
 @pytest.mark.heavy
 def test_every_loader_is_compared_with_its_limit(bench):
     small = "--files 2 --tokens 200000 --seconds 0.01 --repeats 1 --sequence-length 1024"
     only = "--only windows --only startup --only orders"
-    figures, printed = bench(only, small, "--order-rows 300000 --startup-files 8")
+    figures, printed = bench(f"{only} {small} --order-rows 300000 --startup-files 8")
     assert {"limit: numpy, contiguous rows", "source.read, tokens only"} < set(figures["throughput"])
     assert all(row["mtok_per_s"] > 0 for row in figures["throughput"].values())
     assert all(row["wait_ms"] > 0 for row in figures["wait"].values())

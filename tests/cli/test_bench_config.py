@@ -1,6 +1,5 @@
 """`grain-sft bench CONFIG`: its figures of windows, packed rows and a mixture, and its advice. No speed is asserted."""
 
-import json
 import re
 
 import numpy as np
@@ -12,7 +11,6 @@ from sft_files import documents, write_olmo
 from grain_sft.bench import advice, measuring
 from grain_sft.bench import config as of_config
 from grain_sft.bench.advice import Choice, Setting
-from grain_sft.cli.main import main
 from grain_sft.layout import packing_report
 from grain_sft.prepare import materialize
 
@@ -21,15 +19,12 @@ ALWAYS = {measuring.LIMIT, of_config.ROW_NUMBERS, of_config.READING, of_config.P
 
 
 @pytest.fixture
-def bench(tmp_path, capsys):
+def bench(tmp_path, capsys, figures):
     """`bench(config, *arguments)`: the figures of a config, as JSON, and what is printed."""
 
     def measured(config, *arguments, workers=0):
-        path, out = tmp_path / "config.json", tmp_path / "figures.json"
-        path.write_text(json.dumps(config))
-        options = [*QUICK, "--max-workers", str(workers), *arguments]
-        assert main(["bench", str(path), *options, "--output", str(out)]) == 0
-        return json.loads(out.read_text()), capsys.readouterr().out
+        path = write_config(tmp_path / "config.json", config)
+        return figures("bench", path, *QUICK, "--max-workers", workers, *arguments), capsys.readouterr().out
 
     return measured
 

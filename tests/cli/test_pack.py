@@ -1,6 +1,6 @@
 """`grain-sft pack`: the figures of a packing, and of all algorithms side by side."""
 
-import json
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -22,15 +22,9 @@ def chats(tmp_path):
 
 
 @pytest.fixture
-def figures(tmp_path):
-    """`figures(*words)`: what `pack` measures, with rows of `LENGTH` tokens."""
-
-    def measured(*words):
-        out = tmp_path / "figures.json"
-        assert main(["pack", *map(str, words), "--sequence-length", str(LENGTH), "--output", str(out)]) == 0
-        return json.loads(out.read_text())
-
-    return measured
+def packed(figures):
+    """`packed(*words)`: the figures of `pack`, with rows of `LENGTH` tokens."""
+    return functools.partial(figures, "pack", "--sequence-length", LENGTH)
 
 
 def counted(layout):
@@ -55,10 +49,10 @@ def counted(layout):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_report_is_of_the_rows_as_they_are(chats, tmp_path, capsys, figures, algorithm):
+def test_the_report_is_of_the_rows_as_they_are(chats, tmp_path, capsys, packed, algorithm):
     options = {"long_documents": "fragment", "seed": 5, "batch_rows": 3, "ties": "numpy"}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
-    found = figures(chats, "--algorithm", algorithm, *words)
+    found = packed(chats, "--algorithm", algorithm, *words)
     layout = grain_sft.PackedLayout(grain_sft.open_corpus(chats), LENGTH, algorithm=algorithm, **options)
     expected = counted(layout)
     assert {key: found["packing"][key] for key in expected} == expected
@@ -70,8 +64,8 @@ def test_the_report_is_of_the_rows_as_they_are(chats, tmp_path, capsys, figures,
     assert Path(plan["path"]).is_file() and Path(plan["path"]).is_relative_to(tmp_path / "cache")
 
 
-def test_without_an_algorithm_all_are_compared_and_no_plan_is_kept(chats, tmp_path, capsys, figures):
-    found = figures(chats, "--batch-rows", 2, "--max-segments", 3)
+def test_without_an_algorithm_all_are_compared_and_no_plan_is_kept(chats, tmp_path, capsys, packed):
+    found = packed(chats, "--batch-rows", 2, "--max-segments", 3)
     assert [row["algorithm"] for row in found["algorithms"]] == list(ALGORITHMS)
     printed = capsys.readouterr().out
     for row in found["algorithms"]:
@@ -88,15 +82,15 @@ def test_an_algorithm_that_is_registered_later_is_compared_too(chats, monkeypatc
     assert found["algorithm"] == "best_fit_decreasing" and found["rows"] > 0
 
 
-def test_one_algorithm_and_the_comparison(chats, figures):
-    found = figures(chats, "--algorithm", "shuffled_best_fit", "--epochs", 2, "--compare")
+def test_one_algorithm_and_the_comparison(chats, packed):
+    found = packed(chats, "--algorithm", "shuffled_best_fit", "--epochs", 2, "--compare")
     assert found["packing"]["epochs"] == 2 and len(found["packing"]["plans"]) == 2
     assert found["packing"]["documents"] == 400
     assert {row.get("epochs") for row in found["algorithms"]} == {1}
 
 
-def test_an_algorithm_that_leaves_no_row_stays_in_the_table(chats, capsys, figures):
-    found = figures(chats, "--batch-rows", 1000)
+def test_an_algorithm_that_leaves_no_row_stays_in_the_table(chats, capsys, packed):
+    found = packed(chats, "--batch-rows", 1000)
     errors = {row["algorithm"]: row["error"] for row in found["algorithms"] if "error" in row}
     assert list(errors) == ["multipack"] and "multipack leaves no row" in capsys.readouterr().out
 
@@ -106,21 +100,21 @@ def test_a_comparison_in_which_every_algorithm_fails_is_a_failure(chats, capsys)
     assert capsys.readouterr().out.count("expected less than 2**31") == len(ALGORITHMS)
 
 
-def test_the_learning_rate_is_printed_for_a_batch(chats, capsys, figures):
+def test_the_learning_rate_is_printed_for_a_batch(chats, capsys, packed):
     corpus = grain_sft.open_corpus(chats)
     arguments = [chats, "--algorithm", "best_fit_decreasing"]
-    assert figures(*arguments)["learning_rate"] == {"supervised_ratio": supervised_ratio(corpus)}
+    assert packed(*arguments)["learning_rate"] == {"supervised_ratio": supervised_ratio(corpus)}
     assert "learning rate" not in capsys.readouterr().out
     rate = automatic_learning_rate(corpus, 4096, 8, "mistral")
     batch = ["--batch-tokens", 4096, "--ranks", 8, "--model-type", "Mistral"]
-    assert figures(*arguments, *batch)["learning_rate"]["learning_rate"] == rate
+    assert packed(*arguments, *batch)["learning_rate"]["learning_rate"] == rate
     assert f"learning rate {rate:.4e}, OpenChat's for batches of 32,768 tokens" in capsys.readouterr().out
 
 
-def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, figures):
+def test_files_of_tokens_are_packed_by_their_eos(write_tokens, capsys, packed):
     paths = [write_tokens(f"{name}.npy", [5, 6, EOS, 7, EOS, 8, 9], "uint16") for name in "ab"]
     words = ["--dtype", "uint16", "--eos-token-id", EOS, "--algorithm", "best_fit_decreasing"]
-    found = figures(*paths, *words, "--source-group-size", 2)
+    found = packed(*paths, *words, "--source-group-size", 2)
     assert (found["corpus"]["documents"], found["corpus"]["tokens_in_documents"]) == (4, 10)
     assert found["packing"]["rows"] == 1 and "4 tokens are in no document" in capsys.readouterr().out
 

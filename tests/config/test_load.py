@@ -10,7 +10,7 @@ from batches import assert_same, error_of, load, put, write_config
 from sft_files import EOS
 
 import grain_sft
-from grain_sft import Host, NgramFilter, ShiftTargets
+from grain_sft import NgramFilter, ShiftTargets
 from grain_sft.errors import CorpusError
 
 
@@ -39,14 +39,6 @@ def test_a_dict_and_its_json_and_yaml_are_one_config_and_the_dict_is_left_as_it_
         before = copy.deepcopy(given)
         load(given)
         assert given == before
-
-
-def test_the_host_given_is_the_one_that_reads_and_else_this_process_of_jax(config):
-    whole, parts = load(config), [load(config, Host(index, 3)) for index in range(3)]
-    for step in range(len(whole)):
-        for index, part in enumerate(parts):
-            np.testing.assert_array_equal(part[step]["inputs"], whole[step]["inputs"][index::3])
-    assert grain_sft.load(config).sampler.host == Host(0, 1)
 
 
 def test_one_key_in_two_sections_yamls_anchors_and_a_null_mixture_are_fine(config, tmp_path):
