@@ -101,7 +101,8 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with the values of `top` put over it, section by section; lists are replaced whole.
 
-    A stated key removes its `_EXCLUSIVE` one. A `layout.kind` other than the inherited one removes the inherited options.
+    A stated key removes the key with which `_EXCLUSIVE` pairs it. A `layout.kind` other than the inherited one removes the
+    inherited options.
     """
     merged = dict(base)
     for one, other in _EXCLUSIVE.items():
@@ -165,9 +166,8 @@ def _locate_list(name: object, folder: str) -> object:
 
 
 def _exists(path: str) -> bool:
-    return any(os.path.exists(path + suffix) for suffix in ("", PREFIX_SUFFIX)) or any(
-        True for _ in glob.iglob(path, recursive=True)
-    )
+    is_there = os.path.exists(path) or os.path.exists(path + PREFIX_SUFFIX)
+    return is_there or next(glob.iglob(path, recursive=True), None) is not None
 
 
 _ANY = "*"
