@@ -100,19 +100,9 @@ def open_corpus(
     check_type("tokenizer", tokenizer, str | None, "a string")
     check_type("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping")
     check_type("root", root, str | os.PathLike | None, "a path")
-    check_type("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements")
-    for text in itertools.chain.from_iterable((path_remap or {}).items()):
-        check_type("path_remap: a prefix or its replacement", text, str | os.PathLike, "a string or a path")
     _check_masks_and_split(label_mask_paths, use_loss_mask, split, subset)
     remote_options = None if remote is None else RemoteOptions.of(remote)
-    remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}
-    if tokenizer is not None:
-        remaps.setdefault("{TOKENIZER}", tokenizer)
-
-    def remap(path: str) -> str:
-        return files.normalize(remap_path(path, remaps))
-
-    masks = None
+    remap, masks = _remap_of(path_remap, tokenizer), None
     if label_mask_paths is not None:
         named_masks = as_paths("label_mask_paths", label_mask_paths)
         masks = tuple(files.absolute(found) for path in named_masks for found in expand(remap(files.normalize(path))))
@@ -140,6 +130,17 @@ def open_corpus(
         check_tokenizer(corpus, tokenizer)
         corpus = dataclasses.replace(corpus, tokenizer=corpus.tokenizer or tokenizer)
     return corpus if remote_options is None else dataclasses.replace(corpus, remote=remote_options)
+
+
+def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Callable[[str], str]:
+    """Return the function that replaces prefixes of paths, and fills in `{TOKENIZER}`."""
+    check_type("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements")
+    for text in itertools.chain.from_iterable((path_remap or {}).items()):
+        check_type("path_remap: a prefix or its replacement", text, str | os.PathLike, "a string or a path")
+    remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}
+    if tokenizer is not None:
+        remaps.setdefault("{TOKENIZER}", tokenizer)
+    return lambda path: files.normalize(remap_path(path, remaps))
 
 
 def _check_masks_and_split(masks: object, use_loss_mask: bool | None, split: str | None, subset: str | None) -> None:

@@ -90,12 +90,6 @@ def test_relative_paths_start_at_the_mix_or_at_the_working_directory(tmp_path, w
     assert shards(mix) == [("web", str(paths[0]), 2), ("web", str(paths[1]), 1)]
 
 
-def test_a_mix_needs_no_suffix_and_may_be_in_a_folder_with_brackets(tmp_path, write_tokens):
-    path = write_tokens("v[1]/a.npy", [1])
-    for name in ("mix.txt", "OLMo-mix"):
-        assert shards(write_mix(tmp_path / "v[1]", "web,a.npy\n", name)) == [("web", str(path), 1)]
-
-
 def test_a_file_listed_twice_is_two_shards(tmp_path, write_tokens):
     path, other = write_tokens("a.npy", range(4)), write_tokens("b.npy", [9])
     mix = write_mix(tmp_path, "once,a.npy\nweb,b.npy\ntwice,a.npy\n")

@@ -156,7 +156,7 @@ def test_files_beside_it_that_dont_fit_are_named(tmp_path):
     other = tmp_path / "other.train.parquet"
     os.link(tmp_path / "openchat.train.parquet", other)
     assert "holds openchat.train.parquet and other.train.parquet" in sft.error_of(tmp_path)
-    assert "dtype=uint16; tokens of the format openchat are read as uint32" in sft.error_of(other, dtype="uint16")
+    assert "states uint32 tokens, but dtype=uint16 was given" in sft.error_of(other, dtype="uint16")
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):

@@ -144,7 +144,7 @@ def test_what_is_no_index_is_refused(tmp_path, text):
 
 
 def test_what_is_asked_for_must_be_what_the_index_states(index):
-    assert "the index is of uint16 tokens, but dtype=uint32" in error_of(index, dtype="uint32")
+    assert "states uint16 tokens, but dtype=uint32" in error_of(index, dtype="uint32")
     assert "has eos_token_id 7, but eos_token_id=8 was given" in error_of(index, eos_token_id=8)
 
 

@@ -232,17 +232,15 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
 
     def agreed(name: str) -> Any:
         """Return the value that all splits share, None if a split lacks it; refuse different values."""
-        values: dict[Any, str] = {}
-        for path, facts in facts_of.items():
-            values.setdefault(facts[name], path)
-        stated = [(value, path) for value, path in values.items() if value is not None]
-        if len(stated) > 1:
-            (one, first), (other, second) = stated[:2]
-            raise CorpusError(
-                f"{first}: its {name} is {one}, but that of {second} is {other}. All files of a corpus are made with one "
-                "tokenizer and have one dtype: open them as two corpora."
-            )
-        return stated[0][0] if len(values) == 1 and stated else None
+        stated = [(facts[name], path) for path, facts in facts_of.items() if facts[name] is not None]
+        for value, path in stated:
+            first, first_path = stated[0]
+            if value != first:
+                raise CorpusError(
+                    f"{first_path}: its {name} is {first}, but that of {path} is {value}. All files of a corpus are made with "
+                    "one tokenizer and have one dtype: open them as two corpora."
+                )
+        return stated[0][0] if len(stated) == len(facts_of) else None
 
     names = {facts["tokenizer"] for facts in facts_of.values()}
     dtypes = {tuple(split.dtypes) for split in splits}

@@ -52,8 +52,7 @@ class Index(Format):
                 f"{found}: neither a grain_sft index nor MaxText's (no key 'format' or 'format_version'). "
                 "Build one with `grain-sft index`."
             )
-        if options.dtype not in (None, corpus.dtype):
-            raise CorpusError(f"{found}: the index is of {corpus.dtype} tokens, but dtype={options.dtype} is given.")
+        options.check_dtype(found, corpus.dtype)
         eos = options.eos_token_id
         if eos is not None and corpus.eos_token_id not in (None, eos):
             raise CorpusError(

@@ -87,10 +87,7 @@ class Megatron(Format):
                     f"{shard.path}: its tokens are {other.stored}, but those of {first.path} are {header.stored}. All files "
                     "of a corpus have one dtype: convert one of them with `grain-sft convert`."
                 )
-        if options.dtype not in (None, header.dtype):
-            raise CorpusError(
-                f"{prefixes[0]}{_INDEX}: states {header.stored} tokens, but dtype={options.dtype} was given. Leave it out."
-            )
+        options.check_dtype(f"{prefixes[0]}{_INDEX}", header.dtype, header.stored)
         shards = tuple(shard for shard, _ in scans)
         split = joined_split([shard.path for shard in shards], splits, options)
         sources = describe(split.sources) if split.sources and options.split is None else None

@@ -22,6 +22,7 @@ from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus
 from grain_sft.corpus.loss import KINDS, scan_loss
+from grain_sft.corpus.shard import Dtype
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError, import_extra, shortened
 from grain_sft.storage import artifact, describe, files, inside_also, open_remote, read_whole
 
@@ -61,8 +62,8 @@ class OpenChat(Format):
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open a parquet file, whose columns are unpacked into arrays on first use."""
-        if options.dtype is not None and options.dtype != np.uint32:
-            raise CorpusError(f"{found}: dtype={options.dtype.name}; tokens of the format openchat are read as uint32.")
+        dtype: Dtype = np.dtype(np.uint32)
+        options.check_dtype(found, dtype)
         stem, cache = files.name_of(found).removesuffix(_SUFFIX), os.path.realpath(files.cache_dir()) + "/"
         with inside_also(cache):
             unpacked, stated = _unpacked(found, listing.sidecar(found, f"{stem}.first_weights.bin"))
@@ -70,7 +71,7 @@ class OpenChat(Format):
             split = Split(
                 files=(tokens,),
                 metadata=_read_metadata(found, stated, listing),
-                dtype=np.dtype(np.uint32),
+                dtype=dtype,
                 dtypes=("uint32",),
                 sources=listing.sidecar(found, f"{stem}.sources.bin"),
             )

@@ -87,8 +87,7 @@ def scan_rows(
             f"{data.path}: lacks positions_dtype or segments_dtype. It was edited or damaged: write the rows again."
         )
     dtype = token_dtype(stated.dtype, data.path)
-    if options.dtype not in (None, dtype):
-        raise CorpusError(f"{data.path}: states dtype {dtype}, but dtype={options.dtype} was given. Leave it out.")
+    options.check_dtype(data.path, dtype)
     length, loss = rows.sequence_length, stated.loss
     try:
         row_bytes = rows.dtype(dtype).itemsize

@@ -53,6 +53,11 @@ class ReadOptions:
     remap: Callable[[str], str] = lambda path: path
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 
+    def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
+        """Refuse another `dtype` than that of the file at `path`, whose name may be that of a signed dtype."""
+        if self.dtype not in (None, dtype):
+            raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Leave it out.")
+
 
 class TokenFile(NamedTuple):
     """The files of one shard.
