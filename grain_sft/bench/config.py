@@ -25,6 +25,7 @@ ROW_NUMBERS = "row numbers"
 READING = "reading"
 PIECES = "  of it, the pieces of rows"
 WHOLE = "a whole step"
+_TOKENS = ("inputs", "tokens", "prompt_ids", "chosen_ids", "rejected_ids")  # keys of the tokens of a batch
 _BYTES = 1 << 27  # of batches that are kept for each stage
 _STEPS = 16  # most batches of a sample
 
@@ -266,7 +267,8 @@ def facts(batches: Sequence[Element]) -> dict[str, Any]:
     """Return the rows, bytes and number of arrays of the first batch (an array under two keys counts once), the mean tokens of
     all batches with padding, and the share of padding, None for batches without segments."""
     arrays = {id(array): array for array in batches[0].values()}.values()
-    sizes = [next(iter(batch.values())).size for batch in batches]
+    keys = [key for key in _TOKENS if key in batches[0]] or [*batches[0]][:1]
+    sizes = [sum(batch[key].size for key in keys) for batch in batches]
     key = next((key for key in ("inputs_segmentation", "segment_ids") if key in batches[0]), None)
     unpadded = None if key is None else sum(np.count_nonzero(batch[key]) for batch in batches)
     return {

@@ -135,22 +135,18 @@ class DirectPlacement(Placement):
         self.sharding, self.shape, self.writer, self._order = sharding, shape, mine.first, order
         self.reads = mine.rows[mine.rows < batch_rows]
         self.blocks = _blocks(mine, batch_rows, order) if divides else [Block(self.reads, None)]
+        self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
         start, stop, _ = index[0].indices(self.shape[0])
         parts = []
-        for columns in self._order.sources(*index[1].indices(self.shape[1])[:2], self.shape[1]):
-            number, begin = self._block_of(columns)
+        for first_column, end in self._order.sources(*index[1].indices(self.shape[1])[:2], self.shape[1]):
+            number = bisect.bisect_right(self._begins, first_column) - 1
+            begin = self._begins[number]
             # rows of one device are consecutive in the array, so also in the block
             first = int(self.blocks[number].rows.searchsorted(start))
-            parts.append(arrays[number][first : first + stop - start, columns[0] - begin : columns[1] - begin])
+            parts.append(arrays[number][first : first + stop - start, first_column - begin : end - begin])
         return _filled(parts, stop - start)
-
-    def _block_of(self, columns: Columns) -> tuple[int, int]:
-        """Return the number of the block that has these columns, and its first column."""
-        begins = [0 if block.columns is None else block.columns[0] for block in self.blocks]
-        number = bisect.bisect_right(begins, columns[0]) - 1
-        return number, begins[number]
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.layout import FILL_ROW
 from grain_sft.simulate.cache import BATCH_BYTES, HostCache, Piece
@@ -154,8 +153,9 @@ class Walk:
         together, found = np.minimum(step, starting) // self.conditions.threads, []
         for turn in range(-(-starting // self.conditions.threads) + 1):
             asking = cell if turn * self.conditions.threads < starting else host
-            wanted = ~checked[host, file] & (together == turn)
-            found.append(_firsts(wanted, asking * checked.shape[1] + file))
+            wanted = np.flatnonzero(~checked[host, file] & (together == turn))
+            keys = asking[wanted] * checked.shape[1] + file[wanted]
+            found.append(wanted[np.unique(keys, return_index=True)[1]])
             checked[host[found[-1]], file[found[-1]]] = True
         at = np.concatenate(found)
         at = at[np.lexsort((file[at], cell[at]))]
@@ -181,10 +181,3 @@ class Walk:
             else:
                 requests = block.sums(ask.ranges.row, -(-ask.ranges.size // remote_files.PART_BYTES))
                 yield requests, block.sums(ask.ranges.row, ask.ranges.size), 0
-
-
-def _firsts(wanted: npt.NDArray[np.bool_], key: Ints) -> Ints:
-    """Return the index of the first `wanted` item of each key."""
-    at = np.flatnonzero(wanted)
-    found: Ints = at[np.unique(key[at], return_index=True)[1]]
-    return found

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from batches import load, sections, write_config
 from mixed_corpora import mixture_config, write_sources
+from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_olmo
 
 from grain_sft.bench import advice, measuring
@@ -93,6 +94,10 @@ def test_rows_of_every_kind(bench, tmp_path):
     materialize(load(config).source.layout, tmp_path / "rows")
     rows = {"path": str(tmp_path / "rows")}
     check(*bench({**config, "corpus": rows, "layout": {"kind": "materialized", "sequence_length": 64}}))
+    write_pairs(tmp_path / "pairs", make_pairs(20, 1))
+    figures, printed = bench(sections(tmp_path / "pairs", 64, layout="pairs"))
+    check(figures, printed)
+    assert figures["batch"]["tokens"] == 4 * (32 + 32 + 32)
 
 
 def test_a_bucket_is_tried_with_more_threads_than_cores(bench, client, tmp_path):

@@ -74,12 +74,6 @@ def test_no_text_becomes_markup_and_nothing_is_asked_of_a_network(page):
     assert "default-src 'none'" in policy and re.search(r"script-src 'sha256-[\w+/=]+'", policy)
 
 
-def test_a_page_does_not_replace_its_config(run, capsys):
-    before = run.read_bytes()
-    assert main(["inspect", str(run), "--step", "0", "--html", str(run)]) == 1
-    assert run.read_bytes() == before and "is an input, which the output" in capsys.readouterr().err
-
-
 def test_the_ends_of_a_run_have_one_neighbour(run, pipeline, tmp_path):
     last = len(pipeline) - 1
     for step, expected in ((0, [0, 1]), (last, [last - 1, last])):

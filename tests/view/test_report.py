@@ -235,12 +235,17 @@ def test_a_corpus_without_documents_is_reported_without_lengths(write_tokens, tm
     assert "Not measured." in out.read_text() and "eos_token_id" in out.read_text()
 
 
-def test_a_report_does_not_write_over_its_config(config, capsys):
+def test_no_page_replaces_its_config(config, capsys):
     path = config()
-    before = path.read_bytes()
-    over = "is an input, which the output"
-    for name, reason in ((path, over), (path.with_suffix(".html"), over), ("a.json", "Name it a.html")):
-        assert main(["report", str(path), "--output", str(name)]) == 1
+    before, replaces = path.read_bytes(), "is an input, which the output"
+    for command, reason in (
+        (f"report {path} --output {path}", replaces),
+        (f"report {path} --output {path.with_suffix('.html')}", replaces),
+        (f"report {path} --output a.json", "Name it a.html"),
+        (f"inspect {path} --step 0 --html {path}", replaces),
+        (f"simulate {path} --hosts 2 --steps 0:1 --html {path}", replaces),
+    ):
+        assert main(command.split()) == 1
         assert reason in capsys.readouterr().err
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 

@@ -37,10 +37,8 @@ class MaxTextBatches(GlobalBatches):
     def _offer(self) -> int:
         try:
             return super()._offer()
-        except StopIteration:
-            raise
         except Exception as error:
-            self.failure = error
+            self.failure = None if isinstance(error, StopIteration) else error
             raise
 
 
