@@ -133,7 +133,7 @@ class Job(Renderer):
 
     def _dropped(self) -> dict[str, int]:
         """Return the number of dropped records by reason."""
-        return self.dropped(map(sum, itertools.zip_longest(*(header.dropped for header in self.headers), fillvalue=0)))
+        return self.dropped(map(sum, zip(*(header.dropped for header in self.headers), strict=True)))
 
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset, in order."""
