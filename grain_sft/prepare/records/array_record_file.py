@@ -37,7 +37,8 @@ def matches(path: str, head: bytes) -> bool:
 
 
 def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
-    """Return parts of whole chunks, and the encoding of the records. `read` is told how many bytes each read takes.
+    """Return parts of whole chunks, and the encoding of the records. `read` is called with
+    the number of bytes read so far.
 
     Each part but the last has at least `least` decompressed bytes. The encoding is "example" or "json" if more than half of
     the first records are, else "text".

@@ -40,11 +40,11 @@ def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
 
 def command_for(record: Record) -> str:
     """Return a sentence that suggests `--schema` for a record of unknown schema; "" if no schema fits its keys."""
-    schema = _turns(record) or _texts(record)
+    schema = _option_for_turns(record) or _option_for_texts(record)
     return f" If these are what their names say, add --schema {schema}" if schema else ""
 
 
-def _turns(record: Record) -> str:
+def _option_for_turns(record: Record) -> str:
     """Return the value of `--schema` for a record with a list of messages under a key of another name, else ""."""
     for key, value in record.items():
         if key == "rejected" or not (isinstance(value, list) and value and isinstance(value[0], dict)):
@@ -61,7 +61,7 @@ def _turns(record: Record) -> str:
     return ""
 
 
-def _texts(record: Record) -> str:
+def _option_for_texts(record: Record) -> str:
     """Return the value of `--schema` for a record with a prompt and a completion, or a text, under other keys, else ""."""
     texts = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 

@@ -79,7 +79,7 @@ def parts_of(
 ) -> Iterator[Part]:
     """Yield the parts of a file, each of at least `least` bytes except the last. Call `read` with the number of bytes read."""
     data = _decompressed(path, size, compression, read)
-    return {"array": _of_array, "jsonl": _of_lines, "text": _of_text}[kind](path, data, least)
+    return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, least)
 
 
 def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
@@ -118,7 +118,7 @@ def _tokens(data: bytes, start: int = 0) -> Iterator[tuple[int, int]]:
             yield found.start(), data[found.start()]
 
 
-def _of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+def _parts_of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     data, offset, number = bytearray(), 0, 1
     for piece in pieces:
         data += piece
@@ -135,7 +135,7 @@ def _of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
         yield _part(data, 0, len(data), offset, data.count(b"\n") + (not data.endswith(b"\n")))
 
 
-def _of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     data = bytearray()
     for piece in pieces:
         data += piece
@@ -144,7 +144,7 @@ def _of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     yield _part(data, 0, len(data), 0, 1)
 
 
-def _of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     """Yield the parts of an array. A part begins after a comma or the first bracket, and ends before a comma or the last
     bracket."""
     data = b""

@@ -70,7 +70,7 @@ def _files_of(folder: str) -> Sequence[str]:
         return any(parts[:depth] in made for depth in range(1, len(parts) + 1))
 
     names = sorted(name for name in below if not is_made(name))
-    found = _data([name for name in names if _RECORDS.search(name) or is_array_record(name)])
+    found = _files_with_data([name for name in names if _RECORDS.search(name) or is_array_record(name)])
     found = found or [name for name in names if is_text(name)]
     if not files.is_remote(folder):
         files.check_distinct(dict.fromkeys(map(files.parent, found)))
@@ -116,16 +116,16 @@ def _is_hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _data(names: Sequence[str]) -> list[str]:
+def _files_with_data(names: Sequence[str]) -> list[str]:
     """Return those of `names` that hold data."""
     by_folder: dict[str, set[str]] = {}
     for name in names:
         by_folder.setdefault(files.parent(name), set()).add(files.name_of(name))
-    data = {folder: _data_of(folder, own) for folder, own in by_folder.items()}
+    data = {folder: _names_with_data(folder, own) for folder, own in by_folder.items()}
     return [name for name in names if files.name_of(name) in data[files.parent(name)]]
 
 
-def _data_of(folder: str, names: set[str]) -> set[str]:
+def _names_with_data(folder: str, names: set[str]) -> set[str]:
     """Return those of the `names` in one folder that hold data. A saved dataset names its own files."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")

@@ -38,9 +38,9 @@ def render(
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.
     """
-    return _made(template, tokenizer, options).render(conversations)
+    return _template_with(template, tokenizer, options).render(conversations)
 
 
 @functools.lru_cache(maxsize=8)
-def _made(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
+def _template_with(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
     return template(tokenizer, options)

@@ -61,7 +61,7 @@ class Chat(Template):
         chat = RenderedChat(self._chat, messages, tools, text)
         expected = expected_controls(chat, self._encoder.find, self._encoder.special)
         if self._chat.marks_turns:
-            spans = _of_turns(self._chat.marked_spans(messages, tools, text), chat, turns)
+            spans = _spans_of_turns(self._chat.marked_spans(messages, tools, text), chat, turns)
         else:
             spans = [(start, self._end_of_turn(text, stop, expected)) for start, stop in find_turns(chat, turns)]
         try:
@@ -135,7 +135,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
+def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
     """Return the spans of the messages `turns` among `spans`, which the template marked."""
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):

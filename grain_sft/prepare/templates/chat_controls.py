@@ -7,6 +7,7 @@ template's own text. Exchanging the characters back must give the chat again, un
 
 import bisect
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.strict_json import strings
 from grain_sft.prepare.templates.chat_spans import KEPT, RenderedChat, around_contents
-from grain_sft.prepare.templates.chat_template import ChatTemplate, unused_characters
+from grain_sft.prepare.templates.chat_template import unused_characters
 from grain_sft.prepare.templates.template import SpecialText
 
 Control = tuple[int, int, int]
@@ -47,8 +48,9 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
       RecordError: The template's control tokens depend on the chat's texts.
     """
     if chat.contents is not None:
+        literals = around_contents(chat.template, chat.roles) or []
         starts = [0, *(stop for _, stop in chat.contents)]
-        return Expected(_moved(_of_roles(chat.template, chat.roles, find), starts), placed=True)
+        return Expected(_controls_in(literals, starts, functools.partial(_find_once, find)), placed=True)
     exchange = _exchange(chat)
     table, back = str.maketrans(exchange), str.maketrans({after: before for before, after in exchange.items()})
     keys, compared = chat.template.literals
@@ -70,43 +72,40 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     plain = _render_exchanged(chat, names, exchange_all)
     if plain is None:
         raise RecordError("messages: the chat template refuses them with other texts, so its own text is unknown.")
-    expected = Expected(_of_literals(plain, find), placed=plain.translate(back) == chat.text)
+    expected = Expected(_controls_of_template(plain, find), placed=plain.translate(back) == chat.text)
     if expected.placed:
         return expected
     careful = _render_exchanged(chat, names, exchange_uncompared)
     if careful is None or careful.translate(back) != chat.text:
         return expected
-    again = Expected(_of_literals(careful, find), placed=True)
+    again = Expected(_controls_of_template(careful, find), placed=True)
     return again if again.ids == expected.ids else expected
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _of_roles(template: ChatTemplate, roles: tuple[str, ...], find: Find) -> list[tuple[int, Control]]:
-    """Return (index of the literal, control token in it) of the template's text around the contents of these roles."""
-    return _between(around_contents(template, roles) or [], find)
+def _find_once(find: Find, text: str) -> list[Control]:
+    """Return `find(text)`. Most chats have the same texts around their contents."""
+    return find(text)
 
 
-def _of_literals(exchanged: str, find: Find) -> list[Control]:
+def _controls_of_template(exchanged: str, find: Find) -> list[Control]:
     """Return the control tokens of a chat with exchanged texts."""
     starts = [0, *(match.end() for match in _EXCHANGED.finditer(exchanged))]
-    return _moved(_between(_EXCHANGED.split(exchanged), find), starts)
+    return _controls_in(_EXCHANGED.split(exchanged), starts, find)
 
 
-def _between(literals: Sequence[str], find: Find) -> list[tuple[int, Control]]:
-    """Return (index in `literals`, control token in that literal) of literals joined by one letter for each chat text."""
-    starts = [0]
-    for literal in literals[:-1]:
-        starts.append(starts[-1] + len(literal) + len(_STAND_IN))
+def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
+    """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat.
+
+    They are found in the literals joined by one letter for each text of the chat.
+    """
+    joined = [0, *itertools.accumulate(len(literal) + len(_STAND_IN) for literal in literals)]  # starts there
     found = []
     for number, start, stop in find(_STAND_IN.join(literals)):
-        index = bisect.bisect_right(starts, start) - 1
-        found.append((index, (number, start - starts[index], stop - starts[index])))
+        index = bisect.bisect_right(joined, start) - 1
+        moved = starts[index] - joined[index]
+        found.append((number, start + moved, stop + moved))
     return found
-
-
-def _moved(controls: list[tuple[int, Control]], starts: list[int]) -> list[Control]:
-    """Return control tokens with spans in the chat, given the character at which each literal starts."""
-    return [(number, starts[index] + start, starts[index] + stop) for index, (number, start, stop) in controls]
 
 
 def _exchange(chat: RenderedChat) -> dict[str, str]:

@@ -38,7 +38,7 @@ class RenderedChat:
         """Span of every message's content; None if other text than the contents depends on more than the roles."""
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
-        return _filled(around_contents(self.template, self.roles), self.messages, self.text)
+        return _spans_between(around_contents(self.template, self.roles), self.messages, self.text)
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -60,7 +60,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
     messages = [chat.messages[turn] for turn in turns]
     if not any(message.keys() - {"role", "content"} for message in messages):
         around = _around_contents(chat.template, chat.messages, chat.tools, turns)
-        if (spans := _filled(around, messages, chat.text)) is not None:
+        if (spans := _spans_between(around, messages, chat.text)) is not None:
             return spans
     marks = Marks(chat.messages, chat.tools, chat.template.source)
     return [span for turn in turns if (span := _by_surroundings(chat, turn, marks)) is not None]
@@ -77,7 +77,7 @@ def _around_contents(
     return parts[::2] if parts[1::2] == [str(turn) for turn in turns] else None
 
 
-def _filled(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
+def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
     """Return the spans of the contents if putting them, trimmed or not, between the texts `around` makes `text`; else None."""
     if around is None:
         return None
@@ -97,7 +97,7 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
     starts: list[int] = []
     stops: list[int] = []
     for replacement in _replacements(message, marks):
-        prefix, suffix = _around(template.attempt([*before, replacement, *after], tools), marks)
+        prefix, suffix = _text_around(template.attempt([*before, replacement, *after], tools), marks)
         if prefix is not None and text.startswith(prefix):
             starts.append(len(prefix))
         if suffix is not None and text.endswith(suffix):
@@ -128,7 +128,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
     return [plain, {**plain, **dict.fromkeys(reasoning, marks.mark(1))}] if reasoning else [plain]
 
 
-def _around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
+def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
     """Return the texts before and after the marked content and its thoughts; None for both if it is not rendered once."""
     matches = list(marks.pattern.finditer(rendered or ""))
     found = {match[1]: match for match in matches}

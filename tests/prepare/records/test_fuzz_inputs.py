@@ -112,6 +112,8 @@ def record_bytes(entry: dict[str, Any]) -> bytes:
         ("a carriage return", chat(rb'"a\rb"'), 1),
         ("2 MB", chat(b'"' + b"the question and " * 120_000 + b'"'), 1),
         ("1 MB in one word", chat(b'"' + b"x" * 1_000_000 + b'"'), 1),
+        ("2,000 other keys", chat(more=b"".join(b', "number %d": [%d]' % (n, n) for n in range(2000))), 1),
+        ("a long key with a deep value", chat(more=b', "%s": %s' % (b"k" * 10**6, b"[" * 63 + b"]" * 63)), 1),
         ("5,000 messages", b'{"messages": [%s]}' % b", ".join([b'{"role": "assistant", "content": "a"}'] * 5_000), 1),
     ],
 )
@@ -120,21 +122,6 @@ def test_odd_files_that_are_right(name, data, documents, tokenizers, tmp_path):
     manifest = prepare(request_of(tmp_path / "a.jsonl", tokenizers), tmp_path / "out", workers=1)
     assert manifest["splits"]["train"]["documents"] == documents
     check_spelled(tmp_path / "out", "primer", tokenizers, data)
-
-
-@pytest.mark.parametrize("template", ["openchat", "episode", "hf"])
-def test_other_keys_are_metadata_however_many_and_long(template, tokenizers, tmp_path):
-    more = b"".join(b', "number %d": [%d]' % (number, number) for number in range(2000)) + b', "%s": 1' % (b"k" * 10**6)
-    path = written(tmp_path / "a.jsonl", [chat(more=more), chat(more=b', "x": ' + b"[" * 63 + b"]" * 63)])
-    manifest = prepare(request_of(path, tokenizers, template), tmp_path / "out", workers=1)
-    assert manifest["splits"]["train"]["documents"] == 2
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
-def test_a_file_in_another_encoding_is_an_error_in_its_first_line(encoding, tokenizers, tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text("\n".join((GOOD % number).decode() for number in range(3)), encoding)
-    check_stop(request_of(path, tokenizers), tmp_path / "out", f"{path}:1")
 
 
 SNIPPETS = (
