@@ -111,7 +111,7 @@ def elements(data: bytes) -> Iterator[bytes]:
     yield data[start:].strip(_SPACE)
 
 
-def _tokens(data: bytes, start: int = 0) -> Iterator[tuple[int, int]]:
+def _tokens(data: bytes | bytearray, start: int = 0) -> Iterator[tuple[int, int]]:
     """Yield the offset and byte of every one-byte match of `_TOKEN`."""
     for found in _TOKEN.finditer(data, start):
         if found.end() - found.start() == 1:
@@ -147,10 +147,10 @@ def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Pa
 def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
     """Yield the parts of an array. A part begins after a comma or the first bracket, and ends before a comma or the last
     bracket."""
-    data = b""
+    data = bytearray()
     while not (offset := data.find(b"[") + 1):
         data += next(pieces)
-    data = data[offset:]
+    del data[:offset]
     depth = scanned = records = total = wanted = 0
     for piece in pieces:
         data += piece
@@ -169,7 +169,7 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
             elif token == ord("]"):
                 if total or data[cut:place].strip(_SPACE):
                     yield _part(data, cut, place, offset, records + 1)
-                if any(piece.strip(_SPACE) for piece in itertools.chain([data[place + 1 :]], pieces)):
+                if any(piece.strip(_SPACE) for piece in itertools.chain([bytes(data[place + 1 :])], pieces)):
                     name = shlex.quote(path)
                     raise CorpusFileError(
                         f"{path}: text follows the end of the array, at byte {offset + place + 1}. Expected one array in a "
@@ -182,7 +182,8 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
                 if place - cut >= least:
                     yield _part(data, cut, place, offset, records)
                     cut, records = place + 1, 0
-        data, offset, scanned = data[cut:], offset + cut, scanned - cut
+        del data[:cut]
+        offset, scanned = offset + cut, scanned - cut
         wanted = 2 * len(data)  # so that a long string is scanned a few times only
         if len(data) > MAX_RECORD + least:
             raise RecordError(f"{path}:{total + 1}: a record of more than {MAX_RECORD} bytes; expected at most that.")

@@ -47,11 +47,11 @@ class Encoder(abc.ABC):
             one is encoded as ordinary text instead.
         """
 
-    def _difference(self, controls: list[Control], expected: Expected, text: str) -> UnexpectedControlError | None:
-        """Return the error of a chat with unexpected control tokens, or None."""
+    def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
+        """Raise an UnexpectedControlError if the `controls` of a chat are not those expected."""
         found = [number for number, _, _ in controls]
         if controls == expected.controls or (not expected.placed and found == expected.ids):
-            return None
+            return
         if expected.placed:
             places = [(start, stop) for _, start, stop in expected.controls]
             surplus = [entry for entry in controls if entry[1:] not in places]
@@ -59,8 +59,8 @@ class Encoder(abc.ABC):
             surplus = [entry for entry in controls if entry[0] not in expected.ids] or controls
         if surplus and len(controls) >= len(expected.controls):
             number, start, stop = surplus[0]
-            return UnexpectedControlError(f"becomes the special token {self._spellings[number]!r}", text[start:stop])
-        return UnexpectedControlError("changes a special token that the chat template writes")
+            raise UnexpectedControlError(f"becomes the special token {self._spellings[number]!r}", text[start:stop])
+        raise UnexpectedControlError("changes a special token that the chat template writes")
 
 
 class WholeChats(Encoder):
@@ -76,12 +76,13 @@ class WholeChats(Encoder):
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         encoded, ids, controls = self._encode(self._tokenizer.exact, text)
-        difference = self._difference(controls, expected, text)
-        if difference is None:
-            return Rendered(ids, _mask(encoded, spans))
-        if not plain or not expected.placed:
-            raise difference
-        return self._plain(text, spans, expected.controls)
+        try:
+            self._check(controls, expected, text)
+        except UnexpectedControlError:
+            if plain and expected.placed:
+                return self._plain(text, spans, expected.controls)
+            raise
+        return Rendered(ids, _mask(encoded, spans))
 
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
         """Encode the chat by the tokenizer's `plain`, with new names for the template's own control tokens alone."""
@@ -101,8 +102,7 @@ class WholeChats(Encoder):
         except CorpusError as error:
             raise RecordError(f"messages: {error}") from error
         expected = Expected([(number, moved(first), moved(last)) for number, first, last in controls], placed=True)
-        if difference := self._difference(found, expected, changed):
-            raise difference
+        self._check(found, expected, changed)
         return Rendered(ids, _mask(encoded, [(moved(start), moved(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
@@ -139,8 +139,7 @@ class ChatPieces(Encoder):
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         """See `Encoder.encode`. Each text between control tokens is encoded alone."""
         controls = expected.controls if expected.placed else self.find(text)
-        if difference := self._difference(controls, expected, text):
-            raise difference
+        self._check(controls, expected, text)
         eos, cuts = self._tokenizer.eos_token_id, [0, *(stop for _, _, stop in controls)]
         if ended := bool(controls) and controls[-1][0] == eos and not text[cuts[-1] :].strip():
             text = text[: cuts[-1]]

@@ -4,7 +4,6 @@
 default 1 for the assistant and 0 for the user. The rules are those of ochat/config in imoneoi/openchat.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 
 from grain_sft.errors import RecordError
@@ -33,7 +32,6 @@ class OpenChat(PiecesTemplate):
         super().__init__(tokenizer, options)
         (self._end,) = self.ids_of([END_OF_TURN])
         self._bos = list(tokenizer.empty_ids)
-        self._prefix = functools.cache(self._encode_prefix)
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return BOS, the system text, and per message its prefix, its content and the end of the turn."""
@@ -49,14 +47,9 @@ class OpenChat(PiecesTemplate):
                     "messages: a system message after the first message. Template openchat takes one, at the start."
                 )
             weight = _WEIGHTS[message.role] if message.weight is None else message.weight
-            prefix = self._prefix(f"{condition} {_PREFIXES[message.role]}".strip())
+            prefix = f"{condition} {_PREFIXES[message.role]}".strip()
             pieces += [(prefix, 0.0), (message.content, weight), (self._end, weight)]
         return pieces
-
-    def _encode_prefix(self, text: str) -> list[int]:
-        (ids,) = self.tokenizer.encode([text])
-        self.check_no_control(text, ids)
-        return ids
 
     def _system(self, conversation: Conversation) -> tuple[str | None, tuple[Message, ...]]:
         """Return the system text and the other messages. The first message of a record may be its system text."""

@@ -68,10 +68,7 @@ def test_examples_give_their_features(tmp_path):
 
 @pytest.mark.parametrize("place", [1, 150])
 def test_bad_examples_are_skipped_or_named(place: int, tmp_path: Path) -> None:
-    texts = [f"the answer {number}".encode() for number in range(200)]
-    records = [
-        b"\n%c\n%c\n\x04text\x12%c\n%c\n%c%b" % (*(len(text) + n for n in (14, 12, 4, 2, 0)), text) for text in texts
-    ]
+    records = [base64.b64decode(example["record"]) for example in EXAMPLES] * 10
     records[place] = b"\xff not an example"
     path = array_record(tmp_path / "a.array_record", records)
     request = Request((Dataset((str(path),)),), "text", str(save_sentencepiece(tmp_path)), "olmo", shuffle=False)
