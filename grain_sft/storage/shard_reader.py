@@ -5,12 +5,11 @@ import os
 import resource
 from collections.abc import Iterable, Iterator, Sequence
 from threading import get_ident
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.storage import activity
+from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import FileStamp
 from grain_sft.storage.local_file import Identity, LocalFile
 from grain_sft.storage.locks import ForkSafeLock
@@ -76,7 +75,8 @@ class ShardReader:
             soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             max_open_files = MOST_OPEN_FILES if soft == resource.RLIM_INFINITY else min(MOST_OPEN_FILES, soft // 4)
         self._shards = shards
-        self._remote = RemoteShards(shards, itemsize, remote)
+        any_remote = any(files.is_remote(shard.path) for shard in shards)
+        self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
         rows = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
         self._row: tuple[int, int] | None = rows.pop() if len(rows) == 1 else None
         self.plain = not self._remote and self._row is None
@@ -99,10 +99,9 @@ class ShardReader:
             columns = self._by_row(self._row, columns)
         if not (self._remote or self._scattered) and self._copy(columns, out):
             return
-        listed: list[Any] = [each.tolist() for each in columns]
         if self._remote:
-            listed = list(zip(*self._remote.gather(list(zip(*listed, strict=True)), out), strict=True)) or [()] * 4
-        numbers, begins, offsets, lengths = listed
+            columns = self._remote.gather(columns, out)
+        numbers, begins, offsets, lengths = (each.tolist() for each in columns)
         total = sum(lengths)
         activity.count("local_bytes", total)
         buffers = [(out[place : place + size],) for place, size in zip(offsets, lengths, strict=True)]

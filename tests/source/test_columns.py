@@ -45,13 +45,15 @@ def corpora(tmp_path_factory):
     write_episodes(folder / "long", long, shards=2)
     dtypes, episodes = {"masks": "uint16", "plain": "uint32", "long plain": "uint32"}, ("weights", "long")
     found = {name: {"path": str(folder / name), "eos_token_id": 2, "dtype": dtype} for name, dtype in dtypes.items()}
-    return found | {name: {"path": str(folder / name)} for name in episodes}
+    found |= {name: {"path": str(folder / name)} for name in episodes}
+    return found | {"mixture": {"mixture": {name: {"weight": 1, **found[name]} for name in ("masks", "weights")}}}
 
 
 def config_of(corpus, layout, **own):
-    layout = {"sequence_length": LENGTH, **LAYOUTS[layout]}
-    order = {} if layout["kind"] == "megatron_gpt" else {"order": "olmo"}
-    return {"corpus": corpus, "layout": layout, "sampler": {"seed": 1, "global_batch_size": ROWS, **order}} | own
+    sampler = {"seed": 1, "global_batch_size": ROWS, **own.pop("sampler", {})}
+    if layout != "megatron":
+        sampler = {"order": "olmo", **sampler}
+    return {"corpus": corpus, "layout": {"sequence_length": LENGTH, **LAYOUTS[layout]}, "sampler": sampler} | own
 
 
 def opened(corpus):
@@ -76,42 +78,33 @@ def check(pipeline, steps):
                 np.testing.assert_array_equal(array, whole[key][slots, start:stop], err_msg=f"{key} {start}:{stop}")
 
 
-@pytest.mark.parametrize(
-    ("corpus", "layout"),
-    [
-        *itertools.product(("masks", "weights"), ("windows", "padded", "packed", "fragments", "many segments")),
-        *itertools.product(("long", "long plain"), ("long", "long padded")),
-        *(("plain", "megatron"), ("plain", "packed")),
-    ],
-)
-def test_columns_are_those_of_whole_rows(corpora, corpus, layout):
-    pipeline = load(config_of(corpora[corpus], layout))
+FILL = {"sampler": {"epochs": 1, "last_batch": "fill"}}
+MASKED = {"transforms": [{"mask_eod": {"eod_token_id": 2, "as_target": False}}, "shift_targets", "drop_last_position"]}
+
+
+def without(num_documents):
+    withdrawn = ((2, list(range(0, num_documents, 2))), (9, [1, 3]))
+    return {"amendments": [{"withdraw": {"from": step, "documents": numbers}} for step, numbers in withdrawn]}
+
+
+BOTH = itertools.product(("masks", "weights"), ("windows", "padded", "packed", "fragments", "many segments"))
+LONG = itertools.product(("long", "long plain"), ("long", "long padded"))
+CASES = [
+    *((*each, {}, (0, 2)) for each in [*BOTH, *LONG, ("plain", "megatron"), ("plain", "packed")]),
+    *(("mixture", "packed", {}, (0, 5)), ("plain", "padded", FILL, (-1,)), ("plain", "windows", MASKED, (0, 2))),
+    *(("masks", layout, without(150), (1, 3, 9)) for layout in ("windows", "packed", "padded")),
+    *(("long", "long padded", without(60), (1, 3, 9)), ("plain", "megatron", without(150), (1, 3, 9))),
+]
+"""Corpus, layout, other sections of the config, and steps; -1 is the last."""
+
+
+@pytest.mark.parametrize(("corpus", "layout", "own", "steps"), CASES)
+def test_columns_are_those_of_whole_rows(corpora, corpus, layout, own, steps):
+    pipeline = load(config_of(corpora[corpus], layout, **own))
     assert pipeline.reads_columns
-    check(pipeline, (0, 2))
-
-
-def test_columns_of_the_last_batch_which_is_filled_up(corpora):
-    sampler = {"seed": 1, "global_batch_size": ROWS, "epochs": 1, "last_batch": "fill"}
-    pipeline = load(config_of(corpora["plain"], "padded", sampler=sampler))
-    assert len(pipeline.source) % ROWS
-    check(pipeline, [len(pipeline) - 1])
-
-
-def test_columns_of_a_mixture(corpora):
-    mixture = {name: {"weight": 1, **corpora[name]} for name in ("masks", "weights")}
-    check(load(config_of({"mixture": mixture}, "packed")), (0, 5))
-
-
-@pytest.mark.parametrize(
-    ("corpus", "layout"),
-    [*(("masks", each) for each in ("windows", "packed", "padded")), ("long", "long padded"), ("plain", "megatron")],
-)
-def test_columns_without_documents_that_are_withdrawn(corpora, corpus, layout):
-    many = list(range(0, {"long": 60}.get(corpus, 150), 2))
-    withdraw = [{"from": 2, "documents": many}, {"from": 9, "documents": [1, 3]}]
-    pipeline = load(config_of(corpora[corpus], layout, amendments=[{"withdraw": each} for each in withdraw]))
-    assert (pipeline[3]["inputs_segmentation"] == 0).any()
-    check(pipeline, (1, 3, 9))
+    assert own is not FILL or len(pipeline.source) % ROWS
+    assert "amendments" not in own or (pipeline[3]["inputs_segmentation"] == 0).any()
+    check(pipeline, [step % pipeline.end_step for step in steps])
 
 
 def test_columns_of_rows_that_were_written_out(corpora, tmp_path):
@@ -194,31 +187,6 @@ def test_few_bytes_are_read_besides_those_of_the_columns(tmp_path, layout, lengt
             before = counts["local_bytes"]
             pipeline.read(0, np.arange(2), columns=(shard * width, (shard + 1) * width))
             assert counts["local_bytes"] - before <= 2 * width * 2 * 1.1
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("seed", range(60))
-def test_columns_of_any_run_are_those_of_whole_rows(tmp_path, seed):
-    random = np.random.default_rng(seed)
-    kind, weights = random.choice(["windows", "padded", "packed"]), bool(random.integers(2))
-    docs = documents(int(random.integers(40, 200)), seed, weights=weights, longest=int(random.choice([8, 40, 300])))
-    length = min(int(random.choice([16, 37, 64, 1024])), sum(len(tokens) for tokens, _ in docs) // 4)
-    layout = {"kind": str(kind)}
-    if kind == "packed":
-        layout["long_documents"] = str(random.choice(["truncate", "fragment"]))
-    if kind == "padded":
-        layout["keep"] = str(random.choice(["first", "last"]))
-    transforms = ["shift_targets", *["drop_last_position"] * int(random.integers(2))]
-    if random.integers(2):
-        transforms.insert(0, {"mask_eod": {"eod_token_id": 2, "as_target": bool(random.integers(2))}})
-    if random.integers(2):
-        transforms.insert(0, {"ngram_filter": {"max_count": 3, "max_period": 2}})
-    withdrawn = random.choice(len(docs), len(docs) // 3, replace=False).tolist()
-    write_episodes(tmp_path, docs, shards=int(random.integers(1, 4)))
-    amendments = [{"withdraw": {"from": 1, "documents": withdrawn}}] * int(random.integers(2))
-    sampler = {"order": "shuffle", "seed": seed, "global_batch_size": 3, "last_batch": "run_on"}
-    config = sections(tmp_path, length, layout=layout, **sampler)
-    check(load(config | {"transforms": transforms, "amendments": amendments}), range(4))
 
 
 @pytest.mark.parametrize("run", ORDERS)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import shutil
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -150,24 +148,6 @@ def test_files_are_opened_when_they_are_read_and_no_more_than_allowed(make, tmp_
     assert not descriptors(tmp_path)
 
 
-def test_eight_threads_with_two_open_files_read_the_right_rows(make, tmp_path):
-    threads, limit = 8, 2
-    corpus, rows = make([64] * 20)
-    source = source_of(corpus, max_open_files=limit)
-
-    def work(seed):
-        random = np.random.default_rng(seed)
-        for _ in range(150):
-            wanted = random.integers(0, len(rows), 4)
-            np.testing.assert_array_equal(source.read(wanted)["tokens"], rows[wanted])
-            # a file in another thread's hands closes when that read is done
-            assert len(descriptors(tmp_path)) <= limit + threads
-
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(work, range(threads)))
-    assert len(descriptors(tmp_path)) <= limit
-
-
 def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_path):
     corpus, rows = make([1000] * 4)
     source = source_of(corpus, max_open_files=2)
@@ -181,27 +161,6 @@ def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_pa
     np.testing.assert_array_equal(again.read(range(len(rows)))["tokens"], rows)
     assert len(descriptors(tmp_path)) == 2  # as many as before
     assert repr(again) == repr(source_of(corpus)) and len(again) == len(rows)
-
-
-@pytest.mark.parametrize("size", [0, 200, 256])
-def test_a_file_that_is_cut_short_while_in_use_is_an_error(make, size):
-    corpus, rows = make([100, 64, 64])
-    source = source_of(corpus)
-    source.read(range(len(rows)))
-    path = corpus.shards[0].path
-    os.truncate(path, size)
-    with pytest.raises(grain_sft.GrainSftError, match="cut short while in use") as error:
-        source.read([5, 7])
-    assert isinstance(error.value, OSError)
-    assert f"{path}: the file has {size} bytes, expected 400: it was" in str(error.value)
-    np.testing.assert_array_equal(source.read([6, 7])["tokens"], rows[[6, 7]])
-
-
-def test_a_file_that_was_replaced_by_its_equal_is_read(make):
-    corpus, rows = make([100])
-    path = corpus.shards[0].path
-    os.replace(shutil.copyfile(path, f"{path}.other"), path)
-    np.testing.assert_array_equal(source_of(corpus)[0]["tokens"], rows[0])
 
 
 def test_equal_sources_say_the_same_of_themselves_wherever_their_files_are(make):

@@ -55,22 +55,19 @@ def make():
     return ARRAYS
 
 
-def test_what_one_machine_made_others_copy_and_map(machine):
-    check(make)
+@pytest.mark.parametrize("folder", [None, "memory://shared/cache"])
+def test_what_one_machine_made_others_copy_and_map(machine, monkeypatch, folder):
+    """A URL may be given in place of the variable."""
+    if folder:
+        monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
+    check(make, folder)
     name = artifact.place("things", DEPENDS).name
     assert files.exists(f"memory://shared/cache/things/{name}")
     there = machine("two")
-    check()
+    check(folder=folder)
     assert (there / "things" / name).exists()
     fsspec.filesystem("memory").rm("/shared", recursive=True)
-    check()  # of this machine
-
-
-def test_a_url_may_be_given_in_place_of_the_variable(machine, monkeypatch):
-    monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
-    check(make, "memory://shared/other")
-    machine("two")
-    check(folder="memory://shared/other")
+    check(folder=folder)  # of this machine
 
 
 def test_a_damaged_one_in_the_bucket_is_made_again_and_replaced(machine):

@@ -56,13 +56,6 @@ def test_every_byte_is_right_where_requests_fail_and_some_are_late(proxy, delay,
         read_all(source(), batches)
 
 
-def test_a_corpus_is_opened_where_requests_fail(proxy):
-    healthy = grain_sft.open_corpus(BUCKET, dtype="uint32")
-    proxy.refused, proxy.cut, proxy.reset = 0.1, 0.1, 0.05
-    for _ in range(3):
-        assert grain_sft.open_corpus(BUCKET, dtype="uint32") == healthy
-
-
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [

@@ -85,7 +85,7 @@ def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_
 
 
 def test_threads_that_map_and_let_go_of_the_same_files_read_right_values(tmp_path):
-    """A map that one thread copies from stays until it is done, whoever maps the file at the same time, or lets go of it."""
+    """A file that one thread reads, or copies from its map, stays open until it is done, whoever maps it or lets go of it."""
     values = np.arange(16 * 16 * PAGE // 4, dtype=np.uint32).reshape(16, -1)
     for number, each in enumerate(values):
         each.tofile(tmp_path / f"{number}")
@@ -93,7 +93,9 @@ def test_threads_that_map_and_let_go_of_the_same_files_read_right_values(tmp_pat
 
     def read(reader, random, _):
         for _ in range(20):
-            shards, starts = random.integers(0, 16, 32) // 4 * random.integers(1, 5), random.integers(0, 10_000, 32)
+            count = random.choice([4, 32])  # read, or copied together
+            shards = random.integers(0, 16, count) // 4 * random.integers(1, 5)
+            starts = random.integers(0, 10_000, count)
             expected = values[shards[:, None], starts[:, None] + np.arange(10)]
             right.append(np.array_equal(gathered(reader, shards, starts, 10), expected))
 

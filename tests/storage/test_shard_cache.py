@@ -180,32 +180,23 @@ def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
     assert all(path.exists() for path in others)
 
 
-def test_another_version_of_an_object_is_never_mixed_with_the_first(client, proxy, tmp_path):
-    first = np.arange(TOKENS, dtype=np.uint32).reshape(-1, LENGTH)
-    second = first.copy()
-    second[2:-2] += 7  # the same size, and the same ends
-    client.pipe_file("bucket/versions/0.npy", first.tobytes())
-    before = source("gs://bucket/versions/", tmp_path)
-    assert (before.read([20])["tokens"] == first[20]).all()
-    client.pipe_file("bucket/versions/0.npy", second.tobytes())
-    after = source("gs://bucket/versions/", tmp_path)
-    np.testing.assert_array_equal(after.read(range(64))["tokens"], second)
-    assert (before.read([20])["tokens"] == first[20]).all()  # what it has is of its version
-    with pytest.raises(grain_sft.GrainSftError, match=r"gs://bucket/versions/0.npy: .*\(generation \d+\) is gone"):
-        before.read([40])
-    client.rm("bucket/versions", recursive=True)
-
-
-def test_without_generations_a_version_is_asked_for_after_each_block(memory, tmp_path):
-    mine = source(MEMORY, tmp_path)
-    check(mine, [0])
-    memory.pipe_file("/cached/0.npy", tokens(0)[::-1].tobytes())
-    with pytest.raises(grain_sft.GrainSftError, match=r"memory:///?cached/0.npy: .* is gone: it was replaced"):
-        mine.read([20])
-    again = grain_sft.NpyDataSource(grain_sft.WindowLayout(mine.layout.corpus, LENGTH))
-    check(again, [0])  # what the cache has is of the version that was opened
-    with pytest.raises(grain_sft.GrainSftError, match=r"is gone: it was replaced"):
-        again.read([20])
+@pytest.mark.parametrize(
+    "root", ["gs://bucket", "memory:/"]
+)  # memory has no generations: each block's version is asked for
+def test_another_version_of_an_object_is_never_mixed_with_the_first(client, proxy, memory, tmp_path, root):
+    store, path = memory if root == "memory:/" else client, f"{root}/versions/0.npy"
+    store.pipe_file(path, tokens(0).tobytes())
+    first = source(path, tmp_path)
+    check(first, [0])
+    other = tokens(0)
+    other[2 * LENGTH : -2 * LENGTH] += 7  # the same size, and the same ends
+    store.pipe_file(path, other.tobytes())
+    for mine in (first, grain_sft.NpyDataSource(grain_sft.WindowLayout(first.layout.corpus, LENGTH))):
+        check(mine, [0])  # what the cache has is of the version that was opened
+        with pytest.raises(grain_sft.GrainSftError, match=r"versions/0.npy: .* is gone: it was replaced"):
+            mine.read([40])
+    np.testing.assert_array_equal(source(path, tmp_path).read(range(64))["tokens"].reshape(-1), other)
+    store.rm(path)
 
 
 def test_processes_that_start_together_fetch_each_byte_once(proxy, tmp_path):

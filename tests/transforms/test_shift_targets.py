@@ -1,7 +1,5 @@
 """ShiftTargets: targets, segments and weights of rows and batches."""
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -48,15 +46,3 @@ def test_a_token_that_int32_cannot_hold_is_found_and_placed(dtype, token):
     row["tokens"][1, 5] = token
     with pytest.raises(GrainSftError, match=r"\[1, 5\].*wrong dtype"):
         ShiftTargets().map(row)
-
-
-class Scaled(ShiftTargets):
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
-
-
-def test_a_subclass_is_pickled_with_its_attributes():
-    copy = pickle.loads(pickle.dumps(Scaled(2.0)))
-    assert copy.scale == 2.0
-    assert copy.map(packed_row()).keys() == ShiftTargets().map(packed_row()).keys()

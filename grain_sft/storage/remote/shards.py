@@ -5,6 +5,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import DIGEST_BYTES, FileStamp, digest_of, replaced, size_change
@@ -14,42 +17,40 @@ from grain_sft.storage.remote.requests import size_of, version_of
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.shard_cache import ShardCache
 
-Piece = tuple[int, int, int, int]
-"""Shard, first token, offset of its first byte in the output, bytes."""
+Ints = npt.NDArray[np.int64]
 
 
 class RemoteShards:
     """Remote files among `shards`, of values of `itemsize` bytes. They take no descriptor; each is checked when first read."""
 
     def __init__(self, shards: Sequence[FileStamp], itemsize: int, options: RemoteOptions | None = None) -> None:
-        self._shards = {number: shard for number, shard in enumerate(shards) if files.is_remote(shard.path)}
-        self._itemsize = itemsize
-        if not self._shards:
-            return
+        self._shards, self._itemsize = shards, itemsize
+        self._is_remote = np.array([files.is_remote(shard.path) for shard in shards])
         options = options or RemoteOptions.from_environment()
         self._limits, self._checked = options, dict[int, RemoteFile]()
         cache = None if options.cache is None else ShardCache(options.cache, options)
         self._read = cache.read if cache else functools.partial(read_pieces, limits=options)
 
-    def __len__(self) -> int:
-        return len(self._shards)
+    def gather(self, columns: Sequence[Ints], out: memoryview) -> list[Ints]:
+        """Fill `out` with the pieces of remote files; return the columns of the pieces of local files.
 
-    def gather(self, pieces: Sequence[Piece], out: memoryview) -> list[Piece]:
-        """Fill `out` with the pieces of remote files; return the pieces of local files."""
-        remote = [piece for piece in pieces if piece[0] in self._shards and piece[3]]
-        local = [piece for piece in pieces if piece[0] not in self._shards]
-        if new := sorted({piece[0] for piece in remote} - self._checked.keys()):
+        Args:
+          columns: Shards, first values, offsets in the output and sizes in bytes of pieces, int64 [n] each.
+        """
+        remote = self._is_remote[columns[0]]
+        numbers, starts, places, sizes = (each[remote & (columns[3] > 0)].tolist() for each in columns)
+        if new := sorted(set(numbers) - self._checked.keys()):
             shards = [self._shards[number] for number in new]
             found = identify(shards, self._limits)
             self._check(shards, found)
             self._checked |= dict(zip(new, found, strict=True))
         wanted = []
-        for shard, start, place, size in remote:
+        for shard, start, place, size in zip(numbers, starts, places, sizes, strict=True):
             offset = self._shards[shard].data_offset + start * self._itemsize
             wanted.append(RemotePiece(self._checked[shard], offset, place, size))
         self._read(wanted, out)
-        activity.count("remote_bytes", sum(p[3] for p in remote))
-        return local
+        activity.count("remote_bytes", sum(sizes))
+        return [each[~remote] for each in columns]
 
     def _check(self, shards: Sequence[FileStamp], found: Sequence[RemoteFile]) -> None:
         """Check both ends of files against their stamps. They are read through the cache, so that none is fetched twice."""
