@@ -113,7 +113,7 @@ class TrainableTokens:
             lengths = pieces.length[some]
             if self._transforms:
                 block_rows = rows[block : block + per_block]
-                loss = self._transformed(block_rows)
+                loss = self._element(self._source, block_rows)["loss_mask"].reshape(-1)  # padding included
                 offsets = (pieces.row[some] - block) * layout.width(block_rows) + pieces.column[some]
             else:
                 assert self._loss is not None
@@ -132,10 +132,6 @@ class TrainableTokens:
             taken[1:] &= (segments[1:] != 0) & (segments[1:] == segments[:-1])
             some = slice(*pieces.row.searchsorted((at, at + 1)).tolist())
             counts[some] = _count(taken, pieces.column[some], pieces.length[some])
-
-    def _transformed(self, rows: Ints) -> npt.NDArray[np.bool_]:
-        """Return whether each token of the rows takes loss after the transforms, bool [tokens], padding included."""
-        return self._element(self._source, rows)["loss_mask"].reshape(-1)
 
     def _element(self, source: RowSource, rows: Ints) -> Element:
         """Return `rows` of `source` after the transforms."""
