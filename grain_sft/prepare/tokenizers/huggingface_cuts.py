@@ -38,7 +38,8 @@ _ALTERNATIVES = (
     *(r" ?[\p{P}\p{S}]+[\r\n]*", r"\s*[\r\n]+", r"\s*[\r\n]", r"\s+(?!\S)", r"\s+"),
 )  # fmt: skip
 """Alternatives of the patterns of GPT-2, GPT-4, GPT-4o, Llama 3, OLMo 2, Qwen and DeepSeek."""
-_PATTERN = re.compile("|".join(sorted(map(re.escape, _ALTERNATIVES), key=len, reverse=True)))
+_ANY = f"(?:{'|'.join(map(re.escape, _ALTERNATIVES))})"
+_KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
 
 
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
@@ -84,18 +85,6 @@ def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, A
 def _keeps_words(step: Mapping[str, Any]) -> bool:
     """Return whether a pre-tokenizer never keeps a letter and a space after it in one piece, wherever a text begins."""
     if step["type"] == "Split":
-        return step["behavior"] in ("Isolated", "Removed") and _is_known(step["pattern"].get("Regex", ""))
+        is_known = _KNOWN.fullmatch(step["pattern"].get("Regex", "")) is not None
+        return step["behavior"] in ("Isolated", "Removed") and is_known
     return step["type"] in ("ByteLevel", "Digits")
-
-
-def _is_known(pattern: str) -> bool:
-    """Return whether a pattern consists only of `_ALTERNATIVES` joined by `|`."""
-    index = 0
-    while found := _PATTERN.match(pattern, index):
-        index = found.end()
-        if index == len(pattern):
-            return True
-        if pattern[index] != "|":
-            return False
-        index += 1
-    return False
