@@ -19,8 +19,7 @@ MAX_OPEN = 256  # chunk files
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
 BLOCK_SOURCES = 1 << 16  # documents, whose inputs and lines are yielded together
-GATHER_TOKENS = 1 << 27  # of remote chunks, in memory: 5 to 8 bytes each
-GATHER_DOCUMENTS = 1 << 22
+GATHER_BLOCKS = 128  # blocks of remote chunks in memory; a token takes up to 8 bytes
 
 Ids = npt.NDArray[Any]
 """int32 or int64, numbers of documents. All valid records are numbered in the order of the inputs, dropped ones included."""
@@ -34,13 +33,13 @@ class Block(NamedTuple):
     loss: npt.NDArray[Any]
 
 
-def in_blocks(lengths: npt.NDArray[Any], ids: Ids, documents: int, tokens: int) -> Iterator[Ids]:
-    """Yield consecutive parts of `ids`: one document, or several of at most `documents` documents and `tokens` tokens."""
+def in_blocks(lengths: npt.NDArray[Any], ids: Ids) -> Iterator[Ids]:
+    """Yield consecutive parts of `ids`: one document, or at most `BLOCK_DOCUMENTS` of at most `BLOCK_TOKENS` tokens."""
     begin = 0
     while begin < len(ids):
-        part = ids[begin : begin + documents]
+        part = ids[begin : begin + BLOCK_DOCUMENTS]
         totals = np.cumsum(lengths[part], dtype=np.int64)
-        count = max(1, int(np.searchsorted(totals, tokens, side="right")))
+        count = max(1, int(np.searchsorted(totals, BLOCK_TOKENS, side="right")))
         yield part[:count]
         begin += count
 
@@ -84,7 +83,7 @@ class Documents(abc.ABC):
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """Yield the documents `ids` in that order, several at a time; consecutive documents of a part are filled at once."""
-        for some in in_blocks(self.lengths, ids, BLOCK_DOCUMENTS, BLOCK_TOKENS):
+        for some in in_blocks(self.lengths, ids):
             lengths, starts = (array[some].astype(np.int64) for array in (self.lengths, self.starts))
             parts = self.parts_of(some)
             breaks = np.flatnonzero((starts[1:] != starts[:-1] + lengths[:-1]) | (np.diff(parts) != 0)) + 1
@@ -125,10 +124,11 @@ class ChunkDocuments(Documents):
         if not self._chunks.remote:
             yield from super().blocks(ids)
             return
-        for window in in_blocks(self.lengths, ids, GATHER_DOCUMENTS, GATHER_TOKENS):
-            tokens, loss = self._gather(window)
+        blocks = in_blocks(self.lengths, ids)
+        while window := list(itertools.islice(blocks, GATHER_BLOCKS)):
+            tokens, loss = self._gather(np.concatenate(window))
             start = 0
-            for some in in_blocks(self.lengths, window, BLOCK_DOCUMENTS, BLOCK_TOKENS):
+            for some in window:
                 lengths = self.lengths[some].astype(np.int64)
                 stop = start + int(lengths.sum())
                 yield Block(lengths, tokens[start:stop], loss[start:stop])

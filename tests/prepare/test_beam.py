@@ -11,8 +11,8 @@ from prepared import StoppedError, digests, save_trained, stamps, stop_half_way,
 
 import grain_sft
 from grain_sft.cli.main import main
-from grain_sft.errors import CorpusFileError, MissingExtraError, PrepareError
-from grain_sft.prepare import Dataset, Request, prepare
+from grain_sft.errors import MissingExtraError, PrepareError
+from grain_sft.prepare import Dataset, Request, documents, prepare
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.run import make_corpus
 from grain_sft.prepare.target import Target
@@ -97,17 +97,6 @@ def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
     assert digests(tmp_path / "out") == digests(tmp_path / "local")
 
 
-def test_what_workers_of_beam_cannot_do_is_a_sentence(chats, tmp_path, monkeypatch):
-    for name in ("0.jsonl", "5.jsonl", "spm.model"):
-        (tmp_path / name).write_bytes((chats / name).read_bytes())
-    render = beam.Pipelines.render
-    removed = lambda *given: (tmp_path / "spm.model").unlink() or render(*given)  # noqa: E731
-    monkeypatch.setattr(beam.Pipelines, "render", removed)
-    with pytest.raises(CorpusFileError, match=r"spm\.model: no such file"):
-        beam.prepare(request_of(tmp_path), tmp_path / "out")
-    assert not list(tmp_path.glob("*out*"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -165,8 +154,10 @@ def bucket(client, chats: Path):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("format", ["olmo", "openchat"])
-def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: Path, format: str) -> None:  # type: ignore[no-untyped-def]
+def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: Path, format: str, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     here, there = (request_of(place, format, part_bytes=100_000) for place in (chats, f"{bucket}/in"))
+    monkeypatch.setattr(documents, "BLOCK_TOKENS", 7000)
+    monkeypatch.setattr(documents, "GATHER_BLOCKS", 2)
     expected = prepare(here, tmp_path / "here", workers=1)
     local = prepare(there, f"{bucket}/local", workers=1)
     by_beam = beam.prepare(there, f"{bucket}/beam")
@@ -200,17 +191,3 @@ def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: st
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
     assert client.cat_file("bucket/out2/foreign") == b"of somebody else"
     assert not files.exists(f"{bucket}/.out.grain_sft-work/identity.json")
-
-
-def test_documents_of_a_bucket_are_gathered_in_windows(client, bucket: str, chats: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    from grain_sft.prepare import documents as store
-
-    monkeypatch.setattr(store, "GATHER_TOKENS", 30_000)
-    monkeypatch.setattr(store, "GATHER_DOCUMENTS", 500)
-    monkeypatch.setattr(store, "BLOCK_TOKENS", 7_000)
-    there = request_of(f"{bucket}/in", "primer")
-    prepare(there, f"{bucket}/windows", workers=1)
-    monkeypatch.undo()
-    prepare(there, f"{bucket}/whole", workers=1)
-    for name in ("train_input_ids.bin", "train_labels.bin", "train_sources.bin", "val_sources.bin"):
-        assert client.cat_file(f"bucket/windows/{name}") == client.cat_file(f"bucket/whole/{name}")
