@@ -134,7 +134,7 @@ def test_the_usage_of_an_error_lists_required_alternatives(failure):
 
 def test_a_failure_is_a_sentence_on_stderr_and_status_1(failure, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, message in (("none.txt", "can't be opened"), ("none/*.npy", "the glob matches no file")):
+    for name, message in (("none.txt", "no such file"), ("none/*.npy", "the glob matches no file")):
         status, error = failure("index", name)
         assert status == 1 and error.startswith(f"grain-sft index: {name}: {message}")
     record = '{"messages": []}'

@@ -79,7 +79,7 @@ def test_what_holds_no_tokens_is_refused(tmp_path, write_tokens):
     for name in ("mix.txt", "index.json"):
         (tmp_path / name).write_text("a,0.npy\n" * 2)
         message = error_of([path, tmp_path / name], dtype="uint8")
-        assert f"{name}: expected token files in a list, found a mix or an index" in message
+        assert f"{name}: its name is not that of a token file. Name token files only, and open a mix" in message
     assert f"{tmp_path}/*.npy: the glob matches no file" in error_of(f"{tmp_path}/*.npy")
     path.unlink()
     assert f"{path.parent}: holds no .npy file. Give a glob" in error_of(path.parent)

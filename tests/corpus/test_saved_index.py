@@ -118,7 +118,7 @@ GARBLED = "The index is damaged: build it again"
         *((None, {key: wrong}, GARBLED) for key, wrong in (("dtype", "int32"), ("tokenizer", 5), ("shards", [1]))),
         (None, {"dtype": "uint32"}, "which is not its size"),
         (None, {"eos_token_id": 65536}, "eos_token_id=65536: expected an id that uint16 holds"),
-        (None, {"shards": []}, "lists no shard"),
+        (None, {"shards": []}, DAMAGED),
         (None, {"format": "other"}, "neither a grain_sft index nor MaxText's"),
         *((None, {key: ...}, f"required field `{key}`") for key in ("version", "dtype", "eos_token_id", "shards")),
     ],

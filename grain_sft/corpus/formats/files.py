@@ -17,8 +17,8 @@ from grain_sft.corpus.formats import Format, formats
 from grain_sft.corpus.formats.metadata import PREPARE, SPLIT, CorpusMetadata, DirectoryListing
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, in_threads, scan_corpus
 from grain_sft.corpus.shard import TOKEN_DTYPES
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError
-from grain_sft.storage import files, read_regular
+from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import files
 
 TOKEN_SUFFIXES = (".npy", ".bin", ".parquet")
 LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
@@ -36,18 +36,13 @@ class Files(Format):
     metadata_files = rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|(.*\.|train_|val_)?sources\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path`: a path of no other format is a file or a glob. An unreadable local path is an error."""
-        if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.isdir(path)):
-            try:
-                read_regular(path, 0, 1)
-            except GrainSftError:
-                raise
-            except (OSError, ValueError) as error:  # ValueError: no file can have that name
-                several = f" Write several paths as a list: {path.split()}." if len(path.split()) > 1 else ""
-                raise CorpusFileError(
-                    f"{path}: can't be opened ({error}). Expected a mix file, an index, a directory, a glob, a token file, or "
-                    f"a prefix of Megatron's .bin and .idx.{several}"
-                ) from error
+        """Return `path`: a path of no other format is a file or a glob. An absent local path is an error."""
+        if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.exists(path)):
+            several = f" Write several paths as a list: {path.split()}." if len(path.split()) > 1 else ""
+            raise CorpusFileError(
+                f"{path}: no such file. Expected a mix file, an index, a directory, a glob, a token file, or a prefix of "
+                f"Megatron's .bin and .idx.{several}"
+            )
         return path
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -57,22 +52,17 @@ class Files(Format):
         """Open files, globs and directories in order. A prepared corpus among them stands for its training split."""
         if not paths:
             raise CorpusError("an empty list of files: a corpus has at least one.")
-        by_name = FileFormats(listing)
-        found: list[str] = []
-        for path in paths:
-            if path.endswith(LIST_SUFFIXES) and os.path.isfile(path) and not by_name.is_metadata(path):
-                raise CorpusError(
-                    f"{path}: expected token files in a list, found a mix or an index. Open it by itself."
-                )
-            found += _training_split(path, options, listing) or expand(path)
-        return corpus_of_files([(path, "") for path in found], options, listing)
+        found = (_training_split(path, options, listing) or expand(path) for path in paths)
+        return corpus_of_files([(path, "") for some in found for path in some], options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         if path.endswith(_BOUNDARIES):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
         if _NO_TOKENS.fullmatch(name) and listing.sidecars(path, name):
-            raise CorpusError(f"{path}: its name is not that of a token file. Give a pattern of token files only.")
+            raise CorpusError(
+                f"{path}: its name is not that of a token file. Name token files only, and open a mix or an index by itself."
+            )
         return path
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:

@@ -118,10 +118,6 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
             )
         if shard.loss is not None and shard.loss.count != shard.num_tokens:
             raise CorpusError(f"{counted}, but its loss file {shard.loss.count} values. {_DAMAGED}")
-    if not corpus.shards:
-        raise CorpusError(f"{path}: the index lists no shard; expected one or more. Build it again.")
-    if len(corpus.weights) not in (0, len(corpus.shards)):
-        raise CorpusError(f"{path}: {len(corpus.weights)} weights for {len(corpus.shards)} shards. {_DAMAGED}")
     if fingerprint != corpus.fingerprint:
         raise CorpusError(
             f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries "
