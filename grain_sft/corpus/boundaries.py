@@ -132,9 +132,7 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
     """Parse uint64 entries of a start and the lengths of a document's parts, in any order, with or without gaps."""
     size = 8 * columns
     if len(data) % size:
-        raise CorpusError(
-            f"{path}: {len(data)} bytes is not a multiple of {size}, the size of one {noun}. It was cut short."
-        )
+        raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of {size}, one {noun}. It was cut short.")
     entries, limit = np.frombuffer(data, "<u8").reshape(-1, columns), np.uint64(num_tokens)
     start, parts = entries[:, 0], entries[:, 1:]
     length = parts.sum(axis=1, dtype=np.uint64)  # may overflow only where a part is too long
@@ -160,9 +158,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     wrong = np.append(bounds[:1] != 0, np.diff(bounds) <= 0)
     if len(starts) and wrong.any():
         at = int(np.flatnonzero(wrong)[0])
-        raise CorpusError(
-            f"{path}: start {at} is {bounds[at]}; expected starts that ascend from 0 to below {num_tokens}, the tokens."
-        )
+        raise CorpusError(f"{path}: start {at} is {bounds[at]}; expected starts from 0, ascending, below {num_tokens}.")
     return starts, np.diff(bounds)
 
 

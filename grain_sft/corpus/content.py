@@ -206,9 +206,8 @@ def content_of_corpus(corpus: Corpus) -> str:
         if shard.boundaries is not None:
             file = shard.boundaries
             of_files.append(["boundaries", file.kind, file.continues, next(rest), *(file.sequences or ())])
-    return _hash(
-        "corpus", corpus.dtype.name, corpus.eos_token_id, of_files, *([corpus.weights] if corpus.weights else [])
-    )
+    weights = [corpus.weights] if corpus.weights else []
+    return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, of_files, *weights)
 
 
 def hashed_of(corpus: Corpus) -> str:

@@ -63,7 +63,7 @@ class MixtureCorpus(Corpus):
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
         """Raise CorpusError: the files of a mixture may have several dtypes."""
         raise CorpusError(
-            "a mixture has no tokens of its own. Read those of one corpus: corpus.parts[0].read(start, stop)."
+            "a mixture has no tokens of its own. Read those of a part: corpus.parts[0].read(start, stop)."
         )
 
     @functools.cached_property

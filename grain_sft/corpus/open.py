@@ -147,9 +147,7 @@ def _check_masks_and_split(masks: object, use_loss_mask: bool | None, split: str
     check_type("use_loss_mask", use_loss_mask, bool | None, "True or False")
     check_type("split", split, str | None, "a string such as '969,30,1'")
     if subset is not None and (split is None or subset not in SUBSETS):
-        raise CorpusError(
-            f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as split='969,30,1'."
-        )
+        raise CorpusError(f"subset={subset!r}: expected one of {', '.join(SUBSETS)}, with split, such as '969,30,1'.")
     if masks is not None and use_loss_mask is False:
         raise CorpusError("label_mask_paths are given, but use_loss_mask=False ignores them. Leave one of the two out.")
 

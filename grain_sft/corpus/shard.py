@@ -125,9 +125,7 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     def parse(stated: object) -> Dtype:
         found = token_dtype(stated, path)
         if dtype not in (None, found):
-            raise CorpusError(
-                f"{path}: its .npy header states {found.name}, but dtype={dtype} was given. Leave it out."
-            )
+            raise CorpusError(f"{path}: its .npy header states {found}, but dtype={dtype} was given. Leave it out.")
         return found
 
     found = scan_array(path, dtype or np.dtype("uint32"), parse)

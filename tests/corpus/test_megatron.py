@@ -251,7 +251,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
         (one, {"subset": "valid"}, "with split, such as"),
         (one, {"split": "1,1", "subset": "val"}, "expected one of train, valid, test"),
         (one, {"use_loss_mask": True}, "this file has no loss mask"),
-        (one, {"label_mask_paths": str(tmp_path / "x.npy")}, "all take loss"),
+        (one, {"label_mask_paths": str(tmp_path / "x.npy")}, "all of its tokens take loss"),
         (one, {"eos_token_id": 1 << 31}, "0 to 2147483647"),
         (tmp_path / "x.npy", {"split": "1,1", "dtype": "uint16"}, "only Megatron's files are split"),
     ):

@@ -98,9 +98,7 @@ def test_a_file_listed_twice_is_two_shards(tmp_path, write_tokens):
     np.testing.assert_array_equal(read, [[0, 1, 2, 3]] * 2)
 
 
-@pytest.mark.parametrize(
-    "line", ["just/a/path.npy", "web,code,a.npy", "web,", ",a.npy", " , ", "web,a.npy,", "x" * 9999]
-)
+@pytest.mark.parametrize("line", ["just/a/path.npy", "web,code,a.npy", "web,", ",a.npy", " , ", "x" * 9999])
 def test_a_malformed_line_is_named_by_its_number(tmp_path, write_tokens, line):
     write_tokens("a.npy", [1])
     message = error_of(write_mix(tmp_path, f"# comment\n\nweb,a.npy\n{line}\nweb,a.npy\n"))

@@ -56,9 +56,7 @@ class Format:
         split = self.whole_split(found, options, listing)
         if not split.files:
             name = type(self).__name__
-            raise CorpusError(
-                f"{found}: {name}.split returned no files. Return token files from it, or define {name}.read."
-            )
+            raise CorpusError(f"{found}: {name}.split returned no files. Return some, or define {name}.read.")
         parts = [self.part(path, listing) for path in split.files]
         self.check_parts(parts, options, listing)
         if split.continued is not None:

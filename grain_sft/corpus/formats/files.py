@@ -130,9 +130,7 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
     tokens = {part.tokens for part in parts}
     for path, owner in sidecars.items():
         if owner not in tokens:
-            raise CorpusError(
-                f"{path}: belongs to the token file {owner}, which is not among the files. Name both, or neither."
-            )
+            raise CorpusError(f"{path}: belongs to the token file {owner}, which is not among the files. Name both.")
     if not parts:
         raise CorpusError(f"{labels[0][0]}: holds no tokens, and no other file is named. Name the token files.")
     forms = list(dict.fromkeys(form for form, _ in splits))

@@ -113,9 +113,7 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
         is_range = shard.boundaries is not None and shard.boundaries.sequences is not None
         if after < 0 or (after and not is_range):
-            raise CorpusError(
-                f"{counted} after {shard.data_offset} bytes, which is not its size of {shard.size}. {_DAMAGED}"
-            )
+            raise CorpusError(f"{counted} after {shard.data_offset} bytes, not its size of {shard.size}. {_DAMAGED}")
         if shard.loss is not None and shard.loss.count != shard.num_tokens:
             raise CorpusError(f"{counted}, but its loss file {shard.loss.count} values. {_DAMAGED}")
     if fingerprint != corpus.fingerprint:

@@ -75,9 +75,7 @@ class Megatron(Format):
         prefixes = [prefix for some in found for prefix in some]
         options.check_paths([prefix + suffix for prefix in prefixes for suffix in (_TOKENS, _INDEX)])
         if options.masks is not None:
-            raise CorpusError(
-                f"{prefixes[0]}{_TOKENS}: label_mask_paths: Megatron's tokens all take loss. Leave it out."
-            )
+            raise CorpusError(f"{prefixes[0]}{_TOKENS}: label_mask_paths: all of its tokens take loss. Leave it out.")
         splits = _splits(prefixes, listing)
         scans = in_threads(lambda prefix: _scan(prefix, options), prefixes, work="Scanning files")
         first, header = scans[0]
@@ -195,9 +193,7 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
         )
     weights = tuple(map(float, words[::2]))
     if not (all(0 <= weight < math.inf for weight in weights) and max(weights) > 0):
-        raise CorpusError(
-            f"weights {weights} of a blend: expected finite numbers, 0 or more, and one above 0. Fix them."
-        )
+        raise CorpusError(f"weights {weights} of a blend: expected finite numbers, 0 or more, one above 0. Fix them.")
     return weights, words[1::2]
 
 

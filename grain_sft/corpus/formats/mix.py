@@ -14,7 +14,7 @@ from grain_sft.corpus.formats.files import LIST_SUFFIXES, TOKEN_SUFFIXES, corpus
 from grain_sft.corpus.formats.metadata import DirectoryListing
 from grain_sft.corpus.formats.scanning import ReadOptions
 from grain_sft.errors import CorpusError, shortened
-from grain_sft.storage import files, read_regular
+from grain_sft.storage import files
 
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
@@ -39,13 +39,10 @@ class Mix(Format):
 
 
 def head_of(path: str) -> bytes | None:
-    """Return the first 512 bytes of a local file, left-stripped, or None for token files, folders and unreadable paths."""
+    """Return the first 512 bytes of a local file, left-stripped, or None for token files, folders and absent paths."""
     if path.endswith(TOKEN_SUFFIXES) or not os.path.exists(path) or os.path.isdir(path):
         return None
-    try:
-        return read_regular(path, 0, 512).lstrip()
-    except OSError:
-        return None
+    return files.read_range(path, 0, 512).lstrip()
 
 
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:

@@ -153,9 +153,7 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
     for number in range(last + 1):
         for found, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
             if number not in found and (found is tokens or needs_masks):
-                raise CorpusError(
-                    f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists. Copy the missing file."
-                )
+                raise CorpusError(f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists. Copy it.")
     boundaries = [name.removesuffix(".npy") + ".csv.gz" for name in tokens.values()]
     missing = [name for name in boundaries if name not in names]
     if missing and len(missing) < len(boundaries):

@@ -280,7 +280,7 @@ def _decode(types: Any, path: str, first: int, batch: Any) -> _Rows:
             raise CorpusError(f"{path}: column {name} holds {inner.type}; expected numbers, as in OpenChat's files.")
         if column.null_count or inner.null_count:
             raise CorpusError(
-                f"{path}: column {name} lacks a value in some of the rows from {first} on; expected one in every row."
+                f"{path}: column {name} lacks a value in some of the rows from {first} on. Write it again."
             )
         rows.values[name] = inner.to_numpy(zero_copy_only=False)
     return rows

@@ -45,9 +45,7 @@ class Primer(Format):
         folder = files.parent(found)
         for path in _files_of(found):
             if files.name_of(path) not in listing.names(folder):
-                raise CorpusError(
-                    f"{folder}: lacks {files.name_of(path)}: the cache is incomplete. Copy that file, too."
-                )
+                raise CorpusError(f"{folder}: lacks {files.name_of(path)}: the cache is incomplete. Copy that file.")
         split = self.split(found, listing)
         warn_unknown(folder, f"{SPLIT} and {_META}", split.metadata, options.eos_token_id)
         return split

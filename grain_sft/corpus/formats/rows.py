@@ -62,9 +62,7 @@ class Rows(Format):
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         if _FILE.fullmatch(files.name_of(path)) and listing.sidecars(path, ROWS_MANIFEST):
-            raise CorpusError(
-                f"{path}: a file of written rows, which hold more than tokens. Open their folder {files.parent(path)}."
-            )
+            raise CorpusError(f"{path}: a file of written rows. Open their folder {files.parent(path)}.")
         return None
 
 
@@ -83,9 +81,7 @@ def scan_rows(
     options, listing = options or ReadOptions(), listing or DirectoryListing()
     stated, rows = data.convert(_Manifest), data.convert(RowFormat)
     if not rows.most_segments and not (rows.positions_dtype and rows.segments_dtype):
-        raise CorpusError(
-            f"{data.path}: lacks positions_dtype or segments_dtype. It was edited or damaged: write the rows again."
-        )
+        raise CorpusError(f"{data.path}: lacks positions_dtype or segments_dtype. Write the rows again.")
     dtype = token_dtype(stated.dtype, data.path)
     options.check_dtype(data.path, dtype)
     length, loss = rows.sequence_length, stated.loss
