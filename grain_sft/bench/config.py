@@ -264,9 +264,9 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
 
 
 def facts(batches: Sequence[Element]) -> dict[str, Any]:
-    """Return the rows, bytes and number of arrays of the first batch (an array under two keys counts once), the mean tokens of
-    all batches with padding, and the share of padding, None for batches without segments."""
-    arrays = {id(array): array for array in batches[0].values()}.values()
+    """Return the rows, bytes and number of arrays of the first batch (an array under two keys counts once, scalars do not), the
+    mean tokens of all batches with padding, and the share of padding, None for batches without segments."""
+    arrays = {id(array): array for array in batches[0].values() if np.ndim(array)}.values()
     keys = [key for key in _TOKENS if key in batches[0]] or [*batches[0]][:1]
     sizes = [sum(batch[key].size for key in keys) for batch in batches]
     key = next((key for key in ("inputs_segmentation", "segment_ids") if key in batches[0]), None)

@@ -35,14 +35,14 @@ def memory():
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
     """Return a function that copies contiguous rows from memory into as many arrays as the batch has.
 
-    The copies have the shapes and dtypes of the batch's arrays; an array under two keys counts once. Their memory is reused,
-    because allocating it would dominate the time.
+    The copies have the sizes and dtypes of the batch's arrays, a row each; scalars are left out, and an array under two keys
+    counts once. Their memory is reused, because allocating it would dominate the time.
     """
-    arrays = list({id(array): array for array in batch.values()}.values())
+    arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
     count, longest = len(arrays[0]), max(array[0].nbytes for array in arrays)
     ready = np.ones((max(count, min(_ROWS, _BYTES // longest)), longest), np.uint8)
     sources = [ready[:, : array[0].nbytes].view(array.dtype) for array in arrays]
-    copies = [np.empty(array.shape, array.dtype) for array in arrays]
+    copies = [np.empty((count, array[0].size), array.dtype) for array in arrays]
     starts = itertools.cycle(range(0, len(ready) - count + 1, count))
 
     def copy() -> list[npt.NDArray[Any]]:

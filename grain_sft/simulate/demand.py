@@ -129,8 +129,9 @@ class Walk:
     def _asks(self, block: Block, number: int, found: Ranges, starting: int) -> list[_Ask]:
         """Return the requests of a gather's ranges, whose cells ascend. Ranges of local files are added to `block`."""
         gather, remote = self.reads.gathers[number], self.reads.gathers[number].remote[found.file]
-        block.read(block.sums(found.row[~remote], found.size[~remote]))
-        found = found.select(remote)
+        if not remote.all():
+            block.read(block.sums(found.row[~remote], found.size[~remote]))
+            found = found.select(remote)
         if not len(found.row):
             return []
         at, file = self._first_reads(number, found.row, found.file, starting)

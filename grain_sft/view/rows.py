@@ -106,7 +106,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     views = []
     for row in indices:
         of_row = lines.select(lines.row == slots[row])
-        arrays = _arrays({name: array[row] for name, array in batch.items()})
+        arrays = _arrays({name: array[row] for name, array in batch.items() if np.ndim(array)})
         pieces = _pieces(of_row)
         if divided:
             pieces = _cut_at_segments(pieces, arrays["segments"])

@@ -192,8 +192,9 @@ def test_failures_are_a_sentence_and_status_1(tmp_path, failure):
 def test_the_limit_copies_arrays_of_the_batch_each_once():
     shared = np.zeros((3, 8), np.int32)
     batch = {"inputs": np.ones((3, 8), np.int32), "a": shared, "b": shared, "weights": np.zeros((3, 8), np.float32)}
-    copies = measuring.limit(batch)()
-    assert [(array.shape, array.dtype.name) for array in copies] == [((3, 8), "int32")] * 2 + [((3, 8), "float32")]
+    copies = measuring.limit(batch | {"rows": np.arange(3, dtype=np.int32), "weight": np.float32(1)})()
+    found = [(array.shape, array.dtype.name) for array in copies]
+    assert found == [((3, 8), "int32"), ((3, 8), "int32"), ((3, 8), "float32"), ((3, 1), "int32")]
 
 
 def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_padding_of_their_layout(tmp_path):

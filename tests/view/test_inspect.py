@@ -94,6 +94,7 @@ def test_a_changed_batch_is_noted(pipeline):
     assert "its id is 77" in views(lambda batch: batch["targets"].__setitem__((0, at), 77))[0].notes[0]
     changed = views(lambda batch: batch["inputs_segmentation"].__setitem__((0, slice(5)), 2))
     assert "segment 1 has" in changed[0].notes[0]
+    assert views(lambda batch: batch.update(weight=np.float32(1)))[0].notes == ()
     with pytest.raises(PipelineError, match="expected those of ShiftTargets"):
         views(lambda batch: batch.pop("targets"))
 
