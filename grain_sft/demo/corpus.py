@@ -10,7 +10,7 @@ import re
 import shutil
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +60,10 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
     shutil.rmtree(folder, ignore_errors=True)
     print("reading the docstrings of Python's standard library ...", flush=True)
     chats, model = str(folder / "chats.jsonl"), str(folder / "tokenizer.model")
-    write_chats(Path(chats), docstrings(max_characters))
+    with atomic_write(chats) as file:
+        for question, text in docstrings(max_characters):
+            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
+            file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
     lines = conversation_lines([chats], special_tokens=CHAT_TOKENS)
     write_bytes(model, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS))
     request = Request((Dataset((chats,)),), "primer", model, "primer", special_text="encode")
@@ -74,14 +77,6 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
     with atomic_write(root / CONFIG) as file:
         json.dump(config, file, indent=2)
     return open_corpus(folder / "sft"), manifest
-
-
-def write_chats(path: Path, entries: Iterable[Entry]) -> None:
-    """Write each entry as a conversation of a question and an answer, one JSON object per line."""
-    with atomic_write(path) as file:
-        for question, text in entries:
-            messages = [{"role": "user", "content": question}, {"role": "assistant", "content": text}]
-            file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
 
 
 def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:

@@ -87,15 +87,13 @@ class Job(Renderer):
         for name, ids in splits.items():
             if not len(ids):
                 rejected = (line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines())
-                first = "".join(
-                    " The first: {file}:{line}: {reason}".format_map(json.loads(line))
-                    for line in itertools.islice(rejected, 1)
-                )
+                first = next(rejected, None)
+                example = " The first: {file}:{line}: {reason}".format_map(json.loads(first)) if first else ""
                 counts = [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
                 counts.append(f"{sum(header.rejected for header in self.headers)} rejected")
                 raise PrepareError(
                     f"no document is left for the split {name!r}: {len(documents.lengths)} valid records, "
-                    f"{', '.join(counts)}.{first}"
+                    f"{', '.join(counts)}.{example}"
                 )
         plan = self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
         self.format.check(plan)
