@@ -2,13 +2,11 @@
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizer_makers import TIKTOKEN_PATTERN, byte_level_json, metaspace_json
 
-from grain_sft.bench.measuring import run_program
 from grain_sft.prepare.tokenizers import huggingface_cuts
 from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer
 
@@ -107,23 +105,3 @@ def added(token: str, **options: bool) -> list[dict[str, Any]]:
 )
 def test_a_tokenizer_whose_words_are_not_known_encodes_texts_whole(parts: dict[str, Any]) -> None:
     assert huggingface_cuts.cuts_of(json.loads(content(**parts))) is None
-
-
-_MEMORY = """
-from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
-load_tokenizer(sys.argv[2]).encode(["imports all that it needs"])
-before = memory()["peak_mb"]
-prepare(Request((Dataset((sys.argv[1],)),), "text", sys.argv[2], "olmo", eos=False), sys.argv[3], workers=1)
-print(json.dumps({"mb": memory()["peak_mb"] - before}))
-"""
-
-
-@pytest.mark.heavy
-def test_a_text_of_ten_megabytes_takes_little_memory(tmp_path: Path) -> None:
-    """Whole, it takes 1.3 GB."""
-    (tmp_path / "tokenizer.json").write_text(CUT["gpt4"])
-    text = ("".join(chr(97 + 7 * k % 26) for k in range(5)) + " word, " * 20) * 70_000
-    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text[:10_000_000]}))
-    found = run_program(_MEMORY, *(str(tmp_path / name) for name in ("a.jsonl", "tokenizer.json", "out")))
-    print(f"{found['mb']:.0f} MB")
-    assert found["mb"] < 400

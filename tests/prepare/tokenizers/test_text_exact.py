@@ -85,9 +85,11 @@ def test_ids_and_boundaries_are_those_of_the_tokenizer(count: int, longest: int,
 
 
 _MEMORY = """
-from grain_sft.prepare import Dataset, Request, prepare
+from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
+load_tokenizer(sys.argv[2]).encode(["imports all that it needs"])
+before = memory()["peak_mb"]
 prepare(Request((Dataset((sys.argv[1],)),), "text", sys.argv[2], "olmo"), sys.argv[3], workers=1)
-print(json.dumps(memory()))
+print(json.dumps({"before": before, **memory()}))
 """
 
 
@@ -102,3 +104,14 @@ def test_ten_times_the_documents_take_the_same_memory(tmp_path: Path) -> None:
     size = (tmp_path / "100.jsonl").stat().st_size
     print(f"{size:,} bytes: {peaks[1]:.0f} MB at most, a tenth: {peaks[0]:.0f} MB")
     assert peaks[1] < 600 and peaks[1] < peaks[0] + 100
+
+
+@pytest.mark.heavy
+def test_a_text_of_ten_megabytes_takes_little_memory(tmp_path: Path) -> None:
+    """Whole, it takes 1.3 GB."""
+    model, _ = MAKERS["pattern"](tmp_path / "hf")
+    text = ("".join(chr(97 + 7 * k % 26) for k in range(5)) + " word, " * 20) * 70_000
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text[:10_000_000]}))
+    found = run_program(_MEMORY, str(tmp_path / "a.jsonl"), str(model), str(tmp_path / "out"))
+    print(f"{found['peak_mb'] - found['before']:.0f} MB")
+    assert found["peak_mb"] - found["before"] < 400
