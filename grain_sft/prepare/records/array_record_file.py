@@ -137,11 +137,7 @@ def _footer(path: str, size: int) -> bytes:
 def _footer_offset(path: str, size: int) -> int:
     """Return the offset of the footer chunk, where the records end."""
     start = size - _BLOCK
-    data = (
-        read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size)
-        if start > 0 and not size % _BLOCK
-        else b""
-    )
+    data = read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size) if start > 0 else b""
     if data[:2] == b"\0\3":  # no compression, three copies of the postscript
         fields = _varints(data[5 : 5 + data[2]])
         if fields[::2] == [8, 16] and fields[3:] == [_POSTSCRIPT_MAGIC] and fields[1] <= start:

@@ -101,12 +101,15 @@ def test_rows_that_are_no_records_are_a_sentence(tmp_path):
                 read(tmp_path / name)
 
 
-def test_what_follows_the_end_is_a_sentence(tmp_path):
-    """test_file_kinds.py has files that are cut short."""
-    path, whole = tmp_path / "a.arrow", stream(rows_of(40))
-    for more in (b"\0", whole):
-        path.write_bytes(whole + more)
-        with pytest.raises(CorpusFileError, match=rf"a.arrow: byte {len(whole)}: not a message of Arrow"):
+@pytest.mark.parametrize("make", [stream, file])
+def test_a_wrong_end_is_a_sentence(make, tmp_path):
+    """test_file_kinds.py has files that are cut anywhere."""
+    path, whole = tmp_path / "a.arrow", make(rows_of(40))
+    batches = whole[: whole.rindex(b"\xff\xff\xff\xff\0\0\0\0")]
+    cut = [(batches, "end-of-stream marker"), (whole[:-1], "end-of-stream marker|not a message")]
+    for data, expected in (*cut, (whole + b"\0", "not a message of Arrow"), (whole * 2, "not a message of Arrow")):
+        path.write_bytes(data)
+        with pytest.raises(CorpusFileError, match=rf"^{path}: .*({expected})"):
             read(path)
 
 
