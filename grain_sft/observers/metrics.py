@@ -5,6 +5,7 @@ Any server of that registry serves them: Grain's, `prometheus_client.start_http_
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Sequence
@@ -150,6 +151,12 @@ def _take(values: list[float]) -> list[float]:
     found = values[:]
     del values[: len(found)]
     return found
+
+
+@functools.cache
+def of_process() -> Metrics:
+    """Return the object that observes all runs of this process."""
+    return Metrics()
 
 
 def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:

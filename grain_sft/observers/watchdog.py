@@ -9,6 +9,7 @@ import abc
 import atexit
 import contextlib
 import copy
+import functools
 import math
 import os
 import queue
@@ -229,6 +230,12 @@ class Watchdog(Observer):
             if self._watches:
                 with contextlib.suppress(queue.Empty):
                     self._wake.get(timeout=min(_LONGEST_PAUSE, shortest / _CHECKS))
+
+
+@functools.cache
+def of_process() -> Watchdog:
+    """Return the object that observes all runs of this process."""
+    return Watchdog()
 
 
 def _state(pid: int) -> str:

@@ -68,15 +68,20 @@ class Observer:
 
 
 OBSERVERS: Registry[Callable[..., Observer]] = Registry(
-    "observer", PipelineError, {"audit": "grain_sft.provenance.audit:AuditLog"}
+    "observer",
+    PipelineError,
+    {
+        "audit": "grain_sft.provenance.audit:AuditLog",
+        "metrics": "grain_sft.observers.metrics:of_process",
+        "watchdog": "grain_sft.observers.watchdog:of_process",
+    },
 )
-_STANDING = ("grain_sft.observers.metrics:Metrics", "grain_sft.observers.watchdog:Watchdog")
 
 
 @functools.cache
 def standing_observers() -> tuple[Observer, ...]:
     """Return the observers of this process, which are called for all its pipelines."""
-    return tuple(OBSERVERS[name]() for name in _STANDING)
+    return tuple(OBSERVERS[name]() for name in ("metrics", "watchdog"))
 
 
 def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:

@@ -21,7 +21,7 @@ from grain_sft.pipeline.columns import Parts, read_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import OBSERVERS, Observer
+from grain_sft.pipeline.observer import OBSERVERS, Observer, standing_observers
 from grain_sft.pipeline.receipt import Receipt, data_key_of, described, receipt_of
 from grain_sft.registry import Registry
 from grain_sft.sampling import Host, Sampler
@@ -94,7 +94,7 @@ class Pipeline:
 
     def _observe(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
         self.audit: Any = None
-        self.observers: tuple[Observer, ...] = tuple(observers)
+        self.observers: tuple[Observer, ...] = tuple(each for each in observers if each not in standing_observers())
         if audit is not None:
             self.audit = OBSERVERS["audit"](audit)
             self.observers += (self.audit,)

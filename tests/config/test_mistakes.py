@@ -33,7 +33,6 @@ from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, Transfor
         ("sampler.global_batch_size", None, "give one of global_batch_size (in rows) and global_batch_tokens"),
         ("sampler.global_batch_tokens", 48, "give one of global_batch_size (in rows)"),
         ("sampler.schedule", [{"step": 3, "global_batch_tokens": 17}], "[0].global_batch_tokens is 17, which is 2"),
-        ("observers", ["metrics"], "observers is 'metrics'; expected one of audit, or package.module:Name"),
         ("transforms", "shift_targets", "transforms is 'shift_targets'; expected a list"),
         ("transforms", [{"shift_target": {}}], "package.module:Name. The nearest known: 'shift_targets'"),
         ("transforms", [{"ngram_filter": {}, "shift_targets": {}}], "expected a name, or one name with its options"),

@@ -17,16 +17,21 @@ import pytest
 from absl import logging as absl_logging
 from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
 
-from grain_sft.observers import metrics
+from grain_sft import Pipeline
+from grain_sft.observers import OBSERVERS, metrics
 from grain_sft.storage import activity
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_counters_are_what_was_handed_out(folder, threads):
+@pytest.mark.parametrize(("threads", "named"), [(0, ()), (2, ()), (2, ("metrics", "watchdog"))])
+def test_counters_are_what_was_handed_out_once(folder, threads, named):
+    pipeline = make(folder)
+    pipeline = Pipeline(
+        pipeline.source, pipeline.sampler, pipeline.transforms, observers=[OBSERVERS[name]() for name in named]
+    )
     counts = counting("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
     read = counting("read_bytes_total", store="local")
     waited, begin = counting("wait_seconds_sum"), time.perf_counter()
-    steps = [batch["inputs"].size for batch in take(make(folder), threads=threads)]
+    steps = [batch["inputs"].size for batch in take(pipeline, threads=threads)]
     assert len(steps) == ROWS // BATCH
     assert list(counts().values()) == [ROWS, sum(steps), len(steps), len(steps), 1]
     assert 0 < waited()["wait_seconds_sum"] < time.perf_counter() - begin
