@@ -260,8 +260,8 @@ SCHEMAS: Mapping[str, Schema] = {
 }
 
 _KNOWN = {name: frozenset(schema.keys) for name, schema in SCHEMAS.items()}
-_SIGNS = {name: schema.signs for name, schema in SCHEMAS.items() if schema.signs}
-_ALL_KEYS = (*(key for keys in _SIGNS.values() for key in keys), "text")
+_SIGNS = {name: frozenset(schema.signs) for name, schema in SCHEMAS.items() if schema.signs}
+_ALL_KEYS = (*(key for schema in SCHEMAS.values() for key in schema.signs), "text")
 _EXPECTED = (
     "'messages', 'conversations' (ShareGPT), 'instruction' and 'output' (Alpaca), 'prompt' and 'completion', 'items' "
     "(OpenChat), 'chosen' and 'rejected' or 'text'"
@@ -273,14 +273,14 @@ def _detect(record: Record) -> str:
     """Return the schema of a record, inferred from its keys. A record with 'text' and no schema's signs is a plain document."""
     if record.keys() == {"messages"}:  # the usual case; the code below costs a tenth of reading a record
         return "chat"
-    present = [name for name, keys in _SIGNS.items() if all(key in record for key in keys)]
+    present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
     if len(present) > 1:  # Parquet and some tools write null for what is absent
         filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]
         present = filled or present[:1]
     if len(present) == 1:
         return present[0]
     if present:
-        keys = " and ".join(repr(key) for name in present for key in _SIGNS[name])
+        keys = " and ".join(repr(key) for name in present for key in SCHEMAS[name].signs)
         raise RecordError(f"the record has {keys}, so its schema is not clear. Name it with --schema.")
     if "text" in record:
         return "text"
