@@ -6,7 +6,7 @@ from typing import Any
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError, import_extra
-from grain_sft.pipeline import Pipeline, PipelineIterator, StepIterator
+from grain_sft.pipeline import PREFETCH, READ_THREADS, Pipeline, PipelineIterator, StepIterator
 from grain_sft.storage import files
 
 _STEP, _PARTS = "next_step", "parts"
@@ -36,9 +36,9 @@ def resume_step(
       PipelineError: `state` is not a state, or belongs to other data; the message names the difference.
       RowIndexError: `pipeline` does not have the step.
     """
-    step, parts = state.get(_STEP), state.get(_PARTS)
+    step, parts = (state.get(_STEP), state.get(_PARTS)) if isinstance(state, Mapping) else (None, None)
     if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
-        raise PipelineError(f"{holder}: not a data state: {dict(state)!r}; expected '{_STEP}' and '{_PARTS}'.")
+        raise PipelineError(f"{holder}: not a data state: {state!r}; expected '{_STEP}' and '{_PARTS}'.")
     differences = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
     if differences:
         receipts = f"receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}"
@@ -81,7 +81,8 @@ class CheckedIterator(Stateful, PipelineIterator):
         self, pipeline: Pipeline, start_step: int = 0, *, allow_other_data: bool = False, **options: int
     ) -> None:
         self._allow_other_data = allow_other_data
-        super().__init__(pipeline, start_step, **options)
+        defaults = {"threads": READ_THREADS, "prefetch": PREFETCH, "worker_count": 0}
+        super().__init__(pipeline, start_step, **defaults | options)
 
 
 def _orbax_args() -> Any:

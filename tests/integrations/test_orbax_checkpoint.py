@@ -127,7 +127,7 @@ def test_a_state_is_json_and_fits_any_number_of_hosts(folder):
 def test_what_is_not_a_state_or_a_step_is_refused(folder):
     finite = pipeline(folder, epochs=1)
     assert len(finite) == 10
-    for state in ({}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}):
+    for state in (None, {}, {"next_step": "3", "parts": {}}, {"next_step": True, "parts": {}}, {"parts": {}}):
         with pytest.raises(GrainSftError, match="the checkpoint: not a data state"):
             resume_step(state, finite)
     for step in (-1, 11):

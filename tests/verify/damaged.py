@@ -29,6 +29,12 @@ def wrongs(report: Report) -> list[tuple[str, str, str]]:
     return [(each.check, Path(each.where).name, each.place) for each in report.findings if each.wrong]
 
 
+def finds(where, wrong, words="", **options) -> None:
+    """Assert that a check finds exactly these faults, and that a sentence has `words`."""
+    report = check(where, **options)
+    assert wrongs(report) == wrong and words in sentences(report), report.findings
+
+
 def sentences(report: Report) -> str:
     """What is wrong, a line each."""
     return "\n".join(str(each) for each in report.findings if each.wrong)

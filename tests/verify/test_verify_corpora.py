@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damaged import VOCABULARY, check, poke, sentences, write, write_train, wrongs
+from damaged import VOCABULARY, check, finds, poke, sentences, write, write_train, wrongs
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
@@ -81,9 +81,8 @@ def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full
 
 def test_documents_that_begin_with_the_eos_of_the_one_before_are_said_to_be_shifted(tmp_path):
     pairs = [(0, 3), *((4 * number - 1, 4) for number in range(1, 50))]
-    report = check(write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs))
-    assert wrongs(report) == [("boundaries", "episodes.idx", "document 1")]
-    assert "The boundaries are shifted by a token" in sentences(report)
+    corpus = write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs)
+    finds(corpus, [("boundaries", "episodes.idx", "document 1")], "The boundaries are shifted by a token")
 
 
 def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
@@ -91,8 +90,7 @@ def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
     path = root / "token_ids_part_0001.csv.gz"
     poke(path, np.uint8, -6, ~np.fromfile(path, np.uint8)[-6])  # of the CRC
     for full in (False, True):
-        report = check(root, full=full)
-        assert wrongs(report) == [("boundaries", path.name, "")], report.findings
+        finds(root, [("boundaries", path.name, "")], full=full)
 
 
 @pytest.mark.parametrize("change", ["replaced", "shortened", "gone", "grown"])
@@ -124,9 +122,7 @@ def test_statistics_of_other_documents_and_sources_of_other_inputs_are_found(tmp
     }
     (root / "prepare.json").write_text(json.dumps(manifest))
     assert verify(root).sound
-    report = verify(root, full=True)
-    assert wrongs(report) == [("statistics", "prepare.json", "")]
-    assert "7 trainable_tokens" in sentences(report)
+    finds(root, [("statistics", "prepare.json", "")], "7 trainable_tokens")
     manifest["splits"]["train"].pop("trainable_tokens")
     manifest["inputs"].pop()
     (root / "prepare.json").write_text(json.dumps(manifest))
@@ -160,9 +156,7 @@ def test_a_tokenizer_that_is_another_is_found(tmp_path):
     (root / "tokenizer").mkdir()
     model = train_tokenizer([f"word {number} and more" for number in range(200)], 400, [])
     (root / "tokenizer" / "tokenizer.model").write_bytes(model)
-    report = verify(root)
-    assert wrongs(report) == [("vocabulary", "tokenizer", "")]
-    assert "is another tokenizer" in sentences(report)
+    finds(root, [("vocabulary", "tokenizer", "")], "is another tokenizer", vocab_size=None)
 
 
 def test_duplicates_are_counted_and_refused_where_that_is_asked_for(tmp_path, capsys):
