@@ -23,6 +23,7 @@ class ColumnsLayout(Layout):
     """
 
     kind = "columns"
+    _layout: Layout
 
     def __init__(self, layout: Layout, start: int, stop: int) -> None:
         length = layout.sequence_length
@@ -32,6 +33,8 @@ class ColumnsLayout(Layout):
             )
         if len(layout.parts) > 1:
             raise LayoutError("columns of a mixture: take the columns of each source with MixtureSource.columns.")
+        if isinstance(layout, ColumnsLayout):  # columns of columns
+            layout, start, stop = layout._layout, layout.first_column + start, layout.first_column + stop
         if layout.row_lengths:
             raise LayoutError(f"columns of {layout!r}: expected rows of one length. Read whole rows, and cut them.")
         self._layout, self._stop = layout, stop

@@ -72,8 +72,6 @@ class WithdrawnDocuments:
 def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
     """Return ascending spans of the same tokens that do not overlap, and the step from which each is withdrawn, the first if
     there are several. Documents of some formats are in any order, share tokens, or have none."""
-    if (starts < stops).all() and (stops[:-1] <= starts[1:]).all():  # saves 10 MB for 100,000 documents
-        return starts, stops, steps
     borders = np.sort(np.concatenate([starts, stops]))
     low, high = borders.searchsorted(starts), borders.searchsorted(stops)
     of, number = expand_counts(high - low)

@@ -18,9 +18,9 @@ from absl import flags
 from grain_sft.storage import ForkSafeLock, without_interrupts
 
 _lock = ForkSafeLock()
-_watching: set[int] = set()  # processes that wait for their parent's end: this one, or none
 
 _CLOSES_IN = 10.0  # seconds
+_WAITS_FOR_PARENT = "grain_sft-parent"  # name of a thread
 _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 
 
@@ -126,18 +126,15 @@ def _close(iterator: Any) -> None:
 def end_with_parent() -> None:
     """In a worker process of Grain's, end when its parent does: it would wait for room in its queue without end."""
     parent = multiprocessing.parent_process()
-    if parent is None or not in_worker():
+    waits = any(thread.name == _WAITS_FOR_PARENT for thread in threading.enumerate())  # not those before a fork
+    if parent is None or waits or not in_worker():
         return
-    with _lock.lock:
-        if os.getpid() in _watching:
-            return
-        _watching.add(os.getpid())
 
     def wait() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=wait, name="grain_sft-parent", daemon=True).start()
+    threading.Thread(target=wait, name=_WAITS_FOR_PARENT, daemon=True).start()
 
 
 def in_worker() -> bool:

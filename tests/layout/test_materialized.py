@@ -221,9 +221,7 @@ def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp
     assert same.documents is corpus.documents and same.sources.tolist() == corpus.sources.tolist()
 
 
-def test_a_config_of_written_rows_gives_the_batches_of_the_packed_rows(written, layout):
-    found = load(sections(written, LENGTH, layout="materialized", epochs=1))
-    assert_same(found[3], pipeline_of(layout, epochs=1)[3])
+def test_rows_of_another_length_than_a_config_states_are_refused(written):
     with pytest.raises(LayoutError, match="sequence_length=32: the rows were written with 64"):
         load(sections(written, 32, layout="materialized"))
 

@@ -60,23 +60,17 @@ def test_rows_are_those_of_the_olmo_core_that_made_the_plan_whatever_sorts_here(
     assert spans == expected and set(spans) == set(range(layout.statistics["documents"]))
 
 
-def test_it_is_another_layout_than_one_made_here_and_goes_to_other_processes_with_its_digest(made):
+def test_a_plan_goes_to_other_processes_with_its_digest_and_a_changed_one_is_another(made):
     layout = read(made)
     assert "plan='sha256:" in repr(layout)
-    shutil.rmtree(made[1] / "dataset-common")  # the checked plan is in the cache
-    again = pickle.loads(pickle.dumps(layout))
-    assert repr(again) == repr(layout) and spans_of(again) == spans_of(layout)
-
-
-def test_a_plan_that_was_changed_is_another_and_not_taken_for_the_one_that_was_opened(made):
-    layout = read(made)
     path = plan_file(made[1], "documents-by-instance")
     entries = np.fromfile(path, np.uint64)
     entries[:2] = entries[1::-1]  # two documents in each other's place: a plan too
     entries.tofile(path)
     assert repr(read(made)) != repr(layout)
     data = pickle.dumps(layout)
-    assert repr(pickle.loads(data)) == repr(layout)  # from the cache
+    again = pickle.loads(data)  # from the cache
+    assert repr(again) == repr(layout) and spans_of(again) == spans_of(layout)
     shutil.rmtree(made[1] / "cache")
     with pytest.raises(LayoutError, match="the plan changed after it was opened"):
         pickle.loads(data)
@@ -132,16 +126,12 @@ DAMAGE = {
     "empty": lambda array: array[:0],
     "longer": lambda array: np.append(array, array[-2:]),
     "swapped": lambda array: array[[0, 1, 2, 3, 5, 4, *range(6, len(array))]],
-    "huge": lambda array: np.where(np.arange(len(array)) == 3, np.uint64(2**64 - 1), array),
-    "past the end": lambda array: np.append(array[:-1], array[-1:] + np.uint64(10_000_000)),
-    "one more": lambda array: array + (np.arange(len(array)) == 7).astype(np.uint64),
     "twice": lambda array: array[[0, 1, 2, 3, 2, 3, *range(6, len(array))]],
-    "zero": np.zeros_like,
     "bytes": lambda array: np.frombuffer(array.tobytes()[:-3], np.uint8),
 }
 
 
-DAMAGE |= {f"number {seed}": functools.partial(mutated, seed) for seed in range(4)}
+DAMAGE |= {f"number {seed}": functools.partial(mutated, seed) for seed in range(6)}
 
 
 @pytest.mark.parametrize("group", [0, 1])

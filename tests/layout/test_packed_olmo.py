@@ -96,23 +96,14 @@ def test_stable_plans_are_the_same_bytes_whatever_instructions_numpy_may_use(tmp
     assert len(set(found.values())) == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda arrays: arrays["start"].__setitem__(3, 1 << 62),
-        lambda arrays: arrays["ends"].__setitem__(3, -7),
-        lambda arrays: arrays.update(length=arrays["length"].reshape(1, -1)),
-        lambda arrays: arrays.pop("document"),
-    ],
-)
-def test_a_plan_that_was_edited_under_a_right_checksum_is_made_again(tmp_path, change):
+def test_a_plan_that_was_edited_under_a_right_checksum_is_made_again(tmp_path):
     case = PACKED_CASES[0]
     layout = layout_of(case, tmp_path, "stable", write_case(case, tmp_path))
     (path,) = (tmp_path / "cache" / "plans").glob("*.arrays")
     expected = [layout.spans(row) for row in range(len(layout))]
     whole, depends = artifact.open_file(path)
     arrays = {name: np.array(array) for name, array in whole.items()}
-    change(arrays)
+    arrays["ends"][3] = -7
     artifact.save(path, depends, arrays)
     again = PackedLayout(layout.corpus, case.sequence_length, cache_dir=tmp_path / "cache")
     assert [again.spans(row) for row in range(len(again))] == expected

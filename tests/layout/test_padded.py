@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 from batches import assert_same, examples
-from document_corpora import PAD, make, row_of_spans
+from document_corpora import make, row_of_spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import NpyDataSource, PaddedLayout
 from grain_sft.errors import LayoutError
-from grain_sft.layout import FILL_ROW
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -44,10 +43,3 @@ def test_every_document_has_the_row_of_its_number_among_those_that_are_long_enou
             assert pieces == [(number, lengths[number] - size if keep == "last" else 0, size)]
             assert_same({key: array[row] for key, array in rows.items()}, expected)
             assert_same(NpyDataSource(layout)[row], expected)
-
-
-def test_a_fill_row_is_padding(tmp_path):
-    source = NpyDataSource(PaddedLayout(make("episodes", tmp_path, [5, 6, 30]).corpus, 8))
-    real, fill = ({key: array[row] for key, array in source.read([2, FILL_ROW]).items()} for row in (0, 1))
-    assert (fill.pop("tokens") == PAD).all() and not any(array.any() for array in fill.values())
-    assert_same(real, source[2])

@@ -8,7 +8,7 @@ from pathlib import Path
 import grain
 import numpy as np
 import pytest
-from batches import load, sections
+from batches import assert_same, load, sections
 from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
@@ -208,6 +208,13 @@ def test_columns_that_do_not_exist_are_refused(corpora, columns):
         load(config_of(corpora["plain"], "windows")).read(0, np.arange(2), columns=columns)
     with pytest.raises(GrainSftError, match=f"expected 0 <= start < stop <= {LENGTH}"):
         NpyDataSource(WindowLayout(opened(corpora["plain"]), LENGTH)).columns(*columns)
+
+
+@pytest.mark.parametrize("kind", [WindowLayout, PackedLayout])
+def test_columns_of_columns_are_those_of_whole_rows(corpora, kind):
+    source = NpyDataSource(kind(opened(corpora["plain"]), LENGTH))
+    rows = np.arange(len(source))
+    assert_same(source.columns(8, 40).columns(4, 20).read(rows), source.columns(12, 28).read(rows))
 
 
 def test_columns_of_rows_of_several_lengths_are_refused(corpora):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from batches import assert_same, examples
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from batches import assert_same
 from sft_files import documents, write_episodes, write_olmo
 
 import grain_sft
@@ -15,7 +13,6 @@ from grain_sft.corpus import shard as row_format
 from grain_sft.errors import TransformError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.prepare.materialize import materialize
-from grain_sft.source.segment_reader import SegmentReader
 
 LENGTH = 48
 KINDS = ("bool", "weights", "none")
@@ -58,28 +55,17 @@ def test_read_is_map_of_read(corpora, kind, long_runs, monkeypatch):
     random = np.random.default_rng(0)
     for name, layout in layouts(folder, found[kind], kind).items():
         source, shift, filter = NpyDataSource(layout), ShiftTargets(), NgramFilter(max_count=3, count_padding=True)
+        by_pieces = NpyDataSource(layout)
+        by_pieces._segment_reader = None
         if name not in ("windows", "materialized"):
             assert (source._segment_reader is not None) is long_runs
         batches = [random.integers(0, len(source), count) for count in (1, 2, 7) for _ in range(6)]
         for rows in [*batches, np.array([0, FILL_ROW, len(source) - 1])]:
+            assert_same(source.read(rows), by_pieces.read(rows))
             assert_same(shift.read(source, rows), ShiftTargets().map(source.read(rows)))
             filtered = filter.map(source.read(rows))
             assert_same(shift.read(source, rows, filters=[filter]), ShiftTargets().map(filtered))
         assert shift.read(source, np.empty(0, np.int64))["inputs"].shape == (0, LENGTH)
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(data=st.data())
-def test_span_by_span_is_piece_by_piece(corpora, data):
-    folder, found = corpora
-    kind = data.draw(st.sampled_from(KINDS))
-    name = data.draw(st.sampled_from(["padded", "packed", "fragment", "concat", "epochs"]))
-    layout = layouts(folder, found[kind], kind)[name]
-    rows = np.array(data.draw(st.lists(st.integers(0, len(layout) - 1), min_size=1, max_size=9)))
-    by_span, by_piece = NpyDataSource(layout), NpyDataSource(layout)
-    by_span._segment_reader, by_piece._segment_reader = SegmentReader(layout, by_span._reader, False), None
-    assert_same(by_span.read(rows), by_piece.read(rows))
-    assert_same(ShiftTargets().read(by_span, rows), ShiftTargets().read(by_piece, rows))
 
 
 def test_batches_that_are_held_stay_as_they_are(corpora):
