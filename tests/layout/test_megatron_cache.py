@@ -131,7 +131,16 @@ def twice(index):
     swapped(index)
 
 
+def describe(weights):
+    def write(index):
+        start = str(min(index.glob("*dataset_index.npy"))).removesuffix("dataset_index.npy")
+        Path(f"{start}description.txt").write_text(json.dumps({"weights": weights}))
+
+    return write
+
+
 WRONG_BLENDS = {
+    "no weights": (describe([0.5, "x"]), {}, r"description.txt: can't be read as a description"),
     "no such data set": (change("dataset", 0, 2), {}, "dataset_index.npy: holds 0 to 2; expected 0 to 1"),
     "another count": (change("dataset_sample", 5, 9), {}, "dataset_sample_index.npy: does not count the samples"),
     "two": (twice, {}, "each fits the weights .*Keep the one"),

@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -180,21 +181,21 @@ def _describes(start: str, tokens: str, seed: int | None) -> bool:
 
 def _describes_blend(start: str, shares: npt.NDArray[np.float64]) -> bool:
     """Return whether megatron-core's description of a blend has these shares; True without a description."""
-    stated = _stated(start + _DESCRIPTIONS[0][0], "weights")
+    stated = _stated(start + _DESCRIPTIONS[0][0], "weights", kind=list[float])
     if stated is None:
         return True
     weights = normalized(stated[0])
     return weights.shape == shares.shape and np.allclose(weights, shares, rtol=1e-9, atol=0)
 
 
-def _stated(path: str, *keys: str) -> list[Any] | None:
-    """Return the values of `keys` in the description at `path`; None if the file does not exist."""
+def _stated(path: str, *keys: str, kind: Any = Any) -> list[Any] | None:
+    """Return the values of `keys`, of type `kind`, in the description at `path`; None if the file does not exist."""
     if not os.path.exists(path):
         return None
     try:
         with open(path, encoding="utf-8") as file:
             stated = json.load(file)
-        return [stated[key] for key in keys]
+        return [msgspec.convert(stated[key], kind) for key in keys]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise LayoutError(f"{path}: can't be read as a description ({error!r}). Remove its index.") from error
 
