@@ -102,11 +102,18 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 def at_least(least: int) -> Callable[[str], int]:
     """Return the type of integers from `least` on."""
-    return functools.partial(parsed, int, Annotated[int, msgspec.Meta(ge=least)])
+    return functools.partial(_number, int, Annotated[int, msgspec.Meta(ge=least)])
 
 
-positive = functools.partial(parsed, float, Annotated[float, msgspec.Meta(gt=0)])
-not_negative = functools.partial(parsed, float, Annotated[float, msgspec.Meta(ge=0)])
+def _number(kind: type[Any], bounded: Any, text: str) -> Any:
+    value = parsed(kind, bounded, text)
+    if value >= 1 << 63:  # infinity too
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number below 2**63.")
+    return value
+
+
+positive = functools.partial(_number, float, Annotated[float, msgspec.Meta(gt=0)])
+not_negative = functools.partial(_number, float, Annotated[float, msgspec.Meta(ge=0)])
 
 
 def _pair(text: str) -> list[str]:
