@@ -41,7 +41,7 @@ class Sampler(abc.ABC):
       epochs: Number of epochs after which the run ends; None where it never ends, or has sources with epochs of their own.
 
     Raises:
-      SamplerError: Sizes that are not positive.
+      SamplerError: Sizes that are not positive, or hosts that divide none of them.
     """
 
     num_instances: int
@@ -55,6 +55,8 @@ class Sampler(abc.ABC):
         self.host, self.host_blocks = Host.checked(host), host_blocks
         self.batch_sizes, self.global_batch_size = batch_sizes, batch_sizes.sizes[0]
         self.schedule = batch_sizes.schedule
+        if all(size % host.count for size in batch_sizes.sizes):
+            check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this name
 
     @property
@@ -93,7 +95,7 @@ class Sampler(abc.ABC):
 
         Raises:
           RowIndexError: A negative step, or one after the last.
-          SamplerError: The hosts don't divide the batch of this step.
+          SamplerError: The hosts don't divide the batch of this step of a schedule.
         """
 
     @abc.abstractmethod
@@ -102,10 +104,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        """Return the slots of `steps`, consecutive steps of the run, that some `hosts` read; None means all hosts.
-
-        A number of hosts that divides no batch is a `SamplerError`, as in `find_slots`.
-        """
+        """Return the slots of `steps`, consecutive steps of the run, that some `hosts` read; None means all hosts."""
 
     @abc.abstractmethod
     def find_slots(

@@ -90,7 +90,6 @@ class StreamSampler(Sampler):
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
         """See `Sampler.slots`."""
-        self._check_hosts()
         numbers = np.arange(steps.start, steps.stop)
         sizes, count = self.batch_sizes.begins(numbers)[1], self.host.count
         which, slot = expand_counts(sizes)
@@ -100,11 +99,6 @@ class StreamSampler(Sampler):
             which, slot, host = which[kept], slot[kept], host[kept]
         return self._slots(numbers, which, slot, host)
 
-    def _check_hosts(self) -> None:
-        """Raise a `SamplerError` if the hosts divide no batch."""
-        if all(size % self.host.count for size in self.batch_sizes.sizes):
-            check_divided(self.global_batch_size, self.host.count)
-
     def _hosts(self, slot: Ints, sizes: Ints) -> Ints:
         """Return the host that reads each slot of a step of `sizes` rows, int64 [n]."""
         count = self.host.count
@@ -113,7 +107,6 @@ class StreamSampler(Sampler):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        self._check_hosts()
         found = np.concatenate([np.zeros((7, 0), np.int64), *self._found(rows, self._checked_epochs(epochs))], axis=1)
         step, slot, host = found[:3]
         kept = (step >= 0) & (step < self.end_step)

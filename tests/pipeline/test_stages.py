@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from batches import assert_one_run, assert_same, load, sections, take, write_config
 
-from grain_sft import Host
 from grain_sft.cli.main import main
-from grain_sft.errors import ConfigError, GrainSftError, PipelineError, SamplerError
+from grain_sft.errors import ConfigError, GrainSftError, PipelineError
 from grain_sft.provenance import check_audit, checkpoint_table, difference, find_document, summarize, trace
 from grain_sft.verify import verify
 from grain_sft.view import view_rows
@@ -44,13 +43,6 @@ def test_stages_are_one_run(config, workers):
     for step in range(len(pipeline)):
         assert pipeline.at(step) is pipeline.stages[np.searchsorted(FIRSTS, step, side="right") - 1]
         assert_same(pipeline.at(step)[step], pipeline[step])
-
-
-def test_hosts_may_divide_the_batches_of_a_later_stage_alone(config):
-    part = load(config, Host(3, 8))
-    assert_same(part[11], {key: array[3:4] for key, array in load(config)[11].items()})
-    with pytest.raises(SamplerError, match="global_batch_size=4, from step 3 on, can't be divided by 8 hosts"):
-        part.iter(start_step=3)
 
 
 def test_a_stage_is_added_to_a_run_and_none_is_changed_behind_it(config):

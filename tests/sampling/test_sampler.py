@@ -193,7 +193,7 @@ def test_the_repr_contains_what_decides_the_rows():
 )
 def test_arguments_that_do_not_fit_are_named(arguments, message):
     with pytest.raises(GrainSftError, match=message):
-        IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments}).rows(0)
+        IndexSampler(**{"num_instances": 100, "global_batch_size": 4, "seed": 0, **arguments})
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_eight_then_six_then_sixteen_hosts_read_one_run():
     with pytest.raises(SamplerError, match="global_batch_size=64, from step 999 on, can't be divided by 6 hosts"):
         six.check_from(999)
     with pytest.raises(SamplerError, match="can't be divided by 5 hosts: 4 rows are left over"):
-        whole.with_host(Host(0, 5)).rows(0)
+        whole.with_host(Host(0, 5))
 
 
 def test_blocks_of_order_maxtext_go_on_where_they_were():
