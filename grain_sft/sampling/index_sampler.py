@@ -98,7 +98,8 @@ class IndexSampler(EpochSampler):
         rows_at = source.rows_at(cache_dir, costs and Costs(costs, epochs_of_block.cuts))
         self._set_stream(source, epochs_of_block, rows, rows_at)
         if self.num_steps == 0:
-            raise SamplerError(f"global_batch_size={most} is more than the {source.num_rows} rows left in {epochs=}.")
+            found = f"global_batch_size={most} is more than the {source.num_rows} rows left in {epochs=}"
+            raise SamplerError(f"{found}. Take more epochs or a smaller batch.")
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
         return type(self)(**self.__getstate__() | {"start": starts.get("", (0, 0))})
