@@ -1,4 +1,4 @@
-"""Speed of batches with 100,000 of 2,270,000 documents withdrawn, or the same share, compared with none withdrawn."""
+"""Speed of batches with 4.4 % of the documents withdrawn (100,000 of 2,270,000), compared with none withdrawn."""
 
 import itertools
 import tempfile
@@ -46,14 +46,14 @@ def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
                 sampler = IndexSampler(len(source), global_batch_size=rows, seed=SEED)
                 steps = rng.integers(0, sampler.steps_per_epoch, 1000).tolist()
                 loaders = {}
-                for amendments in ([], [Amendment(0, withdraw=gone)]):
+                for name, amendments in (("plain", []), ("withdrawn", [Amendment(0, withdraw=gone)])):
                     run = Pipeline(source, sampler, [ShiftTargets()], amendments=amendments)
-                    loaders[str(len(amendments))] = map(run.__getitem__, itertools.cycle(steps)).__next__
-                plain, without = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS, 100).values()
+                    loaders[name] = map(run.__getitem__, itertools.cycle(steps)).__next__
+                plain, amended = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS, 100).values()
                 figures[f"{kind}, {rows} x {length:,}"] = {
                     "us": plain * 1e6,
-                    "withdrawn_us": without * 1e6,
-                    "of_speed": plain / without,
+                    "withdrawn_us": amended * 1e6,
+                    "of_speed": plain / amended,
                 }
     columns = {"us/batch": "{us:.0f}", "withdrawn": "{withdrawn_us:.0f}", "of speed": "{of_speed:.2f}"}
     yield Table("withdrawn", f"{SHARE:.1%} of the documents withdrawn", columns, figures)

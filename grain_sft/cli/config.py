@@ -14,7 +14,7 @@ from grain_sft.progress import elapsed
 def config(parser: Parser) -> None:
     """Declare `grain-sft config`."""
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("config", nargs="?", metavar="CONFIG", help="print this config, checked, with what it inherits")
+    what.add_argument("config", nargs="?", metavar="CONFIG", help="config to check and print, with what it inherits")
     what.add_argument("--schema", action="store_true", help="print the JSON Schema of configs, for editors")
     parser.set_defaults(run=_print_config)
 
@@ -48,9 +48,9 @@ def _print_receipt(options: argparse.Namespace) -> int:
 def diff(parser: Parser) -> None:
     """Declare `grain-sft diff`."""
     parser.add_argument("configs", nargs=2, metavar="CONFIG", help="the two configs")
-    steps = "search the first N steps (default: 10,000 after the last change that a config states)"
+    steps = "compare steps 0 to N - 1 (default: up to 10,000 steps after the last amendment or change of a schedule)"
     parser.add_argument("--steps", type=at_least(1), metavar="N", help=steps)
-    count = "count rows and documents in N steps from the first that differs on"
+    count = "count differing rows and documents in N steps, beginning at the first step that differs"
     parser.add_argument("--count", type=at_least(1), default=100, metavar="N", help=count)
     parser.set_defaults(run=_diff)
 
@@ -83,7 +83,7 @@ def audit_check(parser: Parser) -> None:
     """Declare `grain-sft audit-check`."""
     parser.add_argument("log", help="audit log, text or JSONL")
     parser.add_config()
-    parser.add_argument("--most", type=at_least(1), default=20, help="contradictions that are printed")
+    parser.add_argument("--most", type=at_least(1), default=20, help="maximum number of contradictions to print")
     parser.set_defaults(run=_check_audit)
 
 
@@ -115,9 +115,9 @@ def verify(parser: Parser) -> None:
     fast = "sizes, headers, boundaries and the ends of files; seconds (the default)"
     depth.add_argument("--fast", action="store_true", help=fast)
     depth.add_argument("--full", action="store_true", help="read everything, in bounded memory")
-    add("--as", dest="what", choices=KINDS, help="what it is (default: inferred from its name and first bytes)")
+    add("--as", dest="what", choices=KINDS, help="kind of WHERE (default: inferred from its name and first bytes)")
     add("--vocab-size", type=at_least(1), help="ids are below this (default: the tokenizer's size)")
-    add("--corpus", help="with a plan: the corpus that it is of")
+    add("--corpus", help="with a plan: the corpus whose documents it packs")
     add("--receipt", metavar="CODE", help="with a config: the receipt that it must have")
     add("--host", type=host_of, metavar="h/H", help="with a config (default: 0/1)")
     add("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
@@ -141,6 +141,7 @@ def _verify(options: argparse.Namespace) -> int:
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
         report = verify(options.where, options=opening, **values_of(options, names))
+    # --refuse-duplicates: the note on duplicates becomes a wrong finding.
     for finding in [each for each in report.findings if options.refuse_duplicates and each.check == "duplicates"]:
         report.findings.remove(finding)
         report.wrong(finding.check, finding.where, finding.message, finding.place)

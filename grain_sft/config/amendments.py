@@ -26,9 +26,9 @@ class Withdraw(msgspec.Struct, frozen=True, kw_only=True):
     """Keys of `withdraw` besides `from`.
 
     Args:
-      documents: Documents whose tokens are padding: their numbers in `grain-sft trace`; `NAME:NUMBER` in a source of a mixture;
-        `INPUT:LINE`, a record that the corpus was prepared from; the name of a source or of an input, for all of its
-        documents; or the path of a file of these, one a line.
+      documents: Documents whose tokens become padding. Each entry is a document's number in `grain-sft trace`; `NAME:NUMBER`, a
+        document of a mixture's source; `INPUT:LINE`, a record that the corpus was prepared from; the name of a source or of
+        an input, for all of its documents; or the path of a file of such entries, one a line.
     """
 
     documents: int | str | list[int | str]
@@ -62,7 +62,9 @@ class Reweight(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, float | str]
 
 
-_FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs.")  # no name of a field
+_FROM = Option(
+    "from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs."
+)  # a Python keyword, so no field of a Struct
 _KINDS = {"skip": Skip, "withdraw": Withdraw, "replace": Replace, "reweight": Reweight}
 
 AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for kind, keys in _KINDS.items()}
@@ -70,7 +72,7 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a replacement that need a new stage. The weight of a source of the outermost mixture needs none."""
+    """Return the keys of a replacement that begin a new stage. A new weight in the outermost mixture does not."""
     names = ("path", "max_epochs", "on_exhausted", *(("weight",) if "/" in section["source"] else ()))
     return {name: section[name] for name in names if section.get(name) is not None}
 
@@ -99,8 +101,8 @@ def make_amendments(
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
     """Return the amendments of a run, one for each checked entry, and those of each stage, one list for each layout.
 
-    Stages number their documents differently, so `withdraw` differs by stage; it is None in a stage without such documents.
-    The run's amendment is that of the first stage where it is not None.
+    Stages number their documents differently, so a `withdraw` entry makes a different amendment for each stage, and None for
+    a stage without those documents. The run's list has the entry's amendment in the first stage that has one.
     """
     made = [_made(kind, section, layouts) for entry in entries for kind, section in entry.items()]
     run = [next(each for each in of_stages if each is not None) for of_stages in made]
@@ -119,5 +121,5 @@ def _made(kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]) -> S
     named = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
     found = documents_named_in(layouts, named)
     if not any(map(len, found)):
-        return [Amendment(section["from"], withdraw=found[0])]  # raises, as nothing is withdrawn
+        return [Amendment(section["from"], withdraw=found[0])]  # raises a PipelineError: it changes nothing
     return [Amendment(section["from"], withdraw=each) if len(each) else None for each in found]

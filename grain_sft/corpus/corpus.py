@@ -188,7 +188,7 @@ class Corpus:
         """Return a `DocumentFinder` for these arguments, shared with `documents` if it finds the same ones. A `bos_token_id`
         that `dtype` can't hold is a CorpusError."""
         if bos_token_id is not None:
-            self._checked_id("bos_token_id", bos_token_id)  # with an id that no token has, no document would end
+            self._checked_id("bos_token_id", bos_token_id)  # an id that no token can have would begin no document
         own = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
         return self._finder if own else DocumentFinder(self, boundaries, bos_token_id)
 

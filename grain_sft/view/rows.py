@@ -96,7 +96,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     lines = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
-    slots = np.unique(lines.row)
+    slots = np.unique(lines.row)  # `Trace.row` is a slot; entry i is that of row i of this host's batch
     divided = any(trait(each, "divides_segments") for each in stage.transforms)
     ngram_filter: Any = next((each for each in stage.transforms if trait(each, "filters_repetition")), None)
     tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
@@ -181,15 +181,23 @@ def _pieces(lines: Trace) -> tuple[Piece, ...]:
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return the pieces of a row, cut where a segment of the batch ends."""
+    """Return the pieces of a row, cut where a segment of the batch or its padding ends."""
     borders, column, found = np.flatnonzero(np.diff(segments)) + 1, 0, []
     for piece in pieces:
         stop = column + piece.stop - piece.start
         edges = [column, *borders[(borders > column) & (borders < stop)].tolist(), stop]
         for begin, end in itertools.pairwise(edges):
             if begin < len(segments):
-                tokens = {"start": piece.start + begin - column, "stop": piece.start + end - column}
-                found.append(dataclasses.replace(piece, segment=int(segments[begin]), **tokens))
+                segment = int(segments[begin])
+                found.append(
+                    dataclasses.replace(
+                        piece,
+                        segment=segment,
+                        start=piece.start + begin - column,
+                        stop=piece.start + end - column,
+                        withdrawn=end - begin if piece.withdrawn and segment == 0 else 0,
+                    )
+                )
         column = stop
     return tuple(found)
 
@@ -203,7 +211,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         stated[piece.segment] += piece.stop - piece.start - piece.withdrawn
     differing = np.flatnonzero(found[1:] != stated[1:]) + 1
     first = differing[0] if len(differing) else None
-    # A shorter last segment is expected: a transform may cut columns.
+    # A transform may cut the last columns. Then the first segment that differs is shorter, and none follows it.
     if first is not None and (found[first] >= stated[first] or found[first + 1 :].any()):
         counts = f"{found[first]} tokens in the batch, {stated[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"
@@ -212,7 +220,7 @@ def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) ->
         targets, taken = batch["targets"][row], batch["targets_segmentation"][row, :-1] != 0
         wrong = np.flatnonzero(taken & (targets[:-1] != batch["inputs"][row, 1:]))
         if len(wrong):
-            found_at = f"at {len(wrong)} inputs, from {wrong[0]} on, the target is not the next token"
-            reason = "A transform changed it; the row shows inputs"
-            notes.append(f"{found_at}: its id is {targets[wrong[0]]}. {reason}.")
+            example = f"the target of input {wrong[0]} is {targets[wrong[0]]}"
+            reason = "A transform changed targets; the row shows inputs"
+            notes.append(f"{len(wrong)} targets are not the next input, the first of them: {example}. {reason}.")
     return notes

@@ -105,7 +105,7 @@ ONES = [1.0] * (COUNT - 1) + [0.0]
         ({"nz_position_ids": [0, 1]}, "nz_position_ids has the length 2, but nz_input_ids"),
         ({"nz_shifted_loss_weights": [0.0]}, "nz_shifted_loss_weights has the length 1"),
         ({"seqlens": [2, 1]}, "seqlens add up to 3, but nz_input_ids has the length"),
-        ({"seqlens": [-1, 5]}, "seqlens add up to 4"),
+        ({"seqlens": [-1, COUNT + 1]}, "seqlens holds a negative length"),
         ({"nz_input_ids": [-1] * COUNT, "nz_shifted_loss_weights": ONES}, "nz_input_ids holds a token id"),
         ({"nz_position_ids": list(range(COUNT))[::-1]}, "nz_position_ids don't count from 0"),
         ({"nz_shifted_loss_weights": [1.0] * COUNT}, "the last of nz_shifted_loss_weights is not 0"),

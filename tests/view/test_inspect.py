@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from batches import load, sections, write_config
 
-from grain_sft import Host, Pipeline, ShiftTargets
+from grain_sft import Host, IndexSampler, NpyDataSource, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
+from grain_sft.pipeline import Amendment
+from grain_sft.transforms import ResetAtEod
 from grain_sft.view.rows import segment_runs, view_rows
 from grain_sft.view.terminal import row_lines
 from grain_sft.view.text import TokenTexts, columns, visible
@@ -91,12 +93,29 @@ def test_a_changed_batch_is_noted(pipeline):
         return view_rows(Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Change(change)]), 0)
 
     at = np.flatnonzero(pipeline[0]["targets_segmentation"][0])[3]
-    assert "its id is 77" in views(lambda batch: batch["targets"].__setitem__((0, at), 77))[0].notes[0]
+    assert (
+        f"the target of input {at} is 77" in views(lambda batch: batch["targets"].__setitem__((0, at), 77))[0].notes[0]
+    )
     changed = views(lambda batch: batch["inputs_segmentation"].__setitem__((0, slice(5)), 2))
     assert "segment 1 has" in changed[0].notes[0]
     assert views(lambda batch: batch.update(weight=np.float32(1)))[0].notes == ()
     with pytest.raises(PipelineError, match="expected those of ShiftTargets"):
         views(lambda batch: batch.pop("targets"))
+
+
+def test_only_withdrawn_tokens_of_a_window_are_noted_where_segments_are_divided(pipeline):
+    corpus = pipeline.source.layout.corpus
+    source = NpyDataSource(WindowLayout(corpus, 512))
+    sampler = IndexSampler(len(source), global_batch_size=len(source), seed=1)
+    transforms = [ShiftTargets(), ResetAtEod(corpus.eos_token_id)]
+    withdraw = range(0, corpus.num_documents, 2)
+    partly = 0
+    for view in view_rows(Pipeline(source, sampler, transforms, amendments=[Amendment(0, withdraw=withdraw)]), 0):
+        assert not [note for note in view.notes if "a transform changed" in note]
+        for piece in view.pieces:
+            assert piece.withdrawn == (0 if piece.segment else piece.stop - piece.start)
+        partly += len({piece.segment == 0 for piece in view.pieces}) == 2
+    assert partly
 
 
 def test_rows_that_the_filter_rejects_say_so(config):

@@ -20,14 +20,14 @@ __all__ = [
 class Format:
     """A format of corpora on disk.
 
-    A subclass defines `detect`, and either `split` and `part`, from which `read` makes the corpus, or `read` itself,
-    usually by a call of `scan_corpus`. The other methods let token files that are named one by one (by a list, a glob or a
-    mix) find their sidecar files and metadata.
+    A subclass defines `detect` and one of two things: `split` and `part`, from which the inherited `read` makes the corpus,
+    or its own `read`, which usually calls `scan_corpus`. The other methods are called where a list, a glob or a mix names
+    token files one by one: they find the sidecar files and the metadata of each.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
       rank: When "auto" tries this format: lower ranks first, then as listed in `FORMATS`.
-      any_path: Whether `read` takes any path. Then `detect` is not called if this format is named.
+      any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
       lists_paths: Whether a path of this format lists further paths; `path_remap` then applies to those only.
       takes_globs: Whether `read` takes glob patterns.
       takes_lists: Whether `read_list` opens the token files of this format that a glob, a list or a mix names. They are not
@@ -64,7 +64,7 @@ class Format:
         return scan_corpus(split, parts, options)
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return the split at `found`, the result of `detect`. An absent file is a CorpusError."""
+        """Return `split(found)`, after checks that raise CorpusError or warn if the corpus at `found` lacks files."""
         return self.split(found, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -80,7 +80,7 @@ class Format:
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file of `path`: itself, or the file whose sidecar it is; None if it has another format."""
+        """Return the token file that `path` belongs to, as itself or as a sidecar; None if `path` has another format."""
         return None
 
     def home(self, path: str) -> str:
@@ -91,7 +91,7 @@ class Format:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return those of `paths`, files below a folder, that are not in a validation split."""
+        """Return `paths`, the files that were found below a folder, without those of a validation split."""
         return list(paths)
 
 

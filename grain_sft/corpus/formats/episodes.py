@@ -19,6 +19,7 @@ _TOKENS, _SEGMENTS, _SHARD = "tokens.bin", "segment_ids.bin", "shard_"
 _METADATA, _TOKENIZER = "dataset_metadata.json", "tokenizer_state.json"
 _EOS_KEYS = ("eot_token_id", "eos_token_id", "eot_id", "eos_id")
 _MASKS: dict[str, LossKind] = {"mask_weighted.bin": "float32", "mask.bin": "bool"}  # the first that exists is read
+_ANY_MASK = "mask.bin or mask_weighted.bin"
 
 
 class Episodes(Format):
@@ -54,17 +55,18 @@ class Episodes(Format):
         name = files.name_of(path)
         if name not in (_TOKENS, *_MASKS, self.index, _SEGMENTS):
             return None
-        if not listing.sidecars(path, *({self.index, *_MASKS} if name == _TOKENS else {self.index, _TOKENS} - {name})):
+        neighbours = {self.index, *_MASKS} if name == _TOKENS else {self.index, _TOKENS} - {name}
+        if not listing.sidecars(path, *neighbours):
             return None  # files of other formats may have this name
         return files.join(files.parent(path), _TOKENS)
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
         folder = files.parent(path)
         names = listing.sidecars(path, _TOKENS, self.index, *_MASKS)
-        mask = next((name for name in _MASKS if name in names), " or ".join(reversed(_MASKS)))
-        for name in (_TOKENS, self.index, mask):
-            if name not in names:
-                raise CorpusError(f"{folder}: lacks {name}: the dataset is not whole. Copy it.")
+        mask = next((name for name in _MASKS if name in names), "")
+        lacking = [name for name in (_TOKENS, self.index) if name not in names] + ([] if mask else [_ANY_MASK])
+        if lacking:
+            raise CorpusError(f"{folder}: lacks {lacking[0]}: the dataset is not whole. Copy that file.")
         return TokenFile(path, files.join(folder, mask), _MASKS[mask], files.join(folder, self.index), self.kind)
 
     def home(self, path: str) -> str:
@@ -72,7 +74,10 @@ class Episodes(Format):
         return files.parent(folder) if files.name_of(folder).startswith(_SHARD) else folder
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the shards of `home`, or `home` if it is a shard. Its EOS is the one in the metadata, else the tokenizer's."""
+        """Return the split with the shards in `home`, or with `home` as its one shard if it holds none.
+
+        The EOS id is the one in the dataset's metadata, else the one in the tokenizer's.
+        """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         path = listing.find(root, _METADATA)
         dtype = Json.load(path).text("token_dtype") if path else None

@@ -1,7 +1,7 @@
 """Format openchat: the Parquet files of OpenChat's `generate_dataset`, `PREFIX.train.parquet` and `PREFIX.eval.parquet`.
 
 Its rows can't be read at random, so each file is unpacked once, below `$GRAIN_SFT_CACHE_DIR`, to a folder that is named after
-its content. In the file, labels and weights are shifted one to the left, to the inputs; unpacked, they are at their tokens.
+its content. OpenChat stores a token's label and weight at the token before it; the unpacked weights are at the token itself.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ METADATA_KEY = "grain_sft"
 """Key in the metadata of the file's schema, whose value is the corpus.json of other formats."""
 
 _SUFFIX = ".parquet"
-_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # by the folder that other formats have for the split
+_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # last name of a path such as DIR/val: split of DIR
 _NAMES = ("tokens.bin", "weights.bin", "documents.idx")  # uint32, float32, and uint64 pairs of start and length
 _VERSION = 4
-_ROWS = 1024  # decoded at once
+_ROWS = 1024  # rows decoded at once
 _BUFFER = 1 << 20  # bytes of a column that are read at once
 _LISTS = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids", "nz_shifted_loss_weights")
 _COLUMNS = ("total_length", "num_seqs", *_LISTS)
@@ -92,7 +92,7 @@ def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
 
 
 def _read_metadata(path: str, stated: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
-    """Return the metadata of the folder; those that the file states if they name another tokenizer."""
+    """Return the metadata of the folder, or the file's own if the folder has none or names another tokenizer."""
     sidecar = read_metadata((files.parent(path),), listing)
     if stated is None:
         return sidecar
@@ -179,7 +179,9 @@ def _unpack(
         length = rows.values["seqlens"].astype(np.int64)
         starts = np.cumsum(length) - length
         weights = np.zeros(int(length.sum()), "<f4")
-        weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]  # a first token gets the last before it, which is 0
+        weights[1:] = rows.values["nz_shifted_loss_weights"][
+            :-1
+        ]  # a first token gets the last value of the sequence before it, 0
         if first_weights is not None:
             firsts = first_weights[documents : documents + len(length)]
             if len(firsts) == len(length):  # else the caller reports it
@@ -198,13 +200,14 @@ def _check_rows(path: str, rows: _Rows) -> None:
     length = values["seqlens"].astype(np.int64)
     row_of = np.repeat(np.arange(len(counts)), rows.lengths["seqlens"])
     sums = np.bincount(row_of, weights=length, minlength=len(counts)).astype(np.int64)
-    negative = np.bincount(row_of, weights=length < 0, minlength=len(counts)) > 0
+    if (length < 0).any():
+        raise _damaged(path, rows.first + int(row_of[length < 0][0]), "seqlens holds a negative length")
     for what, found in (
         ("seqlens add up to", sums),
         ("total_length is", values["total_length"]),
         *((f"{name} has the length", rows.lengths[name]) for name in _LISTS[1:]),
     ):
-        wrong = np.flatnonzero((found != counts) | negative)
+        wrong = np.flatnonzero(found != counts)
         if len(wrong):
             row = int(wrong[0])
             what = f"{what} {found[row]}, but nz_input_ids has the length {counts[row]}"
@@ -218,7 +221,7 @@ def _check_rows(path: str, rows: _Rows) -> None:
     other_labels = (weights[:-1] != 0) & (labels[:-1] != ids[1:])
     for invalid, what in (
         (values["nz_position_ids"] != positions, "nz_position_ids don't count from 0 in a sequence"),
-        ((ids < 0) | (ids >= 1 << 31), "nz_input_ids holds a token id that int32 tokens don't have"),
+        ((ids < 0) | (ids >= 1 << 31), "nz_input_ids holds a token id that is negative or above int32"),
         (not_weights, "nz_shifted_loss_weights holds a weight that is negative or not finite"),
         (is_last & (weights != 0), "the last of nz_shifted_loss_weights is not 0, though no token follows it"),
         (other_labels, "a label of nz_shifted_label_ids takes loss, but is not the next token"),
@@ -254,7 +257,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
                     raise CorpusError(
                         f"{path}: has {names.count(name)} columns {name}; expected the columns {', '.join(_COLUMNS)}."
                     )
-            for group in range(file.num_row_groups):  # together they would be kept until the last is read
+            for group in range(file.num_row_groups):  # one iterator over all groups would keep each of them in memory
                 for batch in file.iter_batches(_ROWS, [group], columns=list(_COLUMNS), use_threads=False):
                     yield _decode(pyarrow.types, path, first, batch)
                     first += batch.num_rows

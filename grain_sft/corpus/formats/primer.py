@@ -1,5 +1,5 @@
 """Format primer: the SFT token cache of niels_gpt: `{train,val}_input_ids.bin` (uint16), `{train,val}_labels.bin` (int32,
--100 where no loss is taken), `{train,val}_idx.npy` (int64 starts), `meta.json`; in `{train,val}/` links to them.
+-100 where no loss is taken), `{train,val}_idx.npy` (int64 starts) and `meta.json`. `{train,val}/shard_00000*` link to them.
 """
 
 import dataclasses
@@ -18,13 +18,15 @@ _META = "meta.json"
 
 
 class Primer(Format):
-    """Format whose corpus is one split, as one shard. The common beginning of the paths of its files locates it."""
+    """Format whose corpus is one split, as one shard. Methods name a split by the common prefix of its files' paths, such as
+    `DIR/train_` or `DIR/train/shard_00000`."""
 
     expected = "a directory with train_input_ids.bin, train_labels.bin and train_idx.npy, or its train/ or val/"
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the split's prefix, such as `DIR/train_`, even if one file is absent but others show the format."""
+        """Return the split's prefix. If files of this format exist but none of its splits has both tokens and labels, return
+        the prefix of the training split, so that `read` names the absent file."""
         name, names = files.name_of(path), frozenset[str]()
         if _FILE.fullmatch(name):
             homes = [self.home(path)]

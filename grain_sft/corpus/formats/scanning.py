@@ -21,7 +21,7 @@ from grain_sft.errors import CorpusError
 from grain_sft.progress import with_progress
 from grain_sft.storage import DIGEST_BYTES, FileStamp, describe, files, read_head
 
-_LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")
+_LAST_NUMBER = re.compile(r"^.*?0*(\d*)\D*$")  # group 1: the last number of a name, without leading zeros
 THREADS = 32  # a scan waits for the disk or for a bucket, not for the processor
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class ReadOptions:
       use_loss_mask: Whether loss files are used; None: where they exist.
       masks: Label masks, one for each token file in order; None: the sidecar files.
       split: Weights of Megatron's splits, such as "969,30,1"; None: all sequences.
-      subset: "train", "valid" or "test", where there is a `split`.
+      subset: "train", "valid" or "test": the part of `split` to read. Without a `split`, it has no effect.
       remap: Function that applies `path_remap` to a path that a mix or an index lists.
       check_paths: Function that refuses paths outside of `root`.
     """
@@ -54,7 +54,10 @@ class ReadOptions:
     check_paths: Callable[[Sequence[str]], None] = lambda paths: None
 
     def check_dtype(self, path: str, dtype: Dtype, name: str = "") -> None:
-        """Refuse another `dtype` than that of the file at `path`, whose name may be that of a signed dtype."""
+        """Raise CorpusError if the caller gave a dtype other than `dtype`, that of the file at `path`.
+
+        `name` is the file's own name for it, such as "int32" of a file that is read as uint32.
+        """
         if self.dtype not in (None, dtype):
             raise CorpusError(f"{path}: states {name or dtype} tokens, but dtype={self.dtype} was given. Leave it out.")
 
@@ -160,8 +163,8 @@ def corpus_of(
 
 
 def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str = "") -> list[T]:
-    """Return the result of each call, in order; `work` names it where its progress is shown."""
-    context = contextvars.copy_context()  # holds the root that files must lie in
+    """Return the result of each call, in order. `work` is the title of a progress bar; "" shows none."""
+    context = contextvars.copy_context()  # passes on the root that files must lie in
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
         return list(with_progress(results, len(columns[0]), work) if work else results)
@@ -170,7 +173,10 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
 def _implied_dtype(
     parts: Sequence[TokenFile], losses: Sequence[LossFile | None], allowed: Sequence[str]
 ) -> Dtype | None:
-    """Return the dtype that fits the sizes of the loss files; None where only each file's header states it."""
+    """Return the dtype of the first token file with a loss file: from its header, or else from the sizes of both.
+
+    Without one, return the last of `allowed` if the format limits dtypes, else None: then each file's header states its own.
+    """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
             continue

@@ -31,8 +31,8 @@ BOM = b"\xef\xbb\xbf"
 
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _TOKEN = re.compile(rb'\{(?:[^"{}\[\]]++|' + _STRING + rb")*+\}|" + _STRING + rb'|["\[\]{},]', re.DOTALL)
-"""A whole object without nested ones, a whole string, a bracket, a comma, or the quote of a string that has no end. Objects
-and strings are skipped. Skipping objects makes reading arrays of chats 3 times as fast as skipping strings alone."""
+"""An object without nested ones, a string, a bracket, a comma, or the quote that opens a string without an end. `_tokens`
+skips objects and strings. Skipping objects makes reading arrays of chats 3 times as fast as skipping strings alone."""
 
 
 def compression_of(path: str, head: bytes) -> str:
@@ -47,9 +47,10 @@ def compression_of(path: str, head: bytes) -> str:
 
 
 def kind_of(path: str, size: int, compression: str) -> str:
-    """Return "text", or "array" or "jsonl" by the first character that is not blank. Refuse compressed files of rows.
+    """Return the kind of a file: "text", "array" or "jsonl". Refuse compressed Parquet, Arrow and ArrayRecord files.
 
-    A text has a name that `walk.is_text` accepts, and does not begin like a JSON object or an array of objects.
+    A file is a text if `walk.is_text` accepts its name and it does not begin like a JSON object or an array of objects. Any
+    other file is an array if its first character that is not blank is "[", else JSONL.
     """
     head = b""
     for data in _decompressed(path, size, compression):
@@ -184,7 +185,9 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
                     cut, records = place + 1, 0
         del data[:cut]
         offset, scanned = offset + cut, scanned - cut
-        wanted = 2 * len(data)  # so that a long string is scanned a few times only
+        wanted = 2 * len(
+            data
+        )  # A string without an end is scanned again from its start, so wait until the data doubles.
         if len(data) > MAX_RECORD + least:
             raise RecordError(f"{path}:{total + 1}: a record of more than {MAX_RECORD} bytes; expected at most that.")
     raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")
@@ -239,7 +242,8 @@ def _decoder(path: str, compression: str) -> Any:
 
 
 _reading = threading.local()
-"""`_reading.file`: path, size and compression of the file that this thread reads, offset of the data, data, and next pieces."""
+"""`_reading.file`: what this thread keeps of the compressed file that it reads: (path, size, compression), the offset of the
+decompressed data that it holds, these data, and the iterator of the pieces after them."""
 
 
 def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
