@@ -131,8 +131,9 @@ class ChunkDocuments(Documents):
             for some in window:
                 lengths = self.lengths[some].astype(np.int64)
                 stop = start + int(lengths.sum())
-                yield Block(lengths, tokens[start:stop], loss[start:stop])
+                yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
                 start = stop
+            del tokens, loss  # before the next are gathered; a caller may still hold a block
 
     def _open(self, number: int) -> io.FileIO:
         path = self._chunks.path(number)

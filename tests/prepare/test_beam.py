@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import random
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,18 @@ def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: P
     monkeypatch.setattr(documents, "BLOCK_TOKENS", 7000)
     monkeypatch.setattr(documents, "GATHER_BLOCKS", 2)
     expected = prepare(here, tmp_path / "here", workers=1)
-    local = prepare(there, f"{bucket}/local", workers=1)
+    gather, gathered = documents.ChunkDocuments._gather, []
+
+    def gather_with_room(self, ids):  # type: ignore[no-untyped-def]
+        assert not any(tokens() is not None for tokens in gathered)  # tokens of one gather in memory
+        found = gather(self, ids)
+        gathered.append(weakref.ref(found[0]))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(documents.ChunkDocuments, "_gather", gather_with_room)
+        local = prepare(there, f"{bucket}/local", workers=1)
+    assert len(gathered) > 1
     by_beam = beam.prepare(there, f"{bucket}/beam")
     assert by_beam == local and by_beam["splits"] == expected["splits"]
     for name in ("local", "beam"):
