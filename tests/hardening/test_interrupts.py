@@ -1,4 +1,9 @@
-"""Ctrl-C at any moment of a command: one line, status 130, and nothing left behind, neither processes nor half-made files."""
+"""Ctrl-C at any moment of a command: one line, status 130, and nothing left behind, neither processes nor half-written files.
+
+    pytest -n0 -m heavy -s tests/hardening/test_interrupts.py
+
+interrupts each command `GRAIN_SFT_INTERRUPTS` times (40) while four other processes keep the machine busy, and prints figures.
+"""
 
 import json
 import os
@@ -9,23 +14,27 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from batches import sections
 from children import ROOT, wait_until, write_corpus_and_tokenizer
 from sft_files import EOS
 
+COUNT = int(os.environ.get("GRAIN_SFT_INTERRUPTS", "40"))
+LIMIT = 2.0  # seconds
 MARK = "GRAIN_SFT_TEST_MARK"
 
 PREPARE = ["--template", "primer", "--tokenizer", "{data}/spm.model"]
 COMMANDS = {
-    "demo": ["demo", "--dir", "{out}/demo", "--steps", "9"],
-    "pack": ["pack", "{data}/olmo", "--sequence-length", "64", "--eos-token-id", str(EOS)],
-    "prepare": ["prepare", "{data}/chats.jsonl", "-o", "{out}/prepared", "--workers", "2", *PREPARE],
-    "train-tokenizer": ["train-tokenizer", "{data}/chats.jsonl", "-o", "{out}/m.model", "--vocab-size", "2000"],
-    "report": ["report", "{data}/config.json", "--output", "{out}/report.html", "--seconds", "0.2"],
-    "bench": ["bench", "{data}/config.json", "--seconds", "5", "--max-workers", "2"],
+    "demo": (["demo", "--dir", "{out}/demo", "--steps", "9"], 20.0),
+    "pack": (["pack", "{data}/olmo", "--sequence-length", "64", "--eos-token-id", str(EOS)], 5.0),
+    "prepare": (["prepare", "{data}/chats.jsonl", "-o", "{out}/prepared", "--workers", "2", *PREPARE], 6.0),
+    "train-tokenizer": (["train-tokenizer", "{data}/chats.jsonl", "-o", "{out}/m.model", "--vocab-size", "2000"], 4.0),
+    "report": (["report", "{data}/config.json", "--output", "{out}/report.html", "--seconds", "0.2"], 8.0),
+    "bench": (["bench", "{data}/config.json", "--seconds", "5", "--max-workers", "2"], 12.0),
 }
+"""Arguments, and seconds within which a signal is sent."""
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +54,23 @@ def data(tmp_path_factory):
     return folder
 
 
-def interrupt(name: str, data: Path, out: Path, delay: float) -> str | None:
-    """Interrupt a command `delay` seconds after it began to handle signals; return what was wrong about its end, or None where
-    it ended before. Its children get the signal too, as a terminal sends it."""
+class Interrupted(NamedTuple):
+    """How an interrupted command ended: seconds until it did, and what was wrong about it."""
+
+    seconds: float
+    fault: str
+
+
+def interrupt(name: str, data: Path, out: Path, delay: float, whole_group: bool) -> Interrupted | None:
+    """Interrupt a command `delay` seconds after it began to handle signals; return None where it ended before.
+
+    With `whole_group` its children get the signal too, as a terminal sends it.
+    """
     mark, temporary = uuid.uuid4().hex, out / "tmp"
     temporary.mkdir(parents=True)
     environment = {**os.environ, MARK: mark, "TMPDIR": str(temporary), "GRAIN_SFT_CACHE_DIR": str(out / "cache")}
     environment["PYTHONPATH"] = str(ROOT)
-    command = [sys.executable, "-m", "grain_sft", *(word.format(data=data, out=out) for word in COMMANDS[name])]
+    command = [sys.executable, "-m", "grain_sft", *(word.format(data=data, out=out) for word in COMMANDS[name][0])]
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
@@ -64,7 +82,7 @@ def interrupt(name: str, data: Path, out: Path, delay: float) -> str | None:
     time.sleep(delay)
     ended, sent = process.poll() is not None, time.monotonic()
     if not ended:
-        os.killpg(process.pid, signal.SIGINT)
+        (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
     try:
         _, text = process.communicate(timeout=30)
     except subprocess.TimeoutExpired:
@@ -77,10 +95,11 @@ def interrupt(name: str, data: Path, out: Path, delay: float) -> str | None:
     files = [path for path in out.rglob("*") if path.is_file() and (path.suffix == ".tmp" or temporary in path.parents)]
     line, found = f"grain-sft {name}: interrupted.", text.splitlines()
     if status != 130 or found.count(line) != 1 or found[-1] != line:
-        return f"status {status}, stderr: {text[-2000:]}"
+        return Interrupted(seconds, f"status {status}, stderr: {text[-2000:]}")
     if any(word in text for word in ("Traceback", "Exception ignored", "leaked", "Segmentation")):
-        return text[-2000:]
-    return f"left behind: processes {marked(mark)}, files {files}" if files or marked(mark) else ""
+        return Interrupted(seconds, text[-2000:])
+    left = f"left behind: processes {marked(mark)}, files {files}"
+    return Interrupted(seconds, left if files or marked(mark) else "")
 
 
 def marked(mark: str) -> list[str]:
@@ -99,10 +118,10 @@ def marked(mark: str) -> list[str]:
 def test_an_interrupted_command_leaves_one_line_and_nothing_else(name, data, tmp_path):
     delay = random.Random(name).uniform(0, 1.5)
     for attempt in range(10):
-        fault = interrupt(name, data, tmp_path / str(attempt), delay / 2**attempt)
-        if fault is not None:  # else the command is quicker than that here
+        ended = interrupt(name, data, tmp_path / str(attempt), delay / 2**attempt, whole_group=True)
+        if ended is not None:  # else the command is quicker than that here
             break
-    assert fault == "", (delay, fault)
+    assert ended is not None and not ended.fault, (delay, ended)
 
 
 def test_a_signal_to_a_forked_child_does_not_reach_its_parent():
@@ -120,3 +139,29 @@ sys.exit(Guard("test").run(command))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_moment_of_a_command(name, data, tmp_path):
+    """While the machine is busy."""
+    draw = random.Random(name)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    faults, slowest, number, late = [], 0.0, 0, COMMANDS[name][1]
+    try:
+        while number < COUNT:
+            delay, group = draw.uniform(0, late), draw.random() < 0.5
+            ended = interrupt(name, data, tmp_path / f"{number}-{late}", delay, group)
+            if ended is None:
+                late *= 0.9
+                continue
+            number += 1
+            slowest = max(slowest, ended.seconds)
+            if ended.fault or ended.seconds > LIMIT:
+                faults.append((delay, group, ended))
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    print(f"\n{name}: {number} interrupts within {late:.1f} s, {len(faults)} faults, slowest exit {slowest:.2f} s")
+    assert not faults

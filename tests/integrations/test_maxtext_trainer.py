@@ -9,7 +9,7 @@ import shutil
 
 import numpy as np
 import pytest
-from batches import load, sections, write_config
+from batches import load, put, sections, write_config
 from maxtext_runs import LAUNCHER, LENGTH, MODEL, NEEDED, ROWS, base_config
 from sft_files import documents, write_olmo
 from trainer_runs import run as run_program
@@ -144,3 +144,30 @@ def test_a_run_that_is_amended_has_the_losses_of_one_that_was_amended_from_the_s
     output = launch(tmp_path, "run", steps=8, fails=True, **given)
     assert "amendment 1 differs: here nothing; there from step 3: skip 2 steps" in output
     assert "Traceback" not in output and "completed step" not in output
+
+
+@pytest.mark.parametrize("configs", ["windows"], indirect=True)
+def test_what_does_not_fit_is_said_in_a_sentence(configs, tmp_path):
+    """None of these runs a step, and none shows a traceback."""
+    cases = [
+        ({"per_device_batch_size": 2}, "the global batch has 4 rows, but MaxText's global_batch_size_to_train_on is 2"),
+        ({"max_target_length": 128}, "inputs has 64 tokens a row, but 128 by MaxText's max_target_length"),
+        ({"vocab_size": 100}, "but MaxText's vocab_size is 100"),
+        ({"grain_sft_eval_config": ""}, "grain_sft_eval_config is not given"),
+    ]
+    for changed, message in cases:
+        output = launch(tmp_path, "wrong", steps=2, fails=True, **(keys(configs) | changed))
+        assert f"grain_sft.integrations.maxtext: {configs[0].parent if 'eval' not in message else ''}" in output
+        assert message in output
+        assert "Traceback" not in output and "completed step" not in output
+
+
+@pytest.mark.parametrize("configs", ["windows"], indirect=True)
+def test_a_run_on_other_data_is_refused_unless_that_is_allowed(configs, tmp_path):
+    launch(tmp_path, "run", steps=2, **keys(configs))
+    other = put(json.loads(configs[0].read_text()), "sampler.seed", 8)
+    changed = write_config(configs[0].with_name("other.json"), other)
+    given = keys(configs) | {"grain_sft_config": changed}
+    output = launch(tmp_path, "run", steps=4, fails=True, **given)
+    assert "sampler differs: " in output and "Traceback" not in output
+    assert sorted(losses(launch(tmp_path, "run", "grain_sft_allow_other_data=true", steps=4, **given))) == [2, 3]

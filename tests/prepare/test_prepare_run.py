@@ -4,18 +4,20 @@ import contextlib
 import dataclasses
 import json
 import os
+import resource
 import shutil
 import sys
 import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prepared import CHAT_FORMATS, Place, StoppedError, chat, record, stamps, stop_half_way, write_chats
+from prepared import CHAT_FORMATS, Place, StoppedError, chat, digests, record, stamps, stop_half_way, write_chats
 from template_rules import SPECIAL
 
 from grain_sft.errors import PrepareError, RecordError, StorageError
-from grain_sft.prepare import Dataset, Request, train_tokenizer, workers
+from grain_sft.prepare import Dataset, Request, convert, train_tokenizer, workers
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
 
@@ -225,3 +227,50 @@ def test_an_input_whose_name_is_not_utf_8_is_a_sentence(place: Place) -> None:
     for where in (path, path.parent):
         assert "not UTF-8" in place.fails([command[0], str(where), *command[1 + len(place.chats) :]])
     assert not place.out.exists()
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int | None], None]]:
+    """Limits the size of files, as a full disk does; None lifts the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(("format", "workers"), [*((format, 1) for format in CHAT_FORMATS), ("primer", 2)])
+def test_a_full_disk_is_a_sentence_and_the_next_run_goes_on(format, workers, place, small_files):
+    request = place.request(format=format)
+    place.prepare(request, "whole")
+    converted = place.folder / "whole", place.folder / "converted"
+    most = max(path.stat().st_size for path in (place.folder / "whole").rglob("*") if path.is_file())
+    for limit in (1000, 10_000, most * 3 // 4, most - 1):  # while chunks are written, and later
+        small_files(limit)
+        for make in (lambda: place.prepare(request, workers=workers), lambda: convert(*converted, format)):
+            with pytest.raises(StorageError, match=r"can't be written \(File too large\)"):
+                make()
+        small_files(None)
+        assert not {"out", "converted"} & set(place.names())
+    place.prepare(request, workers=workers)
+    assert digests(place.out) == digests(place.folder / "whole")
+    convert(*converted, format)
+    assert place.names() == ["converted", "in", "out", "whole"]
+
+
+@pytest.mark.parametrize("format", CHAT_FORMATS)
+def test_converting_again_and_changed(format: str, place: Place) -> None:
+    request = place.request(format="episodes", val_frac=0.2)
+    place.prepare(request, "made")
+    command = ["convert", str(place.folder / "made"), "--format", format, "-o", str(place.out)]
+    first, before = place.succeeds(command), stamps(place.folder)
+    left = place.folder / ".out.grain_sft-work"  # of a run that was killed after it had named the output
+    left.mkdir()
+    (left / "lock").touch()
+    assert place.succeeds(command) == f"{place.out} is complete: nothing to do.\n{first}"
+    assert not left.exists() and stamps(place.folder) == before
+    place.prepare(dataclasses.replace(request, seed=7), "made", overwrite=True)
+    before = stamps(place.folder)
+    assert f"{place.out}: holds a corpus made from other inputs" in place.fails(command, lines=3)
+    assert stamps(place.folder) == before
+    place.succeeds([*command, "--overwrite"])
+    place.succeeds([*command[:-1], str(place.folder / "fresh")])
+    assert digests(place.out) == digests(place.folder / "fresh")

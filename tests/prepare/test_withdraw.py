@@ -99,6 +99,18 @@ def test_a_corpus_without_a_manifest_states_no_format(tmp_path, capsys):
     assert [each.tokens.tolist() for each in grain_sft.open_corpus(tmp_path / "out").iter_documents()] == [[6, 7, 2]]
 
 
+def test_amendments_name_records_as_the_command_does(folder):
+    layout = grain_sft.PaddedLayout(grain_sft.open_corpus(folder / "olmo"), 64)
+    sources = layout.corpus.sources[:, 0]
+    first = int(np.argmin(sources))
+    line = layout.corpus.sources[first, 1]
+    for name in (f"a/chats.jsonl:{line}", f"{folder}/a/chats.jsonl:{line}"):
+        found = documents_named_in([layout], ["more.jsonl", name])[0]
+        assert found.tolist() == sorted([first, *np.flatnonzero(sources == 2)])
+    with pytest.raises(grain_sft.GrainSftError, match="several inputs fit"):
+        documents_named_in([layout], ["chats.jsonl:7"])
+
+
 def test_numbers_and_files_of_names(folder, tmp_path, monkeypatch):
     corpus, reads = grain_sft.open_corpus(folder / "olmo"), []
     read = layout.read_whole

@@ -5,10 +5,13 @@ import shlex
 from typing import Any
 
 import pytest
+from batches import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare import Conversation, Message, check_schema, parse_record
+from grain_sft.prepare import SCHEMAS, Conversation, Message, check_schema, parse_record
 from grain_sft.prepare.records.messages import DOCUMENT
 
 TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
@@ -271,3 +274,27 @@ def test_a_key_may_become_two_and_tools_keep_their_keys():
     assert parse_record(record, "chat:role=name").tools == ({"name": "f"},)
     record = {"messages": [{"role": "assistant", "content": "a", "train": train} for train in (True, False)]}
     assert [message.weight for message in parse_record(record, "chat:weight=train").messages] == [1.0, 0.0]
+
+
+KEYS = (
+    *("messages", "role", "content", "items", "prompt", "completion", "name", "weight", "system", "conversations"),
+    *("from", "value", "instruction", "input", "output", "history", "text", "tools", "question", "answer", "dialog"),
+)
+ROLES = ("user", "assistant", "human", "gpt", "toolresult", "assistant_toolcall")
+KEY = st.sampled_from(KEYS) | st.text(max_size=3)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEY, inner | st.sampled_from(ROLES), max_size=4),
+    max_leaves=15,
+)
+
+
+@settings(max_examples=examples(500), deadline=None)
+@given(JSON, st.sampled_from(["auto", *SCHEMAS, "sharegpt:conversations=messages,from=role", "text:text=role"]))
+def test_any_value_is_a_conversation_or_a_record_error(value, schema):
+    try:
+        found = parse_record(value, schema)
+    except RecordError:
+        return
+    assert found.messages
+    assert all(isinstance(message.content, str) for message in found.messages)

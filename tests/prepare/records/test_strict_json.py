@@ -3,6 +3,9 @@
 import json
 
 import pytest
+from batches import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare import parse_json
@@ -58,3 +61,13 @@ def test_json_that_can_be_read_two_ways_or_none_is_an_error(line, parts):
 )
 def test_json_that_is_fine_is_read(line, value):
     assert parse_json(line) == value
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0\\und8e \ufeff\u00e9', max_size=60).map(str.encode))
+def test_any_bytes_are_a_value_or_a_record_error(line):
+    try:
+        value = parse_json(line)
+    except RecordError:
+        return
+    assert json.loads(line.decode("utf-8-sig")) == value

@@ -232,6 +232,18 @@ def test_seq_level_weight_is_a_message_s_weight_over_its_length(format, tokenize
         assert spelled(loaded, document.tokens, document.loss) == in_one(openchat(record)), (file, line)
 
 
+def test_a_part_that_ends_with_a_document_does_not_join_it_to_the_next(folder: Path, tmp_path: Path) -> None:
+    """Documents of the primer template don't end in EOS, so the files themselves don't say which parts cut through one."""
+    case = Case("primer", "spm", ("chats",))
+    prepare(request_of(case, folder, "olmo"), tmp_path / "one", workers=1)
+    expected = documents_of(tmp_path / "one", "olmo")
+    lengths = [len(tokens) // 4 for tokens, _, _ in expected["train"]]
+    for part_tokens in (max(lengths), sum(lengths[:2]), 20_000):
+        out = tmp_path / str(part_tokens)
+        prepare(request_of(case, folder, "olmo", part_bytes=2 * part_tokens), out, workers=1)
+        assert documents_of(out, "olmo") == expected
+
+
 def test_every_chat_template_is_tried() -> None:
     """Template text, of plain documents, is tried in test_file_kinds.py."""
     assert {case.template for case in CASES} == set(TEMPLATES) - {"text"}

@@ -144,6 +144,21 @@ def test_a_turn_of_weight_0_takes_no_loss(style, loaded):
     assert "right" in found and "wrong" not in found
 
 
+def test_special_text_is_an_error_or_ordinary_text(style, loaded):
+    tokenizer = loaded(style)
+    for spelling in tokenizer.special_tokens:
+        messages = turns(f"what is {spelling}? {spelling}{spelling}", f"é👍 {spelling} is a token")
+        error = rendered(tokenizer, messages)
+        assert isinstance(error, RecordError)
+        assert "messages[0].content" in str(error) and f"{spelling!r} at character 8" in str(error)
+        result = rendered(tokenizer, messages, special_text="encode")
+        harmless = [{**message, "content": message["content"].replace(spelling, "x")} for message in messages]
+        number = tokenizer.token_id(spelling)
+        assert result.tokens.tolist().count(number) == expected_ids(tokenizer, harmless).count(number)
+        assert squeezed(learned_text(tokenizer, result)) == squeezed(style.learned(messages))
+        assert tokenizer.decode(result.tokens.tolist()).count(f"{spelling} is a token") == 1
+
+
 def test_what_a_template_refuses_is_an_error_of_that_record_alone(loaded):
     chats = [turns("a", "b"), turns("a", "b")[::-1], turns("hello?"), turns("a", "b")]
     records = [parse_record({"messages": chat}) for chat in chats]

@@ -217,6 +217,23 @@ def test_user_defined_pieces_are_text_and_control_tokens_are_not(tmp_path):
     assert not set(tokenizer.encode(["<start_of_turn> <|x|>"])[0]) & set(tokenizer.special_tokens.values())
 
 
+@pytest.mark.parametrize("kind", ["identity", "nmt_nfkc", "tiktoken"])
+def test_token_spans_cover_the_text_in_order(tmp_path, kind):
+    """Without normalization tokens cut the text; with it each still begins where the one before ended, or later."""
+    save = save_tiktoken(tmp_path) if kind == "tiktoken" else save_sentencepiece(tmp_path, normalization=kind)
+    tokenizer = load_tokenizer(save)
+    for text in [*SENTENCES, *ODD_TEXTS]:
+        (ids,) = tokenizer.encode([text])
+        starts, stops = tokenizer.token_spans(text, ids)
+        assert len(starts) == len(stops) == len(ids)
+        assert (starts <= stops).all() and (starts[1:] >= starts[:-1]).all()
+        if kind != "nmt_nfkc" and text:
+            covered = set().union(*(range(a, b) for a, b in zip(starts, stops, strict=True)))
+            assert covered == set(range(len(text)))
+            for number, a, b in zip(ids, starts, stops, strict=True):
+                assert tokenizer.decode([number]).strip() in (text[a:b].strip(), "\ufffd") or b - a == 1
+
+
 def test_where_there_is_none_the_error_says_what_was_expected(tmp_path):
     with pytest.raises(CorpusFileError, match=r"expected a SentencePiece \.model"):
         load_tokenizer(tmp_path)
