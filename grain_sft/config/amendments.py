@@ -62,9 +62,8 @@ class Reweight(msgspec.Struct, frozen=True, kw_only=True):
     weights: dict[str, float | str]
 
 
-_FROM = Option(
-    "from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs."
-)  # a Python keyword, so no field of a Struct
+# `from` is a keyword of Python, which can't be a field of a Struct.
+_FROM = Option("from", Annotated[int, msgspec.Meta(ge=0)], REQUIRED, "First step that differs.")
 _KINDS = {"skip": Skip, "withdraw": Withdraw, "replace": Replace, "reweight": Reweight}
 
 AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for kind, keys in _KINDS.items()}

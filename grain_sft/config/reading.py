@@ -148,8 +148,8 @@ def _locate(path: object, folder: str) -> object:
         return [word if at % 2 == 0 else _locate(word, folder) for at, word in enumerate(words)]
     if not isinstance(path, str) or not path or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
         return path
-    beside = os.path.join(folder, path)
-    return beside if files.is_remote(folder) or _exists(beside) else path
+    joined = os.path.join(folder, path)
+    return joined if files.is_remote(folder) or _exists(joined) else path
 
 
 def _locate_list(name: object, folder: str) -> object:
@@ -179,4 +179,4 @@ _PLACES = {
     "stages": {"corpus": _CORPUS},
     "amendments": {"withdraw": {"documents": _locate_list}, "replace": {"path": _locate}},
 }
-"""Functions that locate the paths of a config, by the keys that hold these; `_ANY` stands for every key."""
+"""Functions that locate the paths of a config, by the keys that hold these; `_ANY` means every key."""

@@ -104,7 +104,7 @@ class _BatchIterator(grain.DataLoaderIterator):
         if self._failure:
             found = f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it"
             raise PipelineError(
-                f"{found}. Make another with start_step, or take pipeline.iter(), which tries it again."
+                f"{found}. Make another with data_loader(start_step=...), or take pipeline.iter(), which tries the step again."
             )
         try:
             batch: Element = super().__next__()

@@ -87,10 +87,10 @@ def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
         return ""
     if loss.any():
         longest = int(element["positions"].max()) + 1
-        tokens = (
+        return (
+            f"only the first token of a document takes loss, and it has no input before it. The longest document here has "
             f"{longest} token{'s' if longest > 1 else ''}: are the documents too short, or split at the wrong token?"
         )
-        return f"only the first token of a document takes loss. The longest document here has {tokens}"
     for name, _, own in layout.split(rows):
         part = layout.parts[name]
         document, table = part.pieces(own).document, part.documents

@@ -111,11 +111,10 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tupl
     for key, length, stream in _streams(stage, stage.sampler):
         epoch, tokens, batching = progress.get(key, (0, 0, ""))
         if tokens and batching != stream.batching:
-            found = f"an earlier stage ended inside an epoch of the same rows, in batches of {batching}"
-            expected = (
-                f"this stage has batches of {stream.batching}. End that stage with an epoch, or keep its batches."
+            raise PipelineError(
+                f"stage {number}: an earlier stage ended inside an epoch of the same rows, in batches of {batching}; this "
+                f"stage has batches of {stream.batching}. End that stage with an epoch, or keep its batches."
             )
-            raise PipelineError(f"stage {number}: {found}; {expected}")
         index = -(-tokens // length)
         gap += index * length - tokens
         start = (epoch, index) if index < stream.source.num_instances else (epoch + 1, 0)

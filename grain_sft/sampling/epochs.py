@@ -105,10 +105,10 @@ class EndingEpochs(RunningEpochs):
                 index = min(num_rows, index + last.size)
             left, per_epoch = (-(-rows // size) if fill else rows // size for rows in (num_rows - index, num_rows))
             if not per_epoch:
-                found = (
-                    f"global_batch_size={size} is more than the {num_rows} rows of an epoch, which has no full step."
+                raise SamplerError(
+                    f"global_batch_size={size} is more than the {num_rows} rows of an epoch, which has no full step. Take a "
+                    "smaller batch, or last_batch='run_on' or 'fill'."
                 )
-                raise SamplerError(f"{found} Take a smaller batch, or last_batch='run_on' or 'fill'.")
             self._pieces.append(_Piece(step, size, epoch, index, left, per_epoch))
 
     def begin(self, step: int) -> tuple[int, int]:

@@ -126,8 +126,9 @@ def _close(iterator: Any) -> None:
 def end_with_parent() -> None:
     """In a worker process of Grain's, end when its parent does: it would wait for room in its queue without end."""
     parent = multiprocessing.parent_process()
-    waits = any(thread.name == _WAITS_FOR_PARENT for thread in threading.enumerate())  # not those before a fork
-    if parent is None or waits or not in_worker():
+    if parent is None or not in_worker():
+        return
+    if any(thread.name == _WAITS_FOR_PARENT for thread in threading.enumerate()):
         return
 
     def wait() -> None:

@@ -18,7 +18,7 @@ from grain_sft.storage.remote.shards import RemoteShards
 from grain_sft.storage.vectored_copy import copies
 
 MOST_OPEN_FILES = 1024
-_MANY_PIECES = 24  # of a gather that is a copy from maps: of 180 tokens each, 8 are read in 0.6 of its time
+_MANY_PIECES = 24  # least pieces of a gather that is copied; 8 of 180 tokens are read in 0.6 of the time of a copy
 _SMALL_PIECE = 1 << 13  # bytes, most that its pieces have on average
 _MIN_PIECES_PER_WAIT = 16  # a copy with fewer pieces per wait for the disk is slower than reads
 _READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, after such a copy

@@ -60,9 +60,8 @@ class SplitPairs(grain.transforms.Map):
             at = np.arange(size) - (size - length if name == "prompt" else 0)
             inside = (at >= 0) & (at < length)
             ids = np.take_along_axis(tokens, np.where(inside, at + first, 0), axis=-1)
-            ids = np.where(
-                inside, ids, np.int32(self.pad_token_id)
-            )  # in a narrower dtype, NumPy would wrap the padding token
+            # In a narrower dtype, NumPy would wrap the padding token.
+            ids = np.where(inside, ids, np.int32(self.pad_token_id))
             batch[f"{name}_ids"], batch[f"{name}_mask"] = ids, (ids != self.pad_token_id).astype(np.int32)
             first = first + length
             if not self._warned and (inside & (ids == self.pad_token_id)).any():

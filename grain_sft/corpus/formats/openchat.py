@@ -179,9 +179,8 @@ def _unpack(
         length = rows.values["seqlens"].astype(np.int64)
         starts = np.cumsum(length) - length
         weights = np.zeros(int(length.sum()), "<f4")
-        weights[1:] = rows.values["nz_shifted_loss_weights"][
-            :-1
-        ]  # a first token gets the last value of the sequence before it, 0
+        # A sequence's first token gets the last value of the sequence before it, which is 0.
+        weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]
         if first_weights is not None:
             firsts = first_weights[documents : documents + len(length)]
             if len(firsts) == len(length):  # else the caller reports it

@@ -185,9 +185,8 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
                     cut, records = place + 1, 0
         del data[:cut]
         offset, scanned = offset + cut, scanned - cut
-        wanted = 2 * len(
-            data
-        )  # A string without an end is scanned again from its start, so wait until the data doubles.
+        # A string without an end is scanned again from its start, so wait until the data doubles.
+        wanted = 2 * len(data)
         if len(data) > MAX_RECORD + least:
             raise RecordError(f"{path}:{total + 1}: a record of more than {MAX_RECORD} bytes; expected at most that.")
     raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")

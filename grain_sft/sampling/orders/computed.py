@@ -6,7 +6,7 @@ import hashlib
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted
+from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted, whole_order
 from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Ints, Order, RowsAt
 
 _FEW_ROWS = 1 << 16
@@ -48,12 +48,11 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
 
     @functools.lru_cache(maxsize=EPOCHS_KEPT)
     def whole(epoch: int) -> Ints:
-        return rows_at(epoch, np.arange(num_rows))
+        return whole_order(num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
 
-    def rows_at(epoch: int, indices: Ints) -> Ints:
-        return permuted(indices, num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
-
-    return rows_at if num_rows >= _FEW_ROWS else lambda epoch, indices: whole(epoch)[indices]
+    if num_rows < _FEW_ROWS:
+        return lambda epoch, indices: whole(epoch)[indices]
+    return lambda epoch, indices: permuted(indices, num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
 
 
 def _grain_seed(seed: int, epoch: int) -> int:

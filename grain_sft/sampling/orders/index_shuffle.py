@@ -41,6 +41,22 @@ def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
     return np.where(indices == chosen, last, rows)
 
 
+def whole_order(num_rows: int, key: int, rounds: int) -> Ints:
+    """Return `permuted` of all indices, int64 [num_rows], for numbers of rows below 2^16 that `has_every_row`.
+
+    It takes 2.5 ms for any number of rows, where `permuted` takes 20 ms for 60 to 700 rows, because nearly every result has to
+    be enciphered again. Each iteration of the loop takes twice as many of these steps as the one before.
+    """
+    bits = _block_bits(num_rows - 1)
+    block = np.arange(1 << bits)
+    found = _enciphered(block.astype(np.uint64), bits // 2, key, rounds).astype(np.int64)
+    ahead = np.where(block < num_rows, block, found)
+    found = found[:num_rows]
+    while (found >= num_rows).any():
+        found, ahead = ahead[found], ahead[ahead]
+    return found
+
+
 def _walked(indices: Ints, last: int, bits: int, key: int, rounds: int) -> Ints:
     if len(indices) < _FEW:
         return np.array([index_shuffle(index, last, key, rounds) for index in indices.tolist()], np.int64)

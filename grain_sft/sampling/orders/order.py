@@ -77,11 +77,10 @@ class Order:
             def rows_of(epoch: int) -> Ints:
                 rows = np.asarray(permutation(seed, epoch, num_rows))
                 if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
-                    found = f"found an array of shape {list(rows.shape)} that repeats or lacks rows"
-                    expected = (
-                        f"expected each of {num_rows} rows once; {found}. Return a permutation of range({num_rows})."
+                    raise SamplerError(
+                        f"order {permutation!r}, epoch {epoch}: expected each of {num_rows} rows once; found an array of shape "
+                        f"{list(rows.shape)} that repeats or lacks rows. Return a permutation of range({num_rows})."
                     )
-                    raise SamplerError(f"order {permutation!r}, epoch {epoch}: {expected}")
                 return rows.astype(np.int64)
 
             return lambda epoch, indices: rows_of(epoch)[indices]
