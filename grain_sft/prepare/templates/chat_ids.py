@@ -14,6 +14,7 @@ from grain_sft.prepare.templates.chat_template import Spans
 from grain_sft.prepare.templates.template import Rendered, SpecialText
 from grain_sft.prepare.tokenizers import Tokenizer
 from grain_sft.prepare.tokenizers.huggingface import renamed
+from grain_sft.prepare.tokenizers.huggingface_gaps import refusal
 
 
 class UnexpectedControlError(RecordError):
@@ -75,7 +76,7 @@ class WholeChats(Encoder):
         return self._encode(self._tokenizer.exact, text)[2]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        encoded, ids, controls = self._encode(self._tokenizer.exact, text)
+        encoded, ids, controls = self._encode(self._tokenizer.strict, text)
         try:
             self._check(controls, expected, text)
         except UnexpectedControlError:
@@ -107,7 +108,10 @@ class WholeChats(Encoder):
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
         """Return the encoding, its ids, and the control tokens, without the whitespace that some of them take in."""
-        encoded = tokenizer.encode(text, add_special_tokens=False)
+        try:
+            encoded = tokenizer.encode(text, add_special_tokens=False)
+        except Exception as error:  # tokenizers raises bare Exceptions
+            raise refusal(tokenizer, text, error) from error
         ids, found = np.array(encoded.ids, np.uint32), []
         for index in np.flatnonzero(self._is_control[ids]).tolist():
             number = int(ids[index])

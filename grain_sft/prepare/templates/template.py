@@ -171,7 +171,11 @@ class PiecesTemplate(Template):
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
         good = [each for each in checked if not isinstance(each, RecordError)]
         texts = [value for pieces in good for value, _ in pieces if isinstance(value, str)]
-        encoded = iter(self.encode(texts))
+        try:
+            encoded = iter(self.encode(texts))
+        except RecordError as error:  # of one of the conversations
+            one_by_one = itertools.chain.from_iterable(self.render([each]) for each in conversations)
+            return [error] if len(conversations) == 1 else list(one_by_one)
         ids = [[next(encoded) if isinstance(value, str) else value for value, _ in pieces] for pieces in good]
         documents = map(functools.partial(result_of, self.document), good, ids)
         return [each if isinstance(each, RecordError) else next(documents) for each in checked]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grain_sft.errors import CorpusError, import_extra
-from grain_sft.prepare.tokenizers import huggingface_cuts
+from grain_sft.prepare.tokenizers import huggingface_cuts, huggingface_gaps
 from grain_sft.prepare.tokenizers.tokenizer import CHAT_TEMPLATE, MARKER, Tokenizer
 from grain_sft.storage import ForkSafeLock
 
@@ -108,10 +108,17 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._load(self._bare_content())
 
     @functools.cached_property
+    def strict(self) -> Any:
+        """`exact`, but a character without a token is an error. `exact` leaves it out if its BPE has no unknown token."""
+        content = self._bare_content()
+        return self._load(content) if huggingface_gaps.refuse(content, _bytes_of_characters()) else self.exact
+
+    @functools.cached_property
     def plain(self) -> Any:
-        """`exact` with special tokens `renamed`, so that text that spells one becomes ordinary tokens."""
+        """`strict` with special tokens `renamed`, so that text that spells one becomes ordinary tokens."""
         content = self._bare_content()
         _rename_tokens(content, self.special_tokens.keys())
+        huggingface_gaps.refuse(content, _bytes_of_characters())
         made = self._load(content)
         for text, number in self.special_tokens.items():
             if made.token_to_id(renamed(text)) != number:
@@ -122,7 +129,11 @@ class HuggingFaceTokenizer(Tokenizer):
         return made
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Tokenizer`. Uses one thread, because a preparation has a process per core."""
+        """See `Tokenizer`. Uses one thread, because a preparation has a process per core.
+
+        Raises:
+          RecordError: A text has a character without a token.
+        """
         plain = self.plain
         fast = getattr(plain, "encode_batch_fast", plain.encode_batch)  # without offsets; from version 0.20 on
 
@@ -130,7 +141,10 @@ class HuggingFaceTokenizer(Tokenizer):
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:
-                ids += fast([piece], add_special_tokens=False)[0].ids
+                try:
+                    ids += fast([piece], add_special_tokens=False)[0].ids
+                except Exception as error:  # tokenizers raises bare Exceptions
+                    raise huggingface_gaps.refusal(plain, piece, error) from error
             return ids
 
         with _environment("TOKENIZERS_PARALLELISM", "false"):  # only this keeps tokenizers from starting threads

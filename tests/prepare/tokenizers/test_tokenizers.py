@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+import tokenizers
 from tokenizer_makers import (
     KINDS,
     ODD_TEXTS,
@@ -23,8 +24,10 @@ from tokenizer_makers import (
     save_tiktoken,
     sentencepiece_model,
 )
+from tokenizers import decoders, models, pre_tokenizers
 
-from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.errors import CorpusError, CorpusFileError, RecordError
+from grain_sft.prepare import TEMPLATES, TemplateOptions, parse_record, render
 from grain_sft.prepare.tokenizers import Tokenizer, huggingface, load_tokenizer
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
@@ -107,6 +110,27 @@ def test_ids_that_are_drawn_at_random_are_refused(tmp_path):
     content["model"]["dropout"] = 0.1
     with pytest.raises(CorpusError, match=r"BPE dropout 0\.1.*Set model.dropout to null"):
         load_tokenizer(save_huggingface(tmp_path, json.dumps(content)))
+
+
+@pytest.mark.parametrize(("model", "template"), [("BPE", "text"), ("BPE", "hf"), ("WordLevel", "text")])
+def test_a_character_without_a_token_is_an_error_of_its_record(tmp_path, model, template):
+    """BPE without an unknown token left it out; models of other kinds raised a bare Exception for the whole batch."""
+    made = tokenizers.Tokenizer(getattr(models, model)())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(["a cab\n"])
+    made.add_special_tokens(["<|e|>"])
+    chat_template = "{% for each in messages %}{{ each.content }}<|e|>{% endfor %}"
+    tokenizer = load_tokenizer(save_huggingface(tmp_path, made.to_str(), eos="<|e|>", chat_template=chat_template))
+    texts = ["a cab", "a \u00e9 cab", " cab"]
+    records = [{"text": text} for text in texts]
+    if template == "hf":
+        records = [{"messages": [{"role": "assistant", "content": text}]} for text in texts]
+    parsed = [parse_record(record) for record in records]
+    first, second, third = render(TEMPLATES[template], parsed, tokenizer, TemplateOptions())
+    assert [tokenizer.decode(each.tokens) for each in (first, third)] == ["a cab<|e|>", " cab<|e|>"]
+    with pytest.raises(RecordError, match=r"the tokenizer can't encode .*'a \u00e9 cab.*unknown characters"):
+        raise second
 
 
 def test_a_child_that_is_forked_while_a_thread_encodes_can_encode(tmp_path):
