@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.errors import PrepareError
 from grain_sft.prepare import splits
 from grain_sft.prepare.documents import Block
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, whole_files
@@ -18,12 +19,17 @@ from grain_sft.storage import files
 Array = npt.NDArray[Any]
 
 TOKEN_DTYPE = np.dtype("<u4")
+MAX_SHARDS = 100_000  # of a split: readers sort the folders by name, and names have five digits
 ENDS = ("<myPT_eot>", "<|eot|>")
 """Special tokens that end a conversation."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
-    """Return shards of whole documents, each of at most `shard_tokens`, unless one document is longer."""
+    """Return shards of whole documents, each of at most `shard_tokens`, unless one document is longer.
+
+    Raises:
+      PrepareError: There are more than `MAX_SHARDS`.
+    """
     ends = plan.ends(split)
     found: list[Task] = []
     start = before = 0
@@ -33,6 +39,11 @@ def tasks(plan: Plan, split: str) -> list[Task]:
         end = int(ends[stop - 1]) if stop else 0
         found.append(Task(split, len(found), start, stop, 0, end - before))
         start, before = stop, end
+    if len(found) > MAX_SHARDS:
+        raise PrepareError(
+            f"shard_tokens={plan.request.shard_tokens}: {len(found)} shards in {split}, and readers order at most {MAX_SHARDS} "
+            "by their names. Give more tokens per shard (--tokens-per-shard)."
+        )
     return found
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import sft_files
 
+from grain_sft.errors import PrepareError
 from grain_sft.prepare import convert
 
 Documents = list[tuple[np.ndarray, np.ndarray]]
@@ -59,6 +60,12 @@ def test_training_documents_have_the_same_paths_with_and_without_validation(tmp_
         paths[held_out] = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
     assert paths[0] < paths[4]
     assert all("val" in path or "eval" in path for path in paths[4] - paths[0])
+
+
+def test_more_shards_than_their_names_sort_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grain_sft.prepare.writers.episodes.MAX_SHARDS", 45)
+    with pytest.raises(PrepareError, match=r"shard_tokens=1: 46 shards in train.*at most 45.*--tokens-per-shard"):
+        written(tmp_path, "episodes", shard_tokens=1)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
