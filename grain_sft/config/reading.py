@@ -26,12 +26,12 @@ _EXCLUSIVE |= {other: key for key, other in _EXCLUSIVE.items()}
 """Keys that exclude each other in a section: a stated one removes the inherited other one."""
 
 
-class _RepeatedKeyError(Exception):
-    """A key that is given twice."""
+class _RefusedError(Exception):
+    """Valid YAML with two meanings. Its text begins with the line."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a repeated key, and reads 2:17 as text (for YAML 1.1 it is 137, in base 60)."""
+    """YAML that refuses a repeated key and 010 (8 in YAML 1.1, 10 in YAML 1.2), and reads 2:17 as text (in YAML 1.1 137)."""
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
@@ -43,9 +43,20 @@ class _Loader(yaml.SafeLoader):
         seen = set()
         for key, _ in node.value:
             if (key.tag, str(key.value)) in seen:
-                raise _RepeatedKeyError(f"{key.start_mark.line + 1}: the key {str(key.value)!r} is given a second time")
+                found = f"{key.start_mark.line + 1}: the key {str(key.value)!r} is given a second time"
+                raise _RefusedError(f"{found}. Remove one of the two.")
             seen.add((key.tag, str(key.value)))
         return node
+
+    def construct_yaml_int(self, node: Any) -> int:
+        value = int(super().construct_yaml_int(node))
+        if re.fullmatch("[-+]?0[0-7_]+", node.value) and value != (decimal := int(node.value.replace("_", ""))):
+            found = f"{node.start_mark.line + 1}: {node.value} is {value} in YAML 1.1 and {decimal} in YAML 1.2"
+            raise _RefusedError(f"{found}. Write {decimal} or {value}.")
+        return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
@@ -63,8 +74,8 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     is_yaml = Path(path).suffix in (".yaml", ".yml")
     try:
         stated = yaml.load(text, _Loader) if is_yaml else _load_json(text)  # _Loader is a SafeLoader
-    except _RepeatedKeyError as error:
-        raise ConfigError(f"{path}: line {error}. Remove one of the two.") from None
+    except _RefusedError as error:
+        raise ConfigError(f"{path}: line {error}") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of odd YAML scalars
         hint = "" if is_yaml else ". A YAML config is named .yaml."
         raise ConfigError(f"{path}: not {'YAML' if is_yaml else 'JSON'}: {error}{hint}") from error

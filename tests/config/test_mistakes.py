@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from batches import error_of, load, put, write_config
+from batches import error_of, load, put, sections, write_config
 
 from grain_sft.config import naming
 from grain_sft.errors import ConfigError, CorpusFileError, LayoutError, TransformError
@@ -124,6 +124,15 @@ def test_a_key_that_is_given_twice_is_an_error_with_its_line(tmp_path, name, tex
     path = tmp_path / name
     path.write_text(text)
     assert error_of(path) == f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two."
+
+
+def test_a_number_in_base_8_or_60_is_an_error(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("# seed\nsampler: {seed: 0_17}\n")
+    assert error_of(path) == f"{path}: line 2: 0_17 is 15 in YAML 1.1 and 17 in YAML 1.2. Write 17 or 15."
+    config = write_config(path, sections("tokens.npy", 8)).read_text()
+    path.write_text(config.replace("seed: 1", "seed: 2:17"))
+    assert error_of(path) == f"{path}: sampler.seed is '2:17'; expected an integer (0 or more)."
 
 
 NOT_JSON = ("", "{", "corpus: {path: a", "{'corpus': 1}", "[" * 100_000)
