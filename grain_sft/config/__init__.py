@@ -60,7 +60,10 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
         if not sections.get("stages"):
             nouns = maker.make(sections)
             return Pipeline(*nouns, **observed, amendments=make_amendments(entries, [nouns[0].layout])[0])
-        nouns_of_stages = [maker.make(each) for each in configs_of_stages(sections)]
+        nouns_of_stages = []
+        for number, each in enumerate(configs_of_stages(sections)):
+            with naming(where, f"{where}: stages[{number}]"):
+                nouns_of_stages.append(maker.make(each))
         amendments, of_stages = make_amendments(entries, [source.layout for source, _, _ in nouns_of_stages])
         stages = [
             Stage(*nouns, steps=each.get("steps"), tokens=each.get("tokens"), amendments=own)
@@ -118,15 +121,16 @@ def _renamed(section: Any, where: str) -> Any:
 
 
 @contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Put the name of the config before the messages of errors."""
+def naming(where: str, place: str | None = None) -> Iterator[None]:
+    """Put the name of the config, or the `place` in it, before the messages of errors."""
+    place = place or where
     try:
         yield
     except GrainSftError as error:
         named = error
-        if not str(error).startswith(where):
+        if not str(error).startswith(place):
             with contextlib.suppress(TypeError):  # an error class from outside may take other arguments
-                named = type(error)(f"{where}: {error}")
+                named = type(error)(f"{place}: {str(error).removeprefix(f'{where}: ')}")
         if named is error:
             raise
         raise named from error

@@ -28,8 +28,9 @@ class Mixture:
     Args:
       sources: Weight and rows of each source, by name. Rows are numbered through all sources in this order.
       on_exhausted: What happens when the `epochs` of a source are done. "repeat": no source has `epochs`. "stop": the mixture
-        ends before the first row that the source lacks. "renormalize": the other sources divide its share, until none is left.
-        "fail": as "stop", but the step with that row is a SamplerError. The `on_exhausted` of a source takes precedence.
+        ends before the first row that the source lacks. "renormalize": the other sources divide its share, until none with a
+        weight is left; a later weight in `schedule` does not count. "fail": as "stop", but the step with that row is a
+        SamplerError. The `on_exhausted` of a source takes precedence.
       schedule: Pairs (step, weights by name), which hold from that step on. Rows before the step do not depend on them. Rows
         after it make up for what each source was behind or ahead of its share. A mixture that is a source and ends has none.
 

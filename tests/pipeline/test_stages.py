@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from batches import assert_one_run, assert_same, load, sections, take, write_config
 
+from grain_sft import Host
 from grain_sft.cli.main import main
-from grain_sft.errors import ConfigError, GrainSftError, PipelineError
+from grain_sft.errors import ConfigError, GrainSftError, PipelineError, SamplerError
 from grain_sft.provenance import check_audit, checkpoint_table, difference, find_document, summarize, trace
 from grain_sft.verify import verify
 from grain_sft.view import view_rows
@@ -43,6 +44,11 @@ def test_stages_are_one_run(config, workers):
     for step in range(len(pipeline)):
         assert pipeline.at(step) is pipeline.stages[np.searchsorted(FIRSTS, step, side="right") - 1]
         assert_same(pipeline.at(step)[step], pipeline[step])
+
+
+def test_hosts_that_do_not_divide_the_batches_of_a_later_stage_are_refused(config):
+    with pytest.raises(SamplerError, match=r"stages\[1\]: global_batch_size=2 can't be divided by 4 hosts"):
+        load(config, Host(0, 4))
 
 
 def test_a_stage_is_added_to_a_run_and_none_is_changed_behind_it(config):
