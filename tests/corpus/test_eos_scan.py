@@ -19,8 +19,7 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
     for tokens in files:
         start = 0
         for at, token in enumerate(tokens):
-            last = at + 1 == len(tokens)
-            if token == EOS and (bos is None or last or tokens[at + 1] == bos):
+            if token == EOS and (bos is None or at + 1 == len(tokens) or tokens[at + 1] == bos):
                 found.append((before + start, at + 1 - start))
                 start = at + 1
         before += len(tokens)
@@ -46,16 +45,11 @@ def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
         assert corpus.num_documents == sum(tokens.count(EOS) for tokens in files)
 
 
-@pytest.fixture
-def remembered(tmp_path, monkeypatch):
-    """Hashes of small files, and of files that were just written, are cached too."""
+def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, own_cache):
+    """Scans and hashes of small files, and of files that were just written, are kept too."""
+    monkeypatch.setattr(documents_module, "_KEPT_FROM", 0)
     monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
-
-
-def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, remembered):
-    monkeypatch.setattr(documents_module, "_KEPT_FROM", 0)
     scans = []
     scan = documents_module.scan
     monkeypatch.setattr(documents_module, "scan", lambda *given: scans.append(given) or scan(*given))

@@ -12,8 +12,6 @@ from megatron_files import write_megatron
 
 import grain_sft
 
-pytest.importorskip("gcp_storage_emulator.server")
-
 FORMATS = ("olmo", "episodes", "primer", "openchat")
 
 
@@ -111,17 +109,15 @@ def test_sidecars_in_a_bucket_are_found_for_listed_files(folder, bucket, lists, 
         assert corpus.fingerprint == local["olmo"].fingerprint
 
 
-def located(path, place):
-    """A path, or a list of paths and weights, below `place`."""
-    if isinstance(path, list):
-        return [located(each, place) for each in path]
-    return path.format(place) if isinstance(path, str) else path
+def megatron_paths(place):
+    """Every kind of path of Megatron's files; a blend is the last."""
+    web, code = f"{place}/web", f"{place}/code"
+    return [place, web, f"{web}.idx", f"{place}/*.bin", [code, web], [0.3, web, 0.7, code]]
 
 
 def megatron_config(place):
     rows = {"kind": "megatron_gpt", "sequence_length": 16, "num_samples": 60}
-    blend = [0.3, f"{place}/web", 0.7, f"{place}/code"]
-    corpus = {"path": blend, "format": "megatron", "split": "3,1", "eos_token_id": sft.EOS}
+    corpus = {"path": megatron_paths(place)[-1], "format": "megatron", "split": "3,1", "eos_token_id": sft.EOS}
     return {"corpus": corpus, "layout": rows, "sampler": {"global_batch_size": 4, "seed": 0, "epochs": 1}}
 
 
@@ -131,31 +127,26 @@ def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, monkey
         write_megatron(tmp_path / "data" / name, [[tokens.tolist()] for tokens, _ in sft.documents(count)])
     client.put(f"{tmp_path / 'data'}/", "bucket/megatron/", recursive=True)
     bucket, local = "gs://bucket/megatron", str(tmp_path / "data")
-    try:
-        for path in ("{}", "{}/web", "{}/web.idx", "{}/*.bin", ["{}/code", "{}/web"], [0.3, "{}/web", 0.7, "{}/code"]):
-            for split in (None, "3,1"):
-                found, expected = (
-                    grain_sft.open_corpus(located(path, place), split=split) for place in (bucket, local)
-                )
-                assert found.weights == expected.weights
-                assert_same(*(dataclasses.replace(each, weights=()) for each in (found, expected)))
-                np.testing.assert_array_equal(found.sequences.start, expected.sequences.start)
-        pipelines = [grain_sft.load(megatron_config(place)) for place in (local, bucket)]
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
-        monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", f"{bucket}/cache")
-        shared = grain_sft.load(megatron_config(bucket))
-        assert len({each.receipt.code for each in (*pipelines, shared)}) == 1
-        assert client.glob("bucket/megatron/cache/megatron/*.arrays")
-        for step in (0, 5, len(shared) - 1):
-            batches.assert_same(pipelines[1][step], pipelines[0][step])
-            batches.assert_same(shared[step], pipelines[0][step])
-        remote = grain_sft.open_corpus(f"{bucket}/web", split="3,1", subset="valid")
-        remote.save(tmp_path / "index.json")
-        assert grain_sft.open_corpus(tmp_path / "index.json") == remote
-        client.put(f"{local}/code.idx", "bucket/megatron/web.idx")
-        with pytest.raises(grain_sft.GrainSftError, match=r"web\.idx"):
-            _ = remote.documents
-        with pytest.raises(grain_sft.GrainSftError, match=r"web\.bin: .* bytes, but .*web\.idx lists"):
-            grain_sft.open_corpus(f"{bucket}/web")
-    finally:
-        client.rm("bucket/megatron", recursive=True)
+    for paths in zip(megatron_paths(bucket), megatron_paths(local), strict=True):
+        for split in (None, "3,1"):
+            found, expected = (grain_sft.open_corpus(path, split=split) for path in paths)
+            assert found.weights == expected.weights
+            assert_same(*(dataclasses.replace(each, weights=()) for each in (found, expected)))
+            np.testing.assert_array_equal(found.sequences.start, expected.sequences.start)
+    pipelines = [grain_sft.load(megatron_config(place)) for place in (local, bucket)]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "machine"))
+    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", f"{bucket}/cache")
+    shared = grain_sft.load(megatron_config(bucket))
+    assert len({each.receipt.code for each in (*pipelines, shared)}) == 1
+    assert client.glob("bucket/megatron/cache/megatron/*.arrays")
+    for step in (0, 5, len(shared) - 1):
+        batches.assert_same(pipelines[1][step], pipelines[0][step])
+        batches.assert_same(shared[step], pipelines[0][step])
+    remote = grain_sft.open_corpus(f"{bucket}/web", split="3,1", subset="valid")
+    remote.save(tmp_path / "index.json")
+    assert grain_sft.open_corpus(tmp_path / "index.json") == remote
+    client.put(f"{local}/code.idx", "bucket/megatron/web.idx")
+    with pytest.raises(grain_sft.GrainSftError, match=r"web\.idx"):
+        _ = remote.documents
+    with pytest.raises(grain_sft.GrainSftError, match=r"web\.bin: .* bytes, but .*web\.idx lists"):
+        grain_sft.open_corpus(f"{bucket}/web")

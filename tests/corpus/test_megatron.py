@@ -9,8 +9,7 @@ import pytest
 from megatron_files import CASES, GOLDEN, write_megatron
 from sft_files import error_of
 
-import grain_sft
-from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, open_corpus
+from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, load, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.verify import verify
 
@@ -30,8 +29,7 @@ def lists(corpus, documents):
 def test_sequences_and_documents_are_megatron_cores(name):
     corpus, case = open_corpus(GOLDEN / name), CASES[name]
     assert lists(corpus, corpus.sequences) == case["sequences"]
-    borders = case["documents"]
-    grouped = [joined(case["sequences"][first:stop]) for first, stop in itertools.pairwise(borders)]
+    grouped = [joined(case["sequences"][first:stop]) for first, stop in itertools.pairwise(case["documents"])]
     assert lists(corpus, corpus.documents) == grouped
     assert corpus.signed == name.rpartition("_")[2].startswith("int")
 
@@ -43,8 +41,7 @@ def test_splits_are_the_ranges_that_megatron_core_builds(name):
         found = []
         for subset, expected in zip(SUBSETS, ranges, strict=True):
             if expected is None:
-                with pytest.raises(GrainSftError, match=f"nothing for subset='{subset}'"):
-                    open_corpus(GOLDEN / name, split=split, subset=subset)
+                assert f"nothing for subset='{subset}'" in error_of(GOLDEN / name, split=split, subset=subset)
                 continue
             corpus = open_corpus(GOLDEN / name, split=split, subset=subset)
             assert lists(corpus, corpus.sequences) == (tokens[slice(*expected)] if expected else [])
@@ -133,13 +130,11 @@ def test_a_saved_index_keeps_ranges_and_weights(tmp_path):
     found = open_corpus(tmp_path / "index.json")
     assert found == corpus and found.fingerprint == corpus.fingerprint
     assert found.weights == (3, 1) and found.signed and lists(found, found.sequences) == lists(corpus, corpus.sequences)
-    with pytest.raises(GrainSftError, match="an index lists ranges itself"):
-        open_corpus(tmp_path / "index.json", split="3,4")
+    assert "an index lists ranges itself" in error_of(tmp_path / "index.json", split="3,4")
     stored = json.loads((tmp_path / "index.json").read_text())
     stored["shards"][0]["boundaries"]["sequences"] = [4, 7]
     (tmp_path / "index.json").write_text(json.dumps(stored))
-    with pytest.raises(GrainSftError, match="It was edited or damaged"):
-        open_corpus(tmp_path / "index.json")
+    assert "It was edited or damaged" in error_of(tmp_path / "index.json")
 
 
 def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
@@ -151,7 +146,7 @@ def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
         config = {"corpus": {"path": [0.3, "data/one", 0.7, "data/two"], **corpus}, "sampler": sampler}
         layout = {"kind": "megatron_gpt", "sequence_length": 16, "num_samples": 20}
         (tmp_path / "config.json").write_text(json.dumps(config | {"layout": layout}))
-        return grain_sft.load(tmp_path / "config.json").receipt.code
+        return load(tmp_path / "config.json").receipt.code
 
     (tmp_path / "0.3").mkdir()  # a weight of a blend is not a path
     changes = [{"split": "1,1"}, {"split": "2,1"}, {"split": "1,1", "subset": "valid"}]
@@ -203,13 +198,11 @@ ARRAYS = {
 @pytest.mark.parametrize("name", [*HEADERS, *ARRAYS])
 def test_a_damaged_index_is_refused_with_its_byte(tmp_path, name):
     changed, expected = (HEADERS | ARRAYS)[name]
-    prefix = write_megatron(tmp_path / "a", DOCS, **changed)
     with pytest.raises(GrainSftError, match=expected) as error:
-        _ = open_corpus(prefix, format="megatron").documents
+        corpus = open_corpus(write_megatron(tmp_path / "a", DOCS, **changed), format="megatron")
+        assert name in ARRAYS, "a wrong header is refused when the corpus is opened"
+        _ = corpus.documents
     assert "a.idx" in str(error.value)
-    if name in HEADERS:
-        with pytest.raises(GrainSftError, match=expected):
-            open_corpus(prefix, format="megatron")
 
 
 def test_an_index_that_is_cut_short_or_lists_nothing_is_refused(tmp_path):
@@ -232,10 +225,9 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
     for path, keys, expected in (
         ([one, other], {}, "c.bin: its tokens are uint16, but those of .*a.bin are int32"),
         ([f"{one}.bin", tmp_path / "x.npy"], {}, "among the files are ones of another format"),
-        *(
-            (wrong, {}, "expected weights and prefixes in turn")
-            for wrong in ([1, one, "b", two], [1, one, two], [one, 1])
-        ),
+        ([1, one, "b", two], {}, "expected weights and prefixes in turn"),
+        ([1, one, two], {}, "expected weights and prefixes in turn"),
+        ([one, 1], {}, "expected weights and prefixes in turn"),
         (f"{one} {other}", {}, r"Write several paths as a list: \['.*a', '.*c'\]"),
         (f"1 {one} 2", {}, "expected weights and prefixes in turn"),
         *((wrong, {}, "expected finite numbers, 0 or more") for wrong in ([0, one, 0, two], [-1, one, 2, two])),

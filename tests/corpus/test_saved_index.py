@@ -67,9 +67,7 @@ def test_an_index_opens_from_any_working_directory(folder, corpus, tmp_path, mon
     assert open_corpus("data/index.json") == corpus
 
 
-def test_relative_entries_of_an_index_are_remapped_as_whole_paths_or_as_they_are_stored(
-    folder, corpus, index, tmp_path
-):
+def test_relative_entries_are_remapped_as_whole_paths_or_as_they_are_stored(folder, corpus, index, tmp_path):
     """Absolute ones are in test_formats_gcs.py."""
     moved = folder.rename(tmp_path / "moved")
     folder.mkdir()
@@ -215,8 +213,7 @@ def test_a_written_index_is_maxtexts_but_for_paths_and_fingerprint(listed, tmp_p
     ):
         corpus.save(path, format="maxtext", sequence_length=128, tokenizer=tokenizer)
         assert open_corpus(path) == open_golden(listed)
-        text = path.read_text()
-        written = json.loads(text.replace(f"{listed}/", "gs://bucket/"))
+        written = json.loads(path.read_text().replace(f"{listed}/", "gs://bucket/"))
         assert list(written) == list(INDEX) and list(written["files"][0]) == list(INDEX["files"][0])
         assert written.pop("fingerprint") not in (None, INDEX["fingerprint"])
         assert {**written, "fingerprint": INDEX["fingerprint"]} == INDEX

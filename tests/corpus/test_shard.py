@@ -171,8 +171,7 @@ def test_files_of_two_dtypes_are_no_corpus(tmp_path):
     first = write_npy(tmp_path / "a.npy", np.arange(50, dtype=np.uint16))
     second = write_npy(tmp_path / "b.npy", np.arange(50, dtype=np.uint32))
     assert "header states uint16, but dtype=uint32 was given" in error_of(first, dtype="uint32")
-    message = sft_files.error_of([first, second])
-    assert f"{second}: its tokens are uint32, but those of {first} are uint16" in message
+    assert f"{second}: its tokens are uint32, but those of {first} are uint16" in sft_files.error_of([first, second])
 
 
 def test_the_first_bad_file_in_order_is_the_one_named(tmp_path, write_tokens):

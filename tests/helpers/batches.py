@@ -28,14 +28,7 @@ def examples(count: int) -> int:
     return max(10, round(SHARE * count))
 
 
-def sections(
-    path: Any,
-    length: int,
-    *,
-    corpus: Mapping[str, Any] = {},
-    layout: str | Mapping[str, Any] = "packed",
-    **sampler: Any,
-) -> dict[str, Any]:
+def sections(path: Any, length: int, *, corpus: Mapping[str, Any] = {}, layout: Any = "packed", **sampler: Any) -> dict:
     """Return a config of the corpus at `path`, by default packed, in the order `olmo`, seed 1, in batches of 4 rows.
 
     Args:
@@ -67,9 +60,7 @@ def error_of(config: Any) -> str:
     return str(error.value)
 
 
-def pipeline_of(
-    layout: Any, transforms: Sequence[grain.transforms.Map] = SHIFTED, *, host: Host = Host(0, 1), **sampler: Any
-) -> Pipeline:
+def pipeline_of(layout: Any, transforms: Any = SHIFTED, *, host: Host = Host(0, 1), **sampler: Any) -> Pipeline:
     """Return the pipeline of a layout, by default in the order `olmo`, seed 1, in batches of 4 rows."""
     source = NpyDataSource(layout)
     sampler = {"global_batch_size": 4, "seed": 1, "order": "olmo", **sampler}
@@ -161,6 +152,15 @@ def assert_is_traced(found: Any, pipelines: Sequence[Pipeline], steps: range) ->
             lines += len(here)
     assert lines == len(found)
     assert (np.diff(found.step * 1000 + found.row) >= 0).all()
+
+
+def open_files(folder: Any) -> list[str]:
+    """Return the files below `folder` that this process has open."""
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+    return sorted(link for link in found if link.startswith(str(folder)))
 
 
 def rows_of_hosts(samplers: Sequence[Any], step: int) -> np.ndarray:

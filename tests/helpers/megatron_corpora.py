@@ -152,9 +152,8 @@ def split_runs() -> dict[str, dict[str, Any]]:
     """Return runs of MaxText's `mmap_npy` as `maxtext_runs` does, with `document_split` and `document_subset`."""
     found = {}
     blends = ["a", "b"], ["sentences"], ["a", "b", "d"], [0.3, "a", 0.7, "b"], [2, "sentences", 1, "sentences"]
-    for blend, (split, subset), samples in itertools.product(
-        blends, (("80,20", "train"), ("80,20", "valid"), ("0.5,0.3,0.2", "test")), (None, 40)
-    ):
+    splits = ("80,20", "train"), ("80,20", "valid"), ("0.5,0.3,0.2", "test")
+    for blend, (split, subset), samples in itertools.product(blends, splits, (None, 40)):
         options = {"variant": "mmap_npy", "blend": blend, "num_samples": samples, "seed": 5}
         name = f"{' '.join(map(str, blend))}, {split}, {subset}, {samples} samples"
         found[name] = {**options, "document_split": split, "document_subset": subset}

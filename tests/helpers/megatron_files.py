@@ -20,17 +20,11 @@ def write_megatron(prefix: Path, docs, dtype="int32", *, entries=True, **changed
     sequences = [sequence for document in docs for sequence in document]
     sizes = np.array([len(sequence) for sequence in sequences], "<i4")
     tokens = np.concatenate([np.empty(0, dtype), *(np.array(sequence, dtype) for sequence in sequences)], dtype=dtype)
-    parts = {
-        "magic": b"MMIDIDX\0\0",
-        "version": 1,
-        "code": CODES[dtype],
-        "sizes": sizes,
-        "pointers": (np.cumsum(sizes, dtype=np.int64) - sizes) * tokens.itemsize,
-        "borders": np.cumsum([0, *map(len, docs)]).astype("<i8"),
-        "tail": b"",
-    } | changed
-    borders = len(docs) + entries
-    header = b"".join(number.to_bytes(8, "little") for number in (len(sizes), borders))
+    parts = {"magic": b"MMIDIDX\0\0", "version": 1, "code": CODES[dtype], "sizes": sizes, "tail": b""}
+    parts["pointers"] = (np.cumsum(sizes, dtype=np.int64) - sizes) * tokens.itemsize
+    parts["borders"] = np.cumsum([0, *map(len, docs)])
+    parts |= changed
+    header = b"".join(number.to_bytes(8, "little") for number in (len(sizes), len(docs) + entries))
     stated = parts["magic"] + parts["version"].to_bytes(8, "little") + bytes([parts["code"]]) + header
     arrays = [np.asarray(parts[name]).astype(kind).tobytes() for name, kind in ARRAYS]
     prefix.parent.mkdir(parents=True, exist_ok=True)

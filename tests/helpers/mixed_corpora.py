@@ -1,7 +1,7 @@
 """A mixture of three sources that differ in what they can: format, dtype, layout, loss, order and padding."""
 
 import numpy as np
-from batches import load
+from batches import load, sections
 from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft import Host
@@ -22,12 +22,10 @@ def mixture_config(folder, **sampler):
     talks = {"weight": 0.2, "path": str(folder / "talks")}
     talks |= {"layout": {"kind": "padded"}, "sampler": {"order": "episode"}}
     web = {"weight": 0.1, "path": str(folder / "web.npy"), "dtype": "uint8"}
-    return {
-        "corpus": {"mixture": {"chat": chat, "talks": talks, "web": web}},
-        "layout": {"kind": "windows", "sequence_length": LENGTH},
-        "sampler": {"order": "shuffle", "seed": 3, "global_batch_size": 12, **sampler},
-        "transforms": ["shift_targets"],
-    }
+    corpus = {"mixture": {"chat": chat, "talks": talks, "web": web}}
+    sampler = {"order": "shuffle", "seed": 3, "global_batch_size": 12, **sampler}
+    config = sections(None, LENGTH, corpus=corpus, layout="windows", **sampler)
+    return config | {"transforms": ["shift_targets"]}
 
 
 def mixed(folder, host=Host(0, 1), **sampler):

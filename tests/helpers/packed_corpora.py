@@ -126,8 +126,7 @@ def write_case(case: PackedCase, folder: Path) -> tuple[list[Path], list[Path]]:
         tokens = random.integers(3, 60_000, int(lengths.sum()) + (case.tail if number % 2 == 0 else 0))
         ends = np.cumsum(lengths)
         if case.bos:  # EOS without a BOS after it ends nothing
-            inside = random.random(len(tokens)) < 0.05
-            tokens[inside] = EOS
+            tokens[random.random(len(tokens)) < 0.05] = EOS
             tokens[ends - lengths] = BOS
             if len(tokens) > ends[-1]:
                 tokens[ends[-1]] = BOS

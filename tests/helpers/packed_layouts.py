@@ -30,8 +30,7 @@ def write_boundaries(case: PackedCase, tokens: list[Path]) -> None:
 
 def packing_of(case: PackedCase) -> dict[str, Any]:
     """Return the options of a case's packing."""
-    bos = BOS if case.bos else None
-    return {"long_documents": case.long, "source_group_size": case.group, "bos_token_id": bos}
+    return {"long_documents": case.long, "source_group_size": case.group, "bos_token_id": BOS if case.bos else None}
 
 
 def row_digests(case: PackedCase, layout: PackedLayout) -> tuple[list[str], list[list[list[int]]]]:

@@ -120,9 +120,7 @@ def openchat_columns(docs):
     }
 
 
-def write_openchat(
-    root: Path, docs, *, split="train", sources=False, columns=None, first_weights=True, group=7, **options
-):
+def write_openchat(root, docs, *, split="train", sources=False, columns=None, first_weights=True, group=7, **options):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -158,8 +156,7 @@ def assert_documents(corpus, docs, *, sources=False):
     found = list(corpus.iter_documents())
     assert len(found) == len(docs) == corpus.num_documents == len(corpus.documents)
     for number, (document, (tokens, loss)) in enumerate(zip(found, docs, strict=True)):
-        again = corpus.document(number)
-        for each in (document, again):
+        for each in (document, corpus.document(number)):
             np.testing.assert_array_equal(each.tokens, tokens)
             np.testing.assert_array_equal(each.loss, loss)
             assert each.tokens.dtype == np.uint32 and each.loss.dtype == loss.dtype

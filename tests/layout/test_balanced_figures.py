@@ -32,9 +32,8 @@ def planned(algorithm, lengths, capacity):
 
 def spread(costs, order, rows_a_device):
     """The highest cost of a device over the mean, for each step of an epoch."""
-    sampler = IndexSampler(
-        len(costs), global_batch_size=DEVICES * rows_a_device, seed=1, order=order, costs=lambda: costs
-    )
+    batch_size = DEVICES * rows_a_device
+    sampler = IndexSampler(len(costs), global_batch_size=batch_size, seed=1, order=order, costs=lambda: costs)
     steps = np.stack([costs[sampler.rows(step)] for step in range(sampler.steps_per_epoch)])
     return over_devices(steps, rows_a_device)
 

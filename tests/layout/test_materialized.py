@@ -6,11 +6,10 @@ import pickle
 
 import numpy as np
 import pytest
-from batches import assert_same, load, pipeline_of, sections
+from batches import assert_same, load, open_files, pipeline_of, sections
 from sft_files import documents, write_episodes, write_primer, write_sources
 
-import grain_sft
-from grain_sft import NpyDataSource, PackedLayout, ShiftTargets, WindowLayout
+from grain_sft import NpyDataSource, PackedLayout, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.corpus import shard as row_format
 from grain_sft.errors import CorpusError, LayoutError
 from grain_sft.layout import FILL_ROW, MaterializedLayout, documents_of_record, numbers_in
@@ -25,7 +24,7 @@ pytest_plugins = ["written_rows"]  # the fixtures `layout` and `written`
 
 
 def opened(folder):
-    return NpyDataSource(MaterializedLayout(grain_sft.open_corpus(folder)))
+    return NpyDataSource(MaterializedLayout(open_corpus(folder)))
 
 
 def same_rows(found, expected):
@@ -42,12 +41,12 @@ def same_rows(found, expected):
 def make(tmp_path, kind):
     docs = documents(120, longest=90, weights=kind == "weights")
     if kind == "primer":
-        return grain_sft.open_corpus(write_primer(tmp_path / kind, docs))
+        return open_corpus(write_primer(tmp_path / kind, docs))
     if kind == "plain":
         np.concatenate([tokens for tokens, _ in docs]).tofile(tmp_path / "plain.npy")
-        return grain_sft.open_corpus(tmp_path / "plain.npy", eos_token_id=2)
+        return open_corpus(tmp_path / "plain.npy", eos_token_id=2)
     dtype = "uint16" if kind == "uint16" else "uint32"
-    return grain_sft.open_corpus(write_episodes(tmp_path / kind, docs, shards=3, gap=2, dtype=dtype))
+    return open_corpus(write_episodes(tmp_path / kind, docs, shards=3, gap=2, dtype=dtype))
 
 
 KINDS = ["masks", "uint16", "weights", "primer", "plain"]
@@ -104,14 +103,13 @@ def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypat
         return done
 
     monkeypatch.setattr(os, "preadv", damaged)
-    with pytest.raises(
-        CorpusError, match=r"rows: the ends of a row's segments are not columns of the row.*write the rows again"
-    ):
+    expected = r"rows: the ends of a row's segments are not columns of the row.*write the rows again"
+    with pytest.raises(CorpusError, match=expected):
         ShiftTargets().read(source, np.array([0, 1]))
 
 
 def test_the_written_corpus_is_one_of_the_segments_as_documents(written, layout):
-    corpus = grain_sft.open_corpus(written, format="rows")
+    corpus = open_corpus(written, format="rows")
     rows = MaterializedLayout(corpus)
     pairs = [pair for row in range(len(layout)) for pair in zip(rows.spans(row), layout.spans(row), strict=True)]
     for number, (found, span) in enumerate(pairs):
@@ -121,13 +119,12 @@ def test_the_written_corpus_is_one_of_the_segments_as_documents(written, layout)
         np.testing.assert_array_equal(mine.loss, original.loss[:LENGTH])
     assert len(pairs) == corpus.num_documents == len(list(corpus.iter_documents()))
     assert 0 < supervised_ratio(corpus) < 1
-    np.testing.assert_array_equal(
-        NpyDataSource(WindowLayout(corpus, LENGTH)).read([1, 5])["tokens"], NpyDataSource(layout).read([1, 5])["tokens"]
-    )
+    windows, packed = (NpyDataSource(each).read([1, 5])["tokens"] for each in (WindowLayout(corpus, LENGTH), layout))
+    np.testing.assert_array_equal(windows, packed)
 
 
 def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(written, layout):
-    corpus = grain_sft.open_corpus(written)
+    corpus = open_corpus(written)
     rows = NpyDataSource(layout).read(range(len(layout)))
     tokens, loss = rows["tokens"].reshape(-1), rows["loss_mask"].reshape(-1)
     random = np.random.default_rng(0)
@@ -151,13 +148,12 @@ def test_tokens_of_written_rows_are_read_as_those_of_any_corpus(written, layout)
 
 
 def test_a_batch_opens_no_more_files_than_it_may(written, layout, monkeypatch):
-    found = MaterializedLayout(grain_sft.open_corpus(written))
+    found = MaterializedLayout(open_corpus(written))
     assert len(found.corpus.shards) > 20
     seen, preadv = [], os.preadv
 
     def counting(fd, *arguments):
-        links = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
-        seen.append(sum(os.path.exists(each) and f"{written}/rows_" in os.readlink(each) for each in links))
+        seen.append(len(open_files(f"{written}/rows_")))
         return preadv(fd, *arguments)
 
     monkeypatch.setattr(os, "preadv", counting)
@@ -174,7 +170,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch):
     places = (tmp_path / "rows", "gs://bucket/rows")
     for where in places:
         materialize(expected.layout, where, shard_bytes=1 << 13)
-    here, there = map(grain_sft.open_corpus, places)
+    here, there = map(open_corpus, places)
     assert here.fingerprint == there.fingerprint
     found = NpyDataSource(MaterializedLayout(there))
     same_rows(found, expected)
@@ -191,9 +187,9 @@ def test_sources_of_documents_are_written_too(tmp_path):
     docs = documents(30)
     folder = write_primer(tmp_path / "primer", docs)
     write_sources(folder / "train_sources.bin", docs)
-    layout = PackedLayout(grain_sft.open_corpus(folder), LENGTH)
+    layout = PackedLayout(open_corpus(folder), LENGTH)
     materialize(layout, tmp_path / "rows")
-    corpus = grain_sft.open_corpus(tmp_path / "rows")
+    corpus = open_corpus(tmp_path / "rows")
     numbers = [span.document for row in range(len(layout)) for span in layout.spans(row)]
     np.testing.assert_array_equal(corpus.sources, layout.corpus.sources[numbers])
 
@@ -207,11 +203,11 @@ def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp
     with gzip.open(folder / "token_ids_part_0000.csv.gz", "wt") as file:
         file.write("0,3\n3,6\n6,10\n")
     np.array([[0, 10], [0, 20], [0, 30]], "<i8").tofile(folder / "sources.bin")
-    corpus = grain_sft.open_corpus(folder, format="olmo", dtype="uint16", eos_token_id=0)
+    corpus = open_corpus(folder, format="olmo", dtype="uint16", eos_token_id=0)
     layout = PackedLayout(corpus, 6, algorithm="concat_then_split", boundaries="eos")
     expected = [([5, 6, 7, 8, 8, 0], 10), ([9, 0], 30), ([4, 0], 30)]
     materialize(layout, tmp_path / "rows")
-    rows = grain_sft.open_corpus(tmp_path / "rows")
+    rows = open_corpus(tmp_path / "rows")
     assert [(each.tokens.tolist(), each.source[1]) for each in rows.iter_documents()] == expected
     found = trace(pipeline_of(layout, order="sequential", global_batch_size=1, epochs=1), range(len(layout)))
     assert found.record.tolist() == [record for _, record in expected]
@@ -231,7 +227,7 @@ def test_rows_longer_than_uint16_counts(tmp_path, monkeypatch, long_segment, pos
     monkeypatch.setattr(row_format, "LONG_SEGMENT", long_segment)
     length = (1 << 16) + 1
     docs = [(np.arange(size, dtype=np.uint32) % 100 + 3, np.ones(size, bool)) for size in (length, 70_000, 100, 7)]
-    expected = NpyDataSource(PackedLayout(grain_sft.open_corpus(write_episodes(tmp_path / "long", docs)), length))
+    expected = NpyDataSource(PackedLayout(open_corpus(write_episodes(tmp_path / "long", docs)), length))
     written = materialize(expected.layout, tmp_path / "rows")
     assert (written["positions_dtype"], written["most_segments"]) == (positions_dtype, 0 if positions_dtype else 2)
     same_rows(opened(tmp_path / "rows"), expected)

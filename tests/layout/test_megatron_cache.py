@@ -131,16 +131,13 @@ def twice(index):
     swapped(index)
 
 
-def describe(weights):
-    def write(index):
-        start = str(min(index.glob("*dataset_index.npy"))).removesuffix("dataset_index.npy")
-        Path(f"{start}description.txt").write_text(json.dumps({"weights": weights}))
-
-    return write
+def describe_no_weights(index):
+    start = str(min(index.glob("*dataset_index.npy"))).removesuffix("dataset_index.npy")
+    Path(f"{start}description.txt").write_text(json.dumps({"weights": [0.5, "x"]}))
 
 
 WRONG_BLENDS = {
-    "no weights": (describe([0.5, "x"]), {}, r"description.txt: can't be read as a description"),
+    "no weights": (describe_no_weights, {}, r"description.txt: can't be read as a description"),
     "no such data set": (change("dataset", 0, 2), {}, "dataset_index.npy: holds 0 to 2; expected 0 to 1"),
     "another count": (change("dataset_sample", 5, 9), {}, "dataset_sample_index.npy: does not count the samples"),
     "two": (twice, {}, "each fits the weights .*Keep the one"),
@@ -157,7 +154,6 @@ def test_a_blend_that_does_not_fit_is_an_error(index, system, damage, options, m
 
 @pytest.mark.parametrize("system", ["maxtext"])
 def test_a_description_that_cannot_be_read_is_an_error(index, system):
-    path = next(index.glob("*metadata.json"))
-    path.write_text(json.dumps({"seed": 3}))
+    next(index.glob("*metadata.json")).write_text(json.dumps({"seed": 3}))
     with pytest.raises(GrainSftError, match=r"metadata\.json: can't be read as a description"):
         layout_of(index, system)

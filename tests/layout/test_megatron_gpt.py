@@ -5,37 +5,28 @@ import json
 import re
 from pathlib import Path
 
+import megatron_corpora
 import numpy as np
 import pytest
 from batches import assert_one_run, load, write_config
-from megatron_corpora import (
-    EOD,
-    FEW,
-    LENGTH,
-    PAD,
-    hashes_of,
-    maxtext_runs,
-    oversampled_runs,
-    runs,
-    shuffled_runs,
-    split_runs,
-    write_prefixes,
-)
+from megatron_corpora import EOD, FEW, LENGTH, PAD, hashes_of, write_prefixes
 
-import grain_sft
-from grain_sft import Host
+from grain_sft import GrainSftError, Host, NpyDataSource
 from grain_sft.cli.main import main
 from grain_sft.provenance import trace
 from grain_sft.view import view_rows
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "megatron_samples.json").read_text())["cases"]
 MAXTEXT_GOLDEN = json.loads((FOLDER / "maxtext/mmap.json").read_text())["cases"]
 MAXTEXT_GOLDEN |= json.loads((FOLDER / "maxtext/mmap_split.json").read_text())["cases"]
-RUNS, MAXTEXT_RUNS = runs(), maxtext_runs() | split_runs()
-OPTIONS = ("num_samples", "seed", "sequence_length", "add_extra_token_to_sequence", "drop_last_partial_sequence")
-OPTIONS += ("eod_mask_loss", "reset_attention_mask", "reset_position_ids", "variant", "max_segments_per_row", "surplus")
-OPTIONS += ("document_split", "document_subset")
+RUNS = megatron_corpora.runs()
+MAXTEXT_RUNS = megatron_corpora.maxtext_runs() | megatron_corpora.split_runs()
+SHUFFLED_RUNS = megatron_corpora.shuffled_runs()
+# Keys of runs that are not options of their layouts.
+NOT_OF_LAYOUTS = ("blend", "split", "subset", "epochs", "hosts", "rows")
+EIGHT_ROWS = {"seed": 0, "global_batch_size": 8, "epochs": 1}
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +36,15 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(autouse=True)
-def cache(own_cache):
-    pass
-
-
 def config_of(folder, run, **sections):
     """The config of one of `runs()`."""
     corpus = {"path": [str(folder / each) if isinstance(each, str) else str(each) for each in run["blend"]]}
     corpus |= {"format": "megatron", "eos_token_id": EOD, "pad_token_id": PAD}
     if run.get("split", "1,0,0") != "1,0,0":
         corpus |= {"split": run["split"], "subset": run["subset"]}
-    layout = {"kind": "megatron_gpt", "sequence_length": LENGTH} | {key: run[key] for key in OPTIONS if key in run}
-    sampler = {"seed": 0, "global_batch_size": 1, "epochs": 1}
-    return {"corpus": corpus, "layout": layout, "sampler": sampler} | sections
+    layout = {"kind": "megatron_gpt", "sequence_length": LENGTH}
+    layout |= {key: value for key, value in run.items() if key not in NOT_OF_LAYOUTS}
+    return {"corpus": corpus, "layout": layout, "sampler": {"seed": 0, "global_batch_size": 1, "epochs": 1}} | sections
 
 
 def arrays_of(batch):
@@ -101,9 +87,9 @@ def test_rows_are_those_of_maxtext(folder, name):
 SHUFFLED_GOLDEN = json.loads((FOLDER / "maxtext/mmap_shuffled.json").read_text())["cases"]
 
 
-@pytest.mark.parametrize("name", shuffled_runs())
+@pytest.mark.parametrize("name", SHUFFLED_RUNS)
 def test_shuffled_batches_of_each_host_are_those_of_maxtext(folder, name):
-    run, found = shuffled_runs()[name], []
+    run, found = SHUFFLED_RUNS[name], []
     sampler = {"order": "grain", "seed": run["seed"], "epochs": run["epochs"]}
     config = config_of(folder, run, sampler=sampler | {"global_batch_size": run["hosts"] * run["rows"]})
     del config["layout"]["seed"]
@@ -117,10 +103,10 @@ def test_shuffled_batches_of_each_host_are_those_of_maxtext(folder, name):
 def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron_core(folder):
     golden = json.loads((FOLDER / "megatron_oversampled.json").read_text())["cases"]
     found = {}
-    for name, run in oversampled_runs().items():
+    for name, run in megatron_corpora.oversampled_runs().items():
         try:
             found[name] = {"samples": len(load(config_of(folder, run)).source)}
-        except grain_sft.GrainSftError as error:
+        except GrainSftError as error:
             message = re.search(r"takes (\d+) samples of it, but its stream has (\d+). Give a surplus", str(error))
             found[name] = {"taken": int(message[1]), "size": int(message[2])}
     assert found == golden and sum("taken" in each for each in found.values()) >= 3
@@ -128,8 +114,7 @@ def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron
 
 def loaded(folder, name, host=Host(0, 1), **layout):
     """The pipeline of one of `runs()`, with batches of 8 rows and options of the layout changed."""
-    config = config_of(folder, RUNS[name], sampler={"seed": 0, "global_batch_size": 8, "epochs": 1})
-    return load(config | {"layout": config["layout"] | layout}, host=host)
+    return load(config_of(folder, RUNS[name] | layout, sampler=EIGHT_ROWS), host=host)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +123,7 @@ def loaded(folder, name, host=Host(0, 1), **layout):
 def test_rows_are_read_once_by_default(folder, sampler, steps):
     """Another epoch would repeat rows and their order: `num_samples` decides how often documents are read."""
     config = config_of(folder, RUNS["seed 0, 90 samples"], sampler={"seed": 0, "global_batch_size": 12, **sampler})
-    pipeline = load(config)
-    assert pipeline.sampler.num_steps == steps
+    assert load(config).sampler.num_steps == steps
 
 
 BLEND = "blend of four, 400 samples"
@@ -162,7 +146,7 @@ def test_spans_name_the_documents_of_the_corpus(folder):
             assert documents.start[span.document] <= start < stop
             assert stop <= documents.start[span.document] + documents.length[span.document]
             read += tokens[start:stop].tolist()
-        assert read == grain_sft.NpyDataSource(layout)[row]["tokens"].tolist()
+        assert read == NpyDataSource(layout)[row]["tokens"].tolist()
     some = found[[3, -3]]
     holding = [row for row in range(len(layout)) if {span.document for span in layout.spans(row)} & set(some.tolist())]
     assert layout.rows_of_documents(some).tolist() == holding
@@ -196,7 +180,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "layout", "message"), WRONG.values(), ids=WRONG)
 def test_what_cannot_be_built_is_an_error(folder, name, layout, message):
-    with pytest.raises(grain_sft.GrainSftError, match=message):
+    with pytest.raises(GrainSftError, match=message):
         loaded(folder, name, **layout)
 
 
@@ -205,9 +189,7 @@ RESETS = ("reset_attention_mask", "reset_position_ids")
 
 @pytest.mark.parametrize("resets", [RESETS, RESETS[:1], RESETS[1:]])
 def test_resets_are_sound_and_are_shown(folder, tmp_path, capsys, resets):
-    options = dict.fromkeys((*resets, "eod_mask_loss"), True)
-    config = config_of(folder, RUNS[BLEND], sampler={"seed": 0, "global_batch_size": 8, "epochs": 1})
-    config["layout"] |= options
+    config = config_of(folder, RUNS[BLEND] | dict.fromkeys((*resets, "eod_mask_loss"), True), sampler=EIGHT_ROWS)
     path = write_config(tmp_path / "run.json", config)
     assert main(["verify", str(path), "--full"]) == 0, capsys.readouterr().out
     pipeline = load(config)

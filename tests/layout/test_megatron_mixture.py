@@ -59,5 +59,4 @@ def test_its_transforms_are_stated(config):
 
 def test_worker_processes_open_the_indices_anew(config):
     layout = load(config).source.layout.parts["blend"]
-    copy = pickle.loads(pickle.dumps(layout))
-    assert len(pickle.dumps(layout)) < 20_000 and repr(copy) == repr(layout)
+    assert len(pickle.dumps(layout)) < 20_000 and repr(pickle.loads(pickle.dumps(layout))) == repr(layout)

@@ -31,8 +31,7 @@ def test_batches_are_openchats(case, few, monkeypatch):
     assert len(golden["epochs"]) == case.epochs
     assert ("documents" in golden["epochs"][0]) == (len(set(lengths.tolist())) == len(lengths) > 3)
     for epoch, expected in enumerate(golden["epochs"]):
-        options = PackingOptions(case.capacity, seed=case.seed, epoch=epoch, batch_rows=case.ranks)
-        packed = multipack(lengths, options)
+        packed = multipack(lengths, PackingOptions(case.capacity, seed=case.seed, epoch=epoch, batch_rows=case.ranks))
         rows = [each.tolist() for each in np.split(packed.document, packed.ends)[:-1]]
         assert len(rows) == expected["batches"] * case.ranks
         batches = [rows[first : first + case.ranks] for first in range(0, len(rows), case.ranks)]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import vsl_corpora
 from batches import load
-from vsl_corpora import CORPORA, EPOCHS, IGNORED, RUNS, batch_digest, config_of, write_corpus
+from vsl_corpora import CORPORA, EPOCHS, IGNORED, RUNS, batch_digest, write_corpus
 
 from grain_sft import Pipeline
 from grain_sft.errors import ConfigError, GrainSftError, LayoutError, SamplerError
@@ -18,12 +19,10 @@ REPLAYED = [run for run in RUNS if "error" not in GOLDEN[run.name]]
 
 
 @pytest.fixture(scope="module")
-def corpora(tmp_path_factory):
-    found = {}
-    for name in CORPORA:
-        folder = tmp_path_factory.mktemp("vsl")
-        found[name] = write_corpus(name, folder)
-    return found
+def config_of(tmp_path_factory):
+    """`config_of(run)`: its config, of token files that were written."""
+    paths = {name: write_corpus(name, tmp_path_factory.mktemp("vsl")) for name in CORPORA}
+    return lambda run: vsl_corpora.config_of(run, paths[run.corpus])
 
 
 def epoch_digests(pipeline: Pipeline, epoch: int, ranks: int) -> list[tuple[str, str]]:
@@ -36,23 +35,23 @@ def epoch_digests(pipeline: Pipeline, epoch: int, ranks: int) -> list[tuple[str,
 
 
 @pytest.mark.parametrize("run", REPLAYED, ids=lambda run: run.name)
-def test_every_batch_of_every_rank_and_epoch_is_olmo_cores(corpora, run):
-    golden, paths = GOLDEN[run.name], corpora[run.corpus]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+def test_every_batch_of_every_rank_and_epoch_is_olmo_cores(config_of, run):
+    golden, config = GOLDEN[run.name], config_of(run)
+    digest = hashlib.sha256(b"".join(Path(path).read_bytes() for path in config["corpus"]["path"])).hexdigest()
     assert digest[:8] == golden["corpus"], "numpy draws other corpora than it did"
-    pipeline = load(config_of(run, paths))
+    pipeline = load(config)
     assert pipeline.num_steps == EPOCHS * sum(golden["batches"])
     found = [epoch_digests(pipeline, epoch, run.ranks) for epoch in range(EPOCHS)]
     assert found[0][0][1] == golden["lengths"]
     assert [[one for one, _ in ranks] for ranks in found] == golden["digests"]
 
 
-def test_runs_that_olmo_core_cannot_build_are_refused_with_a_sentence(corpora):
+def test_runs_that_olmo_core_cannot_build_are_refused_with_a_sentence(config_of):
     refused = [run for run in RUNS if "error" in GOLDEN[run.name] and run.longest != 256]
     assert len(refused) >= 3
     for run in refused:
         with pytest.raises(SamplerError, match=r"curriculum '.*(OLMo-core stops here|fills no batch|no bucket fills)"):
-            load(config_of(run, corpora[run.corpus]))
+            load(config_of(run))
 
 
 CHANGES = [("layout", {"min_sequence_length": 8}), ("layout", {"sequence_length": 32}), ("corpus", {"eos_token_id": 9})]
@@ -61,18 +60,16 @@ OF_SAMPLERS += [{"balanced": True, "num_cycles": 1}, {"shuffle": False}, {"globa
 CHANGES += [("sampler", each) for each in OF_SAMPLERS]
 
 
-def test_receipts_follow_every_option(corpora):
-    run = RUNS[1]
-    config = config_of(run, corpora[run.corpus])
+def test_receipts_follow_every_option(config_of):
+    config = config_of(RUNS[1])
     changed = [config] + [config | {section: config[section] | change} for section, change in CHANGES]
     assert len({load(each).receipt.code for each in changed}) == len(changed)
     unused = [config | {"sampler": config["sampler"] | {"shuffle": False, "seed": seed}} for seed in (0, 1)]
     assert len({load(each).receipt.code for each in unused}) == 1
 
 
-def test_every_row_is_found_where_it_is_read(corpora):
-    run = RUNS[7]
-    pipeline = load(config_of(run, corpora[run.corpus]))
+def test_every_row_is_found_where_it_is_read(config_of):
+    pipeline = load(config_of(RUNS[7]))
     sampler = pipeline.sampler
     slots = sampler.slots(range(pipeline.num_steps))
     found = sampler.find_slots(np.arange(len(pipeline.source)), epochs=2)
@@ -83,13 +80,11 @@ def test_every_row_is_found_where_it_is_read(corpora):
         assert sorted(rows.tolist()) == list(range(len(pipeline.source)))  # those that no step reads follow
         span = sampler.streams[0].span(epoch)
         assert (span.first, span.last) == (epoch * sampler.steps_per_epoch, (epoch + 1) * sampler.steps_per_epoch - 1)
-    records = [sampler[index].record_key for index in range(len(sampler))]
-    assert records == slots.row.tolist()
+    assert [sampler[index].record_key for index in range(len(sampler))] == slots.row.tolist()
 
 
-def test_rows_of_several_buckets_that_are_read_together_are_padded(corpora):
-    run = RUNS[0]
-    pipeline = load(config_of(run, corpora[run.corpus]))
+def test_rows_of_several_buckets_that_are_read_together_are_padded(config_of):
+    pipeline = load(config_of(RUNS[0]))
     source, counts = pipeline.source, pipeline.source.layout.row_counts
     short, longer = source.read([0]), source[counts[0] + counts[1]]
     both = source.read([0, counts[0] + counts[1]])
@@ -115,22 +110,19 @@ def test_rows_of_several_buckets_that_are_read_together_are_padded(corpora):
         ("sampler", {"global_batch_tokens": 96}, "global_batch_tokens is 96"),
     ],
 )
-def test_wrong_options_are_refused_with_a_sentence(corpora, section, change, sentence):
-    run = RUNS[0]
-    config = config_of(run, corpora[run.corpus])
+def test_wrong_options_are_refused_with_a_sentence(config_of, section, change, sentence):
+    config = config_of(RUNS[0])
     with pytest.raises(GrainSftError, match=sentence):
         load(config | {section: config[section] | change})
 
 
-def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(corpora):
-    run = RUNS[0]
-    config = config_of(run, corpora[run.corpus])
+def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(config_of):
+    config = config_of(RUNS[0])
     with pytest.raises(ConfigError, match=r"sampler.curriculum is for rows of several lengths"):
         load(config | {"layout": {"kind": "windows", "sequence_length": 64}})
     sources = {name: {"weight": 1} | config["corpus"] for name in ("one", "two")}
-    mixture = config | {"corpus": {"mixture": sources}, "sampler": {"seed": 0, "global_batch_size": 4}}
     with pytest.raises(LayoutError, match="source one has rows of several lengths"):
-        load(mixture)
+        load(config | {"corpus": {"mixture": sources}, "sampler": {"seed": 0, "global_batch_size": 4}})
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,7 @@ def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_p
     """As OLMo-core finds them: file by file."""
     known = make("parts", tmp_path / "corpus", [10, 20, 6], part=16)
     layout = PackedLayout(known.corpus, 32, boundaries="eos", cache_dir=tmp_path)
-    lengths = sorted(span.stop - span.start for row in range(len(layout)) for span in layout.spans(row))
-    assert lengths == [4, 10, 14]
+    assert sorted(span.stop - span.start for row in range(len(layout)) for span in layout.spans(row)) == [4, 10, 14]
     assert layout.statistics["documents"] == 3
 
 

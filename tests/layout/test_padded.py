@@ -23,9 +23,7 @@ from grain_sft.errors import LayoutError
     keep=st.sampled_from(["last", "first"]),
     least=st.integers(1, 5),
 )
-def test_every_document_has_the_row_of_its_number_among_those_that_are_long_enough(
-    kind, lengths, part, outside, length, keep, least
-):
+def test_rows_are_the_documents_that_are_long_enough_in_order(kind, lengths, part, outside, length, keep, least):
     with tempfile.TemporaryDirectory() as temp:
         known = make(kind, Path(temp), lengths, part=part, outside=0 if kind == "parts" else outside)
         kept = [number for number, size in enumerate(lengths) if size >= least]

@@ -8,8 +8,7 @@ from batches import load, sections
 from pair_files import PAD, make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
-import grain_sft
-from grain_sft import GrainSftError
+from grain_sft import GrainSftError, NpyDataSource, open_corpus
 from grain_sft.layout import PairsLayout
 from grain_sft.provenance import find_document
 from grain_sft.transforms import SplitPairs
@@ -35,12 +34,10 @@ def config_of(folder, **layout):
 
 def test_batches_are_the_pairs_in_the_arrays_of_a_trainer(tmp_path):
     pairs = make_pairs(1100, 1)
-    pipeline = load(config_of(write_pairs(tmp_path, pairs)))
-    found = list(pipeline.iter())
-    widths = {f"{name}_{kind}": 16 if name == "prompt" else 32 for name in COLUMNS for kind in ("ids", "mask")}
-    assert {key: (array.shape, array.dtype) for key, array in found[0].items()} == {
-        key: ((8, width), np.dtype(np.int32)) for key, width in widths.items()
-    }
+    found = list(load(config_of(write_pairs(tmp_path, pairs))).iter())
+    shapes = {f"{name}_{kind}": (8, 16 if name == "prompt" else 32) for name in COLUMNS for kind in ("ids", "mask")}
+    assert {key: array.shape for key, array in found[0].items()} == shapes
+    assert {array.dtype for array in found[0].values()} == {np.dtype(np.int32)}
     rows = {key: np.concatenate([batch[key] for batch in found]) for key in found[0]}
     assert digest_of({key: rows[key][number] for key in rows} for number in range(len(pairs))) == MAXTEXT
 
@@ -55,7 +52,7 @@ def test_the_golden_digest_is_that_of_the_installed_maxtext():
 
 def test_long_pairs_are_dropped_or_truncated_and_counted(tmp_path):
     pairs = make_pairs(200, 2)
-    corpus = grain_sft.open_corpus(write_pairs(tmp_path, pairs))
+    corpus = open_corpus(write_pairs(tmp_path, pairs))
     fits = [len(prompt) <= 16 and max(len(chosen), len(rejected)) <= 32 for prompt, chosen, rejected in pairs]
     assert 0 < sum(fits) < len(pairs)
     dropped = PairsLayout(corpus, 48, prompt_length=16, long_pairs="drop")
@@ -71,7 +68,7 @@ def test_long_pairs_are_dropped_or_truncated_and_counted(tmp_path):
 
 @pytest.mark.parametrize("long_pairs", ["drop", "truncate"])
 def test_a_pair_without_a_token_has_no_row(long_pairs, tmp_path):
-    corpus = grain_sft.open_corpus(write_pairs(tmp_path / "some", [[[], [], []], [[5], [6], [7]]], shards=1))
+    corpus = open_corpus(write_pairs(tmp_path / "some", [[[], [], []], [[5], [6], [7]]], shards=1))
     layout = PairsLayout(corpus, 8, long_pairs=long_pairs)
     assert [span.document for span in layout.spans(0)] == [1, 1, 1] and len(layout) == 1
 
@@ -90,7 +87,7 @@ def test_a_trace_finds_the_steps_of_a_pair(tmp_path):
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
-    corpus = grain_sft.open_corpus(write_pairs(tmp_path, make_pairs(20, 5)))
+    corpus = open_corpus(write_pairs(tmp_path, make_pairs(20, 5)))
     for options, message in (
         ({"prompt_length": 48}, "prompt_length=48: expected 1 to 47"),
         ({"long_pairs": "cut"}, "long_pairs='cut': expected 'truncate' or 'drop'"),
@@ -98,33 +95,31 @@ def test_what_does_not_fit_is_refused(tmp_path):
         with pytest.raises(GrainSftError, match=message):
             PairsLayout(corpus, 48, **options)
     np.arange(64, dtype=np.uint32).tofile(tmp_path / "a.npy")
-    other = grain_sft.open_corpus(tmp_path / "a.npy", dtype="uint32", eos_token_id=2)
     with pytest.raises(GrainSftError, match="its documents are not preference pairs"):
-        PairsLayout(other, 48)
+        PairsLayout(open_corpus(tmp_path / "a.npy", dtype="uint32", eos_token_id=2), 48)
     with pytest.raises(GrainSftError, match="are not pairs with prompts of at most 8 tokens"):
-        SplitPairs(8, PAD).map(grain_sft.NpyDataSource(PairsLayout(corpus, 48)).read(range(8)))
+        SplitPairs(8, PAD).map(NpyDataSource(PairsLayout(corpus, 48)).read(range(8)))
 
 
 def test_token_files_of_pairs_are_opened_by_a_list_or_a_mix_and_not_with_others(tmp_path):
-    corpus = grain_sft.open_corpus(write_pairs(tmp_path / "pairs", make_pairs(20, 5)))
+    corpus = open_corpus(write_pairs(tmp_path / "pairs", make_pairs(20, 5)))
     paths = [shard.path for shard in corpus.shards]
     (tmp_path / "mix.txt").write_text("".join(f"a,{path}\n" for path in paths))
     for where in (paths, [tmp_path / "pairs"], f"{tmp_path}/pairs/train/shard_*/*", tmp_path / "mix.txt"):
-        found = grain_sft.open_corpus(where)
+        found = open_corpus(where)
         assert found.fingerprint == corpus.fingerprint
-        np.testing.assert_array_equal(
-            PairsLayout(found, 48).pieces(np.arange(20)), PairsLayout(corpus, 48).pieces(np.arange(20))
-        )
-    episodes = grain_sft.open_corpus(write_episodes(tmp_path / "episodes", documents()))
+        pieces, expected = (PairsLayout(each, 48).pieces(np.arange(20)) for each in (found, corpus))
+        np.testing.assert_array_equal(pieces, expected)
+    episodes = open_corpus(write_episodes(tmp_path / "episodes", documents()))
     for first, second in ((corpus, episodes), (episodes, corpus)):
-        both = grain_sft.open_corpus([shard.path for each in (first, second) for shard in each.shards])
+        both = open_corpus([shard.path for each in (first, second) for shard in each.shards])
         with pytest.raises(GrainSftError, match=f"{episodes.shards[0].path}: its documents are not preference pairs"):
             PairsLayout(both, 48)
 
 
 def test_a_token_that_is_the_padding_token_is_masked_with_a_warning(tmp_path, caplog):
-    corpus = grain_sft.open_corpus(write_pairs(tmp_path, [[[5, PAD], [6], [7]]], shards=1))
-    element = grain_sft.NpyDataSource(PairsLayout(corpus, 8)).read([0])
+    corpus = open_corpus(write_pairs(tmp_path, [[[5, PAD], [6], [7]]], shards=1))
+    element = NpyDataSource(PairsLayout(corpus, 8)).read([0])
     assert SplitPairs(4, PAD).map(element)["prompt_mask"].tolist() == [[0, 0, 1, 0]]
     assert "a prompt holds the padding token itself" in caplog.text
 
@@ -146,4 +141,4 @@ def test_damaged_files_are_named(tmp_path):
     for data, message in ((whole[:-8], "is not a multiple of 32"), (whole[:-8] + b"\xff" * 8, "It is damaged")):
         index.write_bytes(data)
         with pytest.raises(GrainSftError, match=message):
-            PairsLayout(grain_sft.open_corpus(folder), 48)
+            PairsLayout(open_corpus(folder), 48)

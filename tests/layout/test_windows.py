@@ -80,17 +80,15 @@ def test_tokens_far_into_a_huge_file_are_read(tmp_path, dtype, tokens):
     length, path, size = 8192, tmp_path / "huge.npy", np.dtype(dtype).itemsize
     last = tokens // length - 1
     rows = sorted({row for row in (0, 1, 65_535, (1 << 31) // length, (1 << 32) // length, last) if row <= last})
-    with open(path, "wb") as file:
-        try:
-            file.truncate(tokens * size)
-        except OSError as error:
-            pytest.skip(f"no file of {tokens * size} bytes here: {error}")
-        if os.stat(path).st_blocks * 512 > 1 << 20:
-            pytest.skip("no sparse files here")
-        for row in rows:
-            for token, values in ((row * length, [row % 251, 7, 8]), ((row + 1) * length - 1, [row % 241])):
-                file.seek(token * size)
-                file.write(np.array(values, dtype).tobytes())
+    try:
+        written = np.memmap(path, dtype, "w+", shape=tokens)
+    except OSError as error:
+        pytest.skip(f"no file of {tokens * size} bytes here: {error}")
+    if os.stat(path).st_blocks * 512 > 1 << 20:
+        pytest.skip("no sparse files here")
+    for row in rows:
+        written[row * length : row * length + 3] = row % 251, 7, 8
+        written[(row + 1) * length - 1] = row % 241
     layout = WindowLayout(grain_sft.open_corpus(path, dtype=dtype), length)
     assert len(layout) == tokens // length
     found = grain_sft.NpyDataSource(layout).read(rows)["tokens"]

@@ -1,7 +1,5 @@
 """Arrays of memory that is used again: never while someone holds an array of it."""
 
-from __future__ import annotations
-
 import gc
 import pickle
 from concurrent.futures import ThreadPoolExecutor

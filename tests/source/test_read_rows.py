@@ -1,14 +1,11 @@
 """Batches made straight from what was read are what ShiftTargets makes of the source's arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from batches import assert_same
 from sft_files import documents, write_episodes, write_olmo
 
-import grain_sft
-from grain_sft import NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout
+from grain_sft import NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.corpus import shard as row_format
 from grain_sft.errors import TransformError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
@@ -26,9 +23,9 @@ def corpora(tmp_path_factory):
         docs = documents(90, seed=2, weights=kind == "weights", longest=70)
         if kind == "none":
             files = sorted(map(str, write_olmo(folder / kind, docs, part_tokens=300).glob("token_ids*.npy")))
-            found[kind] = grain_sft.open_corpus(files, dtype="uint16", eos_token_id=2, use_loss_mask=False)
+            found[kind] = open_corpus(files, dtype="uint16", eos_token_id=2, use_loss_mask=False)
         else:
-            found[kind] = grain_sft.open_corpus(write_episodes(folder / kind, docs, shards=3))
+            found[kind] = open_corpus(write_episodes(folder / kind, docs, shards=3))
     return folder, found
 
 
@@ -43,7 +40,7 @@ def layouts(folder, corpus, kind):
         "fragment": PackedLayout(corpus, LENGTH, long_documents="fragment", **options),
         "concat": PackedLayout(corpus, LENGTH, algorithm="concat_then_split", **options),
         "epochs": PackedLayout(corpus, LENGTH, algorithm="shuffled_best_fit", seed=1, epochs=2, **options),
-        "materialized": MaterializedLayout(grain_sft.open_corpus(folder / f"{kind}-rows-{row_format.LONG_SEGMENT}")),
+        "materialized": MaterializedLayout(open_corpus(folder / f"{kind}-rows-{row_format.LONG_SEGMENT}")),
     }
 
 
@@ -90,7 +87,7 @@ def test_a_token_that_int32_does_not_hold_is_an_error_the_first_time_and_after(t
     tokens[random.integers(0, len(tokens), len(tokens) // mean)] = 2
     tokens[np.flatnonzero(tokens == 2)[3] - 1] = highest
     tokens.tofile(tmp_path / "0.npy")
-    corpus = grain_sft.open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=2)
+    corpus = open_corpus(tmp_path / "0.npy", dtype="uint32", eos_token_id=2)
     for _ in range(2):  # the second time from the cache
         source = NpyDataSource(PackedLayout(corpus, 4096))
         assert source.layout.highest_token == highest and (source._segment_reader is None) == (mean == 20)

@@ -1,15 +1,12 @@
 """NpyDataSource: the arrays of a row or of many, from any thread and any process."""
 
-from __future__ import annotations
-
 import gc
-import os
 import pickle
 import weakref
 
 import numpy as np
 import pytest
-from batches import assert_same
+from batches import assert_same, open_files
 
 import grain_sft
 from grain_sft.layout import FILL_ROW, FillKey
@@ -34,17 +31,6 @@ def make(write_tokens):
 
 def source_of(corpus, **options):
     return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, LENGTH), **options)
-
-
-def descriptors(folder):
-    """Open files of this process below `folder`."""
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except OSError:
-            continue  # closed meanwhile
-    return [link for link in found if link.startswith(str(folder))]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
@@ -137,15 +123,15 @@ def test_an_index_that_is_no_integer_or_beyond_int64_is_an_error(make):
 def test_files_are_opened_when_they_are_read_and_no_more_than_allowed(make, tmp_path, limit):
     corpus, rows = make([64] * 20)
     source = source_of(corpus, max_open_files=limit)
-    assert not descriptors(tmp_path)
+    assert not open_files(tmp_path)
     order = np.random.default_rng(0).permutation(len(rows))
     for count, number in enumerate(order.tolist(), 1):
         np.testing.assert_array_equal(source[number]["tokens"], rows[number])
-        assert 1 <= len(descriptors(tmp_path)) <= min(limit, count)
+        assert 1 <= len(open_files(tmp_path)) <= min(limit, count)
     np.testing.assert_array_equal(source.read(order)["tokens"], rows[order])
-    assert len(descriptors(tmp_path)) <= limit
+    assert len(open_files(tmp_path)) <= limit
     del source
-    assert not descriptors(tmp_path)
+    assert not open_files(tmp_path)
 
 
 def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_path):
@@ -157,9 +143,9 @@ def test_a_pickle_holds_no_file_and_is_as_small_after_use_as_before(make, tmp_pa
     assert abs(len(after) - len(before)) < 200 and len(after) < 4000
     del source
     again = pickle.loads(after)
-    assert not descriptors(tmp_path)
+    assert not open_files(tmp_path)
     np.testing.assert_array_equal(again.read(range(len(rows)))["tokens"], rows)
-    assert len(descriptors(tmp_path)) == 2  # as many as before
+    assert len(open_files(tmp_path)) == 2  # as many as before
     assert repr(again) == repr(source_of(corpus)) and len(again) == len(rows)
 
 

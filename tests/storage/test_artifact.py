@@ -1,7 +1,5 @@
 """Artifacts: made once per machine, checked when opened, mapped by whoever needs them."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -11,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from absl import logging
 from batches import assert_same
 
 from grain_sft.errors import StorageError
@@ -32,13 +29,6 @@ def arrays() -> dict[str, np.ndarray]:
 @pytest.fixture
 def maker():
     return mock.Mock(side_effect=arrays)
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-    texts: list[str] = []
-    monkeypatch.setattr(logging, "warning", lambda text, *values: texts.append(text % values))
-    return texts
 
 
 @pytest.fixture
@@ -107,11 +97,11 @@ def test_a_maker_that_dies_leaves_nothing_and_the_next_makes_it(tmp_path, maker)
     assert maker.call_count == 1
 
 
-def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, warnings):
+def test_an_error_of_the_maker_is_the_callers_and_it_is_asked_once(tmp_path, caplog):
     fail = mock.Mock(side_effect=StorageError("a file of the maker's can't be read"))
     with pytest.raises(StorageError, match="of the maker's"):
         artifact.load_or_make("things", DEPENDS, fail, tmp_path)
-    assert fail.call_count == 1 and not warnings
+    assert fail.call_count == 1 and not caplog.messages
     assert [path.suffix for path in (tmp_path / "things").iterdir()] == [".lock"]
 
 
@@ -161,29 +151,29 @@ DAMAGES = [*map(mutated, range(60)), *map(restated, CHANGES), *(lambda data, oth
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_refused_with_a_sentence_and_made_again(made, maker, warnings, damage):
+def test_a_damaged_file_is_refused_with_a_sentence_and_made_again(made, maker, caplog, damage):
     made.write_bytes(damage(bytearray(made.read_bytes())))
     with pytest.raises(StorageError, match=r"damaged \(.*\)\. Delete it; it will be made again") as error:
         artifact.open_file(made)
     assert str(made) in str(error.value)
     for _ in range(2):
         assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]), arrays())
-    assert maker.call_count == 2 and len(warnings) >= 1
+    assert maker.call_count == 2 and len(caplog.messages) >= 1
     assert_same(artifact.open_file(made)[0], arrays())
 
 
-def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, warnings):
+def test_a_file_of_other_dependences_under_this_name_is_replaced(made, maker, caplog):
     artifact.save(made, {"of": "that"}, {"ints": np.zeros(3)})
     assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]), arrays())
     assert maker.call_count == 2
-    assert "its dependencies do not match its name" in warnings[0]
+    assert "its dependencies do not match its name" in caplog.messages[0]
 
 
-def test_a_sound_file_that_cannot_be_opened_for_now_stays(made, maker, warnings, monkeypatch):
+def test_a_sound_file_that_cannot_be_opened_for_now_stays(made, maker, caplog, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(artifact, "open_regular", mock.Mock(side_effect=OSError(24, "Too many open files")))
         assert artifact.open_cached(made, DEPENDS) is None
-    assert "Too many open files" in warnings[0]
+    assert "Too many open files" in caplog.messages[0]
     assert_same(artifact.load_or_make("things", DEPENDS, maker, made.parents[1]), arrays())
     assert maker.call_count == 1
 
@@ -194,9 +184,7 @@ def test_a_missing_file_is_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize("obstacle", ["a full disk", "a file", "a folder in its place", "a name that is too long"])
-def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(
-    tmp_path, maker, warnings, monkeypatch, obstacle
-):
+def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(tmp_path, maker, caplog, monkeypatch, obstacle):
     cache = tmp_path / "cache"
     if obstacle == "a full disk":
         error = StorageError("the disk is full: $GRAIN_SFT_CACHE_DIR.")
@@ -209,5 +197,5 @@ def test_where_the_cache_cannot_be_written_to_it_is_made_in_memory_once(
         artifact.place("things", DEPENDS, cache).mkdir(parents=True)
     assert_same(artifact.load_or_make("things", DEPENDS, maker, cache), arrays())
     assert maker.call_count == 1
-    assert "Working without a cache" in warnings[-1]
-    assert "GRAIN_SFT_CACHE_DIR" in warnings[-1] or obstacle == "a folder in its place"
+    assert "Working without a cache" in caplog.messages[-1]
+    assert "GRAIN_SFT_CACHE_DIR" in caplog.messages[-1] or obstacle == "a folder in its place"

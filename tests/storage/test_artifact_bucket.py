@@ -1,7 +1,5 @@
 """Artifacts that machines share by a bucket: made once, copied once per machine."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -86,9 +84,7 @@ def test_a_bucket_that_can_not_be_reached_is_done_without(machine, monkeypatch, 
     assert "Making it on this machine" in caplog.text and "Other machines will make it again" in caplog.text
 
 
-def test_packed_rows_are_planned_once_for_all_machines_and_copied_once_for_all_processes(
-    client, machine, monkeypatch, write_tokens
-):
+def test_a_plan_is_made_once_for_all_machines_and_copied_once_to_each(client, machine, monkeypatch, write_tokens):
     tokens = np.random.default_rng(0).integers(0, 40, 20_000)
     write_tokens("data/0.npy", tokens)
     corpus = open_corpus(write_tokens("data/1.npy", tokens).parent, eos_token_id=0)
@@ -101,10 +97,7 @@ def test_packed_rows_are_planned_once_for_all_machines_and_copied_once_for_all_p
         machine("two")
         command = [sys.executable, "-c", PLANNER, os.path.dirname(corpus.shards[0].path)]
         processes = [subprocess.Popen(command, stdout=-1, text=True) for _ in range(2)]
-        printed = {process.communicate()[0] for process in processes}
-        assert printed == {f"{len(layout)} {layout.spans(3)[0]}\n"}
+        assert {process.communicate()[0] for process in processes} == {f"{len(layout)} {layout.spans(3)[0]}\n"}
         assert media_bytes(proxy) == (client.info(kept[0])["size"],) * 2
         assert client.find("bucket/plans") == kept
-        given = PackedLayout(corpus, 64, cache_dir="gs://bucket/plans")
-        assert given.spans(3) == layout.spans(3)
-    client.rm("bucket/plans", recursive=True)
+        assert PackedLayout(corpus, 64, cache_dir="gs://bucket/plans").spans(3) == layout.spans(3)

@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, names of files, and what is not a regular file."""
 
-from __future__ import annotations
-
 import functools
 import os
 import socket

@@ -8,8 +8,6 @@ from failing_proxy import before_emulator
 import grain_sft
 from grain_sft.storage import files
 
-pytest.importorskip("gcp_storage_emulator.server")
-
 COUNTS = {"web/0.npy": 40, "web/1.npy": 25, "code/deep/0.npy": 5000, "code/true.npy": 33, "empty.npy": 0}
 MIX = "# a mix\nweb,web/1.npy\nweb,web/0.npy\ncode,code/deep/0.npy\ncode,code/true.npy\nweb,web/1.npy\nnone,empty.npy\n"
 LENGTH = 8

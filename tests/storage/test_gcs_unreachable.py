@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from batches import sections, write_config
 
 import grain_sft
 from grain_sft.cli.main import main
@@ -58,9 +59,7 @@ def test_the_emulators_address_is_read_as_gcsfs_reads_it(machine, monkeypatch, h
 
 def check_errors(tmp_path, expected):
     """Open a corpus and load a config, each at a URL or with one: an error of a URL, in time."""
-    (tmp_path / "config.yaml").write_text(
-        f"corpus: {{path: {URL}}}\nlayout: {{kind: windows, sequence_length: 8}}\nsampler: {{global_batch_size: 1, seed: 0}}\n"
-    )
+    write_config(tmp_path / "config.yaml", sections(URL, 8, layout="windows"))
     for function, argument in (
         (grain_sft.open_corpus, URL),
         (grain_sft.open_corpus, "gs://some-bucket/mix.txt"),

@@ -8,22 +8,17 @@ import pickle
 import numpy as np
 import pytest
 import sft_files
+import yaml
+from batches import sections
 from failing_proxy import WRONG_BODIES, before_emulator
 
 import grain_sft
 from grain_sft.storage import files, open_remote
 
-pytest.importorskip("gcp_storage_emulator.server")
-
 URL = "gs://bucket/versions/"
 LENGTH = 512
 TOKENS = 40 * LENGTH
 SECONDS = 1
-CONFIG = f"""
-corpus: {{path: "{URL}t/*.npy", dtype: uint32}}
-layout: {{kind: windows, sequence_length: {LENGTH}}}
-sampler: {{global_batch_size: 4, seed: 0}}
-"""
 
 
 def tokens(version, shard):
@@ -37,11 +32,11 @@ def put_all(version, client, folder):
     """Write every object that the places read, past the proxy."""
     objects = {f"t/{shard}.npy": tokens(version, shard).tobytes() for shard in range(2)}
     objects["mix.txt"] = "\n".join(f"a,{URL}t/{(number + version) % 2}.npy" for number in range(400)).encode()
-    objects["config.yaml"] = CONFIG.replace("seed: 0", f"seed: {version}").encode()
+    config = sections(f"{URL}t/*.npy", LENGTH, corpus={"dtype": "uint32"}, layout="windows", seed=version)
+    objects["config.yaml"] = yaml.safe_dump(config).encode()
     sft = folder / f"sft{version}"
     if not sft.exists():
-        docs = sft_files.documents(1500, seed=3, high=1000)
-        changed = [(each, ~loss if version else loss) for each, loss in docs]
+        changed = [(each, ~loss if version else loss) for each, loss in sft_files.documents(1500, seed=3, high=1000)]
         sft_files.write_olmo(sft, changed, part_tokens=12_000, sources=True)
     objects |= {f"sft/{path.name}": path.read_bytes() for path in sft.iterdir()}
     client.pipe({f"bucket/versions/{name}": data for name, data in objects.items()})
@@ -61,8 +56,7 @@ def made(client, tmp_path_factory):
 @pytest.fixture
 def proxy(made):
     made[0].heal()
-    yield made[0]
-    made[0].heal()
+    return made[0]
 
 
 @pytest.fixture
@@ -140,19 +134,17 @@ def outcome(read):
         return error
 
 
-HEAVY = pytest.mark.heavy
-FIRST = ("tokens", "tokens by the cache", "masks", "text")
-FEW = set(zip(sorted(WRONG_BODIES), itertools.cycle(PLACES), strict=False))
-"""Every wrong body, in one place."""
+def pairs(firsts, seconds, few):
+    """Cases of all pairs: but for `few` of them they are heavy."""
+    every = itertools.product(firsts, seconds)
+    return [pytest.param(*pair, marks=() if pair in few else pytest.mark.heavy) for pair in every]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "name"),
-    [
-        pytest.param(*pair, marks=() if pair in FEW else HEAVY)
-        for pair in itertools.product(sorted(WRONG_BODIES), PLACES)
-    ],
-)
+BODIES = sorted(WRONG_BODIES)
+EACH_ONCE = set(zip(BODIES, itertools.cycle(PLACES), strict=False))
+
+
+@pytest.mark.parametrize(("wrong", "name"), pairs(BODIES, PLACES, EACH_ONCE))
 def test_a_wrong_body_is_an_error_or_asked_for_again(proxy, place, monkeypatch, name, wrong):
     expected = place(name)()
     read = place(name)
@@ -171,13 +163,10 @@ def test_a_wrong_body_is_an_error_or_asked_for_again(proxy, place, monkeypatch, 
     assert peak() < 300
 
 
-@pytest.mark.parametrize(
-    ("name", "request_number"),
-    [
-        pytest.param(name, number, marks=() if number == 2 and name in FIRST else HEAVY)
-        for name, number in itertools.product(PLACES, range(1, 13))
-    ],
-)
+SECOND = [(name, 2) for name in ("tokens", "tokens by the cache", "masks", "text")]
+
+
+@pytest.mark.parametrize(("name", "request_number"), pairs(PLACES, range(1, 13), SECOND))
 def test_objects_that_are_replaced_during_a_read_are_never_mixed(proxy, place, put_version, name, request_number):
     """Every object is replaced before one request for one is answered."""
     old = place(name)()
@@ -209,9 +198,8 @@ def test_an_index_remembers_versions_and_an_old_one_gets_them_when_it_is_opened(
 
 def test_an_open_remote_file_is_of_one_version(proxy, put_version):
     data = tokens(0, 1).tobytes()
-    generator = np.random.default_rng(0)
     with open_remote(f"{URL}t/1.npy") as file:
-        for start, count in generator.integers(0, len(data), (20, 2)).tolist():
+        for start, count in np.random.default_rng(0).integers(0, len(data), (20, 2)).tolist():
             file.seek(start)
             assert file.read(count) == data[start : start + count]
         assert file.seek(0, 2) == len(data) and not file.read(1)

@@ -1,7 +1,5 @@
 """Files in the making that a killed process left, and locks while a forked child lives."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -2,6 +2,7 @@
 
 import threading
 
+import fsspec
 import numpy as np
 import pytest
 from failing_proxy import Proxy
@@ -9,15 +10,12 @@ from failing_proxy import Proxy
 import grain_sft
 
 pytest.importorskip("s3fs")
-pytest.importorskip("moto.server")
+moto = pytest.importorskip("moto.server")
 
 
 @pytest.fixture(scope="module")
 def proxy():
-    import fsspec
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     while not server.get_host_and_port()[1]:
         threading.Event().wait(0.01)

@@ -14,8 +14,6 @@ from failing_proxy import before_emulator, media_bytes
 
 import grain_sft
 
-pytest.importorskip("gcp_storage_emulator.server")
-
 LENGTH = 1024
 TOKENS = 64 * LENGTH  # a shard: 256 KiB
 SHARDS = 6
@@ -53,7 +51,6 @@ def proxy(client):
         patch.setenv("FSSPEC_GS_TOKEN", "anon")  # else each process looks for credentials for seconds
         grain_sft.open_corpus(URL).save(INDEX)
         yield proxy
-    client.rm("bucket/cached", recursive=True)
 
 
 @pytest.fixture
@@ -180,10 +177,9 @@ def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
     assert all(path.exists() for path in others)
 
 
-@pytest.mark.parametrize(
-    "root", ["gs://bucket", "memory:/"]
-)  # memory has no generations: each block's version is asked for
+@pytest.mark.parametrize("root", ["gs://bucket", "memory:/"])
 def test_another_version_of_an_object_is_never_mixed_with_the_first(client, proxy, memory, tmp_path, root):
+    """Memory has no generations: each block's version is asked for."""
     store, path = memory if root == "memory:/" else client, f"{root}/versions/0.npy"
     store.pipe_file(path, tokens(0).tobytes())
     first = source(path, tmp_path)
@@ -245,8 +241,7 @@ def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
 
 
 def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
-    mine = source(INDEX, tmp_path)
-    check(mine, [0])
+    check(source(INDEX, tmp_path), [0])
     block = next(path for path in cached(tmp_path) if "-0-" in path.name)
     block.rename(f"{block}.part")
     holder = subprocess.Popen(["flock", f"{block}.part", "sleep", "60"])

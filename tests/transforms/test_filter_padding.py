@@ -9,21 +9,15 @@ import numpy as np
 import pytest
 from filter_corpora import EOS, PACKED_FILES, PAD, SEQUENCE_LENGTH, write_files
 
-import grain_sft
-from grain_sft import NgramFilter, NpyDataSource, PackedLayout, PaddedLayout
+from grain_sft import NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, open_corpus
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_filter_padding.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    paths = write_files(tmp_path_factory.mktemp("documents"))
-    found = grain_sft.open_corpus([str(path) for path in paths], dtype="uint16", eos_token_id=EOS)
-    return dataclasses.replace(found, pad_token_id=PAD)
-
-
-@pytest.fixture(scope="module")
-def sources(corpus, tmp_path_factory):
+def sources(tmp_path_factory):
+    corpus = open_corpus(write_files(tmp_path_factory.mktemp("documents")), dtype="uint16", eos_token_id=EOS)
+    corpus = dataclasses.replace(corpus, pad_token_id=PAD)
     some = dataclasses.replace(corpus, shards=corpus.shards[:PACKED_FILES])
     packed = PackedLayout(some, SEQUENCE_LENGTH, cache_dir=tmp_path_factory.mktemp("plans"))
     padded = PaddedLayout(corpus, SEQUENCE_LENGTH, keep="first", min_tokens=1)

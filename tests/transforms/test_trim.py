@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from batches import assert_same, pipeline_of
 
-import grain_sft
-from grain_sft import NgramFilter, NpyDataSource, PaddedLayout, ShiftTargets
+from grain_sft import NgramFilter, NpyDataSource, PaddedLayout, ShiftTargets, open_corpus
 from grain_sft.errors import TransformError
 from grain_sft.transforms import TrimToMultiple
 
@@ -17,7 +16,7 @@ def source(write_tokens):
     rng = np.random.default_rng(0)
     docs = [np.append(rng.integers(3, 99, size), 2) for size in rng.integers(1, 120, 60)]
     path = write_tokens("a.npy", np.concatenate(docs), "uint16")
-    return NpyDataSource(PaddedLayout(grain_sft.open_corpus(path, dtype="uint16", eos_token_id=2), LENGTH))
+    return NpyDataSource(PaddedLayout(open_corpus(path, dtype="uint16", eos_token_id=2), LENGTH))
 
 
 @pytest.mark.parametrize("multiple", [1, 16, 64, 100, 128])
