@@ -13,7 +13,7 @@ import yaml
 
 from grain_sft.config.sections import SECTIONS
 from grain_sft.corpus import PREFIX_SUFFIX, words_of
-from grain_sft.errors import ConfigError
+from grain_sft.errors import ConfigError, CorpusFileError
 from grain_sft.storage import files
 
 INHERITS = "inherits"
@@ -70,6 +70,9 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     if len(inheriting) >= _MOST_INHERITED:
         chain = f"is inherited through {len(inheriting)} configs, from {inheriting[0]} on"
         raise ConfigError(f"{path}: {chain}. Expected fewer than {_MOST_INHERITED}. Join some of them.")
+    if not files.is_remote(path) and not os.path.exists(path):
+        inherited = f" {inheriting[-1]} inherits it." if inheriting else ""
+        raise CorpusFileError(f"{path}: no such file.{inherited} Fix the path.")
     text = files.read_text(path)
     is_yaml = Path(path).suffix in (".yaml", ".yml")
     try:

@@ -254,6 +254,10 @@ class Layout(Protocol):
         if len(wrong):
             raise RowIndexError(f"document {wrong[0]}: expected 0 to {self.num_documents - 1}, the corpus's documents.")
 
+    def __repr__(self) -> str:
+        """The rows' number, length and hash. A layout that states its options instead needs no hash."""
+        return self._rows_receipt()
+
     def _repr_html_(self) -> str:
         facts: dict[str, Any] = {"rows": len(self), "tokens a row": self.sequence_length}
         facts["segments a row"] = f"{self.mean_segments:.2f} on average"

@@ -171,4 +171,5 @@ def test_a_config_or_a_key_that_cant_be_read_is_named(config, tmp_path):
     expected = {"none.json": "no such file", "folder.yaml": "can't be read", "latin.yaml": "byte 3 is not UTF-8"}
     for name, text in expected.items():
         assert str(tmp_path / name) in error_of(tmp_path / name) and text in error_of(tmp_path / name)
-    assert f"{tmp_path}/none.yaml: no such file" in error_of(tmp_path / "orphan.yaml")
+    missing = f"{tmp_path}/none.yaml: no such file. {tmp_path}/orphan.yaml inherits it. Fix the path."
+    assert error_of(tmp_path / "orphan.yaml").endswith(missing)

@@ -6,13 +6,21 @@ from grain_sft.sampling.orders.order import CacheDir, Costs, Ints, Order, RowsAt
 
 __all__ = ["ORDERS", "CacheDir", "Costs", "Ints", "Order", "RowsAt"]
 
-_FILES = {"shuffle": "computed", "olmo": "exact", "maxtext": "exact", "episode": "exact", "openchat": "exact"}
-_FILES |= {"grain": "computed", "random": "computed", "sequential": "computed", "balanced": "balanced"}
-
+_HERE = "grain_sft.sampling.orders"
 ORDERS: Registry[Order] = Registry(
     "order",
     SamplerError,
-    {name: f"grain_sft.sampling.orders.{file}:{name.upper()}" for name, file in _FILES.items()},
+    {
+        "shuffle": f"{_HERE}.computed:SHUFFLE",
+        "olmo": f"{_HERE}.exact:OLMO",
+        "maxtext": f"{_HERE}.exact:MAXTEXT",
+        "episode": f"{_HERE}.exact:EPISODE",
+        "openchat": f"{_HERE}.exact:OPENCHAT",
+        "grain": f"{_HERE}.computed:GRAIN",
+        "random": f"{_HERE}.computed:RANDOM",
+        "sequential": f"{_HERE}.computed:SEQUENTIAL",
+        "balanced": f"{_HERE}.balanced:BALANCED",
+    },
     adapt=Order.of,
 )
 """Entries are `Order`s, or functions of (seed, epoch, num_rows) that return every row once."""

@@ -30,6 +30,3 @@ class OverlappingWindows(Layout):
         first = np.concatenate([[0], self._ends])[shard]
         numbers, zeros = np.arange(len(rows)), np.zeros(len(rows), np.int64)
         return Pieces(numbers, zeros, shard, (rows - first) * self.stride, zeros + self.sequence_length)
-
-    def __repr__(self) -> str:
-        return f"OverlappingWindows(sequence_length={self.sequence_length}, stride={self.stride}, rows={len(self)})"
