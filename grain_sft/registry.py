@@ -63,7 +63,8 @@ class Registry(Generic[Entry]):
         try:
             found = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError, TypeError, ValueError) as error:  # TypeError: a relative name
-            message = f"{self._noun} {name!r} cannot be imported: {error}. Install its package, or fix the name."
+            remedy = "Install its package, add its folder to PYTHONPATH, or fix the name."
+            message = f"{self._noun} {name!r} cannot be imported: {error}. {remedy}"
             raise self._error(message) from error
         return self._adapt(found)
 

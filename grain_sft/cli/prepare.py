@@ -170,7 +170,8 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
         count = manifest.get(key) or 0
-        if format.found_by_eos and 0 < 2 * count < documents:  # otherwise the template ends most documents so
+        few = 2 * count < documents  # otherwise the template of the conversations ends most of them so
+        if format.found_by_eos and count and (few or text):
             print(
                 f"note     {count:,} of {documents:,} documents {what} the EOS token. In local files OLMo-core finds "
                 "documents by it, unless use_array_if_local=False is set; this project reads the .csv.gz files."

@@ -39,7 +39,8 @@ class Replace(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
       source: Name of a source of the mixture; `MIXTURE/NAME` in a mixture of mixtures.
-      path: New files of the source, read from the first row that the run has not read; its other keys stay.
+      path: New files of the source, read from the first row of their order, or where the run stopped reading them; its other
+        keys stay.
       weight: Weight of the source.
       max_epochs: Epochs after which the source has no rows left, those before `from` included.
       on_exhausted: What happens when the source has no rows left: `stop`, `renormalize` or `fail`.

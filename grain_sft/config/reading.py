@@ -14,6 +14,7 @@ import yaml
 from grain_sft.config.sections import SECTIONS
 from grain_sft.corpus import PREFIX_SUFFIX, words_of
 from grain_sft.errors import ConfigError, CorpusFileError
+from grain_sft.layout import ListFile
 from grain_sft.storage import files
 
 INHERITS = "inherits"
@@ -167,16 +168,17 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return the path of a file that lists documents, as `_locate` finds it; of a list, each of its items.
-
-    If no file is called `name`, it names documents or a source and is returned as it is, even where a folder has that name.
-    """
+    """Return the `ListFile` at `name`, as `_locate` finds it, or `name` if no file has it; of a list, each of its items."""
     if isinstance(name, list):
         return [_locate_list(item, folder) for item in name]
     if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
         return name
     path = _locate(name, folder)
-    return path if isinstance(path, str) and path != name and files.is_file(path) else name
+    if not isinstance(path, str) or path == name or not files.is_file(path):
+        return name
+    found = ListFile(path)
+    found.name = name
+    return found
 
 
 def _exists(path: str) -> bool:

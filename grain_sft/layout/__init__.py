@@ -9,6 +9,7 @@ from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.megatron import Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout
 from grain_sft.layout.named import (
+    ListFile,
     corpus_documents_named,
     documents_named_in,
     documents_of_record,
@@ -54,7 +55,7 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
 
 __all__ = [
     "ALGORITHMS", "COUNTS", "FILL_ROW", "LAYOUTS", "RECEIPT_VERSION", "ROWS_A_DEVICE",
-    "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "MaterializedLayout", "MegatronGptLayout",
+    "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "ListFile", "MaterializedLayout", "MegatronGptLayout",
     "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
     "attention_spread", "blend", "check_columns", "checked_record", "checked_rows", "compare_algorithms",

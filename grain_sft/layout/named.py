@@ -20,6 +20,12 @@ Named = Iterable[int | str]
 _HIGHEST = np.iinfo(np.int64).max
 
 
+class ListFile(str):
+    """Path of a file that a name stands for, unless an input has the `name` itself."""
+
+    name: str
+
+
 def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
     """Return the numbers of documents in the layout of each stage of a run: int64 [n] each, ascending.
 
@@ -127,7 +133,8 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], places
                     )
                 numbers.append(number)
                 continue
-            given = find(each) if each else []  # "" would be the only part of a layout, or the only input
+            name = each.name if isinstance(each, ListFile) else each
+            given = find(name) if name else []  # "" would be the only part of a layout, or the only input
             if any(documents is not None for documents in given):
                 for place, documents in zip(found, given, strict=True):
                     if documents is not None:

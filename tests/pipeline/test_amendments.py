@@ -126,11 +126,14 @@ def test_documents_are_named_by_record_input_and_file(corpus, tmp_path):
 
 
 def test_a_config_file_names_documents_as_they_are_written(corpora, tmp_path):
-    """2:17 is not 137, a source is not the folder of its name, and a list of documents is next to the config."""
-    config = config_of({"mixture": {name: {**corpora["olmo"], "weight": 1} for name in ("masks", "2")}}, "packed")
+    """2:17 is not 137, a source is not the folder or the file of its name, and a list of documents is next to the config."""
+    config = config_of(
+        {"mixture": {name: {**corpora["olmo"], "weight": 1} for name in ("masks", "2", "web")}}, "packed"
+    )
     (tmp_path / "masks").mkdir()
+    (tmp_path / "web").write_text("nobody")
     (tmp_path / "gone.txt").write_text("masks")
-    for written, meant in (("2:17", "2:17"), ("masks", "masks"), ("gone.txt", "masks")):
+    for written, meant in (("2:17", "2:17"), ("masks", "masks"), ("gone.txt", "masks"), ("web", "web")):
         gone = {"withdraw": {"from": 0, "documents": meant}}
         text = json.dumps({**config, "amendments": [gone]})
         (tmp_path / "run.yaml").write_text(text.replace(f'"documents": "{meant}"', f'"documents": {written}'))

@@ -171,3 +171,5 @@ def test_only_few_documents_that_olmo_core_would_not_find_are_noted(capsys):
         for key in ("without_final_eos", "with_inner_eos"):
             print_summary({**manifest, key: number}, "out")
             assert (f"note     {number} of 100 documents" in capsys.readouterr().out) is noted
+    print_summary({**manifest, "text": {"bytes": 9, "tokens": 5}, "without_final_eos": 100}, "out")
+    assert "note     100 of 100 documents" in capsys.readouterr().out  # plain documents, cut or without EOS
