@@ -20,6 +20,7 @@ class Registry(Generic[Entry]):
       error: Class of the errors.
       entries: Built-in entries by name, or their `package.module:Name`, imported on first use.
       adapt: Function that turns a registered or imported object into an entry.
+      kinds: Types of imported objects that are not classes or functions.
     """
 
     def __init__(
@@ -28,8 +29,9 @@ class Registry(Generic[Entry]):
         error: type[GrainSftError],
         entries: Mapping[str, Entry | str],
         adapt: Callable[[Any], Entry] = lambda entry: entry,
+        kinds: tuple[type, ...] = (),
     ) -> None:
-        self._noun, self._error, self._adapt = noun, error, adapt
+        self._noun, self._error, self._adapt, self._kinds = noun, error, adapt, kinds
         self._entries: dict[str, Entry | str] = dict(entries)
 
     def register(self, name: str, entry: Entry) -> Entry:
@@ -66,6 +68,9 @@ class Registry(Generic[Entry]):
             remedy = "Install its package, add its folder to PYTHONPATH, or fix the name."
             message = f"{self._noun} {name!r} cannot be imported: {error}. {remedy}"
             raise self._error(message) from error
+        if not callable(found) and not isinstance(found, self._kinds):
+            expected = " or ".join(["a class or function", *(kind.__name__ for kind in self._kinds)])
+            raise self._error(f"{self._noun} {name!r} is a {type(found).__name__}; expected {expected}. Fix the name.")
         return self._adapt(found)
 
     def __contains__(self, name: object) -> bool:

@@ -115,7 +115,11 @@ class SourceOrder:
 
 
 class EpochSpan(NamedTuple):
-    """First and last step that read rows of an epoch, number of these rows, and index in the epoch of the first of them."""
+    """First and last step that read rows of an epoch, number of these rows, and index in the epoch of the first of them.
+
+    An epoch that its run does not finish, such as that of a source whose weight becomes 0, ends with the run: an amendment may
+    give the source a weight again.
+    """
 
     first: int
     last: int

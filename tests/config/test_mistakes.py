@@ -126,6 +126,13 @@ def test_a_key_that_is_given_twice_is_an_error_with_its_line(tmp_path, name, tex
     assert error_of(path) == f"{path}: line {line}: the key {key!r} is given a second time. Remove one of the two."
 
 
+@pytest.mark.parametrize("place", ["layout.kind", "layout.algorithm", "sampler.order", "corpus.format"])
+def test_a_name_of_a_module_instead_of_a_class_is_an_error(tmp_path, place):
+    (tmp_path / "tokens.npy").write_bytes(bytes(64))
+    config = sections(tmp_path / "tokens.npy", 8, corpus={"dtype": "uint16", "eos_token_id": 0})
+    assert "'os:path' is a module; expected a class or function" in error_of(put(config, place, "os:path"))
+
+
 def test_a_number_in_base_8_or_60_is_an_error(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("# seed\nsampler: {seed: 0_17}\n")

@@ -26,6 +26,7 @@ TEMPLATES: Registry[type[Template]] = Registry(
         "text": "grain_sft.prepare.templates.text:Text",
     },
     adapt=as_template,
+    kinds=(str,),
 )
 """Templates by name. An entry is a subclass of `Template`, or the text of a Jinja chat template."""
 

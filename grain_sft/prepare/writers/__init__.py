@@ -13,5 +13,6 @@ FORMATS: Registry[Format] = Registry(
         name: f"grain_sft.prepare.writers.{name}:FORMAT"
         for name in ("olmo", "episodes", "primer", "openchat", "pairs", "megatron")
     },
+    kinds=(Format,),
 )
 """Formats of prepared corpora by name."""

@@ -22,5 +22,6 @@ ORDERS: Registry[Order] = Registry(
         "balanced": f"{_HERE}.balanced:BALANCED",
     },
     adapt=Order.of,
+    kinds=(Order,),
 )
 """Entries are `Order`s, or functions of (seed, epoch, num_rows) that return every row once."""
