@@ -33,8 +33,10 @@ def texts_of(count: int, seed: int = 0) -> list[str]:
     return ["".join(draw.choices("the answer\n\t é漢😀<|", k=draw.randrange(1, 200))) for _ in range(count)]
 
 
-def request_of(spm: Path, path: Path, **options: Any) -> Request:
-    return Request((Dataset((str(path),)),), tokenizer=str(spm), **{"template": "text", "format": "olmo", **options})
+def request_of(tokenizer: Path, *paths: Path | str, **options: Any) -> Request:
+    """Return a request of one dataset, by default of plain documents in format olmo."""
+    options = {"template": "text", "format": "olmo", **options}
+    return Request((Dataset(tuple(map(str, paths))),), tokenizer=str(tokenizer), **options)
 
 
 def made(spm: Path, path: Path, **options: Any) -> tuple[Corpus, dict[str, Any]]:
@@ -44,9 +46,7 @@ def made(spm: Path, path: Path, **options: Any) -> tuple[Corpus, dict[str, Any]]
     return open_corpus(out), manifest
 
 
-def documents_of(
-    spm: Path, folder: Path, texts: Sequence[str], **options: Any
-) -> tuple[list[list[int]], dict[str, Any]]:
+def documents_of(spm: Path, folder: Path, texts: Sequence[str], **options: Any) -> tuple[list[Any], dict[str, Any]]:
     """Return the tokens of the documents of `texts`, in order, and the manifest."""
     corpus, manifest = made(spm, write(folder / "a.jsonl", texts), shuffle=False, **options)
     return [document.tokens.tolist() for document in corpus.iter_documents()], manifest

@@ -16,6 +16,7 @@ from tokenizer_makers import (
     save_tiktoken,
     trained,
 )
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -114,8 +115,6 @@ def _changed(content: str, flags: dict[str, Any], normalizer: Any) -> str:
 
 def unigram_json(special: tuple[str, ...]) -> str:
     """A Unigram model as T5 and XLM-R have: the control tokens are pieces of it, too."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     made = Tokenizer(models.Unigram())
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
@@ -125,8 +124,6 @@ def unigram_json(special: tuple[str, ...]) -> str:
 
 def wordpiece_json(special: tuple[str, ...]) -> str:
     """A model as BERT has, which makes everything lower case."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -47,6 +47,7 @@ def write_chats(path: Path, count: int, bad: tuple[int, ...] = ()) -> Path:
 
 def save_trained(folder: Path, special: Sequence[str] = CHAT_TOKENS, size=400, texts: Sequence[str] = ()) -> Path:
     """Train a small SentencePiece model, of `texts` or a few words, and save it."""
+    folder.mkdir(exist_ok=True)
     path = folder / "spm.model"
     texts = texts or [f"the question and the answer, word {number}" for number in range(100)]
     path.write_bytes(train_tokenizer(texts, size, special))
@@ -78,6 +79,11 @@ def digests(out: Path, replace: tuple[str, str] = ("", "")) -> dict[str, str]:
 def stamps(folder: Path) -> dict[str, int]:
     """Return when every file and folder was changed, hidden ones too."""
     return {path.relative_to(folder).as_posix(): path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def rejected_of(out: Path) -> list[dict[str, Any]]:
+    """Return the records that a preparation of `out` rejected."""
+    return [json.loads(line) for line in Path(f"{out}.rejected.jsonl").read_text("utf-8").split("\n") if line]
 
 
 class StoppedError(Exception):

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
+import pyarrow
 import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
+from pyarrow import parquet as pyarrow_parquet
 
 from grain_sft.prepare.records import inputs
 
@@ -26,16 +27,14 @@ def array(records: list[Record]) -> bytes:
 
 
 def parquet(records: list[Record]) -> bytes:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    sink = arrow.BufferOutputStream()
-    parquet.write_table(arrow.Table.from_pylist(records), sink, row_group_size=7)
+    sink = pyarrow.BufferOutputStream()
+    pyarrow_parquet.write_table(pyarrow.Table.from_pylist(records), sink, row_group_size=7)
     return bytes(sink.getvalue())
 
 
 def arrow_stream(records: list[Record], batch: int = 7, new: str = "new_stream", **options: Any) -> bytes:
-    arrow = pytest.importorskip("pyarrow")
-    sink, table = arrow.BufferOutputStream(), arrow.Table.from_pylist(records)
-    with getattr(arrow.ipc, new)(sink, table.schema, options=arrow.ipc.IpcWriteOptions(**options)) as writer:
+    sink, table = pyarrow.BufferOutputStream(), pyarrow.Table.from_pylist(records)
+    with getattr(pyarrow.ipc, new)(sink, table.schema, options=pyarrow.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(table, max_chunksize=batch)
     return bytes(sink.getvalue())
 

@@ -102,7 +102,6 @@ HEAVY += [
     [*CASES, *(pytest.param(*case, marks=pytest.mark.heavy) for case in HEAVY)],
 )
 def test_killed_and_started_again(tmp_path, options, format, workers, kills, names):
-    pytest.importorskip("pyarrow")
     for name, count in zip(names, (40 * kills, 10 * kills) if options else (1500, 600), strict=True):
         write(tmp_path / name, options.get("template", ""), count)
     arguments = [str(tmp_path), format, str(workers), str(kills), json.dumps(options)]

@@ -6,6 +6,7 @@ import shutil
 import types
 
 import pytest
+from prepared import digests
 
 import grain_sft
 from grain_sft import NpyDataSource, PackedLayout, PaddedLayout
@@ -19,15 +20,9 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 pytest_plugins = ["written_rows"]  # the fixtures `layout` and `written`
 
 
-def assert_same_files(found, expected):
-    files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in (found, expected)]
-    assert files[0] == files[1]
-
-
 def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout, monkeypatch):
     whole = materialize(layout, tmp_path / "whole", shard_bytes=1 << 10)
-    calls = []
-    read = NpyDataSource.read
+    calls, read = [], NpyDataSource.read
 
     def fails(self, rows):
         calls.append(rows)
@@ -42,7 +37,7 @@ def test_what_was_cut_off_is_not_there_and_goes_on_where_it_was(tmp_path, layout
     for _ in range(2):
         assert materialize(layout, tmp_path / "rows", shard_bytes=1 << 10) == whole
         assert len(calls) == 4 + len(whole["rows_of_shards"]) - 3
-    assert_same_files(tmp_path / "rows", tmp_path / "whole")
+    assert digests(tmp_path / "rows") == digests(tmp_path / "whole")
     assert {path.name for path in tmp_path.iterdir()} == {"cache", "chats", "whole", "rows"}
 
 
@@ -59,7 +54,7 @@ def test_unfinished_rows_of_something_else_are_begun_anew(tmp_path, layout, monk
     if not named:
         (work / "identity.json").unlink()
     assert materialize(layout, tmp_path / "rows") == materialize(layout, tmp_path / "whole")
-    assert_same_files(tmp_path / "rows", tmp_path / "whole")
+    assert digests(tmp_path / "rows") == digests(tmp_path / "whole")
 
 
 def test_replaced_rows_are_noticed_whether_or_not_the_eos_is_given(tmp_path, layout):
@@ -133,7 +128,7 @@ def test_pack_materializes(tmp_path, layout, capsys):
     assert f"rows written  {tmp_path / 'rows'}" in capsys.readouterr().out
     assert figures["materialized"]["rows"] == len(layout)
     materialize(layout, tmp_path / "whole")
-    assert_same_files(tmp_path / "rows", tmp_path / "whole")
+    assert digests(tmp_path / "rows") == digests(tmp_path / "whole")
     with pytest.raises(SystemExit):
         main([*arguments, "--materialize", str(tmp_path / "other")])
 

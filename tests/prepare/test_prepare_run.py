@@ -12,12 +12,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
-from prepared import CHAT_FORMATS, Place, StoppedError, chat, digests, record, stamps, stop_half_way, write_chats
+from prepared import (
+    CHAT_FORMATS,
+    Place,
+    StoppedError,
+    chat,
+    digests,
+    record,
+    save_trained,
+    stamps,
+    stop_half_way,
+    write_chats,
+)
+from pyarrow import parquet
 from template_rules import SPECIAL
 
 from grain_sft.errors import PrepareError, RecordError, StorageError
-from grain_sft.prepare import Dataset, Request, convert, train_tokenizer, workers
+from grain_sft.prepare import Dataset, Request, convert, workers
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
 
@@ -105,8 +118,7 @@ def change(what: str, chats: list[Path], request: Request) -> tuple[Request, lis
         chats[5].write_text(chats[5].read_text() + json.dumps(record(7)) + "\n")
         return request, [f"{chats[5]}.records: 65 -> 66"]
     if what == "tokenizer":
-        words = [f"the question and other words {number}" for number in range(300)]
-        Path(request.tokenizer).write_bytes(train_tokenizer(words, 440, SPECIAL))
+        save_trained(Path(request.tokenizer).parent, SPECIAL, 440)
         return request, ["tokenizer.sha256: "]
     if what == "names":
         renamed = chats[7].rename(chats[7].with_name("renamed.jsonl"))
@@ -142,8 +154,7 @@ def test_what_changed_is_named_and_overwritten_only_if_asked(what: str, stopped:
 
 
 def test_a_changed_parquet_file_is_noticed_wherever_it_changed(place: Place) -> None:
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rows = arrow.Table.from_pylist([chat("", f"answer {number:06d} {'x' * 400}") for number in range(5000)])
+    rows = pyarrow.Table.from_pylist([chat("", f"answer {number:06d} {'x' * 400}") for number in range(5000)])
     path = place.folder / "a.parquet"
     parquet.write_table(rows, path, compression="none", use_dictionary=False, row_group_size=999)
     request = place.request(inputs=[path])

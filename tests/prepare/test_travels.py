@@ -16,14 +16,11 @@ from grain_sft.cli.prepare import print_summary
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare import convert
 
-pytest.importorskip("pyarrow")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Chats, two tokenizers, and the chats in each format."""
     path = make_each_format(tmp_path_factory.mktemp("travels"), {"chats.jsonl": 60})
-    (path / "other").mkdir()
     save_trained(path / "other", size=310).rename(path / "other.model")
     return path
 

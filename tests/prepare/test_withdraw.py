@@ -18,7 +18,6 @@ INPUTS = {"a/chats.jsonl": 24, "b/chats.jsonl": 12, "b/more.jsonl": 9}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three inputs, two of one name, and their corpus in each format."""
-    pytest.importorskip("pyarrow")
     return make_each_format(tmp_path_factory.mktemp("withdraw"), INPUTS)
 
 

@@ -1,5 +1,6 @@
 """Small real tokenizers, trained in the test process: SentencePiece, and the kinds that Hugging Face tokenizers come in."""
 
+import base64
 import functools
 import io
 import json
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 FILES = [DATA / "roleplay.jsonl", DATA / "toolformer.jsonl"]
@@ -73,8 +75,6 @@ def save_sentencepiece(folder: Path, **options: Any) -> Path:
 @functools.cache
 def byte_level_json(special: tuple[str, ...], *, ordinary: tuple[str, ...] = (), style: str = "gpt2") -> str:
     """A byte-level BPE `tokenizer.json`, as GPT-2, Llama 3, Qwen and OLMo have."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
     made = Tokenizer(models.BPE())
     if style == "gpt2":
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -92,8 +92,6 @@ def byte_level_json(special: tuple[str, ...], *, ordinary: tuple[str, ...] = (),
 
 def trained(made: Any, trainer: Any, special: tuple[str, ...], ordinary: tuple[str, ...] = ()) -> str:
     """The `tokenizer.json` of a tokenizer that is trained and then given its added tokens."""
-    from tokenizers import AddedToken
-
     made.train_from_iterator(CORPUS, trainer)
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in ordinary])
@@ -103,8 +101,6 @@ def trained(made: Any, trainer: Any, special: tuple[str, ...], ordinary: tuple[s
 @functools.cache
 def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
     """A BPE `tokenizer.json` with byte fallback and spaces as `▁`, as Llama 2 and Gemma have."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-
     bare = Tokenizer(models.BPE())
     bare.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     specials = ["<unk>", *special]
@@ -149,10 +145,6 @@ TIKTOKEN_PATTERN = (
 @functools.cache
 def tiktoken_ranks() -> bytes:
     """A small tiktoken file: the byte-level BPE of `byte_level_json`, its merges as ranks."""
-    import base64
-
-    from tokenizers import Tokenizer, decoders
-
     decode = decoders.ByteLevel().decode
     vocabulary = Tokenizer.from_str(byte_level_json((), style="llama3")).get_vocab()
     singles = [bytes([byte]) for byte in range(256)]

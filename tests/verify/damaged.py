@@ -43,12 +43,9 @@ def sentences(report: Report) -> str:
 def write_train(root: Path, tokens, mask, pairs) -> Path:
     """A corpus of episodes in one shard."""
     (root / "train").mkdir(parents=True)
-    for name, dtype, values in (
-        ("tokens.bin", "<u2", tokens),
-        ("mask.bin", "u1", mask),
-        ("episodes.idx", "<u8", pairs),
-    ):
-        np.asarray(values, dtype).tofile(root / "train" / name)
+    np.asarray(tokens, "<u2").tofile(root / "train/tokens.bin")
+    np.asarray(mask, "u1").tofile(root / "train/mask.bin")
+    np.asarray(pairs, "<u8").tofile(root / "train/episodes.idx")
     return root
 
 

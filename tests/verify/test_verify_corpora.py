@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from damaged import VOCABULARY, check, finds, poke, sentences, write, write_train, wrongs
+from prepared import save_trained
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
@@ -150,12 +151,8 @@ def test_statistics_of_another_corpus_are_not_compared(tmp_path):
 
 
 def test_a_tokenizer_that_is_another_is_found(tmp_path):
-    from grain_sft.prepare import train_tokenizer
-
     root = write("episodes", tmp_path)
-    (root / "tokenizer").mkdir()
-    model = train_tokenizer([f"word {number} and more" for number in range(200)], 400, [])
-    (root / "tokenizer" / "tokenizer.model").write_bytes(model)
+    save_trained(root / "tokenizer")
     finds(root, [("vocabulary", "tokenizer", "")], "is another tokenizer", vocab_size=None)
 
 

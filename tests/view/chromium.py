@@ -20,7 +20,7 @@ class Browser:
     """A session of the driver at `url`."""
 
     def __init__(self, url: str, binary: str, profile: str) -> None:
-        self._url = url
+        self._address = url
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         arguments += [f"--user-data-dir={profile}", "--hide-scrollbars", "--no-first-run", "--disable-extensions"]
         asked = {
@@ -28,8 +28,8 @@ class Browser:
             "goog:chromeOptions": {"binary": binary, "args": arguments},
             "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
         }
-        answer = self._send("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
-        self._session = f"/session/{answer['sessionId']}"
+        answer = self.call("POST", "/session", {"capabilities": {"alwaysMatch": asked}})
+        self._address = f"{url}/session/{answer['sessionId']}"
 
     def open(self, path: Path) -> None:
         """Open a page from the disk, with empty logs."""
@@ -62,17 +62,14 @@ class Browser:
         for command, parameters in (("DeviceMetricsOverride", screen), ("EmulatedMedia", colours)):
             self.call("POST", "/goog/cdp/execute", {"cmd": f"Emulation.set{command}", "params": parameters})
 
+    def _log(self, kind: str) -> Any:
+        return self.call("POST", "/se/log", {"type": kind})
+
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """Send one command of the session."""
-        return self._send(method, self._session + path, body)
-
-    def _log(self, kind: str) -> list[Any]:
-        found: list[Any] = self.call("POST", "/se/log", {"type": kind})
-        return found
-
-    def _send(self, method: str, path: str, body: Any) -> Any:
+        """Send one command, which is of the session once there is one."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._url + path, data, {"Content-Type": "application/json"}, method=method)
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._address + path, data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
                 return json.load(answer)["value"]
@@ -90,7 +87,6 @@ def chromium() -> Iterator[Browser]:
     with tempfile.TemporaryDirectory(prefix="grain_sft_chromium_", ignore_cleanup_errors=True) as profile:
         process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
-            assert process.stdout is not None
             lines = (line.split("successfully on port ") for line in process.stdout)  # ends when the driver does
             port = next(words[1].strip(". \n") for words in lines if len(words) == 2)
             browser = Browser(f"http://127.0.0.1:{port}", binary, profile)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from batches import load, sections, write_config
 from chromium import chromium
+from prepared import chat, save_trained
 
-from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare, train_tokenizer
+from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.view import texts_of
 
 HOSTILE = (
@@ -34,11 +35,10 @@ def run(tmp_path_factory):
     answers[7] = answers[31] = LOOP
     inputs = {"one.jsonl": answers[:20], "two & <b>.jsonl": answers[20:]}
     for name, part in inputs.items():
-        turns = [(("user", f"tell me of {at}"), ("assistant", answer)) for at, answer in enumerate(part)]
-        chats = [{"messages": [{"role": role, "content": text} for role, text in chat]} for chat in turns]
-        (folder / name).write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    tokenizer, path = folder / "spm.model", folder / "run.json"
-    tokenizer.write_bytes(train_tokenizer([" ".join(WORDS), "tell me of 0123456789"] * 40, 330, CHAT_TOKENS))
+        chats = [chat(f"tell me of {at}", answer) for at, answer in enumerate(part)]
+        (folder / name).write_text("".join(json.dumps(each) + "\n" for each in chats))
+    path = folder / "run.json"
+    tokenizer = save_trained(folder, size=330, texts=[" ".join(WORDS), "tell me of 0123456789"] * 40)
     datasets = tuple(Dataset((str(folder / name),)) for name in inputs)
     request = Request(datasets, "primer", str(tokenizer), "episodes", val_frac=0.0, shard_tokens=5000)
     path.write_text(json.dumps(sections(folder / "chats", 512, epochs=4) | {"transforms": ["shift_targets"]}))

@@ -93,9 +93,8 @@ def test_a_changed_batch_is_noted(pipeline):
         return view_rows(Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Change(change)]), 0)
 
     at = np.flatnonzero(pipeline[0]["targets_segmentation"][0])[3]
-    assert (
-        f"the target of input {at} is 77" in views(lambda batch: batch["targets"].__setitem__((0, at), 77))[0].notes[0]
-    )
+    changed = views(lambda batch: batch["targets"].__setitem__((0, at), 77))
+    assert f"the target of input {at} is 77" in changed[0].notes[0]
     changed = views(lambda batch: batch["inputs_segmentation"].__setitem__((0, slice(5)), 2))
     assert "segment 1 has" in changed[0].notes[0]
     assert views(lambda batch: batch.update(weight=np.float32(1)))[0].notes == ()

@@ -57,12 +57,8 @@ def test_the_page_holds_the_arrays_and_sources_of_three_steps(page, pipeline, te
                 np.testing.assert_array_equal(column, values)
             assert set(view.tokens.tolist()) <= set(ids)
             assert [piece["words"] for piece in entry["pieces"]] == [describe_origin(piece) for piece in view.pieces]
-            assert [entry[key] for key in ("row", "slot", "instance", "weights")] == [
-                row,
-                view.slot,
-                view.instance,
-                None,
-            ]
+            assert (entry["row"], entry["slot"], entry["instance"]) == (row, view.slot, view.instance)
+            assert entry["weights"] is None
 
 
 def test_no_text_becomes_markup_and_nothing_is_asked_of_a_network(page):

@@ -21,8 +21,6 @@ from grain_sft.view.pictures import draw_pictures
 from grain_sft.view.report import make_report
 from grain_sft.view.text import TokenTexts
 
-pytest.importorskip("matplotlib", reason="needs the extra 'report'")
-
 LENGTH = 300
 PICTURES = ["lengths", "packing", "left_out", "sources", "mixture", "throughput"]
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from documents import request_of
+from prepared import rejected_of
 from record_files import read_all, units_of
 from record_files import write_array_record as array_record
 from tokenizer_makers import save_sentencepiece
 
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare import Dataset, Request, dry_run, prepare
+from grain_sft.prepare import dry_run, prepare
 from grain_sft.prepare.records import inputs
 from grain_sft.storage import files
 
@@ -71,13 +73,13 @@ def test_bad_examples_are_skipped_or_named(place: int, tmp_path: Path) -> None:
     records = [base64.b64decode(example["record"]) for example in EXAMPLES] * 10
     records[place] = b"\xff not an example"
     path = array_record(tmp_path / "a.array_record", records)
-    request = Request((Dataset((str(path),)),), "text", str(save_sentencepiece(tmp_path)), "olmo", shuffle=False)
+    request = request_of(save_sentencepiece(tmp_path), path, shuffle=False)
     with pytest.raises(RecordError, match=rf"a\.array_record:{place + 1}: the record is not a tf\.train\.Example"):
         prepare(request, tmp_path / "out", workers=1)
     assert f"a.array_record:{place + 1}: the record is not" in dry_run(request, 200)
     manifest = prepare(dataclasses.replace(request, on_error="skip"), tmp_path / "skipped", workers=1)
     assert manifest["splits"]["train"]["documents"] == 199
-    [rejected] = map(json.loads, Path(f"{tmp_path}/skipped.rejected.jsonl").read_text().splitlines())
+    [rejected] = rejected_of(tmp_path / "skipped")
     assert rejected["line"] == place + 1 and base64.b64decode(rejected["record_base64"]) == records[place]
 
 
@@ -113,15 +115,8 @@ def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_pa
     client.pipe_file(url, path.read_bytes())
     assert read(url) == expected
     entry, units = units_of(url)
-    read_bytes = 0
-    read_range = files.read_range
-
-    def counted(path: str, start: int, stop: int) -> bytes:
-        nonlocal read_bytes
-        read_bytes += stop - start
-        return read_range(path, start, stop)
-
-    monkeypatch.setattr(files, "read_range", counted)
+    reads, read_range = [], files.read_range
+    monkeypatch.setattr(files, "read_range", lambda *place: reads.append(place) or read_range(*place))
     begin = units[1].first - 1
     assert [raw for _, raw in inputs.read_records(entry, units[1])] == expected[begin : begin + units[1].records]
-    assert read_bytes == units[1].size < entry.size / 5
+    assert sum(stop - start for _, start, stop in reads) == units[1].size < entry.size / 5

@@ -4,10 +4,13 @@ import functools
 import gzip
 import json
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 from record_files import arrow_stream as stream
 from record_files import read_all as read
 from record_files import units_of
@@ -16,13 +19,10 @@ from grain_sft.errors import CorpusFileError, MissingExtraError, RemoteTimeoutEr
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.records.scanner import Scanner
 
-arrow = pytest.importorskip("pyarrow")
 GOLDEN = Path(__file__).parents[2] / "golden/inputs"
 
-Rows = list[dict[str, Any]]
 
-
-def rows_of(count: int) -> Rows:
+def rows_of(count: int) -> list[dict[str, Any]]:
     texts = ("", "é中\U0001f600", '{"text": 1}', "two\nlines")
     return [{"text": texts[n % 4] + str(n), "n": n, "tags": ["a"] * (n % 3)} for n in range(count)]
 
@@ -36,15 +36,11 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "BLOCK", 500)
 
 
-def without_none(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in row.items() if value is not None}
-
-
 @pytest.mark.parametrize(("folder", "name"), [("saved/train", "train"), ("saved/test", "test"), ("chosen", "chosen")])
 def test_a_dataset_that_datasets_saved_gives_its_rows(folder, name):
-    expected = [without_none(row) for row in json.loads((GOLDEN / "rows.json").read_text())[name]]
-    found = [raw for _, _, raw in inputs.all_records([[str(GOLDEN / folder)]])]
-    assert found == expected
+    rows = json.loads((GOLDEN / "rows.json").read_text())[name]
+    expected = [{key: value for key, value in row.items() if value is not None} for row in rows]
+    assert [raw for _, _, raw in inputs.all_records([[str(GOLDEN / folder)]])] == expected
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"compression": "lz4"}], ids=str)
@@ -62,38 +58,34 @@ def test_every_row_is_one_record_in_one_unit(make, options, tmp_path, small_unit
 @pytest.mark.parametrize("changing", [False, True], ids=["one dictionary", "dictionaries that change"])
 def test_columns_with_dictionaries_are_read(changing, tmp_path, small_units):
     words = [[f"{part if changing else 0} {n % 5}" for n in range(20)] for part in range(30)]
-    sink = arrow.BufferOutputStream()
     batches = [arrow.record_batch({"text": arrow.array(each).dictionary_encode()}) for each in words]
-    with arrow.ipc.new_stream(sink, batches[0].schema) as writer:
+    path = str(tmp_path / "a.arrow")
+    with arrow.ipc.new_stream(path, batches[0].schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    (tmp_path / "a.arrow").write_bytes(sink.getvalue())
-    assert [raw["text"] for _, raw in read(tmp_path / "a.arrow")] == [word for each in words for word in each]
-    assert (len(units_of(tmp_path / "a.arrow")[1]) == 1) == changing
+    assert [raw["text"] for _, raw in read(path)] == [word for each in words for word in each]
+    assert (len(units_of(path)[1]) == 1) == changing
 
 
 def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, small_units):
     """Both have the same size."""
+    path = str(tmp_path / "a.arrow")
     for words in (["cat", "dog"] * 50, ["dog", "cat"] * 50):
-        batches = arrow.table({"text": arrow.array(words).dictionary_encode()}).to_batches(max_chunksize=10)
-        with (
-            arrow.OSFile(str(tmp_path / "a.arrow"), "wb") as out,
-            arrow.ipc.new_stream(out, batches[0].schema) as writer,
-        ):
-            for batch in batches:
-                writer.write_batch(batch)
-        assert len(units_of(tmp_path / "a.arrow")[1]) > 2
-        assert [raw["text"] for _, raw in read(tmp_path / "a.arrow")] == words
+        table = arrow.table({"text": arrow.array(words).dictionary_encode()})
+        with arrow.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=10)
+        assert len(units_of(path)[1]) > 2
+        assert [raw["text"] for _, raw in read(path)] == words
 
 
 def test_rows_that_are_no_records_are_a_sentence(tmp_path):
     date = arrow.array([10**7], arrow.int32()).cast(arrow.date32())
     for columns, names, message in (
-        (["a", date], ["text", "date"], "date value out of range"),
-        (["a", "b"], ["text", "text"], "two columns have the same name"),
+        ([["a"], date], ["text", "date"], "date value out of range"),
+        ([["a"], ["b"]], ["text", "text"], "two columns have the same name"),
     ):
-        table = arrow.table([[each] if isinstance(each, str) else each for each in columns], names)
-        pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "a.parquet")
+        table = arrow.table(columns, names)
+        parquet.write_table(table, tmp_path / "a.parquet")
         with arrow.ipc.new_stream(str(tmp_path / "a.arrow"), table.schema) as writer:
             writer.write_table(table)
         for name in ("a.parquet", "a.arrow"):
@@ -130,6 +122,6 @@ def test_compressed_as_a_whole_is_refused_and_pyarrow_is_named(tmp_path, monkeyp
     path.write_bytes(gzip.compress(stream(rows_of(3))))
     with pytest.raises(CorpusFileError, match="byte 0: not a message of Arrow"):
         read(path)
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingExtraError, match=r"reading Arrow needs pyarrow.*parquet"):
         read(path)

@@ -4,21 +4,22 @@ import dataclasses
 import functools
 import gzip
 import itertools
-import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
-from prepared import CHAT_FORMATS, digests, save_trained
+from documents import request_of
+from prepared import CHAT_FORMATS, digests, rejected_of, save_trained
+from pyarrow import parquet
 from record_files import COLUMNS, KINDS, Record, arrow_stream, lines, read_all
 from template_rules import SPECIAL, in_one, primer, spelled
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare import Dataset, Request, conversation_lines, dry_run, load_tokenizer, prepare
+from grain_sft.prepare import Dataset, Request, beam, conversation_lines, dry_run, load_tokenizer, prepare
 from grain_sft.prepare.chunks import Chunks, Contents
 from grain_sft.prepare.records import inputs, parquet_file
 
@@ -64,10 +65,6 @@ def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_trained(tmp_path_factory.mktemp("spm"), SPECIAL, 450)
 
 
-def request_of(spm: Path, *paths: Path, template: str = "primer", **options: Any) -> Request:
-    return Request((Dataset(tuple(map(str, paths))),), template, str(spm), options.pop("format", "olmo"), **options)
-
-
 def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]) -> None:
     """Every document spells its own conversation, with loss on what the assistant says last or ever."""
     tokenizer, seen = load_tokenizer(str(spm)), set()
@@ -106,13 +103,13 @@ def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm
 def test_a_dry_run_and_a_training_open_a_file_when_its_turn_comes(spm, tmp_path):
     for name, data in (("a", lines([SHAPES["text"]([("user", str(n))]) for n in range(9)])), ("b", b"damaged")):
         (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(data)[: 1000 if name == "a" else 12])
-    request = request_of(spm, tmp_path, template="text")
+    request = request_of(spm, tmp_path)
     assert "9 of the first 9 records" in dry_run(request, 9)
     assert next(iter(conversation_lines([str(tmp_path)]))) == "0"
     with pytest.raises(CorpusFileError, match="ends in the middle of its gzip data"):
         dry_run(request, 10)
     with pytest.raises(CorpusFileError, match=r"missing\.jsonl: no such file"):
-        dry_run(request_of(spm, tmp_path, tmp_path / "missing.jsonl", template="text"), 1)
+        dry_run(request_of(spm, tmp_path, tmp_path / "missing.jsonl"), 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,7 +130,7 @@ def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm
             path.write_bytes(after)
 
     with pytest.raises(CorpusFileError, match=r"changed while it was read|ends in the middle of its zstd data"):
-        prepare(request_of(spm, path), tmp_path / "out", workers=workers, progress=progress)
+        prepare(request_of(spm, path, template="primer"), tmp_path / "out", workers=workers, progress=progress)
     assert not (tmp_path / "out").exists()
 
 
@@ -180,15 +177,12 @@ def test_a_cut_or_flipped_file_is_a_sentence_or_the_same_records(kind, cases, tm
 
 @pytest.mark.parametrize("part_bytes", [500, 1 << 26], ids=["parts of row groups", "whole row groups"])
 def test_a_row_group_is_read_in_parts_by_one_pass(tmp_path, monkeypatch, part_bytes):
-    arrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     monkeypatch.setattr(parquet_file, "PART_BYTES", part_bytes)
     monkeypatch.setattr(parquet_file, "_BATCH", 7)
     path, expected = tmp_path / "a.parquet", [{"text": [{"a": f"a text {number}"}]} for number in range(250)]
     rows = [{**row, "absent": None} for row in expected]
     expected[3]["text"][0]["weight"] = 0.5  # which is None in the other rows
-    parquet.write_table(arrow.Table.from_pylist(rows), path, row_group_size=100)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=100)
     assert read_all(path, random.Random(1)) == list(enumerate(expected, 1))
     opened, open_file = [], parquet_file._open
     monkeypatch.setattr(parquet_file, "_open", lambda path: opened.append(path) or open_file(path))
@@ -204,14 +198,13 @@ def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):
         data = write([SHAPES["messages"](turns) for turns in talks(draw, 30)])
         (tmp_path / f"in/a.{kind}").write_bytes(data)
         client.pipe_file(f"bucket/kinds/a.{kind}", data)
-    here = prepare(request_of(spm, tmp_path / "in"), tmp_path / "here", workers=1)
-    request = Request((Dataset(("gs://bucket/kinds",)),), "primer", str(spm), "olmo")
+    here = prepare(request_of(spm, tmp_path / "in", template="primer"), tmp_path / "here", workers=1)
+    request = request_of(spm, "gs://bucket/kinds", template="primer")
     there = prepare(request, "gs://bucket/made-of-kinds", workers=1)
     assert there["splits"] == here["splits"] and here["splits"]["train"]["documents"] == 30 * len(KINDS)
     for name in ("token_ids_part_0000.npy", "labels_mask_part_0000.npy", "sources.bin"):
         assert client.cat_file(f"bucket/made-of-kinds/train/{name}") == (tmp_path / "here/train" / name).read_bytes()
-    left = [path for path in client.find("bucket/") if "grain_sft" in path]
-    assert not left, left
+    assert not [path for path in client.find("bucket/") if "grain_sft" in path]
     client.rm(client.find("bucket/"))
 
 
@@ -228,12 +221,10 @@ def test_processes_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_p
         records[bad[-1][1] - 1] = SHAPES["messages"]([("user", "u"), ("robot", "a")])
         paths.append(Path(bad[-1][0]))
         paths[-1].write_bytes(write(records))
-    request = request_of(spm, *paths, val_frac=0.2, format="episodes", on_error="skip")
+    request = request_of(spm, *paths, template="primer", val_frac=0.2, format="episodes", on_error="skip")
     expected = prepare(request, tmp_path / "one", workers=1)
-    rejected = [json.loads(line) for line in Path(f"{tmp_path}/one.rejected.jsonl").read_text().splitlines()]
-    assert [(entry["file"], entry["line"]) for entry in rejected] == bad and expected["rejected"] == len(bad)
-    beam = pytest.importorskip("grain_sft.prepare.beam")
-    pytest.importorskip("apache_beam")
+    assert [(entry["file"], entry["line"]) for entry in rejected_of(tmp_path / "one")] == bad
+    assert expected["rejected"] == len(bad)
     assert prepare(request, tmp_path / "two", workers=3) == expected
     assert beam.prepare(request, tmp_path / "beam") == expected
     made = [digests(tmp_path / name) for name in ("one", "two", "beam")]
@@ -270,8 +261,7 @@ def test_many_small_texts_are_rendered_together_and_keep_their_sources(spm: Path
     tokenizer = load_tokenizer(spm)
     for document, (source, _) in zip(corpus.iter_documents(), corpus.sources, strict=True):
         assert tokenizer.decode(document.tokens[:-1].tolist()) == Path(names[source]).read_text()
-    [bad] = (tmp_path / "out.rejected.jsonl").read_text().splitlines()
-    assert json.loads(bad)["file"] == names[200] and json.loads(bad)["line"] == 1
+    assert [(entry["file"], entry["line"]) for entry in rejected_of(tmp_path / "out")] == [(names[200], 1)]
 
 
 def test_lines_above_the_range_of_uint32_keep_their_numbers(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import base64
 import copy
 import json
 import random
-import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import hard_chats
 import pytest
 from mutators import change_json, changed_bytes
+from prepared import rejected_of
 from template_rules import REFERENCES, in_one, spelled
 
 from grain_sft.cli.main import main
@@ -60,10 +60,6 @@ def visible(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
-def rejected_of(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(f"{out}.rejected.jsonl").read_text("utf-8").split("\n") if line]
-
-
 def check_stop(request: Request, out: Path, where: str) -> str:
     """Preparing is an error that begins with a place, and leaves nothing under a final name."""
     before = visible(out.parent)
@@ -94,12 +90,8 @@ def test_a_bad_line_stops_with_its_number_or_is_left_out(name, template, tokeniz
     assert [(entry["file"], entry["line"]) for entry in found] == [(str(path), 4), (str(path), 8)]
     for entry in found:
         assert f"{path}:4: {entry['reason']}" == text
-        assert record_bytes(entry) == bad
+        assert (entry["record"].encode() if "record" in entry else base64.b64decode(entry["record_base64"])) == bad
     assert sorted(line for _, line in open_corpus(out).sources.tolist()) == [1, 2, 5, 6, 7]
-
-
-def record_bytes(entry: dict[str, Any]) -> bytes:
-    return entry["record"].encode() if "record" in entry else base64.b64decode(entry["record_base64"])
 
 
 @pytest.mark.parametrize(
@@ -168,14 +160,14 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers
     draw = random.Random(template)
     records = seeds(template)
     accepted = refused = 0
-    expected = set()
     for number in range(4):
         data = b"\n".join(mutant(draw, records) for _ in range(MUTANTS // 4))
-        path, out = tmp_path / f"{number}.jsonl", tmp_path / f"out-{number}"
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path, out = folder / "chats.jsonl", folder / "out"
         path.write_bytes(data)
         manifest = prepare(request_of(path, tokenizers, template, format="episodes", on_error="skip"), out, workers=1)
-        expected |= {path.name, out.name, f"{out.name}.rejected.jsonl"}
-        assert visible(tmp_path) <= expected
+        assert visible(folder) <= {"chats.jsonl", "out", "out.rejected.jsonl"}
         rejected = rejected_of(out)
         full = [line for line, text in enumerate(data.split(b"\n"), 1) if text.strip()]
         found = check_spelled(out, template, tokenizers, data)
@@ -185,17 +177,14 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers
         assert len(found) + len(rejected) + dropped == len(full) and manifest["rejected"] == len(rejected)
         accepted, refused = accepted + len(found), refused + len(rejected)
         request = request_of(path, tokenizers, template, format="episodes")
-        text = check_stop(request, tmp_path / "stopped", f"{path}:{rejected[0]['line']}")
+        text = check_stop(request, folder / "stopped", f"{path}:{rejected[0]['line']}")
         assert text.endswith(rejected[0]["reason"])
-        for leftover in tmp_path.glob(".stopped*"):
-            shutil.rmtree(leftover)
     assert accepted > MUTANTS / 10 and refused > MUTANTS / 10
 
 
 def test_the_command_says_one_sentence(tokenizers, tmp_path, capsys):
     path = written(tmp_path / "a.jsonl", [GOOD % 1, LINES["cut within a character"][0], GOOD % 2])
-    command = ["prepare", str(path), "--template", "primer", "--tokenizer", tokenizers["primer"]]
-    command += ["-o", str(tmp_path / "out")]
+    command = f"prepare {path} --template primer --tokenizer {tokenizers['primer']} -o {tmp_path}/out".split()
     assert main(command) == 1
     printed = capsys.readouterr()
     assert printed.err.startswith(f"grain-sft prepare: {path}:2: ") and printed.err.count("\n") == 1 and not printed.out

@@ -11,8 +11,6 @@ from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
 
-pytest.importorskip("jinja2")
-
 CONTROL = (
     *("<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     *("<start_of_turn>", "<end_of_turn>"),

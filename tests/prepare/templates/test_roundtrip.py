@@ -22,9 +22,6 @@ from grain_sft.corpus import Corpus, Document, open_corpus
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import TEMPLATES, Dataset, Request, convert, load_tokenizer, prepare
 
-pytest.importorskip("pyarrow")
-pytest.importorskip("transformers")
-
 REAL = 40  # of each real file
 
 

@@ -12,9 +12,6 @@ from template_rules import render_one
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
 
-pytest.importorskip("transformers")
-jinja2 = pytest.importorskip("jinja2")
-
 MAKERS = list(makers())
 
 ADJACENT = """{% for message in messages %}<|im_start|>{{ message.role }}

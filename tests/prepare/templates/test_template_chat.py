@@ -16,8 +16,6 @@ from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, load_tokenizer, parse_record, render
 from grain_sft.prepare.templates.chat import OLMO_TEMPLATE
 
-pytest.importorskip("transformers")
-
 
 @pytest.fixture(params=STYLES, ids=lambda style: style.name)
 def style(request):

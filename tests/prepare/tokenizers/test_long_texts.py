@@ -10,8 +10,6 @@ from tokenizer_makers import TIKTOKEN_PATTERN, byte_level_json, metaspace_json
 from grain_sft.prepare.tokenizers import huggingface_cuts
 from grain_sft.prepare.tokenizers.huggingface import HuggingFaceTokenizer
 
-pytest.importorskip("transformers")
-
 GPT_4O = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"

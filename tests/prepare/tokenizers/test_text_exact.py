@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 import sentencepiece
+import tiktoken
 import tokenizer_makers as makers
+import tokenizers
+from tiktoken.load import load_tiktoken_bpe
 
 from grain_sft.bench.measuring import run_program
 from grain_sft.corpus import open_corpus
@@ -24,17 +27,15 @@ def sentencepiece_of(folder: Path, **options: Any) -> tuple[Path, Encode]:
 
 
 def huggingface_of(folder: Path, serialized: str) -> tuple[Path, Encode]:
-    tokenizers = pytest.importorskip("tokenizers")
     path = makers.save_huggingface(folder, serialized, eos="</s>")
     own = tokenizers.Tokenizer.from_str(serialized)
     return path, lambda texts: [encoding.ids for encoding in own.encode_batch(texts, add_special_tokens=False)]
 
 
 def tiktoken_of(folder: Path) -> tuple[Path, Encode]:
-    tiktoken, load = pytest.importorskip("tiktoken"), pytest.importorskip("tiktoken.load")
     path = makers.save_tiktoken(folder, ("</s>",), eos="</s>")
     own = tiktoken.Encoding(
-        "own", pat_str=makers.TIKTOKEN_PATTERN, mergeable_ranks=load.load_tiktoken_bpe(str(path)), special_tokens={}
+        "own", pat_str=makers.TIKTOKEN_PATTERN, mergeable_ranks=load_tiktoken_bpe(str(path)), special_tokens={}
     )
     return path, own.encode_ordinary_batch
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fsspec
 import pytest
 import sentencepiece
 import tokenizers
@@ -145,7 +146,6 @@ def test_a_child_that_is_forked_while_a_thread_encodes_can_encode(tmp_path):
 
 
 def test_remote_tokenizers_are_those_of_their_files(tmp_path):
-    fsspec = pytest.importorskip("fsspec")
     remote = fsspec.filesystem("memory")
     for name, local in (
         ("sp", save_sentencepiece(tmp_path)),

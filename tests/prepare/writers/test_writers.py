@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sft_files
+from pyarrow import parquet
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import convert
@@ -100,7 +101,6 @@ def test_primer(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_openchat(tmp_path: Path, weighted: bool) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
     splits = written(tmp_path, "openchat", weighted=weighted)
     for docs, name in ((splits["train"], "train"), (splits["val"], "eval")):
         table = parquet.read_table(tmp_path / f"out/openchat.{name}.parquet")
