@@ -3,14 +3,31 @@
 from pathlib import Path
 
 import pytest
-from prepared import Place
-from template_rules import save_tokenizers
+from documents import FIM
+from prepared import Place, save_trained
+from template_rules import SPECIAL, save_tokenizers
+
+from grain_sft.prepare.records import inputs
 
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """By template."""
     return save_tokenizers(tmp_path_factory.mktemp("tokenizers"))
+
+
+@pytest.fixture(scope="module")
+def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SentencePiece model with the special tokens of every template and those of fill-in-the-middle."""
+    return save_trained(tmp_path_factory.mktemp("spm"), (*SPECIAL, *FIM), 450)
+
+
+@pytest.fixture
+def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cuts every input into several units, and renders each unit alone."""
+    monkeypatch.setattr(inputs, "MAX_BLOCKS", 1)
+    monkeypatch.setattr(inputs, "BLOCK", 300)
+    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -22,10 +23,15 @@ CHATML = (
 )
 
 
+def turns(*texts: str) -> list[dict[str, Any]]:
+    """Return messages by the user and the assistant in turn."""
+    roles = itertools.cycle(("user", "assistant"))
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
 def chat(*texts: str) -> dict[str, Any]:
-    """Return a record whose messages are by the user and the assistant in turn."""
-    roles = ("user", "assistant") * len(texts)
-    return {"messages": [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]}
+    """Return a record of these turns."""
+    return {"messages": turns(*texts)}
 
 
 def record(number: int) -> dict[str, Any]:
@@ -33,7 +39,7 @@ def record(number: int) -> dict[str, Any]:
     for turn in range(1 + number % 3):
         texts.append(f"the question {number}.{turn} " + "word " * (number % 11))
         texts.append(f"the answer {number}.{turn} " + "then " * (number % 17))
-    messages = chat(*texts, *(["thanks, word by word"] if number % 5 == 0 else []))["messages"]
+    messages = turns(*texts, *(["thanks, word by word"] if number % 5 == 0 else []))
     return {"messages": [{"role": "system", "content": "be kind"}, *messages] if number % 4 == 0 else messages}
 
 

@@ -124,10 +124,8 @@ def spelled(tokenizer: Tokenizer, tokens: Any, loss: Any) -> list[Run]:
     """What a document's tokens say, cut where the loss changes."""
     weights = np.asarray(loss, np.float32)
     cuts = [0, *(np.flatnonzero(weights[1:] != weights[:-1]) + 1).tolist(), len(weights)]
-    return [
-        (tokenizer.decode(tokens[start:stop].tolist()), float(weights[start]))
-        for start, stop in itertools.pairwise(cuts)
-    ]
+    runs = itertools.pairwise(cuts)
+    return [(tokenizer.decode(tokens[start:stop].tolist()), float(weights[start])) for start, stop in runs]
 
 
 REFERENCES: dict[str, Callable[[dict[str, Any]], list[Run]]] = {

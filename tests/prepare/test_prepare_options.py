@@ -10,20 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from prepared import CHAT_FORMATS, Place, stamps, write_chats
+from prepared import CHAT_FORMATS, Place, record, stamps, write_chats
+from template_rules import render_one
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import PrepareError
-from grain_sft.prepare import (
-    CHAT_TOKENS,
-    TEMPLATES,
-    Dataset,
-    Request,
-    TemplateOptions,
-    load_tokenizer,
-    parse_record,
-    render,
-)
+from grain_sft.prepare import CHAT_TOKENS, TEMPLATES, Dataset, Request, load_tokenizer
 from grain_sft.prepare.records import inputs
 
 CHAT_TEMPLATES = [name for name in TEMPLATES if name != "text"]
@@ -37,17 +29,13 @@ def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, for
     rules, most = TEMPLATES[template], 70 if template in ("olmo", "hf") else 24
     request = place.request(template, format, place.chats[:2])
     printed = place.succeeds(place.command(request, "--max-length", str(most), *(["--keep", keep] if keep else [])))
-    lines = {
-        (file, number): line
-        for file, path in enumerate(place.chats[:2])
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-    }
-    records = [parse_record(json.loads(line)) for line in lines.values()]
-    rendered = render(rules, records, load_tokenizer(request.tokenizer), TemplateOptions())
+    lines = [(file, line) for file, count in ((0, 60), (1, 61)) for line in range(1, count + 1)]
+    tokenizer = load_tokenizer(request.tokenizer)
     expected: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
     names = ("documents", "tokens", "trainable_tokens", "truncated", "cut_tokens", "cut_trainable_tokens")
     kept_of: list[tuple[int, ...]] = []
-    for number, document in zip(lines, rendered, strict=True):
+    for file, line in lines:
+        document = render_one(tokenizer, template, record(line - 1))
         tokens, loss = document.tokens.tolist(), document.loss.tolist()
         total, trainable = len(tokens), sum(map(bool, loss))
         part = slice(-most, None) if (keep or rules.truncation) == "last" else slice(most)
@@ -57,7 +45,7 @@ def test_what_is_cut_and_dropped_is_counted(template: str, keep: str | None, for
         if any(loss) or not (format == "olmo" or rules.trim_trailing):
             kept = sum(map(bool, loss))
             kept_of.append((1, len(tokens), kept, len(tokens) < total, total - len(tokens), trainable - kept))
-            expected[number] = (tokens, loss)
+            expected[file, line] = (tokens, loss)
     counts, dropped = dict(zip(names, map(sum, zip(*kept_of, strict=True)), strict=True)), len(lines) - len(expected)
     documents = open_corpus(place.out).iter_documents()
     assert {each.source: (each.tokens.tolist(), each.loss.tolist()) for each in documents} == expected

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from batches import sections
-from prepared import CHATML, chat
+from prepared import CHATML, turns
 from tokenizer_makers import byte_level_json, save_huggingface
 from tokenizers import Tokenizer
 
@@ -14,12 +14,6 @@ from grain_sft import GrainSftError, Host, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.corpus import pair_lengths
 from grain_sft.prepare import Dataset, Request, convert, prepare
-
-SPECIAL = ("<|im_start|>", "<|im_end|>")
-
-
-def said(*texts):
-    return chat(*texts)["messages"]
 
 
 def untrained(text):
@@ -30,13 +24,13 @@ def shapes(number):
     """The same pair in each shape that the field has; and its prompt, chosen and rejected texts."""
     prompt, chosen = f"question {number}?" + " why" * (number % 7), f"yes {number}"
     rejected = "no" + " way" * (number % 5)
-    both = {"chosen": said(prompt, chosen), "rejected": said(prompt, rejected)}
-    replies = {"chosen": said(prompt, chosen)[1:], "rejected": said(prompt, rejected)[1:]}
+    both = {"chosen": turns(prompt, chosen), "rejected": turns(prompt, rejected)}
+    replies = {"chosen": turns(prompt, chosen)[1:], "rejected": turns(prompt, rejected)[1:]}
     records = [
         {"prompt": prompt, "chosen": chosen, "rejected": rejected},
         both | {"score": 0.5},
-        {"prompt": said(prompt)} | replies,
-        {"prompt": said(prompt)} | both,
+        {"prompt": turns(prompt)} | replies,
+        {"prompt": turns(prompt)} | both,
         {"prompt": prompt} | both,
         {"prompt": prompt} | replies,
     ]
@@ -46,7 +40,7 @@ def shapes(number):
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
-    save_huggingface(folder, byte_level_json(SPECIAL), eos="<|im_end|>", chat_template=CHATML)
+    save_huggingface(folder, byte_level_json(("<|im_start|>", "<|im_end|>")), eos="<|im_end|>", chat_template=CHATML)
     return folder
 
 
@@ -93,7 +87,7 @@ def test_every_shape_gives_the_ids_of_the_rendered_chats(request_of, tokenizer, 
 
 def test_earlier_answers_are_of_the_prompt_and_take_no_loss(request_of, tmp_path):
     begin = ("a?", "b", "c?")
-    record = {"chosen": said(*begin, "d"), "rejected": said(*begin, "e")}
+    record = {"chosen": turns(*begin, "d"), "rejected": turns(*begin, "e")}
     prepare(request_of([record]), tmp_path / "out", workers=1)
     [(prompt, chosen, rejected)] = parts_of(open_corpus(tmp_path / "out" / "train"))
     assert len(chosen) == len(rejected) == 2 and len(prompt) > 20
@@ -101,8 +95,8 @@ def test_earlier_answers_are_of_the_prompt_and_take_no_loss(request_of, tmp_path
 
 def test_texts_without_a_prompt_share_the_tokens_that_both_begin_with(request_of, tmp_path):
     """As in MaxText's `DPODataFormatting` of two columns."""
-    texts = [(f"Human: {number}? Assistant: yes", f"Human: {number}? Assistant: no no") for number in range(50)]
-    records = [{"chosen": chosen, "rejected": rejected} for chosen, rejected in texts]
+    begins = [f"Human: {number}? Assistant:" for number in range(50)]
+    records = [{"chosen": f"{begin} yes", "rejected": f"{begin} no no"} for begin in begins]
     prepare(request_of(records, "text"), tmp_path / "out", workers=1)
     for prompt, chosen, rejected in parts_of(open_corpus(tmp_path / "out" / "train")):
         assert prompt and chosen[0] != rejected[0]
@@ -133,13 +127,13 @@ def test_commands_show_a_pair_and_other_layouts_and_formats_refuse_it(request_of
     ("record", "options", "message"),
     [
         (shapes(1)[0][0], {"format": "olmo"}, r"pairs.jsonl:1: the record is a preference pair.* Give --format pairs"),
-        ({"messages": said("a", "b")}, {}, "the record is not a preference pair"),
+        ({"messages": turns("a", "b")}, {}, "the record is not a preference pair"),
         ({"chosen": "a", "prompt": "b"}, {}, "rejected"),
-        ({"chosen": said("a", "b"), "rejected": said("a", "b")}, {}, "the responses are equal"),
+        ({"chosen": turns("a", "b"), "rejected": turns("a", "b")}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "the responses are equal"),
         ({"prompt": "a", "chosen": untrained("b"), "rejected": untrained("c")}, {}, "chosen: no token of the response"),
         (
-            {"prompt": "a", "chosen": said("a ", "b"), "rejected": said("a ", "c")},
+            {"prompt": "a", "chosen": turns("a ", "b"), "rejected": turns("a ", "c")},
             {},
             "begins with a message of the user",
         ),

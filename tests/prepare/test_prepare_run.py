@@ -129,14 +129,10 @@ def change(what: str, chats: list[Path], request: Request) -> tuple[Request, lis
     return dataclasses.replace(request, **OPTIONS), [f"request.{name}: {old} -> {new}" for name, old, new in values]
 
 
-@pytest.mark.parametrize(
-    ("what", "stopped"),
-    [
-        *((each, False) for each in ("input", "rows", "tokenizer", "names", "options")),
-        ("rows", True),
-        ("options", True),
-    ],
-)
+CHANGES = ("input", "rows", "tokenizer", "names", "options")
+
+
+@pytest.mark.parametrize(("what", "stopped"), [*((what, False) for what in CHANGES), ("rows", True), ("options", True)])
 def test_what_changed_is_named_and_overwritten_only_if_asked(what: str, stopped: bool, place: Place) -> None:
     model = shutil.copy(place.tokenizers["primer"], place.folder / "spm.model")
     request = dataclasses.replace(place.request(val_frac=0.1), tokenizer=str(model))

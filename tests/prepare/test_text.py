@@ -6,19 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import FIM, documents_of, made, request_of, texts_of, write
+import tokenizers
+from documents import documents_of, made, request_of, texts_of, write
 from prepared import save_trained, write_chats
+from record_files import parquet
 from tokenizer_makers import save_huggingface
 
 from grain_sft import open_corpus
 from grain_sft.cli.main import main
 from grain_sft.errors import PrepareError, RecordError
 from grain_sft.prepare import dry_run, load_tokenizer
-
-
-@pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_trained(tmp_path_factory.mktemp("spm"), FIM)
 
 
 def test_an_index_of_plain_documents_has_no_masks(spm: Path, tmp_path: Path) -> None:
@@ -40,7 +37,6 @@ def test_plain_documents_end_with_eos_where_conversations_end_with_a_token_of_th
 
 def with_bos(folder: Path) -> Path:
     """Return the path of a tokenizer.json with the BOS `<s>`, the EOS `</s>`, and words for pieces."""
-    tokenizers = pytest.importorskip("tokenizers")
     words = {word: number for number, word in enumerate(("<unk>", "<s>", "</s>", "a", "b"))}
     found = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -158,9 +154,8 @@ def test_a_response_of_a_pair_may_be_empty(spm: Path, tmp_path: Path) -> None:
 
 
 def test_a_binary_column_of_parquet_holds_texts(spm: Path, tmp_path: Path) -> None:
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, tokenizer = tmp_path / "a.parquet", load_tokenizer(spm)
-    parquet.write_table(pyarrow.table({"text": ["the answer é".encode(), b"\xff", b"x"]}), path)
+    path.write_bytes(parquet([{"text": text} for text in ("the answer é".encode(), b"\xff", b"x")]))
     with pytest.raises(RecordError, match=r"a\.parquet:2: the record\.text: bytes that are not UTF-8 \(byte 0"):
         made(spm, path)
     corpus, manifest = made(spm, path, on_error="skip", shuffle=False)

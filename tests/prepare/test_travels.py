@@ -3,11 +3,10 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from batches import sections
+from batches import load, sections, write_config
 from prepared import CHAT_FORMATS, make_each_format, save_trained
 
 import grain_sft
@@ -25,11 +24,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def stated(corpus: grain_sft.Corpus) -> dict[str, Any]:
+def stated(corpus: grain_sft.Corpus) -> dict:
     return {name: getattr(corpus, name) for name in ("eos_token_id", "pad_token_id", "tokenizer_sha256")}
 
 
-def config_of(corpus: Path | str, **options: str) -> dict[str, Any]:
+def config_of(corpus: Path | str, **options: str) -> dict:
     return sections(corpus, 64, layout="padded", corpus=options)
 
 
@@ -111,8 +110,7 @@ def test_another_tokenizer_than_the_corpus_was_made_with_is_refused(folder, tmp_
     def open_with(tokenizer: str) -> grain_sft.Corpus:
         if where_from != "config":
             return grain_sft.open_corpus(where, tokenizer=tokenizer)
-        pipeline = grain_sft.load(config_of(where, tokenizer=tokenizer), host=grain_sft.Host(0, 1))
-        return pipeline.source.layout.corpus
+        return load(config_of(where, tokenizer=tokenizer)).source.layout.corpus
 
     shutil.copy(folder / "spm.model", tmp_path / "renamed.model")
     for right in (folder / "spm.model", folder / form / "tokenizer", tmp_path / "renamed.model", "spm.model"):
@@ -124,11 +122,10 @@ def test_another_tokenizer_than_the_corpus_was_made_with_is_refused(folder, tmp_
 
 
 def test_a_tokenizer_beside_the_config_is_compared_by_its_hash(folder, tmp_path):
-    (tmp_path / "c").mkdir()
-    shutil.copy(folder / "other.model", tmp_path / "c" / "spm.model")
-    (tmp_path / "c" / "run.json").write_text(json.dumps(config_of(folder / "olmo", tokenizer="spm.model")))
+    run = write_config(tmp_path / "c" / "run.json", config_of(folder / "olmo", tokenizer="spm.model"))
+    shutil.copy(folder / "other.model", run.with_name("spm.model"))
     with pytest.raises(CorpusError, match="the corpus was made with the tokenizer"):
-        grain_sft.load(tmp_path / "c" / "run.json", host=grain_sft.Host(0, 1))
+        load(run)
 
 
 def test_a_name_that_cant_be_compared_is_refused(tmp_path, folder):
@@ -145,8 +142,7 @@ def test_a_name_that_cant_be_compared_is_refused(tmp_path, folder):
 
 
 def test_commands_refuse_another_tokenizer(folder, tmp_path, capsys):
-    run = tmp_path / "run.json"
-    run.write_text(json.dumps(config_of(folder / "olmo")))
+    run = write_config(tmp_path / "run.json", config_of(folder / "olmo"))
     for command in (
         f"verify {folder}/olmo --tokenizer-name",
         f"index {folder}/olmo --tokenizer-name",

@@ -33,11 +33,8 @@ def records_of(corpus: grain_sft.Corpus) -> dict[tuple[int, int], tuple[list[int
 
 @pytest.mark.parametrize("form", CHAT_FORMATS)
 def test_a_corpus_is_written_without_documents(folder, tmp_path, form, capsys):
-    splits = {"train": folder / form, "val": folder / form / "val"}
-    if form == "openchat":
-        splits["val"] = folder / form / "openchat.eval.parquet"
-    if form == "primer":
-        splits["val"] = folder / form / "val_input_ids.bin"
+    files = {"openchat": "openchat.eval.parquet", "primer": "val_input_ids.bin"}
+    splits = {"train": folder / form, "val": folder / form / files.get(form, "val")}
     before = {name: records_of(grain_sft.open_corpus(path)) for name, path in splits.items()}
     numbers = [3, 5, len(before["train"]) + 1]  # the last is the second of split val
     (tmp_path / "list.txt").write_text("a/chats.jsonl:7\nb/chats.jsonl:2\n")

@@ -31,8 +31,7 @@ def written(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     stated = json.loads(run.read_text()) | {"transforms": [{"ngram_filter": {"count_padding": True}}, "shift_targets"]}
     stated["layout"]["sequence_length"] = LENGTH
-    config = folder / "run & <b>.json"
-    config.write_text(json.dumps(stated))
+    config = write_config(folder / "run & <b>.json", stated)
     out = folder / "out" / "report.html"
     assert main(["report", str(config), "--output", str(out), "--seconds", "0.02", "--steps", "7"]) == 0
     return out, config

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from documents import request_of
@@ -27,7 +26,7 @@ OPTIONS = [
 ]
 
 
-def read(path: Path | str, draw: random.Random | None = None) -> list[Any]:
+def read(path: Path | str, draw: random.Random | None = None) -> list:
     found = read_all(path, draw)
     assert [number for number, _ in found] == list(range(1, len(found) + 1))
     return [raw for _, raw in found]
@@ -38,14 +37,8 @@ def texts(draw: random.Random, count: int) -> list[str]:
     return ["".join(draw.choices("ab \n中é", k=draw.choice(lengths))) for _ in range(count)]
 
 
-@pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "MAX_BLOCKS", 1)
-    monkeypatch.setattr(inputs, "BLOCK", 5000)
-
-
 @pytest.mark.parametrize("options", OPTIONS)
-def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, small_units):
+def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, many_units):
     draw = random.Random(options)
     expected = [{"text": text} for text in texts(draw, 60)]
     path = array_record(tmp_path / "named.as.it.may.be", [record["text"].encode() for record in expected], options)
@@ -53,7 +46,7 @@ def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, 
     assert len(units_of(path)[1]) > 1
 
 
-def test_empty_records_are_records(tmp_path, small_units):
+def test_empty_records_are_records(tmp_path, many_units):
     """A chunk takes at least one byte for each of its records."""
     for count, group in ((1, 1), (70_000, 30_000)):
         path = array_record(tmp_path / "a", [b""] * count, f"group_size:{group}")
@@ -107,7 +100,7 @@ def test_an_empty_file_and_two_files_in_one_are_a_sentence(tmp_path):
             read(path)
 
 
-def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_path, small_units, monkeypatch):
+def test_of_a_file_in_a_bucket_only_the_chunks_of_a_unit_are_read(client, tmp_path, many_units, monkeypatch):
     draw = random.Random(4)
     expected = [{"text": text} for text in texts(draw, 60)]
     path = array_record(tmp_path / "a", [record["text"].encode() for record in expected], "group_size:2,uncompressed")

@@ -6,7 +6,6 @@ import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as arrow
 import pytest
@@ -22,18 +21,12 @@ from grain_sft.prepare.records.scanner import Scanner
 GOLDEN = Path(__file__).parents[2] / "golden/inputs"
 
 
-def rows_of(count: int) -> list[dict[str, Any]]:
+def rows_of(count: int) -> list[dict]:
     texts = ("", "é中\U0001f600", '{"text": 1}', "two\nlines")
     return [{"text": texts[n % 4] + str(n), "n": n, "tags": ["a"] * (n % 3)} for n in range(count)]
 
 
 file = functools.partial(stream, new="new_file")
-
-
-@pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "MAX_BLOCKS", 1)
-    monkeypatch.setattr(inputs, "BLOCK", 500)
 
 
 @pytest.mark.parametrize(("folder", "name"), [("saved/train", "train"), ("saved/test", "test"), ("chosen", "chosen")])
@@ -45,7 +38,7 @@ def test_a_dataset_that_datasets_saved_gives_its_rows(folder, name):
 
 @pytest.mark.parametrize("options", [{}, {"compression": "zstd"}, {"compression": "lz4"}], ids=str)
 @pytest.mark.parametrize("make", [stream, file])
-def test_every_row_is_one_record_in_one_unit(make, options, tmp_path, small_units):
+def test_every_row_is_one_record_in_one_unit(make, options, tmp_path, many_units):
     draw, rows = random.Random(1), rows_of(100)
     path = tmp_path / "named.as.it.may.be"
     path.write_bytes(make(rows, **options))
@@ -56,7 +49,7 @@ def test_every_row_is_one_record_in_one_unit(make, options, tmp_path, small_unit
 
 
 @pytest.mark.parametrize("changing", [False, True], ids=["one dictionary", "dictionaries that change"])
-def test_columns_with_dictionaries_are_read(changing, tmp_path, small_units):
+def test_columns_with_dictionaries_are_read(changing, tmp_path, many_units):
     words = [[f"{part if changing else 0} {n % 5}" for n in range(20)] for part in range(30)]
     batches = [arrow.record_batch({"text": arrow.array(each).dictionary_encode()}) for each in words]
     path = str(tmp_path / "a.arrow")
@@ -67,7 +60,7 @@ def test_columns_with_dictionaries_are_read(changing, tmp_path, small_units):
     assert (len(units_of(path)[1]) == 1) == changing
 
 
-def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, small_units):
+def test_a_file_that_replaces_another_is_read_with_its_own_dictionary(tmp_path, many_units):
     """Both have the same size."""
     path = str(tmp_path / "a.arrow")
     for words in (["cat", "dog"] * 50, ["dog", "cat"] * 50):

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow
 import pytest
 from documents import request_of
-from prepared import CHAT_FORMATS, digests, rejected_of, save_trained
+from prepared import CHAT_FORMATS, digests, rejected_of
 from pyarrow import parquet
 from record_files import COLUMNS, KINDS, Record, arrow_stream, lines, read_all
-from template_rules import SPECIAL, in_one, primer, spelled
+from template_rules import in_one, primer, spelled
 
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import CorpusFileError, RecordError
@@ -60,11 +60,6 @@ def text_of(draw: random.Random, letters: str) -> str:
     return "".join(draw.choices(letters, k=draw.choice([0, 1, 10, 40, 200])))
 
 
-@pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_trained(tmp_path_factory.mktemp("spm"), SPECIAL, 450)
-
-
 def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]) -> None:
     """Every document spells its own conversation, with loss on what the assistant says last or ever."""
     tokenizer, seen = load_tokenizer(str(spm)), set()
@@ -83,9 +78,7 @@ def check_documents(out: Path, spm: Path, shape: str, conversations: list[Turns]
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("count", [pytest.param(12, id="few"), pytest.param(500, id="many", marks=pytest.mark.heavy)])
-def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm, tmp_path, monkeypatch):
-    monkeypatch.setattr(inputs, "BLOCK", 300)  # several units of each file
-    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
+def test_every_shape_in_every_kind_of_file_gives_its_documents(shape, count, spm, tmp_path, many_units):
     draw, formats = random.Random(shape), itertools.cycle(CHAT_FORMATS)
     for kind, write in KINDS.items():
         if shape == "mixed" and kind in COLUMNS:
@@ -114,10 +107,8 @@ def test_a_dry_run_and_a_training_open_a_file_when_its_turn_comes(spm, tmp_path)
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.heavy)])
-def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm, tmp_path, monkeypatch):
+def test_a_file_that_changes_after_it_was_scanned_is_an_error(kind, workers, spm, tmp_path, many_units):
     """Else the corpus would hold records that its manifest's hashes are not of."""
-    monkeypatch.setattr(inputs, "BLOCK", 300)
-    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     before, after = (
         KINDS[kind]([SHAPES["messages"]([("user", f"{n}"), ("assistant", answer)]) for n in range(20)])
         for answer in "ab"
@@ -150,10 +141,8 @@ def test_a_file_without_records_has_none(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", DAMAGED)
 @pytest.mark.parametrize("cases", [150, pytest.param(5000, marks=pytest.mark.heavy)])
-def test_a_cut_or_flipped_file_is_a_sentence_or_the_same_records(kind, cases, tmp_path, monkeypatch):
+def test_a_cut_or_flipped_file_is_a_sentence_or_the_same_records(kind, cases, tmp_path, many_units):
     """Of Parquet and Arrow, which have no checksums, as many rows."""
-    monkeypatch.setattr(inputs, "MAX_BLOCKS", 1)
-    monkeypatch.setattr(inputs, "BLOCK", 500)
     draw, path, refused = random.Random(kind), tmp_path / f"a.{kind}", 0
     whole = DAMAGED[kind]([{"text": f"a text {draw.random()}"} for _ in range(40)])
     path.write_bytes(whole)
@@ -208,10 +197,8 @@ def test_files_of_every_kind_are_read_from_a_bucket(client, spm, tmp_path):
     client.rm(client.find("bucket/"))
 
 
-def test_processes_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, monkeypatch):
+def test_processes_and_beam_make_the_same_bytes_of_every_kind_of_file(spm, tmp_path, many_units):
     """And name the same bad records, by their files and numbers."""
-    monkeypatch.setattr(inputs, "BLOCK", 500)
-    monkeypatch.setattr(inputs, "GROUP_BYTES", 1)
     draw = random.Random(11)
     paths, bad = [], []
     for kind, write in KINDS.items():

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from grain_sft.prepare.records import inputs
 SAVED = Path(__file__).parents[2] / "golden/inputs/saved"
 
 
-def files_in(folder: Path, names: Iterable[str], text: str = "{}\n") -> Path:
+def files_in(folder: Path, names: list[str], text: str = "{}\n") -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

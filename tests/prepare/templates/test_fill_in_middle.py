@@ -14,11 +14,6 @@ from grain_sft.prepare.templates.fim import FillInTheMiddle
 LAST = 2**64 - 1  # a draw that chooses nothing
 
 
-@pytest.fixture(scope="module")
-def spm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_trained(tmp_path_factory.mktemp("spm"), FIM)
-
-
 def test_the_middle_is_moved_as_by_megatron(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(save_golden_tokenizer(tmp_path))
     golden = json.loads((GOLDEN / "fim.json").read_text())

@@ -36,20 +36,19 @@ class Case:
 
 PLAIN = ("chats", "roleplay", "toolformer")
 CASES = [
-    Case("primer", "spm", (*PLAIN, "long")),
+    Case("primer", "spm.model", (*PLAIN, "long")),
     Case("primer", "hf", ("chats",)),
-    Case("openchat", "spm", ("openchat", *PLAIN)),
+    Case("openchat", "spm.model", ("openchat", *PLAIN)),
     Case("openchat", "hf", ("openchat",)),
-    Case("episode", "spm", ("episodes", *PLAIN)),
+    Case("episode", "spm.model", ("episodes", *PLAIN)),
     Case("episode", "hf", ("chats",)),
-    Case("episode_tool", "spm", ("tools", *PLAIN)),
+    Case("episode_tool", "spm.model", ("tools", *PLAIN)),
     Case("episode_tool", "hf", ("tools",)),
     Case("episode_tool", "tagless", ("tools",)),
     Case("olmo", "hf", PLAIN),
     Case("olmo", "gemma", ("chats",)),
     Case("hf", "chatml", (*PLAIN, "long")),
 ]
-MASKS = ("olmo", "primer")
 CHECKED: set[Any] = set()
 """Documents whose text has been compared, which need not be decoded again in the next format."""
 
@@ -88,10 +87,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def request_of(case: Case, folder: Path, format: str, **options: Any) -> Request:
     datasets = [Dataset((str(folder / f"{name}.jsonl"),)) for name in inputs_of(case, folder)]
-    suffix = "" if (folder / case.tokenizer).exists() else ".model"
-    tokenizer = f"{folder / case.tokenizer}{suffix}"
     options = {"val_frac": 0.1, "part_bytes": 200_000, "shard_tokens": 60_000, **options}
-    return Request(tuple(datasets), case.template, tokenizer, format, **options)
+    return Request(tuple(datasets), case.template, str(folder / case.tokenizer), format, **options)
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +128,9 @@ def documents_of(where: Path, format: str) -> dict[str, list[tuple[bytes, bytes,
     return {split: [*map(stated, corpus.iter_documents())] for split, corpus in splits_of(where, format).items()}
 
 
-def is_binary(case: Case) -> bool:
-    """Whether its weights are all 0 or 1."""
-    return "openchat" not in case.inputs
+def is_refused(case: Case, format: str) -> bool:
+    """Whether the format keeps masks, and chats have weights other than 0 and 1."""
+    return format in ("olmo", "primer") and "openchat" in case.inputs
 
 
 def name_of(case: object) -> str:
@@ -143,7 +140,7 @@ def name_of(case: object) -> str:
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 @pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, format, folder, made):
-    if format in MASKS and not is_binary(case):
+    if is_refused(case, format):
         with pytest.raises(PrepareError, match=rf"^format {format}: .* weights other than 0 and 1.*seq-level-weight"):
             made(case, format)
         return
@@ -172,32 +169,28 @@ def test_what_tokens_and_loss_spell_is_what_the_template_s_rules_say(case, forma
             cut += request.template == "openchat" and not whole_openchat(record)[-1][1]
             seen.append((file, line))
         assert (trainable, cut) == (counts["trainable_tokens"], counts["truncated"])
-    expected = [
-        (file, line)
-        for file, lines in enumerate(records)
-        for line, text in enumerate(lines, 1)
-        if text and (not request_drops(request) or any(loss for _, loss in REFERENCES[case.template](json.loads(text))))
-    ]
+    drops = format == "olmo" or case.template == "openchat"  # documents without a token that takes loss
+    expected, dropped = [], 0
+    for file, lines in enumerate(records):
+        for line, text in enumerate(lines, 1):
+            if text and drops and not any(loss for _, loss in REFERENCES[case.template](json.loads(text))):
+                dropped += 1
+            elif text:
+                expected.append((file, line))
     assert sorted(seen) == expected
-    dropped = sum(bool(text) for lines in records for text in lines) - len(expected)
     assert sum(manifest["dropped"].values()) == dropped and manifest["rejected"] == 0
-
-
-def request_drops(request: Request) -> bool:
-    """Whether a document without a token that takes loss is left out: in format olmo, and of template openchat."""
-    return request.format == "olmo" or request.template == "openchat"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if len(case.inputs) > 1], ids=name_of)
 @pytest.mark.parametrize("format", CHAT_FORMATS)
 def test_every_other_format_has_the_same_documents(case, format, folder, made, tmp_path):
-    if format in MASKS and not is_binary(case):
+    if is_refused(case, format):
         return
     where, prepared = made(case, format)
     expected = documents_of(where, format)
     for other in CHAT_FORMATS:
         out = tmp_path / other
-        if other in MASKS and not is_binary(case):
+        if is_refused(case, other):
             with pytest.raises(PrepareError, match="weights other than 0 and 1"):
                 convert(where, out, other)
             assert not out.exists()
@@ -211,7 +204,7 @@ def test_every_other_format_has_the_same_documents(case, format, folder, made, t
             assert [Path(name).stem for name in corpus.source_names] == inputs_of(case, folder)
 
 
-@pytest.mark.parametrize(("tokenizer", "format"), [("spm", "openchat"), ("hf", "episodes")])
+@pytest.mark.parametrize(("tokenizer", "format"), [("spm.model", "openchat"), ("hf", "episodes")])
 def test_seq_level_weight_is_a_message_s_weight_over_its_length(format, tokenizer, folder, tmp_path):
     case = Case("openchat", tokenizer, ("openchat", "chats"))
     request = request_of(case, folder, format, seq_level_weight=True)
@@ -231,7 +224,7 @@ def test_seq_level_weight_is_a_message_s_weight_over_its_length(format, tokenize
 
 def test_a_part_that_ends_with_a_document_does_not_join_it_to_the_next(folder: Path, tmp_path: Path) -> None:
     """Documents of the primer template don't end in EOS, so the files themselves don't say which parts cut through one."""
-    case = Case("primer", "spm", ("chats",))
+    case = Case("primer", "spm.model", ("chats",))
     prepare(request_of(case, folder, "olmo"), tmp_path / "one", workers=1)
     expected = documents_of(tmp_path / "one", "olmo")
     lengths = [len(tokens) // 4 for tokens, _, _ in expected["train"]]

@@ -6,9 +6,9 @@ import json
 import random
 
 import numpy as np
-import prepared
 import pytest
 from chat_styles import BY_NAME, STYLES
+from prepared import CHATML, turns
 from template_rules import render_one
 from tokenizer_makers import ODD_TEXTS, byte_level_json, save_huggingface, save_sentencepiece
 
@@ -29,10 +29,6 @@ def loaded(tmp_path_factory):
 
 def rendered(tokenizer, messages, name="olmo", **options):
     return render_one(tokenizer, name, {"messages": messages}, **options)
-
-
-def turns(*texts):
-    return prepared.chat(*texts)["messages"]
 
 
 def learned_text(tokenizer, result):
@@ -173,6 +169,8 @@ TOOL_CHAT = [
     {"role": "tool", "name": "weather", "content": '{"rain": true}'},
     {"role": "assistant", "content": "It rains."},
 ]
+QWEN_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 3}}\n</tool_call>'
+LLAMA3_CALL = '<|python_tag|>weather.call({"city": "Köln", "days": 3})<|eom_id|>'  # not the end of other turns
 FUNCTION_CHAT = [
     {"role": "user", "content": "go"},
     {"role": "assistant", "content": None, "function_calls": 'weather(city="Köln")'},
@@ -191,17 +189,8 @@ THOUGHTS = turns(
 @pytest.mark.parametrize(
     ("name", "messages", "learned"),
     [
-        (
-            "qwen",
-            TOOL_CHAT,
-            'Let me look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": 3}}\n</tool_call>'
-            "<|im_end|>It rains.<|im_end|>",
-        ),
-        (  # calls that end their turn otherwise take loss to that end
-            "llama3_tools",
-            TOOL_CHAT,
-            '<|python_tag|>weather.call({"city": "Köln", "days": 3})<|eom_id|>It rains.<|eot_id|>',
-        ),
+        ("qwen", TOOL_CHAT, f"Let me look.\n{QWEN_CALL}<|im_end|>It rains.<|im_end|>"),
+        ("llama3_tools", TOOL_CHAT, f"{LLAMA3_CALL}It rains.<|eot_id|>"),
         ("built_in_olmo", SYSTEM_CHAT, "a<|im_end|>b<|endoftext|>"),
         ("olmo", FUNCTION_CHAT, FUNCTION_TEXT),
         ("built_in_olmo", FUNCTION_CHAT, FUNCTION_TEXT),
@@ -259,7 +248,7 @@ thinking: {{ m.reasoning_content | default('none') }}{% endif %}
 
 def test_tools_and_system_of_the_record_reach_a_chosen_template(loaded):
     tokenizer = loaded(BY_NAME["qwen"])
-    template = "{{ tools | tojson if tools else 'none' }}" + prepared.CHATML
+    template = "{{ tools | tojson if tools else 'none' }}" + CHATML
     tools = [{"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}]
     record = {"messages": turns("a", "b"), "tools": tools, "system": "be kind"}
     result = render_one(tokenizer, "hf", record, chat_template=template)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from documents import write
+from prepared import chat
 from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus
@@ -18,8 +19,7 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_path, capsys):
     tokenizer = save_tiktoken(tmp_path, ("<e>",), eos="<e>")
     (tmp_path / "chat.jinja").write_text(TEMPLATE)
-    chat = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello <|im_end|>"}]}
-    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat("hi", "hello <|im_end|>")) + "\n")
     command = ["prepare", str(tmp_path / "chats.jsonl"), "--template", str(tmp_path / "chat.jinja")]
     command += ["--tokenizer", str(tokenizer), "--output", str(tmp_path / "out")]
     assert main(command) == 0, capsys.readouterr().err
@@ -55,10 +55,8 @@ def test_a_word_that_is_neither_template_nor_file_is_named(tmp_path, capsys, wor
     ],
 )
 def test_marked_text_is_found_wherever_it_is_written(text, tmp_path):
-    template, messages = (
-        ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), text),
-        [{"content": "an \U000f0000"}],
-    )
+    template = ChatTemplate(load_tokenizer(save_sentencepiece(tmp_path)), text)
+    messages = [{"content": "an \U000f0000"}]
     rendered = template.render(messages)
     assert rendered == "<u>an \U000f0000</u>" and template.marked_spans(messages, None, rendered) == [(3, 7)]
 

@@ -4,23 +4,23 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sentencepiece
 import tiktoken
 import tokenizer_makers as makers
 import tokenizers
+from documents import request_of
 from tiktoken.load import load_tiktoken_bpe
 
 from grain_sft.bench.measuring import run_program
 from grain_sft.corpus import open_corpus
-from grain_sft.prepare import Dataset, Request, load_tokenizer, prepare
+from grain_sft.prepare import load_tokenizer, prepare
 
 Encode = Callable[[list[str]], list[list[int]]]
 
 
-def sentencepiece_of(folder: Path, **options: Any) -> tuple[Path, Encode]:
+def sentencepiece_of(folder: Path, **options) -> tuple[Path, Encode]:
     path = makers.save_sentencepiece(folder, **options)
     own = sentencepiece.SentencePieceProcessor(model_file=str(path))
     return path, lambda texts: list(own.encode(texts, num_threads=1))
@@ -75,8 +75,7 @@ def test_ids_and_boundaries_are_those_of_the_tokenizer(count: int, longest: int,
     texts = texts_of(count, longest)
     with (tmp_path / "a.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": text}, ensure_ascii=n % 2 == 0) + "\n" for n, text in enumerate(texts))
-    datasets = (Dataset((str(tmp_path / "a.jsonl"),)),)
-    request = Request(datasets, "text", str(path), "olmo", shuffle=False, empty="keep", part_bytes=20_000_000)
+    request = request_of(path, tmp_path / "a.jsonl", shuffle=False, empty="keep", part_bytes=20_000_000)
     prepare(request, tmp_path / "out", workers=1)
     eos = load_tokenizer(path).eos_token_id
     corpus = open_corpus(tmp_path / "out")

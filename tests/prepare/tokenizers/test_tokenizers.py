@@ -147,16 +147,13 @@ def test_a_child_that_is_forked_while_a_thread_encodes_can_encode(tmp_path):
 
 def test_remote_tokenizers_are_those_of_their_files(tmp_path):
     remote = fsspec.filesystem("memory")
-    for name, local in (
-        ("sp", save_sentencepiece(tmp_path)),
-        ("hf", save_huggingface(tmp_path / "hf", byte_level_json(CHATML))),
-    ):
-        for path in [local] if local.is_file() else local.iterdir():
-            remote.pipe_file(f"/tokenizers/{name}/{path.name}", path.read_bytes())
-        here = load_tokenizer(local)
-        assert load_tokenizer(f"memory://tokenizers/{name}").description() == here.description()
-        one = "tokenizer.model" if name == "sp" else "tokenizer.json"
-        assert load_tokenizer(f"memory://tokenizers/{name}/{one}").description() == here.description()
+    hf = save_huggingface(tmp_path / "hf", byte_level_json(CHATML))
+    for name, local in (("tokenizer.model", save_sentencepiece(tmp_path / "spm").parent), ("tokenizer.json", hf)):
+        folder = f"memory://tokenizers/{local.name}"
+        for path in local.iterdir():
+            remote.pipe_file(f"{folder}/{path.name}", path.read_bytes())
+        for where in (folder, f"{folder}/{name}"):
+            assert load_tokenizer(where).description() == load_tokenizer(local).description()
     with pytest.raises(CorpusFileError, match="memory://tokenizers/absent"):
         load_tokenizer("memory://tokenizers/absent")
 

@@ -6,12 +6,9 @@ import hashlib
 import itertools
 import json
 import random
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from documents import GOLDEN, request_of, save_golden_tokenizer, write
 
@@ -19,15 +16,11 @@ from grain_sft import NpyDataSource, WindowLayout, open_corpus
 from grain_sft.prepare import load_tokenizer, prepare
 
 
-def prepared(folder: Path, texts: list[str], **options: Any) -> Path:
+def prepared(folder: Path, texts: list[str], **options) -> Path:
     path = write(folder / "texts.jsonl", texts)
     request = request_of(save_golden_tokenizer(folder), path, empty="keep", shuffle=False, **options)
     prepare(request, folder / "out", workers=1)
     return folder / "out/train"
-
-
-def digests(rows: Iterable[npt.NDArray[Any]]) -> list[str]:
-    return [hashlib.sha256(np.asarray(row, "<i8").tobytes()).hexdigest() for row in rows]
 
 
 def test_rows_and_boundaries_are_those_that_olmo_core_reads(tmp_path: Path) -> None:
@@ -35,7 +28,8 @@ def test_rows_and_boundaries_are_those_that_olmo_core_reads(tmp_path: Path) -> N
     golden = json.loads((GOLDEN / "text_olmo.json").read_text())
     folder, length = prepared(tmp_path, golden["texts"]), golden["length"]
     windows = NpyDataSource(WindowLayout(open_corpus(folder), length))
-    assert digests(windows[row]["tokens"] for row in range(len(windows))) == golden["windows"]
+    rows = (np.asarray(windows[row]["tokens"], "<i8") for row in range(len(windows)))
+    assert [hashlib.sha256(row.tobytes()).hexdigest() for row in rows] == golden["windows"]
     with gzip.open(folder / "token_ids_part_0000.csv.gz", "rt") as file:
         ends = [int(stop) for _, stop, *_ in csv.reader(file)]
     borders = np.union1d(ends, np.arange(0, (len(windows) + 1) * length, length))

@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grain_sft.prepare.documents.BLOCK_DOCUMENTS", 7)
 
 
-def written(folder: Path, format: str, *, weighted=False, val=4, **options: Any) -> dict[str, Documents]:
+def written(folder: Path, format: str, *, weighted=False, val=4, **options) -> dict[str, Documents]:
     """Convert 50 documents, one of them a token long, to a format in `folder`/out, and return them by their splits."""
     docs = sft_files.documents(50, 50, high=500, weights=weighted)
     docs[9] = docs[9][0][:1], docs[9][1][:1]
