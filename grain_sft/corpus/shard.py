@@ -1,6 +1,7 @@
 """Shard: one token file; and RowFormat: how the rows that `grain-sft pack --materialize` writes are stored in it."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 from grain_sft.corpus.array_file import scan_array
 from grain_sft.corpus.boundaries import BoundaryFile
 from grain_sft.corpus.loss import LossFile
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import Count, FileStamp
 
 Dtype = np.dtype[np.unsignedinteger]
@@ -22,6 +23,9 @@ LONG_SEGMENT = 1 << 10  # tokens
 
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
 _ROW_ALIGNMENT = 8  # bytes
+_SAFE_DTYPE = re.compile(
+    r"[<>=|]?\w+(\[\w*\])?"
+)  # numpy divides by zero at others, such as m8[s/0], which ends the process
 _PlaneDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
 
 
@@ -107,14 +111,17 @@ def _aligned(size: int) -> int:
 
 def token_dtype(name: object, where: str) -> Dtype:
     """Return the numpy dtype `name`. It is a CorpusError, whose message begins with `where`, if no tokens are stored in it."""
+    expected = f"tokens are stored as little-endian {', '.join(TOKEN_DTYPES)}"
+    if isinstance(name, str | bytes | list | tuple | dict) and not _SAFE_DTYPE.fullmatch(str(name)):
+        raise CorpusError(f"{where}: dtype is {shortened(repr(name))}; {expected}. Convert or replace the file.")
     try:
         dtype: Dtype = np.dtype(name)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError) as error:  # numpy parses 'u4,u4' and the like as Python
         raise CorpusError(f"{where}: {name!r} is not a dtype; expected one of {', '.join(TOKEN_DTYPES)}.") from error
     if dtype.name not in TOKEN_DTYPES or not dtype.isnative:
         raise CorpusError(
-            f"{where}: dtype is {dtype.str} ({dtype.name}); tokens are stored as little-endian {', '.join(TOKEN_DTYPES)}. "
-            "Convert the file with numpy's astype, or give its real dtype."
+            f"{where}: dtype is {dtype.str} ({dtype.name}); {expected}. Convert the file with numpy's astype, or give its real "
+            "dtype."
         )
     return dtype
 

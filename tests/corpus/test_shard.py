@@ -156,7 +156,7 @@ def test_a_damaged_header_is_refused(tmp_path, data, expected):
     [
         *("", "{", "not python", "[1, 2]", "5", "(" * 300, "-" * 5000 + "1", "__import__('os').abort()"),
         *("{'descr': '<u4'}", "{'descr': '<u4', 'shape': (2,)}", "{'shape': (2,)}"),
-        *(stated("(2,)", descr) for descr in ("None", "'(2,u4'", "'2u4'", "'\\uD800'")),
+        *(stated("(2,)", descr) for descr in ("None", "'(2,u4'", "'2u4'", "'\\uD800'", "'m8[s/0]'")),
         *(stated(shape) for shape in ("'ab'", "(-2,)", "(2.0,)", "(" + "9" * 5000 + ",)", "(\0,)")),
         b"\xff\xfe" + stated("(2,)").encode(),
     ],

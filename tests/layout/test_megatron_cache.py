@@ -66,6 +66,11 @@ def cut_short(index):
     path.write_bytes(path.read_bytes()[:200])
 
 
+def damage_header(index):
+    path = next(index.glob("*shuffle_index.npy"))
+    path.write_bytes(path.read_bytes().replace(b":", b"#", 2))
+
+
 def duplicate(index):
     """Copies fit; the copy of another shuffle fits too."""
     for path in list(index.iterdir()):
@@ -81,6 +86,7 @@ WRONG = {
     "sample twice": (change("shuffle", 0, 1), {}, "shuffle_index.npy: does not hold sample"),
     "no such sample": (change("shuffle", 0, 10**6), {}, "shuffle_index.npy: holds 0 to 1000000; expected 0 to 147"),
     "cut short": (cut_short, {}, "shuffle_index.npy: can't be read"),
+    "damaged header": (damage_header, {}, "shuffle_index.npy: can't be read"),
     "two": (duplicate, {}, "each fits .*Keep the one"),
     "other samples": (
         None,

@@ -203,7 +203,7 @@ def _stated(path: str, *keys: str, kind: Any = Any) -> list[Any] | None:
 def _load(path: str) -> Integers:
     try:
         array: Integers = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header raises errors of any type
         raise LayoutError(f"{path}: can't be read ({error}). Remove its index, or leave out index_dir.") from error
     if array.dtype.kind not in "iu":
         raise LayoutError(f"{path}: holds {array.dtype}; expected integers. Remove its index, or leave out index_dir.")
