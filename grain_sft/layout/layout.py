@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -220,14 +221,15 @@ class Layout(Protocol):
         corpus = self.corpus
         stated = [f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards"]
         stated += filter(None, [corpus.ends_fingerprint, self._tokens_hash()])
-        return {"corpus": ", ".join(stated), "layout": self._rows_receipt()}
+        return {"corpus": ", ".join(stated), "layout": self._rows_receipt}
 
     def _tokens_hash(self) -> str | None:
         """Return the hash of all tokens if the layout follows documents that the corpus finds by EOS alone, else None."""
         return self.corpus.documents.tokens if self.follows_documents else None
 
+    @functools.cached_property
     def _rows_receipt(self) -> str:
-        """Return a hash of the rows' pieces. A layout whose options decide its rows returns the options instead."""
+        """Hash of the rows' pieces; the options of a layout whose options decide its rows."""
         columns = (
             [found.row + first, found.column, found.shard, found.start, found.length, *found.segment_columns]
             for first, found in self._blocks()
@@ -256,7 +258,7 @@ class Layout(Protocol):
 
     def __repr__(self) -> str:
         """The rows' number, length and hash. A layout that states its options instead needs no hash."""
-        return self._rows_receipt()
+        return self._rows_receipt
 
     def _repr_html_(self) -> str:
         facts: dict[str, Any] = {"rows": len(self), "tokens a row": self.sequence_length}
@@ -272,9 +274,7 @@ def digest(text: str, digits: int = 16) -> str:
 
 def sources_of(corpus: Corpus) -> Ints | None:
     """Return `corpus.sources`, without a search for documents."""
-    if corpus.sources_file is None:
-        return None
-    if "sources" in vars(corpus):
+    if corpus.sources_file is None or "sources" in vars(corpus):
         return corpus.sources
     data = read_whole(corpus.sources_file)
     if len(data) % 16:

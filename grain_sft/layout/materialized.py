@@ -58,6 +58,7 @@ class MaterializedLayout(Layout):
     def _tokens_hash(self) -> str | None:
         return None
 
+    @property
     def _rows_receipt(self) -> str:
         return repr(self)
 

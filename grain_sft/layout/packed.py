@@ -261,6 +261,7 @@ class PackedLayout(Layout):
     def _tokens_hash(self) -> str | None:
         return self._finder.tokens
 
+    @property
     def _rows_receipt(self) -> str:
         columns = ([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
         return self._hash_of(columns)

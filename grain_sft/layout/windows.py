@@ -67,6 +67,7 @@ class WindowLayout(Layout):
     def stream_key(self) -> str:
         return f"windows of {self.max_target_sequence_length}"
 
+    @property
     def _rows_receipt(self) -> str:
         return repr(self)
 

@@ -205,6 +205,7 @@ class MegatronGptLayout(Layout):
         lines: list[LeftOut] = [("ends of streams that fill no row", None, rest)]
         return lines if self._cut.drop_last else [*lines, *super().left_out()]
 
+    @property
     def _rows_receipt(self) -> str:
         """Return a hash of the indices, which decide the rows."""
 
