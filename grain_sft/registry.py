@@ -20,7 +20,7 @@ class Registry(Generic[Entry]):
       error: Class of the errors.
       entries: Built-in entries by name, or their `package.module:Name`, imported on first use.
       adapt: Function that turns a registered or imported object into an entry.
-      kinds: Types of imported objects that are not classes or functions.
+      kinds: Types of objects to adapt that are not callable.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Registry(Generic[Entry]):
         """
         if ":" in name or name in self._entries:
             raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
-        self._entries[name] = self._adapt(entry)
+        self._entries[name] = self._adapted(name, entry)
         return entry
 
     def __getitem__(self, name: str) -> Entry:
@@ -68,8 +68,11 @@ class Registry(Generic[Entry]):
             remedy = "Install its package, add its folder to PYTHONPATH, or fix the name."
             message = f"{self._noun} {name!r} cannot be imported: {error}. {remedy}"
             raise self._error(message) from error
+        return self._adapted(name, found)
+
+    def _adapted(self, name: str, found: Any) -> Entry:
         if not callable(found) and not isinstance(found, self._kinds):
-            expected = " or ".join(["a class or function", *(kind.__name__ for kind in self._kinds)])
+            expected = " or ".join(["a class", "a function", *(kind.__name__ for kind in self._kinds)])
             raise self._error(f"{self._noun} {name!r} is a {type(found).__name__}; expected {expected}. Fix the name.")
         return self._adapt(found)
 

@@ -130,7 +130,7 @@ def test_a_key_that_is_given_twice_is_an_error_with_its_line(tmp_path, name, tex
 def test_a_name_of_a_module_instead_of_a_class_is_an_error(tmp_path, place):
     (tmp_path / "tokens.npy").write_bytes(bytes(64))
     config = sections(tmp_path / "tokens.npy", 8, corpus={"dtype": "uint16", "eos_token_id": 0})
-    assert "'os:path' is a module; expected a class or function" in error_of(put(config, place, "os:path"))
+    assert "'os:path' is a module; expected a class or a function" in error_of(put(config, place, "os:path"))
 
 
 def test_a_number_in_base_8_or_60_is_an_error(tmp_path):

@@ -38,7 +38,7 @@ def test_a_sequence_length_is_a_positive_integer_that_int32_positions_count(corp
         (PaddedLayout, {"min_tokens": 0}, "min_tokens=0: expected an integer, 1 or more"),
         (PaddedLayout, {"min_tokens": 100}, "no document of 2 has 100 tokens or more. Give a smaller min_tokens."),
         (PackedLayout, {"algorithm": "worst_fit"}, "algorithm 'worst_fit': expected one of best_fit_decreasing, "),
-        (PackedLayout, {"algorithm": "math:pi"}, "packing algorithm 3.14159"),
+        (PackedLayout, {"algorithm": "math:pi"}, "'math:pi' is a float; expected a class or a function. Fix"),
         (PackedLayout, {"long_documents": "drop"}, "long_documents='drop': expected one of truncate, fragment"),
         (PackedLayout, {"ties": "any"}, "ties='any': expected one of stable, numpy"),
         (PackedLayout, {"boundaries": "csv"}, "boundaries='csv': expected one of auto, eos"),

@@ -27,7 +27,6 @@ ALGORITHMS: Registry[PackingAlgorithm] = Registry(
         "shuffled_best_fit": f"{_HERE}.shuffled_best_fit:SHUFFLED_BEST_FIT",
     },
     adapt=PackingAlgorithm.of,
-    kinds=(PackingAlgorithm,),
 )
 """Packing algorithms by name. An entry is a `PackingAlgorithm`, or a function of lengths and `PackingOptions`."""
 

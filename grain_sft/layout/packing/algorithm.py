@@ -109,11 +109,7 @@ class PackingAlgorithm:
 
     @classmethod
     def of(cls, entry: PackingAlgorithm | Callable[[Ints, PackingOptions], PackedRows]) -> PackingAlgorithm:
-        """Return `entry`; a bare function becomes an algorithm with the default traits. Another object is a LayoutError."""
-        if not callable(entry):
-            raise LayoutError(
-                f"packing algorithm {entry!r}: expected a PackingAlgorithm, or a function (lengths, options) -> PackedRows."
-            )
+        """Return `entry`; a bare function becomes an algorithm with the default traits."""
         return entry if isinstance(entry, cls) else cls(entry)
 
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
