@@ -49,8 +49,15 @@ class MaterializedLayout(Layout):
         begins = starts.searchsorted(first)
         row, within = expand_counts(starts.searchsorted(first + self.sequence_length) - begins)
         document = begins[row] + within
-        start = starts[document]
-        return self._offsets.pieces(row, start - first[row], start, lengths[document], within + 1, document)
+        start, length = starts[document], lengths[document]
+        column = start - first[row]
+        if (beyond := column + length > self.sequence_length).any():
+            path = self.corpus.shards[0].path
+            raise LayoutError(
+                f"{path}: segment {document[beyond][0]} of the written rows ends after its row. A file documents_NNNN.idx is "
+                "damaged: write the rows again."
+            )
+        return self._offsets.pieces(row, column, start, length, within + 1, document)
 
     def left_out(self) -> list[LeftOut]:
         return []

@@ -91,21 +91,34 @@ def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, mo
             assert_same(shift.read(found, rows), ShiftTargets().map(expected.read(rows)))
 
 
-@pytest.mark.parametrize("count", [1 << 20, -1, -(1 << 62)])
-def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypatch, count):
+@pytest.mark.parametrize("kind", ["plain", "masks"])
+@pytest.mark.parametrize("at, value", [(0, 1 << 20), (0, -1), (0, -(1 << 62)), (1, 0), (1, -5), (1, 1 << 20)])
+def test_segments_that_end_nowhere_in_their_row_are_an_error(tmp_path, monkeypatch, kind, at, value):
     monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)
-    materialize(PackedLayout(make(tmp_path, "plain"), 8 * LENGTH), tmp_path / "rows")
+    materialize(PackedLayout(make(tmp_path, kind), 8 * LENGTH), tmp_path / "rows")
     source, preadv = opened(tmp_path / "rows"), os.preadv
 
     def damaged(fd, buffers, offset):
         done = preadv(fd, buffers, offset)
-        buffers[-1][:8] = count.to_bytes(8, "little", signed=True)
+        buffers[-1][8 * at : 8 * at + 8] = value.to_bytes(8, "little", signed=True)
         return done
 
     monkeypatch.setattr(os, "preadv", damaged)
     expected = r"rows: the ends of a row's segments are not columns of the row.*write the rows again"
     with pytest.raises(CorpusError, match=expected):
         ShiftTargets().read(source, np.array([0, 1]))
+
+
+def test_a_segment_of_the_index_that_ends_after_its_row_is_an_error(tmp_path):
+    np.tile(np.array([3] * 9 + [2], np.uint32), 600).tofile(tmp_path / "tokens.npy")
+    materialize(PackedLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=2), LENGTH), tmp_path / "rows")
+    path = tmp_path / "rows" / "documents_0000.idx"
+    entries = np.fromfile(path, "<u8").reshape(-1, 2)  # the hash of the file's ends does not cover entry 300
+    entries[300, 1] += LENGTH
+    entries.tofile(path)
+    rows = opened(tmp_path / "rows").layout
+    with pytest.raises(LayoutError, match=r"rows_0000.bin: segment 300 of the written rows ends after its row"):
+        rows.pieces(np.arange(len(rows)))
 
 
 def test_the_written_corpus_is_one_of_the_segments_as_documents(written, layout):
