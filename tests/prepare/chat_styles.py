@@ -7,7 +7,7 @@ from pathlib import Path
 from prepared import CHATML
 from tokenizer_makers import byte_level_json, metaspace_json, save_huggingface
 
-from grain_sft.prepare.tokenizers import HuggingFaceTokenizer, load_tokenizer
+from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,16 +36,14 @@ class Style:
         texts = [self.seen(message["content"]) for message in messages if message["role"] == "assistant"]
         return "".join(f"{text}{self.ends[0]}" for text in texts[:-1]) + texts[-1] + self.ends[1]
 
-    def load(self, folder: Path) -> HuggingFaceTokenizer:
+    def load(self, folder: Path) -> Tokenizer:
         """The tokenizer, trained, saved and loaded."""
         if self.tokenizer in ("gpt2", "llama3"):
             content = byte_level_json(self.special, ordinary=self.ordinary, style=self.tokenizer)
         else:
             content = metaspace_json(self.special, scheme=self.tokenizer)
         saved = save_huggingface(folder / self.name, content, chat_template=self.template, bos=self.bos, eos=self.eos)
-        loaded = load_tokenizer(saved)
-        assert isinstance(loaded, HuggingFaceTokenizer)
-        return loaded
+        return load_tokenizer(saved)
 
 
 _IM = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from prepared import chat
+
 TEXTS = (
     "",
     " ",
@@ -33,15 +35,9 @@ def chats() -> list[dict[str, Any]]:
         if number % 5 == 4:
             turns.append({"role": "user", "content": "and then?"})
         found.append({"messages": turns})
+    begins = {"messages": [{"role": "assistant", "content": "it begins"}, {"role": "user", "content": "it ends"}]}
     long = ("long text with words. " * 10_000)[:200_000]
-    for turns in (
-        (("assistant", "it begins"), ("user", "it ends")),
-        (("user", ""), ("assistant", "")),
-        (("user", "u " + long), ("assistant", "a " + long)),
-        (("user", "x" * 200_000), ("assistant", "😀" * 50_000)),
-    ):
-        found.append({"messages": [{"role": role, "content": content} for role, content in turns]})
-    return found
+    return [*found, begins, chat("", ""), chat(f"u {long}", f"a {long}"), chat("x" * 200_000, "😀" * 50_000)]
 
 
 def tool_chats() -> list[dict[str, Any]]:

@@ -83,7 +83,6 @@ def _with_vocabulary() -> Iterator[Maker]:
 
 
 def _sentencepiece() -> Iterator[Maker]:
-    ends = ("<s>", "</s>")
     for model_type in ("bpe", "unigram"):
         for rule in ("identity", "nmt_nfkc"):
             for name, special, how in (
@@ -96,7 +95,7 @@ def _sentencepiece() -> Iterator[Maker]:
                 options: dict[str, Any] = {"normalization": rule, "model_type": model_type, "pad": False}
                 options |= {"user_defined": (), how: special}
                 save = functools.partial(save_sentencepiece, **options)
-                yield Maker(f"sentencepiece_{model_type}_{rule}_{name}", save, (*ends, *special))
+                yield Maker(f"sentencepiece_{model_type}_{rule}_{name}", save, ("<s>", "</s>", *special))
 
 
 def _huggingface(name: str, content: str, control: tuple[str, ...], eos: str, unknown: str | None = None) -> Maker:

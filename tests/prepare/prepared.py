@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +96,10 @@ class StoppedError(Exception):
     """Raised by the progress of a run that is stopped half-way."""
 
 
-def stop_half_way() -> Callable[[str, int, int], None]:
-    """Return a progress that stops a run when half of the inputs are rendered."""
-
-    def progress(what: str, done: int, total: int) -> None:
-        if what == "Rendering" and done > total / 2:
-            raise StoppedError
-
-    return progress
+def stop_half_way(what: str, done: int, total: int) -> None:
+    """As the progress of a run, stop it when half of the inputs are rendered."""
+    if what == "Rendering" and done > total / 2:
+        raise StoppedError
 
 
 @dataclasses.dataclass
@@ -126,10 +122,10 @@ class Place:
     def prepare(self, request: Request, name: str = "out", workers: int = 1, **options: Any) -> dict[str, Any]:
         return prepare(request, self.folder / name, workers=workers, **options)
 
-    def assert_whole(self, request: Request, name: str = "out") -> None:
-        """Assert that a corpus is that of a run which nothing interrupted, and that nothing else was left."""
+    def assert_whole(self, request: Request) -> None:
+        """Assert that the corpus is that of a run which nothing interrupted, and that nothing else was left."""
         self.prepare(request, "fresh")
-        assert digests(self.folder / name) == digests(self.folder / "fresh")
+        assert digests(self.out) == digests(self.folder / "fresh")
         shutil.rmtree(self.folder / "fresh")
         assert not [path for path in self.folder.iterdir() if path.name.endswith("work")]
 

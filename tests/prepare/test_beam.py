@@ -61,7 +61,7 @@ def test_beam_gives_the_bytes_of_a_local_run(chats, tmp_path, format, arguments,
     expected = prepare(request, tmp_path / "local", workers=1)
     if resumed:
         with pytest.raises(StoppedError):
-            prepare(request, tmp_path / "beam", workers=1, progress=stop_half_way())
+            prepare(request, tmp_path / "beam", workers=1, progress=stop_half_way)
         assert 2 < len(list(Path(Target(tmp_path / "beam").chunks).iterdir())) < FILES
         with pytest.raises(PrepareError, match=r"unfinished work(.|\n)*seed: 42 -> 7"):
             beam.prepare(dataclasses.replace(request, seed=7), tmp_path / "beam")

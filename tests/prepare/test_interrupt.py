@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from documents import texts_of
@@ -82,7 +81,7 @@ def write(path: Path, template: str, count: int) -> None:
 
 TEXT = {"template": "text", "fim_rate": 0.5, "empty": "keep", "max_length": 150}
 LINES = ("a.jsonl", "b.jsonl")
-CASES: list[tuple[dict[str, Any], str, int, int, tuple[str, str]]] = [
+CASES = [
     ({}, "olmo", 2, 2, LINES),
     ({}, "openchat", 1, KILLS, ("a.jsonl.gz", "b.json")),
     (TEXT, "olmo", 1, 3, ("a.jsonl", "b.array_record")),

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -126,7 +125,7 @@ def test_options_that_do_not_fit_are_a_sentence(template: str, options: list[str
 
 
 def test_inputs_are_sequences_of_paths(tmp_path: Path) -> None:
-    texts: Any = {"template": "text", "tokenizer": "x", "format": "olmo"}
+    texts = {"template": "text", "tokenizer": "x", "format": "olmo"}
     request = Request(datasets=[Dataset([tmp_path])], **texts)  # type: ignore[arg-type, list-item]
     assert hash(request) == hash(Request(datasets=(Dataset((str(tmp_path),)),), **texts))
     with pytest.raises(PrepareError, match=r"paths: 'a\.jsonl' is not a sequence"):

@@ -8,29 +8,16 @@ import resource
 import shutil
 import sys
 import types
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
-from prepared import (
-    CHAT_FORMATS,
-    Place,
-    StoppedError,
-    chat,
-    digests,
-    record,
-    save_trained,
-    stamps,
-    stop_half_way,
-    write_chats,
-)
+from prepared import CHAT_FORMATS, Place, StoppedError, chat, digests, record, stamps, stop_half_way, write_chats
 from pyarrow import parquet
 from template_rules import SPECIAL
 
 from grain_sft.errors import PrepareError, RecordError, StorageError
-from grain_sft.prepare import Dataset, Request, convert, workers
+from grain_sft.prepare import Dataset, Request, convert, train_tokenizer, workers
 from grain_sft.prepare.records import inputs
 from grain_sft.prepare.render import Renderer
 
@@ -97,7 +84,7 @@ def test_a_finished_run_started_again_does_nothing(format: str, place: Place) ->
 
 
 def test_a_corpus_depends_on_the_text_of_a_registered_template(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = types.ModuleType("chats")
+    module = types.ModuleType("chats")
     monkeypatch.setitem(sys.modules, "chats", module)
     keys = set()
     for module.TEXT in ("{{ messages }}", "{{ messages[0] }}"):
@@ -105,7 +92,7 @@ def test_a_corpus_depends_on_the_text_of_a_registered_template(place: Place, mon
     assert len(keys) == 2
 
 
-OPTIONS: dict[str, Any] = {"seed": 43, "val_frac": 0.25, "max_length": 50, "keep": "first", "format": "olmo"}
+OPTIONS = {"seed": 43, "val_frac": 0.25, "max_length": 50, "keep": "first", "format": "olmo"}
 OPTIONS |= {"template": "episode", "special_text": "encode", "shuffle": False}
 
 
@@ -118,7 +105,8 @@ def change(what: str, chats: list[Path], request: Request) -> tuple[Request, lis
         chats[5].write_text(chats[5].read_text() + json.dumps(record(7)) + "\n")
         return request, [f"{chats[5]}.records: 65 -> 66"]
     if what == "tokenizer":
-        save_trained(Path(request.tokenizer).parent, SPECIAL, 440)
+        words = [f"the question and other words {number}" for number in range(300)]
+        Path(request.tokenizer).write_bytes(train_tokenizer(words, 440, SPECIAL))
         return request, ["tokenizer.sha256: "]
     if what == "names":
         renamed = chats[7].rename(chats[7].with_name("renamed.jsonl"))
@@ -137,7 +125,7 @@ def test_what_changed_is_named_and_overwritten_only_if_asked(what: str, stopped:
     model = shutil.copy(place.tokenizers["primer"], place.folder / "spm.model")
     request = dataclasses.replace(place.request(val_frac=0.1), tokenizer=str(model))
     with pytest.raises(StoppedError) if stopped else contextlib.nullcontext():
-        place.prepare(request, progress=stop_half_way() if stopped else None)
+        place.prepare(request, progress=stop_half_way if stopped else None)
     changed, expected = change(what, place.chats, request)
     before = stamps(place.folder)
     with pytest.raises(PrepareError) as error:
@@ -237,7 +225,7 @@ def test_an_input_whose_name_is_not_utf_8_is_a_sentence(place: Place) -> None:
 
 
 @pytest.fixture
-def small_files() -> Iterator[Callable[[int | None], None]]:
+def small_files():
     """Limits the size of files, as a full disk does; None lifts the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))

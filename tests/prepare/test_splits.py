@@ -46,10 +46,9 @@ def test_primer_and_openchat_split_all_examples_and_drop_then() -> None:
 
 
 def test_the_split_does_not_depend_on_whether_it_is_shuffled() -> None:
+    ids, kept = np.arange(30), np.ones(30, bool)
     for rule in (splits.by_datasets_shuffle, splits.by_random_shuffle, splits.by_random_state):
-        shuffled, ordered = (
-            rule(np.arange(30), np.ones(30, bool), request(5, 0.2, shuffle)) for shuffle in (True, False)
-        )
+        shuffled, ordered = (rule(ids, kept, request(5, 0.2, shuffle)) for shuffle in (True, False))
         for name in ("train", "val"):
             assert sorted(shuffled[name].tolist()) == ordered[name].tolist()
         assert shuffled["train"].tolist() != ordered["train"].tolist()

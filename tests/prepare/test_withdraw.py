@@ -23,11 +23,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def records_of(corpus: grain_sft.Corpus) -> dict[tuple[int, int], tuple[list[int], list[float]]]:
     """Return tokens and loss of each document, by its source."""
-    assert corpus.sources is not None
-    sources = map(tuple, corpus.sources.tolist())
-    documents = [(each.tokens.tolist(), each.loss.tolist()) for each in corpus.iter_documents()]
-    found = dict(zip(sources, documents, strict=True))
-    assert len(found) == len(documents)
+    found = {each.source: (each.tokens.tolist(), each.loss.tolist()) for each in corpus.iter_documents()}
+    assert len(found) == corpus.num_documents
     return found
 
 

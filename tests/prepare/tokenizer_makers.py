@@ -78,12 +78,11 @@ def byte_level_json(special: tuple[str, ...], *, ordinary: tuple[str, ...] = (),
     made = Tokenizer(models.BPE())
     if style == "gpt2":
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        made.post_processor = processors.ByteLevel(trim_offsets=True)
     else:
         split = pre_tokenizers.Split(Regex(TIKTOKEN_PATTERN), "isolated")
         by_byte = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         made.pre_tokenizer = pre_tokenizers.Sequence([split, by_byte])
-        made.post_processor = processors.ByteLevel(trim_offsets=False)
+    made.post_processor = processors.ByteLevel(trim_offsets=style == "gpt2")
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
@@ -114,9 +113,8 @@ def metaspace_json(special: tuple[str, ...], *, scheme: str = "first") -> str:
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in specials])
     if "<s>" in special:
-        made.post_processor = processors.TemplateProcessing(
-            single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
-        )
+        bos = [("<s>", made.token_to_id("<s>"))]
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=bos)
     return str(made.to_str())
 
 

@@ -29,7 +29,7 @@ def wrongs(report: Report) -> list[tuple[str, str, str]]:
     return [(each.check, Path(each.where).name, each.place) for each in report.findings if each.wrong]
 
 
-def finds(where, wrong, words="", **options) -> None:
+def assert_finds(where, wrong, words="", **options) -> None:
     """Assert that a check finds exactly these faults, and that a sentence has `words`."""
     report = check(where, **options)
     assert wrongs(report) == wrong and words in sentences(report), report.findings

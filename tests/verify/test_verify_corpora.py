@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from damaged import VOCABULARY, check, finds, poke, sentences, write, write_train, wrongs
+from damaged import VOCABULARY, assert_finds, check, poke, sentences, write, write_train, wrongs
 from prepared import save_trained
 from sft_files import EOS, documents, write_olmo
 
@@ -83,7 +83,7 @@ def test_boundaries_that_are_shifted_or_of_other_tokens_are_found(tmp_path, full
 def test_documents_that_begin_with_the_eos_of_the_one_before_are_said_to_be_shifted(tmp_path):
     pairs = [(0, 3), *((4 * number - 1, 4) for number in range(1, 50))]
     corpus = write_train(tmp_path / "shifted", [5, 6, 7, EOS] * 50, np.ones(200), pairs)
-    finds(corpus, [("boundaries", "episodes.idx", "document 1")], "The boundaries are shifted by a token")
+    assert_finds(corpus, [("boundaries", "episodes.idx", "document 1")], "The boundaries are shifted by a token")
 
 
 def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
@@ -91,7 +91,7 @@ def test_a_gzip_file_whose_checksum_is_wrong_is_found(tmp_path):
     path = root / "token_ids_part_0001.csv.gz"
     poke(path, np.uint8, -6, ~np.fromfile(path, np.uint8)[-6])  # of the CRC
     for full in (False, True):
-        finds(root, [("boundaries", path.name, "")], full=full)
+        assert_finds(root, [("boundaries", path.name, "")], full=full)
 
 
 @pytest.mark.parametrize("change", ["replaced", "shortened", "gone", "grown"])
@@ -123,7 +123,7 @@ def test_statistics_of_other_documents_and_sources_of_other_inputs_are_found(tmp
     }
     (root / "prepare.json").write_text(json.dumps(manifest))
     assert verify(root).sound
-    finds(root, [("statistics", "prepare.json", "")], "7 trainable_tokens")
+    assert_finds(root, [("statistics", "prepare.json", "")], "7 trainable_tokens")
     manifest["splits"]["train"].pop("trainable_tokens")
     manifest["inputs"].pop()
     (root / "prepare.json").write_text(json.dumps(manifest))
@@ -153,7 +153,7 @@ def test_statistics_of_another_corpus_are_not_compared(tmp_path):
 def test_a_tokenizer_that_is_another_is_found(tmp_path):
     root = write("episodes", tmp_path)
     save_trained(root / "tokenizer")
-    finds(root, [("vocabulary", "tokenizer", "")], "is another tokenizer", vocab_size=None)
+    assert_finds(root, [("vocabulary", "tokenizer", "")], "is another tokenizer", vocab_size=None)
 
 
 def test_duplicates_are_counted_and_refused_where_that_is_asked_for(tmp_path, capsys):

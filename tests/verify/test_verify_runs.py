@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import load, sections, write_config
-from damaged import LENGTH, VOCABULARY, check, finds, poke, sentences, write, wrongs
+from damaged import LENGTH, VOCABULARY, assert_finds, check, poke, sentences, write, wrongs
 from sft_files import EOS
 
 import grain_sft
@@ -123,8 +123,8 @@ def test_a_sound_config_is_sound_and_its_first_epoch_is_read_once(config, kind):
         assert report.sound, sentences(report)
     assert report.what == "config" and report.figures["receipt"] == pipeline.receipt.code
     assert report.figures["rows_of_first_epoch"] == len(pipeline.source) // 4 * 4
-    finds(path, [("receipt", "config.json", "")], pipeline.receipt.code, receipt="gs1-0123456789abcdef")
-    finds(config(sampler={"sed": 1}), [("files", "config.json", "")], "sed")
+    assert_finds(path, [("receipt", "config.json", "")], pipeline.receipt.code, receipt="gs1-0123456789abcdef")
+    assert_finds(config(sampler={"sed": 1}), [("files", "config.json", "")], "sed")
 
 
 def test_batches_whose_size_changes_with_the_step_are_sound(config, tmp_path):
@@ -187,7 +187,7 @@ def test_rows_whose_planes_do_not_fit_are_found_out(tmp_path, layout, plane):
     assert 4096 < at < path.stat().st_size - 4096, "not at the ends, which are hashed"
     poke(path, np.uint8, at, 77)
     assert check(tmp_path / "rows", full=False).sound
-    finds(tmp_path / "rows", [("rows", "rows_0000.bin", "row 40")])
+    assert_finds(tmp_path / "rows", [("rows", "rows_0000.bin", "row 40")])
 
 
 def test_exit_codes_and_json_are_for_scripts(tmp_path, config, capsys):

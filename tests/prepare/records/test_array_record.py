@@ -38,7 +38,8 @@ def texts(draw: random.Random, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, many_units):
+def test_every_record_is_in_one_unit_however_they_are_packed(options, tmp_path, many_units, monkeypatch):
+    monkeypatch.setattr(inputs, "BLOCK", 5000)  # several chunks in some units
     draw = random.Random(options)
     expected = [{"text": text} for text in texts(draw, 60)]
     path = array_record(tmp_path / "named.as.it.may.be", [record["text"].encode() for record in expected], options)

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from typing import Any
 
 import pytest
 from batches import examples
@@ -18,7 +17,7 @@ from grain_sft.prepare.records.messages import DOCUMENT
 TALK = (Message("system", "s"), Message("user", "u"), Message("assistant", "a"))
 TURNS = [{"role": message.role, "content": message.content} for message in TALK]
 SHAREGPT = [{"from": role, "value": text} for role, text in (("system", "s"), ("human", "u"), ("gpt", "a"))]
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES = {
     "messages": {"messages": TURNS},
     "sharegpt": {"conversations": SHAREGPT},
     "sharegpt with OpenAI's roles": {"conversations": [{"from": each.role, "value": each.content} for each in TALK]},
@@ -91,7 +90,7 @@ def test_sharegpt_turns_have_weights_and_records_tools():
         assert pair.rejected is not None and pair.rejected.tools == pair.tools == expected
 
 
-def turn(turn: dict[str, Any]) -> dict[str, Any]:
+def turn(turn: dict) -> dict:
     return {"conversations": [turn]}
 
 
@@ -206,7 +205,7 @@ def test_a_key_whose_value_is_null_is_absent(schema):
     assert parse_record({"messages": None, "conversations": SHAREGPT}) == Conversation(TALK)
 
 
-UNKNOWN: list[tuple[dict[str, Any], Conversation]] = [
+UNKNOWN = [
     ({"question": "u", "answer": "a"}, Conversation(TALK[1:])),
     ({"Question": "u", "id": 3, "Answer": "a"}, Conversation(TALK[1:])),
     ({"system_prompt": "s", "question": "u", "response": "a"}, Conversation(TALK[1:], system="s")),  # OpenOrca

@@ -83,6 +83,9 @@ def slow_mask(tokenizer, style, messages):
     return mask
 
 
+WORDS = ["hello", "Übung", "👩‍👩‍👧‍👦", "مرحبا", "x = [1, 2]", "\n", "  ", "don't", "1234567", "漢字"]
+
+
 def unique_chats(style, count, seed):
     """Chats whose contents are unique, of words, numbers, code, emoji and quotes of earlier answers."""
     rng = random.Random(seed)
@@ -93,9 +96,7 @@ def unique_chats(style, count, seed):
             roles.insert(0, "system")
         chat = []
         for role in roles:
-            words = rng.choices(
-                ["hello", "Übung", "👩‍👩‍👧‍👦", "مرحبا", "x = [1, 2]", "\n", "  ", "don't", "1234567", "漢字"], k=8
-            )
+            words = rng.choices(WORDS, k=8)
             before = [message["content"] for message in chat if message["role"] == "assistant"]
             quote = f" You said: {before[-1]}" if before and rng.random() < 0.3 and role == "user" else ""
             chat.append({"role": role, "content": f"<{next(numbers)}> {' '.join(words).strip()}{quote}"})

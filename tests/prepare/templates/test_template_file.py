@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from documents import write
-from prepared import chat
+from prepared import CHATML, chat
 from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus
@@ -13,12 +13,10 @@ from grain_sft.cli.main import main
 from grain_sft.prepare import TEMPLATES, load_tokenizer
 from grain_sft.prepare.templates.chat_template import ChatTemplate
 
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-
 
 def test_a_template_in_a_file_prepares_a_corpus_whose_documents_end_in_eos(tmp_path, capsys):
     tokenizer = save_tiktoken(tmp_path, ("<e>",), eos="<e>")
-    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    (tmp_path / "chat.jinja").write_text(CHATML)
     (tmp_path / "chats.jsonl").write_text(json.dumps(chat("hi", "hello <|im_end|>")) + "\n")
     command = ["prepare", str(tmp_path / "chats.jsonl"), "--template", str(tmp_path / "chat.jinja")]
     command += ["--tokenizer", str(tokenizer), "--output", str(tmp_path / "out")]

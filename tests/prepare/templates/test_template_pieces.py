@@ -35,6 +35,7 @@ def of_assistant(**message):
     return {"messages": [{"role": "assistant_toolcall", **message}, {"role": "assistant", "content": "y"}]}
 
 
+BUILT_IN = ("primer", "openchat", "episode", "episode_tool")
 CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
 CALLS = {"messages": [{"role": "user", "content": "x"}, CALL]}
 
@@ -56,9 +57,7 @@ CALLS = {"messages": [{"role": "user", "content": "x"}, CALL]}
         ("episode_tool", of_assistant(role="toolresult", content={"a": "TEXT"}), "messages[0].content.a"),
     ],
 )
-def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_ordinary_text(
-    tokenizer, template, record, path
-):
+def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_text(tokenizer, template, record, path):
     def with_text(text):
         return json.loads(json.dumps(record).replace("TEXT", text))
 
@@ -91,10 +90,7 @@ def test_text_that_spells_a_special_token_is_an_error_with_its_place_or_ordinary
         ("episode_tool", chat(("user", "x")), "none of 'assistant' or 'assistant_toolcall'"),
         ("episode", chat(("system", "b"), system="a"), "system: the record has one"),
         ("episode_tool", of_assistant(name="f", arguments={"name": "x"}), "messages[0].arguments: has the key 'name'"),
-        *(
-            (name, CALLS, "messages[1].tool_calls: template")
-            for name in ("primer", "openchat", "episode", "episode_tool")
-        ),
+        *((name, CALLS, "messages[1].tool_calls: template") for name in BUILT_IN),
     ],
 )
 def test_what_they_can_not_render_is_an_error_of_that_record_alone(tokenizer, template, record, part):

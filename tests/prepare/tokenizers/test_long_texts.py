@@ -24,9 +24,7 @@ DEEPSEEK = (
 
 
 def split(*patterns: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
-    steps = [
-        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert} for pattern in patterns
-    ]
+    steps = [{"type": "Split", "pattern": {"Regex": each}, "behavior": behavior, "invert": invert} for each in patterns]
     by_byte = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {"type": "Sequence", "pretokenizers": [*steps, by_byte]}
 
@@ -40,6 +38,7 @@ def normalizers(*names: str) -> dict[str, Any]:
 
 
 PREFIXED = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+DIGITS = {"type": "Digits", "individual_digits": True}
 CUT = {
     "gpt2": content(),
     "gpt4": content(pre_tokenizer=split(TIKTOKEN_PATTERN)),
@@ -49,9 +48,7 @@ CUT = {
     "normalized": content(normalizer=normalizers("NFKC", "Lowercase"), pre_tokenizer=split(TIKTOKEN_PATTERN)),
     "decomposed": content(normalizer=normalizers("NFD")),
     "prefixed": content(pre_tokenizer=PREFIXED),
-    "prefixed digits": content(
-        pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, PREFIXED]}
-    ),
+    "prefixed digits": content(pre_tokenizer={"type": "Sequence", "pretokenizers": [DIGITS, PREFIXED]}),
     **{scheme: metaspace_json(("<s>", "</s>"), scheme=scheme) for scheme in ("first", "always", "never")},
 }
 

@@ -10,14 +10,13 @@ from prepared import save_trained
 from sft_files import documents, write_olmo
 
 from grain_sft import open_corpus
-from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, PrepareError
 from grain_sft.prepare import convert, load_tokenizer, prepare
 
 DOCS = [[[5, 6, 7, 1]], [[9, 1]], [[]], [[4, 4], [4, 4, 1]]]
 
 
-def tokens_of(corpus: Corpus) -> list[list[int]]:
+def tokens_of(corpus) -> list[list[int]]:
     return [document.tokens.tolist() for document in corpus.iter_documents()]
 
 
