@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""
         usage = " ".join(self.format_usage().split())
-        required = re.sub(r"\s*\[(?:[^\[\]]|\[[^\[\]]*\])*\]", "", usage)
+        required = re.sub(r"\s\[(?:[^\[\]]|\[[^\[\]]*\])*\](?!\S)", "", usage)  # without what is optional
         self.exit(2, f"{self.prog}: error: {message}\n{required} [options]\n{self.prog} --help lists all options.\n")
 
 

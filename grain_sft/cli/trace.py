@@ -113,11 +113,11 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
             found += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # some sources may lack records, or a tokenizer
-            failed.append((name, error))
+            failed.append((repr(name) if name else part.corpus.shards[0].path, error))
             if len(failed) == len(parts):
                 raise
     if failed:
-        names = ", ".join(dict.fromkeys(repr(name) for name, _ in failed))
+        names = ", ".join(dict.fromkeys(name for name, _ in failed))
         print(f"Sources not searched: {names}. The first: {failed[0][1]}", file=sys.stderr)
     return found, f"record {options.record}" if options.record is not None else f"text {options.find!r}"
 

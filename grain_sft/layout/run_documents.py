@@ -51,7 +51,7 @@ class RunDocuments:
                 else:
                     entry = _NumberedPart(layout, name, part, end)
                     distinct.append(entry)
-                    end += part.num_documents if part.follows_documents else part.corpus.num_tokens
+                    end += _num_numbers(part)
                 numbered.append(entry)
             self._numbered.append(numbered)
         self._end_of_first = next((each.first for each in distinct if each.layout is not self.layouts[0]), end)
@@ -85,13 +85,19 @@ class RunDocuments:
         for (name, part), entry in zip(
             parts_by_documents(layout), self._numbered[self.layouts.index(layout)], strict=True
         ):
-            own = documents[documents >= self._first(entry)] - self._first(entry)
-            if len(own):
+            own = documents - self._first(entry)
+            own = own[(own >= 0) & (own < _num_numbers(part))]
+            if len(own):  # otherwise the ends of documents, which may be unknown, are not asked for
                 found.append(own[own < part.num_documents] + layout.first_document(name))
         return np.unique(np.concatenate(found))
 
     def _first(self, entry: _NumberedPart) -> int:
         return entry.first if entry.layout is not self.layouts[0] else entry.layout.first_document(entry.name)
+
+
+def _num_numbers(part: Layout) -> int:
+    """Return how many numbers the documents of a part take."""
+    return part.num_documents if part.follows_documents else part.corpus.num_tokens
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:

@@ -190,7 +190,8 @@ def find_document(
     for stage, sources in zip(pipeline.stages, names.of_stages, strict=True):
         sampler, hosts = _hosts(stage.sampler, host)
         layout = stage.source.layout
-        rows = layout.rows_of_documents(names.documents.within(layout, wanted))
+        own = names.documents.within(layout, wanted)
+        rows = layout.rows_of_documents(own) if len(own) else own  # the ends of documents may be unknown
         slots = sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         found = _Lines(stage, sources, trainable, names).of(slots)
         kept = np.isin(found.document, wanted)

@@ -54,6 +54,20 @@ def test_a_run_numbers_the_documents_of_all_stages(several, tmp_path, capsys):
         find_document(pipeline, [number, 9999])
 
 
+def test_documents_of_a_stage_are_found_after_windows_without_known_ends(corpora, tmp_path, capsys):
+    np.arange(500, dtype=np.uint16).tofile(tmp_path / "web.npy")
+    web = {"path": str(tmp_path / "web.npy"), "dtype": "uint16", "weight": 1, "layout": {"kind": "windows"}}
+    late = {"corpus": {"mixture": {"chat": {**corpora["olmo"], "weight": 1}, "web": web}}}
+    stated = sections(None, 64, corpus={key: web[key] for key in ("path", "dtype")}, order="shuffle")
+    first = {"steps": 3, "layout": {"kind": "windows"}}
+    config = str(write_config(tmp_path / "run.json", stated | {"stages": [first, late]}))
+    for name in ("chat:2", "502"):
+        assert main(["trace", config, "--epochs", "1", "--document", name]) == 0
+        assert "seen 1 times" in capsys.readouterr().out
+    assert main(["trace", config, "--document", "web:2"]) == 1
+    assert "web.npy: the ends of documents are unknown" in capsys.readouterr().err
+
+
 def test_a_difference_counts_documents_by_their_files(several):
     mixed = {key: value for key, value in several.items() if key != "stages"}
     mixed["corpus"] = several["stages"][2]["corpus"]

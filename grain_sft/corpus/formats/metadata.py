@@ -124,8 +124,9 @@ class Json:
     @classmethod
     def load(cls, path: str, advice: str = "") -> Self:
         """Return the object in the file `path`. If it holds none, raise a CorpusError whose message ends in `advice`."""
+        text = files.read_text(path)
         try:
-            data = json.loads(files.read_text(path))
+            data = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise CorpusError(f"{path}: not JSON that can be read ({error}).{advice}") from error
         if not isinstance(data, dict):
