@@ -44,15 +44,12 @@ def bucket(client, folder, request):
     client.rm("bucket/sft", recursive=True)
 
 
-def batch(corpus):
-    return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 16)).read([0, 11, 3, -1])
-
-
 def assert_same(one, other):
     assert one.fingerprint == other.fingerprint and one.dtype == other.dtype
     for name in ("eos_token_id", "tokenizer_sha256", "source_names"):
         assert getattr(one, name) == getattr(other, name)
-    batches.assert_same(batch(one), batch(other))
+    sources = (grain_sft.NpyDataSource(grain_sft.WindowLayout(each, 16)) for each in (one, other))
+    batches.assert_same(*(source.read([0, 11, 3, -1]) for source in sources))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -121,8 +118,7 @@ def megatron_config(place):
     return {"corpus": corpus, "layout": rows, "sampler": {"global_batch_size": 4, "seed": 0, "epochs": 1}}
 
 
-def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def test_megatrons_files_in_a_bucket_are_the_local_ones(tmp_path, client, own_cache, monkeypatch):
     for name, count in (("web", 40), ("code", 30)):
         write_megatron(tmp_path / "data" / name, [[tokens.tolist()] for tokens, _ in sft.documents(count)])
     client.put(f"{tmp_path / 'data'}/", "bucket/megatron/", recursive=True)

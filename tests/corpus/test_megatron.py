@@ -6,10 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
+from batches import load, sections, write_config
 from megatron_files import CASES, GOLDEN, write_megatron
 from sft_files import error_of
 
-from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, load, open_corpus
+from grain_sft import GrainSftError, NpyDataSource, PackedLayout, PaddedLayout, WindowLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.verify import verify
 
@@ -107,9 +108,8 @@ def test_maxtexts_index_lists_no_part_of_a_file_and_no_blend(tmp_path, options):
 def test_layouts_read_every_token_of_a_split(tmp_path):
     prefixes = [write_megatron(tmp_path / name, DOCS) for name in "ab"]
     corpus = open_corpus(prefixes, split="3,4", subset="valid", eos_token_id=0)
-    windows = NpyDataSource(WindowLayout(corpus, 9)).read(range(2))["tokens"]
     expected = [9, 10, 11, 12, 13, 14, 15, 16, 17]
-    assert windows.tolist() == [expected, expected]
+    assert NpyDataSource(WindowLayout(corpus, 9)).read(range(2))["tokens"].tolist() == [expected, expected]
     padded = NpyDataSource(PaddedLayout(corpus, 6)).read(range(4))["tokens"]
     assert padded.tolist() == [[9, 10, 11, 12, 13, 14], [15, 16, 17, 0, 0, 0]] * 2
     packed = NpyDataSource(PackedLayout(corpus, 9))
@@ -142,11 +142,10 @@ def test_a_config_names_a_blend_and_a_split_and_its_receipt_has_them(tmp_path):
         write_megatron(tmp_path / "data" / name, [[list(range(40))]] * 9)
 
     def receipt(**corpus):
-        sampler = {"order": "sequential", "seed": 0, "global_batch_size": 2}
-        config = {"corpus": {"path": [0.3, "data/one", 0.7, "data/two"], **corpus}, "sampler": sampler}
-        layout = {"kind": "megatron_gpt", "sequence_length": 16, "num_samples": 20}
-        (tmp_path / "config.json").write_text(json.dumps(config | {"layout": layout}))
-        return load(tmp_path / "config.json").receipt.code
+        corpus = {"path": [0.3, "data/one", 0.7, "data/two"], **corpus}
+        layout = {"kind": "megatron_gpt", "num_samples": 20}
+        config = sections(None, 16, corpus=corpus, layout=layout, order="sequential")
+        return load(write_config(tmp_path / "config.json", config)).receipt.code
 
     (tmp_path / "0.3").mkdir()  # a weight of a blend is not a path
     changes = [{"split": "1,1"}, {"split": "2,1"}, {"split": "1,1", "subset": "valid"}]
@@ -253,26 +252,23 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
 def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path, suffix):
-    prefix = write_megatron(tmp_path / "a", [[[*range(100)]], [[*range(50)]]])
+    corpus = open_corpus(write_megatron(tmp_path / "a", [[[*range(100)]], [[*range(50)]]]))
     write_megatron(tmp_path / "b", [[[*range(99)]], [[*range(51)]]])
-    corpus = open_corpus(prefix)
     shutil.copy(tmp_path / f"b{suffix}", tmp_path / f"a{suffix}")
     with pytest.raises(GrainSftError, match=rf"a\{suffix}: the file has the size that was indexed, but other content"):
         corpus.document(1)
 
 
-def test_commands_take_a_blend_and_a_split(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def test_commands_take_a_blend_and_a_split(tmp_path, capsys, own_cache):
     web, code = (write_megatron(tmp_path / name, [[[*range(3, 12), 2]]] * 20) for name in ("web", "code"))
     where = ["0.3", web, "0.7", code, "--split", "3,1", "--eos-token-id", "2"]
     assert main(["index", *where, "--subset", "valid", "--output", str(tmp_path / "index.json")]) == 0
     assert open_corpus(tmp_path / "index.json").num_documents == 10
     assert main(["verify", " ".join(where[:4]), *where[4:], "--full", "--vocab-size", "12"]) == 0
     assert "tokens in documents     300" in capsys.readouterr().out
-    sections = {"layout": {"kind": "packed", "sequence_length": 20}, "sampler": {"global_batch_size": 2, "seed": 0}}
     corpus = {"path": [web, code], "split": "3,1", "subset": "valid", "eos_token_id": 2}
-    (tmp_path / "config.json").write_text(json.dumps({"corpus": corpus} | sections))
+    config = write_config(tmp_path / "config.json", sections(None, 20, corpus=corpus, global_batch_size=2))
     for command in ("inspect", "trace"):
-        assert main([command, str(tmp_path / "config.json"), "--step", "1"]) == 0
+        assert main([command, str(config), "--step", "1"]) == 0
     shown = capsys.readouterr().out
     assert any(name in shown for name in ("web.bin", "code.bin")) and "document" in shown

@@ -23,54 +23,38 @@ def parts(tmp_path):
     return sft.write_olmo(tmp_path / "sft", sft.documents(), part_tokens=240, sources=True)
 
 
-def ways(folder, tmp_path):
-    """Every way of naming the parts, by name."""
-    mix = tmp_path / "mix.txt"
-    mix.write_text("".join(f"label,{path}\n" for path in sft.tokens_of(folder)))
-    index, masked, everything = tmp_path / "index.json", tmp_path / "masked.json", tmp_path / "all.json"
-    open_corpus(folder, eos_token_id=sft.EOS).save(index)
-    open_corpus(sft.tokens_of(folder), eos_token_id=sft.EOS).save(masked)
-    plain = open_corpus(sft.tokens_of(folder), eos_token_id=sft.EOS, use_loss_mask=False)
-    plain.save(everything, format="maxtext", sequence_length=8, tokenizer="mine")
-    return {
-        "directory": folder,
-        "glob": f"{folder}/token_ids_part_*.npy",
-        "glob of all": f"{folder}/*.npy",
-        "glob of everything": f"{folder}/*",
-        "two globs": [f"{folder}/token_ids_part_*[01].npy", f"{folder}/token_ids_part_*[2-9].npy"],
-        "list": [str(path) for path in sft.tokens_of(folder)],
-        "list of paths with masks": [*reversed(sft.masks_of(folder)), *sft.tokens_of(folder)],
-        "directory above": folder.parent,
-        "mix": mix,
-        "index": index,
-        "index of a list": masked,
-        "MaxText's index": everything,
-    }
-
-
 @pytest.mark.parametrize("dtype", [None, "uint16"])
 def test_masks_and_boundaries_are_found_however_the_parts_are_named(parts, tmp_path, dtype):
-    whole = open_corpus(parts, eos_token_id=sft.EOS)
-    for name, where in ways(parts, tmp_path).items():
+    whole, tokens = open_corpus(parts, eos_token_id=sft.EOS), sft.tokens_of(parts)
+    mix, index, of_list, maxtext = (tmp_path / name for name in ("mix.txt", "index.json", "list.json", "maxtext.json"))
+    mix.write_text("".join(f"label,{path}\n" for path in tokens))
+    whole.save(index)
+    open_corpus(tokens, eos_token_id=sft.EOS).save(of_list)
+    plain = open_corpus(tokens, eos_token_id=sft.EOS, use_loss_mask=False)
+    plain.save(maxtext, format="maxtext", sequence_length=8, tokenizer="mine")
+    globs = [f"{parts}/{pattern}" for pattern in ("token_ids_part_*.npy", "*.npy", "*")]
+    two_globs = [f"{parts}/token_ids_part_*[01].npy", f"{parts}/token_ids_part_*[2-9].npy"]
+    lists = [two_globs, [str(path) for path in tokens], [*reversed(sft.masks_of(parts)), *tokens]]
+    for where in (parts, parts.parent, *globs, *lists, mix, index, of_list, maxtext):
         corpus = open_corpus(where, dtype=dtype, eos_token_id=sft.EOS)
-        assert corpus.fingerprint == whole.fingerprint, name
-        assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards], name
+        assert corpus.fingerprint == whole.fingerprint, where
+        assert [shard.loss for shard in corpus.shards] == [shard.loss for shard in whole.shards], where
         sft.assert_documents(corpus, sft.documents(), sources=corpus.sources is not None)
-        assert corpus.sources is not None or name in ("MaxText's index", "mix"), name
+        assert corpus.sources is not None or where in (mix, maxtext), where
         path = [str(each) for each in where] if isinstance(where, list) else str(where)
-        assert make_corpus({"path": path, "eos_token_id": sft.EOS}, "config").fingerprint == whole.fingerprint, name
+        assert make_corpus({"path": path, "eos_token_id": sft.EOS}, "config").fingerprint == whole.fingerprint, where
 
 
 @pytest.mark.parametrize(
-    ("write", "patterns"),
+    ("write", "options", "patterns"),
     [
-        (sft.write_episodes, ("train/shard_*/tokens.bin", "train/shard_*/*.bin", "train/shard_*/*")),
-        (sft.write_primer, ("train_input_ids.bin", "train_*.bin", "*")),
+        (sft.write_episodes, {"shards": 3}, ("train/shard_*/tokens.bin", "train/shard_*/*.bin", "train/shard_*/*")),
+        (sft.write_primer, {"sources": True}, ("train_input_ids.bin", "train_*.bin", "*")),
     ],
 )
-def test_sidecars_of_other_formats_are_found_for_listed_files(tmp_path, write, patterns):
+def test_sidecars_of_other_formats_are_found_for_listed_files(tmp_path, write, options, patterns):
     docs = sft.documents()
-    root = write(tmp_path / "x", docs, **({"shards": 3} if write is sft.write_episodes else {"sources": True}))
+    root = write(tmp_path / "x", docs, **options)
     for path in root.glob("train/shard_*/"):
         (path / "segment_ids.bin").write_bytes(b"\0" * 7)
     whole = open_corpus(root)

@@ -53,6 +53,11 @@ def write_config(path: Path, config: Mapping[Any, Any]) -> Path:
     return path
 
 
+def golden_values(name: str) -> Any:
+    """Return the values of a golden file in JSON."""
+    return json.loads((Path(__file__).parents[1] / "golden" / name).read_text())
+
+
 def error_of(config: Any) -> str:
     """Return the message with which a config is refused."""
     with pytest.raises(grain_sft.GrainSftError) as error:

@@ -130,12 +130,8 @@ def without(source, rows, gone):
         part, first = source.layout.parts[name], source.layout.first_document(name)
         starts, lengths = part.corpus.documents
         begins = np.cumsum([0, *(shard.num_tokens for shard in part.corpus.shards)])
-        held = {
-            int(at)
-            for number in gone
-            if 0 <= number - first < len(starts)
-            for at in range(starts[number - first], (starts + lengths)[number - first])
-        }
+        own_gone = [number - first for number in gone if 0 <= number - first < len(starts)]
+        held = {at for number in own_gone for at in range(starts[number], starts[number] + lengths[number])}
         for row, number in zip(at.tolist(), own.tolist(), strict=True):
             column = 0
             for span in part.spans(number):

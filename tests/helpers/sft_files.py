@@ -69,17 +69,15 @@ def write_episodes(root: Path, docs, *, split="train", dtype="uint32", shards=1,
         folder = root / split if flat else root / split / f"shard_{number:05d}"
         folder.mkdir(parents=True, exist_ok=True)
         some = docs[number * per_shard : (number + 1) * per_shard]
-        tokens, loss, pairs, at = [], [], [], 0
-        for each, mask in some:
-            tokens += [np.full(gap, 7), each]
-            loss += [np.zeros(gap, mask.dtype), mask]
-            pairs.append((at + gap, len(each)))
-            at += gap + len(each)
+        tokens = [np.append(np.full(gap, 7), each) for each, _ in some]
+        loss = [np.append(np.zeros(gap, mask.dtype), mask) for _, mask in some]
+        lengths = np.array([len(each) for each, _ in some], np.int64)
+        starts = np.cumsum(lengths + gap) - lengths
         np.concatenate([np.empty(0), *tokens]).astype(dtype).tofile(folder / "tokens.bin")
         weights = docs[0][1].dtype == np.float32
         mask = np.concatenate([np.empty(0), *loss])
         mask.astype("f4" if weights else "u1").tofile(folder / ("mask_weighted.bin" if weights else "mask.bin"))
-        np.array(pairs, "<u8").reshape(-1, 2).tofile(folder / "episodes.idx")
+        np.stack([starts, lengths], axis=1).astype("<u8").tofile(folder / "episodes.idx")
     if metadata:
         stated = {"token_dtype": dtype, "eot_token_id": EOS, "pad_token_id": 0, "tokenizer_sha256": "abc"}
         (root / "dataset_metadata.json").write_text(json.dumps(stated))

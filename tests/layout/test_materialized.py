@@ -27,7 +27,7 @@ def opened(folder):
     return NpyDataSource(MaterializedLayout(open_corpus(folder)))
 
 
-def same_rows(found, expected):
+def assert_same_rows(found, expected):
     assert len(found) == len(expected)
     rows = np.random.default_rng(0).permutation(len(expected))
     assert_same(found.read(rows), expected.read(rows))
@@ -54,16 +54,15 @@ TWO_EPOCHS = {"algorithm": "shuffled_best_fit", "seed": 3, "epochs": 2}
 
 
 def written_and_opened(layout, folder, shard_bytes):
-    """Yield the source of the rows of `layout` in one file and in many, and its manifest."""
+    """Yield sources of the rows of `layout` in one file and in many, and the manifest: as opened, from a pickle, and without
+    a file that is mapped."""
     for name, most in (("one", 1 << 30), ("many", shard_bytes)):
         manifest = materialize(layout, folder / name, shard_bytes=most)
         found = opened(folder / name)
         assert (len(manifest["rows_of_shards"]) > 1) == (name == "many")
         assert found.layout.corpus.fingerprint == manifest["fingerprint"]
-        same_rows(found, NpyDataSource(layout))
-        same_rows(pickle.loads(pickle.dumps(found)), NpyDataSource(layout))
-        same_rows(NpyDataSource(found.layout, max_open_files=1), NpyDataSource(layout))  # no file is mapped
-        yield found, manifest
+        for source in (found, pickle.loads(pickle.dumps(found)), NpyDataSource(found.layout, max_open_files=1)):
+            yield source, manifest
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,7 +72,9 @@ def written_and_opened(layout, folder, shard_bytes):
     ids=lambda options: options.get("algorithm", "best_fit_decreasing"),
 )
 def test_written_rows_are_the_packed_rows(tmp_path, kind, options):
-    assert list(written_and_opened(PackedLayout(make(tmp_path, kind), LENGTH, **options), tmp_path, 1 << 10))
+    layout = PackedLayout(make(tmp_path, kind), LENGTH, **options)
+    for found, _ in written_and_opened(layout, tmp_path, 1 << 10):
+        assert_same_rows(found, NpyDataSource(layout))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,6 +85,7 @@ def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, mo
     expected, shift = NpyDataSource(layout), ShiftTargets()
     assert layout.statistics["padding"]
     for found, manifest in written_and_opened(layout, tmp_path, 1 << 13):
+        assert_same_rows(found, expected)
         assert manifest["most_segments"] == layout.statistics["max_segments"] and not manifest["positions_dtype"]
         assert bool(manifest["segments_dtype"]) == (kind != "plain")
         for count in (1, 2, 5):
@@ -186,7 +188,7 @@ def test_rows_in_a_bucket_are_those_of_a_folder(tmp_path, client, monkeypatch):
     here, there = map(open_corpus, places)
     assert here.fingerprint == there.fingerprint
     found = NpyDataSource(MaterializedLayout(there))
-    same_rows(found, expected)
+    assert_same_rows(found, expected)
     rows = np.arange(len(expected))[::-3]
     assert_same(ShiftTargets().read(found, rows), ShiftTargets().read(expected, rows))
     np.testing.assert_array_equal(there.read(40, 140)[0], here.read(40, 140)[0])
@@ -202,9 +204,8 @@ def test_sources_of_documents_are_written_too(tmp_path):
     write_sources(folder / "train_sources.bin", docs)
     layout = PackedLayout(open_corpus(folder), LENGTH)
     materialize(layout, tmp_path / "rows")
-    corpus = open_corpus(tmp_path / "rows")
     numbers = [span.document for row in range(len(layout)) for span in layout.spans(row)]
-    np.testing.assert_array_equal(corpus.sources, layout.corpus.sources[numbers])
+    np.testing.assert_array_equal(open_corpus(tmp_path / "rows").sources, layout.corpus.sources[numbers])
 
 
 def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp_path):
@@ -243,4 +244,4 @@ def test_rows_longer_than_uint16_counts(tmp_path, monkeypatch, long_segment, pos
     expected = NpyDataSource(PackedLayout(open_corpus(write_episodes(tmp_path / "long", docs)), length))
     written = materialize(expected.layout, tmp_path / "rows")
     assert (written["positions_dtype"], written["most_segments"]) == (positions_dtype, 0 if positions_dtype else 2)
-    same_rows(opened(tmp_path / "rows"), expected)
+    assert_same_rows(opened(tmp_path / "rows"), expected)

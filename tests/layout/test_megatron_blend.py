@@ -1,17 +1,16 @@
 """The blend of Megatron-core's compiled loop, by chains that run at once."""
 
 import hashlib
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import golden_values
 from megatron_corpora import BLEND_SIZE, BLENDS
 
 from grain_sft.layout.megatron import blending
 from grain_sft.layout.megatron.blending import BLOCK, blend, normalized
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "megatron_samples.json").read_text())["blends"]
+GOLDEN = golden_values("megatron_samples.json")["blends"]
 
 
 @pytest.mark.parametrize("steps", [blending.STEPS, 0])

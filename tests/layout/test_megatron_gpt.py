@@ -1,14 +1,12 @@
 """Rows of Megatron-core's `GPTDataset` and `BlendedDataset`, and of MaxText's `mmap_npy` and `mmap`."""
 
 import hashlib
-import json
 import re
-from pathlib import Path
 
 import megatron_corpora
 import numpy as np
 import pytest
-from batches import assert_one_run, load, write_config
+from batches import assert_one_run, golden_values, load, write_config
 from megatron_corpora import EOD, FEW, LENGTH, PAD, hashes_of, write_prefixes
 
 from grain_sft import GrainSftError, Host, NpyDataSource
@@ -17,10 +15,8 @@ from grain_sft.provenance import trace
 from grain_sft.view import view_rows
 
 pytestmark = pytest.mark.usefixtures("own_cache")
-FOLDER = Path(__file__).parents[1] / "golden"
-GOLDEN = json.loads((FOLDER / "megatron_samples.json").read_text())["cases"]
-MAXTEXT_GOLDEN = json.loads((FOLDER / "maxtext/mmap.json").read_text())["cases"]
-MAXTEXT_GOLDEN |= json.loads((FOLDER / "maxtext/mmap_split.json").read_text())["cases"]
+GOLDEN = golden_values("megatron_samples.json")["cases"]
+MAXTEXT_GOLDEN = golden_values("maxtext/mmap.json")["cases"] | golden_values("maxtext/mmap_split.json")["cases"]
 RUNS = megatron_corpora.runs()
 MAXTEXT_RUNS = megatron_corpora.maxtext_runs() | megatron_corpora.split_runs()
 SHUFFLED_RUNS = megatron_corpora.shuffled_runs()
@@ -84,7 +80,7 @@ def test_rows_are_those_of_maxtext(folder, name):
     assert {"samples": golden["samples"], **hashes_of([batch])} == golden
 
 
-SHUFFLED_GOLDEN = json.loads((FOLDER / "maxtext/mmap_shuffled.json").read_text())["cases"]
+SHUFFLED_GOLDEN = golden_values("maxtext/mmap_shuffled.json")["cases"]
 
 
 @pytest.mark.parametrize("name", SHUFFLED_RUNS)
@@ -101,7 +97,6 @@ def test_shuffled_batches_of_each_host_are_those_of_maxtext(folder, name):
 
 
 def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron_core(folder):
-    golden = json.loads((FOLDER / "megatron_oversampled.json").read_text())["cases"]
     found = {}
     for name, run in megatron_corpora.oversampled_runs().items():
         try:
@@ -109,7 +104,8 @@ def test_blends_that_need_more_samples_than_there_are_are_refused_as_by_megatron
         except GrainSftError as error:
             message = re.search(r"takes (\d+) samples of it, but its stream has (\d+). Give a surplus", str(error))
             found[name] = {"taken": int(message[1]), "size": int(message[2])}
-    assert found == golden and sum("taken" in each for each in found.values()) >= 3
+    assert found == golden_values("megatron_oversampled.json")["cases"]
+    assert sum("taken" in each for each in found.values()) >= 3
 
 
 def loaded(folder, name, host=Host(0, 1), **layout):
@@ -138,7 +134,6 @@ def test_spans_name_the_documents_of_the_corpus(folder):
     layout = loaded(folder, BLEND).source.layout
     documents, tokens = layout.corpus.documents, layout.corpus.read(0, layout.corpus.num_tokens)[0]
     begins = np.cumsum([0, *(shard.num_tokens for shard in layout.corpus.shards)])
-    found = np.unique(layout.pieces(np.arange(len(layout))).document)
     for row in range(40):
         read = []
         for span in layout.spans(row):
@@ -147,7 +142,7 @@ def test_spans_name_the_documents_of_the_corpus(folder):
             assert stop <= documents.start[span.document] + documents.length[span.document]
             read += tokens[start:stop].tolist()
         assert read == NpyDataSource(layout)[row]["tokens"].tolist()
-    some = found[[3, -3]]
+    some = np.unique(layout.pieces(np.arange(len(layout))).document)[[3, -3]]
     holding = [row for row in range(len(layout)) if {span.document for span in layout.spans(row)} & set(some.tolist())]
     assert layout.rows_of_documents(some).tolist() == holding
 
@@ -193,9 +188,8 @@ def test_resets_are_sound_and_are_shown(folder, tmp_path, capsys, resets):
     path = write_config(tmp_path / "run.json", config)
     assert main(["verify", str(path), "--full"]) == 0, capsys.readouterr().out
     pipeline = load(config)
-    lines = trace(pipeline, range(3), host=Host(0, 1))
     taken = sum(int(np.count_nonzero(pipeline[step]["targets_segmentation"])) for step in range(3))
-    assert lines.trainable.sum() == taken
+    assert trace(pipeline, range(3), host=Host(0, 1)).trainable.sum() == taken
     for view in view_rows(pipeline, 2):
         assert not view.notes
         sizes = [piece.stop - piece.start for piece in view.pieces]

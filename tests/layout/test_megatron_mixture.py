@@ -4,11 +4,11 @@ import pickle
 
 import numpy as np
 import pytest
-from batches import assert_is_traced, assert_one_run, load, sections, write_config
+from batches import assert_is_traced, assert_one_run, error_of, load, sections, write_config
 from megatron_corpora import EOD, PAD, write_prefixes
 from sft_files import documents, write_olmo
 
-from grain_sft import GrainSftError, Host
+from grain_sft import Host
 from grain_sft.cli.main import main
 from grain_sft.provenance import find_document, trace
 
@@ -53,8 +53,7 @@ def test_it_goes_on_at_any_step_on_other_hosts_and_names_documents(config, tmp_p
 
 def test_its_transforms_are_stated(config):
     del config["transforms"]
-    with pytest.raises(GrainSftError, match="lacks the key 'transforms', and the layouts of its sources"):
-        load(config)
+    assert "lacks the key 'transforms', and the layouts of its sources" in error_of(config)
 
 
 def test_worker_processes_open_the_indices_anew(config):

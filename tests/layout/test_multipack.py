@@ -1,18 +1,17 @@
 """Multipack against the batches of OpenChat's own sampler (tests/golden/make/make_multipack_golden.py)."""
 
 import hashlib
-import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from batches import golden_values
 from packed_corpora import MULTIPACK_CASES, multipack_lengths, rows_digest
 
 from grain_sft.layout.packing import PackingOptions
 from grain_sft.layout.packing.multipack import multipack
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "multipack_batches.json").read_text())["cases"]
+GOLDEN = golden_values("multipack_batches.json")["cases"]
 
 SMALL = [case for case in MULTIPACK_CASES if case.documents <= 900]
 

@@ -1,20 +1,19 @@
 """Layout olmo_vsl and its sampler against the batches of OLMo-core's NumpyVSLDataset (tests/golden/make/make_vsl_golden.py)."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import vsl_corpora
-from batches import load
+from batches import golden_values, load, put
 from vsl_corpora import CORPORA, EPOCHS, IGNORED, RUNS, batch_digest, write_corpus
 
 from grain_sft import Pipeline
 from grain_sft.errors import ConfigError, GrainSftError, LayoutError, SamplerError
 from grain_sft.sampling import CurriculumSampler
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "olmo_vsl.json").read_text())["runs"]
+GOLDEN = golden_values("olmo_vsl.json")["runs"]
 REPLAYED = [run for run in RUNS if "error" not in GOLDEN[run.name]]
 
 
@@ -96,24 +95,19 @@ def test_rows_of_several_buckets_that_are_read_together_are_padded(config_of):
 
 
 @pytest.mark.parametrize(
-    ("section", "change", "sentence"),
+    ("place", "value", "sentence"),
     [
-        ("layout", {"min_sequence_length": 6}, "min_sequence_length=6: expected a power of two, such as 8"),
-        ("layout", {"min_sequence_length": 64}, "min_sequence_length=64: expected less than sequence_length=64"),
-        (
-            "sampler",
-            {"order": "olmo"},
-            "sampler.order is for rows of one length, but those of this layout have several",
-        ),
-        ("sampler", {"num_cycles": 0}, "num_cycles is 0"),
-        ("sampler", {"curriculum": "grow"}, "curriculum is 'grow'.*grow_p2"),
-        ("sampler", {"global_batch_tokens": 96}, "global_batch_tokens is 96"),
+        ("layout.min_sequence_length", 6, "min_sequence_length=6: expected a power of two, such as 8"),
+        ("layout.min_sequence_length", 64, "min_sequence_length=64: expected less than sequence_length=64"),
+        ("sampler.order", "olmo", "sampler.order is for rows of one length, but those of this layout have several"),
+        ("sampler.num_cycles", 0, "num_cycles is 0"),
+        ("sampler.curriculum", "grow", "curriculum is 'grow'.*grow_p2"),
+        ("sampler.global_batch_tokens", 96, "global_batch_tokens is 96"),
     ],
 )
-def test_wrong_options_are_refused_with_a_sentence(config_of, section, change, sentence):
-    config = config_of(RUNS[0])
+def test_wrong_options_are_refused_with_a_sentence(config_of, place, value, sentence):
     with pytest.raises(GrainSftError, match=sentence):
-        load(config | {section: config[section] | change})
+        load(put(config_of(RUNS[0]), place, value))
 
 
 def test_a_layout_of_one_length_and_a_mixture_take_no_curriculum(config_of):

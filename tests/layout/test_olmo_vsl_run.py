@@ -2,32 +2,25 @@
 
 import numpy as np
 import pytest
-from batches import assert_is_traced, assert_one_run, assert_same, load, write_config
-from vsl_corpora import EOS, write_corpus
+from batches import assert_is_traced, assert_one_run, assert_same, load, put, write_config
+from vsl_corpora import VslRun, config_of, write_corpus
 
 from grain_sft import GrainSftError, Host
 from grain_sft.cli.main import main
 from grain_sft.provenance import checkpoint_table, difference, trace
 from grain_sft.view import report
 
-SAMPLER = {"curriculum": "grow_p2", "num_cycles": 2, "global_batch_tokens": 512, "seed": 5, "epochs": 2}
-LAYOUT = {"kind": "olmo_vsl", "sequence_length": 64, "min_sequence_length": 4}
+RUN = VslRun("three files", 4, 64, 512, ranks=1, seed=5, curriculum="grow_p2", num_cycles=2)
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    paths = write_corpus("three files", tmp_path_factory.mktemp("vsl"))
-    corpus = {"path": list(map(str, paths)), "dtype": "uint16", "eos_token_id": EOS}
-    return {"corpus": corpus, "layout": LAYOUT, "sampler": SAMPLER, "transforms": ["ngram_filter", "shift_targets"]}
+    return config_of(RUN, write_corpus(RUN.corpus, tmp_path_factory.mktemp("vsl")))
 
 
 @pytest.fixture(scope="module")
 def pipeline(config):
     return load(config)
-
-
-def amended(config, *amendments):
-    return load(config | {"amendments": list(amendments)})
 
 
 def test_hosts_and_resumed_iterators_read_one_run(config, pipeline):
@@ -36,7 +29,7 @@ def test_hosts_and_resumed_iterators_read_one_run(config, pipeline):
 
 
 def test_a_late_step_of_an_endless_run_costs_no_earlier_one(config, pipeline):
-    endless = load(config | {"sampler": SAMPLER | {"epochs": None}})
+    endless = load(put(config, "sampler.epochs", None))
     step = 10**6 * pipeline.sampler.steps_per_epoch + 7
     assert endless.num_steps is None and endless[step]["inputs"].size == 512
     assert endless.sampler.streams[0].begin(step)[0] == 10**6
@@ -45,9 +38,8 @@ def test_a_late_step_of_an_endless_run_costs_no_earlier_one(config, pipeline):
 
 @pytest.mark.parametrize("transforms", [["ngram_filter", "shift_targets"], ["shift_targets"]])
 def test_a_trace_lists_what_hosts_read(config, transforms):
-    changed = config | {"transforms": transforms}
     steps = range(40, 48)
-    hosts = [load(changed, host=Host(index, 2)) for index in range(2)]
+    hosts = [load(config | {"transforms": transforms}, host=Host(index, 2)) for index in range(2)]
     assert_is_traced(trace(hosts[0], steps), hosts, steps)
 
 
@@ -66,7 +58,7 @@ def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
     other = {"sampler": {"curriculum": "natural"}}
     epoch = pipeline.sampler.steps_per_epoch
     changed = load(config | {"stages": [{"steps": epoch}, other]})
-    natural = load(config | {"sampler": SAMPLER | {"curriculum": "natural"}})
+    natural = load(put(config, "sampler.curriculum", "natural"))
     first = natural.sampler.steps_per_epoch
     for step in range(3):
         assert_same(changed[epoch + step], natural[first + step])
@@ -78,7 +70,8 @@ def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
 
 
 def test_sizes_of_steps_add_up(pipeline, config):
-    for run in (pipeline, amended(config, {"skip": {"from": 4, "steps": 3}}, {"skip": {"from": 50, "steps": 200}})):
+    skips = [{"skip": {"from": 4, "steps": 3}}, {"skip": {"from": 50, "steps": 200}}]
+    for run in (pipeline, load(config | {"amendments": skips})):
         sizes, steps = run.sampler.batch_sizes, np.arange(run.num_steps)
         counts = [len(run.sampler.rows(step)) for step in steps.tolist()]
         before = np.cumsum([0, *counts])
@@ -86,9 +79,8 @@ def test_sizes_of_steps_add_up(pipeline, config):
         assert [sizes.before(step) for step in range(len(steps) + 1)] == before.tolist()
         for found, expected in zip(sizes.begins(steps), (before[:-1], counts), strict=True):
             np.testing.assert_array_equal(found, expected)
-        rows = np.arange(before[-1])
-        expected = steps.repeat(counts)
-        assert [sizes.step_of(row) for row in rows[::97].tolist()] == expected[::97].tolist()
+        step_of_row = steps.repeat(counts).tolist()
+        assert [sizes.step_of(row) for row in range(0, before[-1], 97)] == step_of_row[::97]
         assert len(run.sampler) == before[-1]
         lengths = [run.sampler.row_length(step) for step in steps.tolist()]
         assert {count * length for count, length in zip(counts, lengths, strict=True)} == {512}
@@ -100,7 +92,7 @@ def test_figures_of_checkpoints_reports_and_differences_count_tokens(pipeline, c
     assert table["rows"] == [pipeline.sampler.batch_sizes.before(step) for step in table["step"]]
     left = sum(line["tokens"] for line in report.left_out(pipeline))
     assert left == pipeline.source.layout.corpus.num_tokens - pipeline.sampler.steps_per_epoch * 512
-    other = load(config | {"sampler": SAMPLER | {"curriculum": "grow_linear", "num_cycles": 1}})
+    other = load(config | {"sampler": config["sampler"] | {"curriculum": "grow_linear", "num_cycles": 1}})
     found = difference(pipeline, other, steps=range(100))
     first = next(k for k in range(100) if pipeline.sampler.rows(k).tolist() != other.sampler.rows(k).tolist())
     assert found.first_step == first and 0 < found.differing_rows <= found.total_rows

@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from packed_corpora import PACKED_CASES, write_case
+from packed_corpora import PACKED_CASES, PLAN_CASE, write_case
 from test_packed_olmo import GOLDEN, layout_of, playable, run_variant, values_of
 
 from grain_sft.errors import LayoutError
@@ -17,7 +17,6 @@ from grain_sft.layout.packing import numpy_sort
 from grain_sft.layout.packing.numpy_sort import argsorts
 from grain_sft.layout.plan import depends_of, finder_of, make_plan
 
-GROUPS = next(case for case in PACKED_CASES if case.name == "uniform, groups of 3 and 2")
 MANY = next(case for case in PACKED_CASES if case.name == "log-normal, many")
 LENGTHS = -np.random.default_rng(0).integers(1, 500, 20_000)
 needs_avx2 = pytest.mark.skipif("avx2" not in playable(), reason="this CPU has no AVX2")
@@ -62,7 +61,7 @@ def test_no_process_is_started_where_numpy_here_already_sorts_so(monkeypatch):
 def test_one_process_sorts_all_groups(tmp_path, monkeypatch):
     started = mock.Mock(side_effect=subprocess.run)
     monkeypatch.setattr(subprocess, "run", started)
-    case = dataclasses.replace(GROUPS, group=1)
+    case = dataclasses.replace(PLAN_CASE, group=1)
     layout = layout_of(case, tmp_path, "numpy:baseline", write_case(case, tmp_path))
     assert len(layout) and len(layout.corpus.shards) == 5
     assert started.call_count == 1
@@ -85,17 +84,17 @@ def test_a_cpu_that_is_better_than_this_one_is_a_sentence(tmp_path):
 
 
 def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_path, monkeypatch):
-    written = write_case(GROUPS, tmp_path)
+    written = write_case(PLAN_CASE, tmp_path)
     expected = {f"numpy:{variant}": {"version": np.__version__, "sort": variant} for variant in playable()}
     expected |= {"stable": None, "numpy": {"version": np.__version__, "sort": numpy_sort.numpy_sort()}}
     for ties, sort in expected.items():
-        layout = layout_of(GROUPS, tmp_path, ties, written)
+        layout = layout_of(PLAN_CASE, tmp_path, ties, written)
         assert depends_of(finder_of(layout.corpus, layout.packing), layout.packing)["numpy"] == sort
         assert (f"numpy='{np.__version__} " in repr(layout)) == (ties != "stable")
         plan = make_plan(finder_of(layout.corpus, layout.packing), layout.packing)
         np.testing.assert_array_equal(plan["start"], layout.plans[0].start)
     assert len(list((tmp_path / "cache").rglob("*.arrays"))) == len(expected)
-    layout = layout_of(GROUPS, tmp_path, "numpy", written)
+    layout = layout_of(PLAN_CASE, tmp_path, "numpy", written)
     monkeypatch.setattr(numpy_sort, "numpy_sort", lambda: "another")
     assert depends_of(finder_of(layout.corpus, layout.packing), layout.packing)["numpy"]["sort"] == "another"
 

@@ -21,7 +21,7 @@ BY_EPOCH = [name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch]
 KINDS = ("plain", "parts", "episodes")
 
 
-def check_rows(known: Known, layout: PackedLayout) -> None:
+def assert_rows(known: Known, layout: PackedLayout) -> None:
     """Check all that must be true of the rows of any packing of a corpus."""
     source, length = NpyDataSource(layout), layout.sequence_length
     rows = source.read(range(len(layout)))
@@ -43,10 +43,10 @@ def check_rows(known: Known, layout: PackedLayout) -> None:
             sizes[document] += size
     some = np.arange(0, layout.num_documents, 3)
     assert layout.rows_of_documents(some).tolist() == Layout.rows_of_documents(layout, some).tolist()
-    check_counts(known, layout, segments, sizes)
+    assert_counts(known, layout, segments, sizes)
 
 
-def check_counts(known, layout, segments, sizes):
+def assert_counts(known, layout, segments, sizes):
     statistics, whole, used = layout.statistics, [len(each) for each in known.tokens], sum(sizes.values())
     expected = {"rows": len(layout), "documents": len(whole) * layout.epochs, "tokens": used, "segments": segments}
     expected["padding"] = len(layout) * layout.sequence_length - used
@@ -77,7 +77,7 @@ def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
     kind, lengths, part, outside, length, algorithm, long, group, most, ties, batch_rows
 ):
     with tempfile.TemporaryDirectory() as temp:
-        known = make(kind, Path(temp) / "corpus", lengths, part=part, outside=0 if kind == "parts" else outside)
+        known = make(kind, Path(temp) / "corpus", lengths, part=part, outside=outside)
         options = {"algorithm": algorithm, "long_documents": long, "source_group_size": group, "ties": ties}
         if ALGORITHMS[algorithm].bounds_segments:
             options["max_segments"] = most
@@ -86,7 +86,7 @@ def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
         except LayoutError as error:
             assert "don't fill one batch" in str(error) and algorithm == "multipack"
             return
-        check_rows(known, layout)
+        assert_rows(known, layout)
         statistics = layout.statistics
         if algorithm != "multipack":
             assert statistics["dropped_documents"] == 0
@@ -111,7 +111,7 @@ def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
     options = {"algorithm": algorithm, "seed": 5, "batch_rows": 2, "cache_dir": tmp_path / "cache"}
     three = PackedLayout(known.corpus, 64, epochs=3, **options)
     one = PackedLayout(known.corpus, 64, **options)
-    check_rows(known, three)
+    assert_rows(known, three)
 
     def rows(layout):
         return [frozenset(layout.spans(row)) for row in range(len(layout))]

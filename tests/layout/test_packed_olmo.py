@@ -32,9 +32,10 @@ def values_of(case: PackedCase, folder: Path, ties: str) -> dict:
     return {"corpus": digest_of_files([*written[0], *written[1]]), **values_of_rows(*row_digests(case, layout))}
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in PACKED_CASES if case.mask and not case.has_ties], ids=lambda case: case.name
-)
+MASKED = [case for case in PACKED_CASES if case.mask and not case.has_ties]
+
+
+@pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
 def test_documents_of_boundary_files_make_the_same_rows(tmp_path, case):
     written = write_case(case, tmp_path)
     write_boundaries(case, written[0])

@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from batches import examples
+from batches import assert_same, examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -49,11 +49,6 @@ def plain_fit(lengths: list[int], most: int | None, *, best: bool, spaces: Seque
         space[row] -= length
         since[row] = time
     return rows
-
-
-def check_columns_equal(found: PackedRows, expected: PackedRows) -> None:
-    for column, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(column, other)
 
 
 @pytest.mark.parametrize("many", [None, *MANY.values()])
@@ -115,7 +110,7 @@ def test_best_fit_decreasing_is_the_same_one_by_one_and_many_at_once(capacity):
     expected = pack("best_fit_decreasing", lengths, capacity)
     for many in MANY.values():
         with mock.patch.object(BEST_FIT, "_MANY", many):
-            check_columns_equal(pack("best_fit_decreasing", lengths, capacity), expected)
+            assert_same(pack("best_fit_decreasing", lengths, capacity)._asdict(), expected._asdict())
 
 
 @pytest.mark.parametrize("most", [None, 4])
@@ -147,7 +142,7 @@ def test_shuffled_best_fit_packs_chunks_of_an_order_of_its_epoch(lengths, most, 
     rows = shuffled_best_fit(np.array(lengths, np.int64), options, chunk)
     assert sorted(rows.document.tolist()) == list(range(len(lengths)))
     np.testing.assert_array_equal(rows.length, np.array(lengths)[rows.document])
-    check_columns_equal(shuffled_best_fit(np.array(lengths, np.int64), options, chunk), rows)
+    assert_same(shuffled_best_fit(np.array(lengths, np.int64), options, chunk)._asdict(), rows._asdict())
     for row in documents_of(rows):
         assert sum(lengths[each] for each in row) <= CAPACITY and (most is None or len(row) <= most)
 

@@ -25,7 +25,7 @@ from grain_sft.errors import LayoutError
 )
 def test_rows_are_the_documents_that_are_long_enough_in_order(kind, lengths, part, outside, length, keep, least):
     with tempfile.TemporaryDirectory() as temp:
-        known = make(kind, Path(temp), lengths, part=part, outside=0 if kind == "parts" else outside)
+        known = make(kind, Path(temp), lengths, part=part, outside=outside)
         kept = [number for number, size in enumerate(lengths) if size >= least]
         if not kept:
             with pytest.raises(LayoutError, match=f"no document of {len(lengths)} has {least} tokens or more"):

@@ -22,17 +22,13 @@ def layouts(tmp_path):
     return found | {"mixture": MixtureLayout({"a": found["packed"], "b": found["padded"]})}
 
 
-def counted(layout):
-    """Return the costs, counted from the segment ids that are read."""
-    of_parts = {name: NpyDataSource(part) for name, part in layout.parts.items()}
-    source = of_parts[""] if "" in of_parts else MixtureSource(of_parts)
-    segments = (source[row]["segment_ids"] for row in range(len(layout)))
-    return [int((np.bincount(each[each > 0]) ** 2).sum()) for each in segments]
-
-
 @pytest.mark.parametrize("name", ["windows", "padded", "packed", "anew", "mixture"])
-def test_costs_are_the_squares_of_segments(layouts, name):
-    assert layouts[name].row_costs().tolist() == counted(layouts[name])
+def test_costs_are_the_squares_of_segments_as_they_are_read(layouts, name):
+    layout = layouts[name]
+    sources = {part: NpyDataSource(of_part) for part, of_part in layout.parts.items()}
+    source = MixtureSource(sources) if name == "mixture" else NpyDataSource(layout)
+    segments = (source[row]["segment_ids"] for row in range(len(layout)))
+    assert layout.row_costs().tolist() == [int((np.bincount(each[each > 0]) ** 2).sum()) for each in segments]
 
 
 def test_the_spread_of_a_step_is_at_least_that_of_its_longest_document_and_next_to_none_by_cost():

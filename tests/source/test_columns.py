@@ -1,27 +1,22 @@
 """Columns of a batch are those of whole rows, for every layout, and few other bytes are read."""
 
 import itertools
-import json
-from pathlib import Path
 
 import grain
 import numpy as np
 import pytest
-from batches import assert_same, load, open_files, sections
+from batches import assert_same, golden_values, load, open_files, pipeline_of, sections
 from sft_files import documents, write_episodes, write_olmo
 
-from grain_sft import GrainSftError, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, open_corpus
+from grain_sft import GrainSftError, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, open_corpus
 from grain_sft.integrations.context_order import ContextOrder
 from grain_sft.layout import ColumnsLayout, MaterializedLayout, OlmoVslLayout, PackedLayout, WindowLayout
 from grain_sft.prepare.materialize import materialize
 from grain_sft.storage.activity import counts
 
 LENGTH, ROWS = 64, 4
-ORDERS = json.loads((Path(__file__).parents[1] / "golden/context_order.json").read_text())["runs"]
-LAYOUTS = {
-    "windows": {"kind": "windows"},
-    "padded": {"kind": "padded"},
-    "packed": {"kind": "packed"},
+ORDERS = golden_values("context_order.json")["runs"]
+LAYOUTS = {kind: {"kind": kind} for kind in ("windows", "padded", "packed")} | {
     "fragments": {"kind": "packed", "long_documents": "fragment"},
     "many segments": {"kind": "packed", "algorithm": "first_fit_decreasing", "sequence_length": 512},
     "long": {"kind": "packed", "sequence_length": 4096},  # read segment by segment
@@ -59,7 +54,7 @@ def opened(corpus):
     return open_corpus(options.pop("path"), **options)
 
 
-def check(pipeline, steps):
+def assert_columns(pipeline, steps):
     """Columns of `steps`, some at the ends of rows and others anywhere, are those of whole rows."""
     random = np.random.default_rng(0)
     for step in steps:
@@ -102,14 +97,13 @@ def test_columns_are_those_of_whole_rows(corpora, corpus, layout, own, steps):
     assert pipeline.reads_columns
     assert own is not FILL or len(pipeline.source) % ROWS
     assert "amendments" not in own or (pipeline[3]["inputs_segmentation"] == 0).any()
-    check(pipeline, [step % pipeline.end_step for step in steps])
+    assert_columns(pipeline, [step % pipeline.end_step for step in steps])
 
 
 def test_columns_of_rows_that_were_written_out(corpora, tmp_path):
     for name in ("masks", "weights", "plain"):
         materialize(PackedLayout(opened(corpora[name]), LENGTH), tmp_path / name)
-        source = NpyDataSource(MaterializedLayout(open_corpus(tmp_path / name)))
-        check(Pipeline(source, IndexSampler(len(source), global_batch_size=ROWS, seed=1), [ShiftTargets()]), [0])
+        assert_columns(pipeline_of(MaterializedLayout(open_corpus(tmp_path / name)), global_batch_size=ROWS), [0])
 
 
 @pytest.mark.parametrize("layout", ["windows", "long"])  # long rows are read segment by segment
@@ -132,8 +126,7 @@ class NumTargets(ShiftTargets):
 
 
 def test_an_array_of_one_value_a_row_is_returned_whole(corpora):
-    source = NpyDataSource(WindowLayout(opened(corpora["masks"]), LENGTH))
-    pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=ROWS, seed=1), [NumTargets()])
+    pipeline = pipeline_of(WindowLayout(opened(corpora["masks"]), LENGTH), [NumTargets()], global_batch_size=ROWS)
     whole, part = pipeline[0], pipeline.read(0, np.arange(ROWS), columns=(8, 24))
     np.testing.assert_array_equal(part["num_targets"], whole["num_targets"])
     np.testing.assert_array_equal(part["inputs"], whole["inputs"][:, 8:24])
@@ -148,10 +141,9 @@ class Backwards(ShiftTargets):
 
 @pytest.mark.parametrize("transforms", [[NgramFilter(max_count=3), ShiftTargets()], [Backwards()]])
 def test_transforms_that_need_whole_rows_get_them(corpora, transforms):
-    source = load(config_of(corpora["plain"], "windows")).source
-    pipeline = Pipeline(source, IndexSampler(len(source), global_batch_size=ROWS, seed=1), transforms)
+    pipeline = pipeline_of(WindowLayout(opened(corpora["plain"]), LENGTH), transforms)
     assert not pipeline.reads_columns
-    check(pipeline, (0,))
+    assert_columns(pipeline, (0,))
 
 
 class Same(grain.transforms.Map):

@@ -80,8 +80,7 @@ def test_batches_that_are_held_stay_as_they_are(corpora):
 
 @pytest.mark.parametrize("highest", [(1 << 31) - 1, 1 << 31])
 @pytest.mark.parametrize("mean", [20, 3000])
-def test_a_token_that_int32_does_not_hold_is_an_error_the_first_time_and_after(tmp_path, monkeypatch, highest, mean):
-    monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
+def test_a_token_that_int32_does_not_hold_is_an_error_the_first_time_and_after(tmp_path, own_cache, highest, mean):
     random = np.random.default_rng(0)
     tokens = random.integers(3, 100, 60_000).astype(np.uint32)
     tokens[random.integers(0, len(tokens), len(tokens) // mean)] = 2

@@ -41,7 +41,7 @@ def machine(tmp_path, monkeypatch):
         memory.rm("/shared", recursive=True)
 
 
-def check(make=None, folder=None):
+def assert_cached(make=None, folder=None):
     """Compare the arrays of the cache, which `make` makes; without it they have to be there."""
     found = artifact.load_or_make("things", DEPENDS, make or pytest.fail, folder)
     for name, array in ARRAYS.items():
@@ -58,29 +58,29 @@ def test_what_one_machine_made_others_copy_and_map(machine, monkeypatch, folder)
     """A URL may be given in place of the variable."""
     if folder:
         monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
-    check(make, folder)
+    assert_cached(make, folder)
     name = artifact.place("things", DEPENDS).name
     assert files.exists(f"memory://shared/cache/things/{name}")
     there = machine("two")
-    check(folder=folder)
+    assert_cached(folder=folder)
     assert (there / "things" / name).exists()
     fsspec.filesystem("memory").rm("/shared", recursive=True)
-    check(folder=folder)  # of this machine
+    assert_cached(folder=folder)  # of this machine
 
 
 def test_a_damaged_one_in_the_bucket_is_made_again_and_replaced(machine):
-    check(make)
+    assert_cached(make)
     url = f"memory://shared/cache/things/{artifact.place('things', DEPENDS).name}"
     whole = files.read_bytes(url)
     files.write_bytes(url, whole[:-100] + bytes(100))
     machine("two")
-    check(make)
+    assert_cached(make)
     assert files.read_bytes(url) == whole
 
 
 def test_a_bucket_that_can_not_be_reached_is_done_without(machine, monkeypatch, caplog):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "nosuch://bucket")
-    check(make)
+    assert_cached(make)
     assert "Making it on this machine" in caplog.text and "Other machines will make it again" in caplog.text
 
 

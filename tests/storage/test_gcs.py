@@ -37,16 +37,10 @@ def bucket(client, folder):
 
 
 @pytest.fixture
-def requests(bucket):
-    """A function that returns the number of requests of each kind since its last call."""
+def proxy(bucket):
+    """It counts requests of each kind."""
     with before_emulator() as proxy:
-
-        def count():
-            found = dict(proxy.requests)
-            proxy.clear()
-            return found
-
-        yield count
+        yield proxy
 
 
 def source(corpus, **options):
@@ -98,13 +92,13 @@ def test_a_local_mix_of_urls_and_of_local_files_is_read(folder, tmp_path):
     np.testing.assert_array_equal(source(mixed).read(rows)["tokens"], source(local).read(rows)["tokens"])
 
 
-def test_an_index_of_a_bucket_opens_and_reads_without_scanning_it(folder, tmp_path, requests):
+def test_an_index_of_a_bucket_opens_and_reads_without_scanning_it(folder, tmp_path, proxy):
     remote, local = grain_sft.open_corpus(f"{BUCKET}mix.txt"), grain_sft.open_corpus(folder / "mix.txt")
     remote.save(tmp_path / "index.json")
     remote.save(tmp_path / "maxtext.json", format="maxtext", sequence_length=LENGTH, tokenizer="some")
-    requests()
+    proxy.clear()
     again = grain_sft.open_corpus(tmp_path / "index.json")
-    assert not requests()
+    assert not proxy.requests
     assert again == remote
     assert_same(again, local, folder)
     assert_same(grain_sft.open_corpus(tmp_path / "maxtext.json"), local, folder)
@@ -119,13 +113,13 @@ def test_a_local_index_is_mapped_to_a_bucket_or_opens_in_its_copy_there(client, 
     assert_same(grain_sft.open_corpus(f"{BUCKET}index.json"), local, folder)
 
 
-def test_each_file_is_checked_once_however_few_may_be_open(requests):
+def test_each_file_is_checked_once_however_few_may_be_open(proxy):
     mine = source(grain_sft.open_corpus(f"{BUCKET}mix.txt"), max_open_files=1)
     rows = [0, 3, 10, 634, 0]  # of four files, one of which comes twice
     mine.read(rows)
-    requests()
+    proxy.clear()
     mine.read(rows)
-    assert requests() == {"media": len(rows)}
+    assert proxy.requests == {"media": len(rows)}
 
 
 @pytest.mark.parametrize("bucket_name", ["bucket", "no-such-bucket"])

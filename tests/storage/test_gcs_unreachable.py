@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import http.server
-import json
 import socket
 import threading
 import time
@@ -25,13 +24,11 @@ CREDENTIALS = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPE
 class Refuses(http.server.BaseHTTPRequestHandler):
     """Answers every request with 401."""
 
+    error_content_type = "application/json"
+    error_message_format = '{"error": {"code": 401, "message": "Anonymous caller does not have access"}}'
+
     def do_GET(self):
-        error = {"code": 401, "message": "Anonymous caller does not have storage.objects.get access"}
-        body = json.dumps({"error": error}).encode()
-        self.send_response(401)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.send_error(401)
 
     def log_message(self, *args):
         pass
@@ -57,7 +54,7 @@ def test_the_emulators_address_is_read_as_gcsfs_reads_it(machine, monkeypatch, h
     assert clients.filesystem(URL).server == server
 
 
-def check_errors(tmp_path, expected):
+def assert_errors(tmp_path, expected):
     """Open a corpus and load a config, each at a URL or with one: an error of a URL, in time."""
     write_config(tmp_path / "config.yaml", sections(URL, 8, layout="windows"))
     for function, argument in (
@@ -80,14 +77,14 @@ def test_a_network_that_is_not_there_is_named(machine, tmp_path, silent):
             listening.listen(64)
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"
         machine(address)
-        check_errors(tmp_path, f"the network does not reach {address}")
+        assert_errors(tmp_path, f"the network does not reach {address}")
 
 
 def test_missing_credentials_are_named(machine, tmp_path, capsys):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         machine(f"http://127.0.0.1:{server.server_address[1]}")
-        check_errors(tmp_path, "no credentials of Google Cloud were found")
+        assert_errors(tmp_path, "no credentials of Google Cloud were found")
         assert main(["verify", str(tmp_path / "config.yaml")]) != 0
         server.shutdown()
     assert "gcloud auth application-default login" in capsys.readouterr().out

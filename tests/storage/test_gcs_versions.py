@@ -4,6 +4,8 @@ import functools
 import itertools
 import json
 import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,7 +65,6 @@ def proxy(made):
 def put_version(client, made):
     """`put_version(version)` writes all objects; after the test they are of the first again."""
     write = functools.partial(put_all, client=client, folder=made[1])
-    write(0)
     yield write
     write(0)
 
@@ -110,20 +111,15 @@ def place(made, tmp_path):
     return reader
 
 
-class Peak:
-    """The most memory that this process has taken since this was made, in MiB."""
+def peak_from_now():
+    """Return a function: the most memory, in MiB, that this process has taken since, beyond what it takes now."""
 
-    def __init__(self):
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-        self._before = self._now()
+    def peak():
+        return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
-    def __call__(self):
-        return self._now() - self._before
-
-    def _now(self):
-        with open("/proc/self/status") as file:
-            return int(next(line for line in file if line.startswith("VmHWM")).split()[1]) / 1024
+    Path("/proc/self/clear_refs").write_text("5")
+    before = peak()
+    return lambda: peak() - before
 
 
 def outcome(read):
@@ -135,7 +131,7 @@ def outcome(read):
 
 
 def pairs(firsts, seconds, few):
-    """Cases of all pairs: but for `few` of them they are heavy."""
+    """Return the cases of all pairs. Those that are not among `few` are heavy."""
     every = itertools.product(firsts, seconds)
     return [pytest.param(*pair, marks=() if pair in few else pytest.mark.heavy) for pair in every]
 
@@ -149,7 +145,7 @@ def test_a_wrong_body_is_an_error_or_asked_for_again(proxy, place, monkeypatch, 
     expected = place(name)()
     read = place(name)
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
-    peak = Peak()
+    peak = peak_from_now()
     proxy.body = wrong
     found = outcome(read)
     assert isinstance(found, Exception) and proxy.failures[wrong], found
@@ -211,6 +207,6 @@ def test_an_open_remote_file_is_of_one_version(proxy, put_version):
 
 def test_endless_answers_about_objects_end_too(proxy, monkeypatch):
     monkeypatch.setenv("GRAIN_SFT_REMOTE_SECONDS", str(SECONDS))
-    proxy.endless, peak = True, Peak()
+    proxy.endless, peak = True, peak_from_now()
     assert isinstance(outcome(lambda: files.size(f"{URL}mix.txt")), Exception)
     assert proxy.requests["streamed"] and peak() < 300

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -68,11 +69,9 @@ def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
 
 
 def test_a_writer_that_may_open_no_more_files_fails_and_leaves_none(tmp_path, monkeypatch):
-    def dup(fd):
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
+    error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     with monkeypatch.context() as patched, pytest.raises(StorageError, match="Too many open files"):
-        patched.setattr(os, "dup", dup)
+        patched.setattr(os, "dup", mock.Mock(side_effect=error))
         files.write_bytes(str(tmp_path / "out"), b"x")
     assert not names_in(tmp_path)
 

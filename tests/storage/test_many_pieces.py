@@ -15,12 +15,6 @@ from grain_sft.storage import ShardReader, describe, vectored_copy
 PAGE = mmap.PAGESIZE
 
 
-def a_file(path, pages):
-    values = np.arange(pages * PAGE // 4, dtype=np.uint32)
-    values.tofile(path)
-    return values
-
-
 def together(count, work, act=lambda: None):
     """Run `work(number)` in threads that begin together, and then `act`."""
     started = threading.Barrier(count + 1)
@@ -43,7 +37,8 @@ def gathered(reader, shards, starts, size):
 
 
 def test_thousands_of_pieces_are_copied_to_their_places(tmp_path):
-    values = a_file(tmp_path / "values", 64)
+    values = np.arange(64 * PAGE // 4, dtype=np.uint32)
+    values.tofile(tmp_path / "values")
     random = np.random.default_rng(1)
     sizes = random.integers(0, 40, 2500)
     starts = random.integers(0, len(values) - 40, 2500)
@@ -77,7 +72,7 @@ def test_a_file_that_is_cut_while_threads_read_it_at_full_speed_is_an_error(tmp_
 
     for attempt in range(20):
         path, errors = tmp_path / f"{attempt}", []
-        a_file(path, 64)
+        np.arange(64 * PAGE // 4, dtype=np.uint32).tofile(path)
         reader = ShardReader([describe(str(path))], 4)
         together(3, functools.partial(read, reader, errors), functools.partial(os.truncate, path, PAGE * attempt))
         assert len(errors) == 3

@@ -69,7 +69,7 @@ def source(url, folder, bound="64MiB", unit=UNIT, length=LENGTH, **options):
     return grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, length))
 
 
-def check(mine, rows):
+def assert_rows(mine, rows):
     expected = np.arange(SHARDS * TOKENS, dtype=np.uint32).reshape(-1, LENGTH)
     np.testing.assert_array_equal(mine.read(rows)["tokens"], expected[rows])
 
@@ -118,11 +118,11 @@ def test_rows_are_those_of_the_bucket_and_are_fetched_once(proxy, tmp_path, unit
     every = np.random.default_rng(0).permutation(len(mine))
     proxy.clear()
     for start in range(0, len(every), 16):
-        check(mine, every[start : start + 16])
+        assert_rows(mine, every[start : start + 16])
     assert media_bytes(proxy) == (SHARDS * TOKENS * 4,) * 2
     again = source(INDEX, tmp_path, unit=unit)
     proxy.clear()
-    check(again, every)
+    assert_rows(again, every)
     assert not proxy.requests["media"]
 
 
@@ -133,7 +133,7 @@ def test_the_environment_asks_for_a_cache(proxy, tmp_path, monkeypatch):
         grain_sft.NpyDataSource(layout)
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_BYTES", "1GiB")
     monkeypatch.setenv("GRAIN_SFT_SHARD_CACHE_UNIT", "shard")
-    check(grain_sft.NpyDataSource(layout), [0, 1])
+    assert_rows(grain_sft.NpyDataSource(layout), [0, 1])
     assert len(cached(tmp_path)) == 1
 
 
@@ -149,21 +149,21 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_block_is_fetched_again(memory, tmp_path, damage):
     mine = source(MEMORY, tmp_path)
-    check(mine, list(range(len(mine))))
+    assert_rows(mine, list(range(len(mine))))
     paths = cached(tmp_path)
     whole = [path.read_bytes() for path in paths]
     for path, data, other in zip(paths, whole, whole[1:] + whole[:1], strict=True):
         (tmp_path / "new").write_bytes(DAMAGES[damage](data, other))
         (tmp_path / "new").rename(path)
-    check(mine, list(range(len(mine))))
-    check(source(MEMORY, tmp_path), list(range(len(mine))))
+    assert_rows(mine, list(range(len(mine))))
+    assert_rows(source(MEMORY, tmp_path), list(range(len(mine))))
 
 
 def test_what_was_not_used_for_longest_makes_room(memory, tmp_path):
     mine = source(MEMORY, tmp_path, bound=10 * (UNIT + 128) + 4096, unit=UNIT)
     rows = UNIT // 4 // LENGTH
     for block in (0, 7, *range(8, 15), 0):  # the ends of shard 0 are looked at first
-        check(mine, [block * rows])
+        assert_rows(mine, [block * rows])
     kept = {int(path.name.split("-")[1]) // UNIT for path in cached(tmp_path)}
     assert 0 in kept and len(cached(tmp_path)) in (9, 10) and size_of(tmp_path) <= 10 * (UNIT + 128) + 4096
 
@@ -173,7 +173,7 @@ def test_files_of_others_in_the_folder_are_left_alone(memory, tmp_path):
     others[1].parent.mkdir(parents=True)
     for path in others:
         path.write_bytes(bytes(1 << 20))
-    check(source(MEMORY, tmp_path, bound=3 * UNIT), list(range(0, SHARDS * TOKENS // LENGTH, 7)))
+    assert_rows(source(MEMORY, tmp_path, bound=3 * UNIT), list(range(0, SHARDS * TOKENS // LENGTH, 7)))
     assert all(path.exists() for path in others)
 
 
@@ -183,12 +183,12 @@ def test_another_version_of_an_object_is_never_mixed_with_the_first(client, prox
     store, path = memory if root == "memory:/" else client, f"{root}/versions/0.npy"
     store.pipe_file(path, tokens(0).tobytes())
     first = source(path, tmp_path)
-    check(first, [0])
+    assert_rows(first, [0])
     other = tokens(0)
     other[2 * LENGTH : -2 * LENGTH] += 7  # the same size, and the same ends
     store.pipe_file(path, other.tobytes())
     for mine in (first, grain_sft.NpyDataSource(grain_sft.WindowLayout(first.layout.corpus, LENGTH))):
-        check(mine, [0])  # what the cache has is of the version that was opened
+        assert_rows(mine, [0])  # what the cache has is of the version that was opened
         with pytest.raises(grain_sft.GrainSftError, match=r"versions/0.npy: .* is gone: it was replaced"):
             mine.read([40])
     np.testing.assert_array_equal(source(path, tmp_path).read(range(64))["tokens"].reshape(-1), other)
@@ -234,20 +234,20 @@ def test_processes_that_are_killed_leave_a_cache_that_works(proxy, tmp_path):
     proxy.latency = 0
     mine = source(URL, tmp_path, bound=bound)
     for row in range(0, len(mine), 32):
-        check(mine, list(range(row, row + 32)))
+        assert_rows(mine, list(range(row, row + 32)))
         assert size_of(tmp_path) <= bound
     assert not cached(tmp_path, ".part")
     assert parts
 
 
 def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
-    check(source(INDEX, tmp_path), [0])
+    assert_rows(source(INDEX, tmp_path), [0])
     block = next(path for path in cached(tmp_path) if "-0-" in path.name)
     block.rename(f"{block}.part")
     holder = subprocess.Popen(["flock", f"{block}.part", "sleep", "60"])
     time.sleep(0.2)
     begin = time.monotonic()
-    check(source(INDEX, tmp_path, seconds=0.5), [0, 1])
+    assert_rows(source(INDEX, tmp_path, seconds=0.5), [0, 1])
     assert time.monotonic() - begin < 40  # the holder sleeps for 60
     holder.kill()
     holder.wait()
@@ -255,7 +255,7 @@ def test_a_maker_that_is_stopped_is_not_waited_for_without_end(proxy, tmp_path):
 
 @pytest.mark.parametrize("folder", ["/proc/nothing", "/dev/null"])
 def test_a_folder_that_can_not_be_written_to_is_done_without(memory, folder, caplog):
-    check(source(MEMORY, folder), [5, 300, 17])
+    assert_rows(source(MEMORY, folder), [5, 300, 17])
     assert "can't be written to" in caplog.text and "read from the bucket" in caplog.text
 
 
@@ -264,10 +264,10 @@ def test_where_the_disk_is_full_rows_come_from_the_bucket(memory, tmp_path, capl
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
-        check(mine, [5, 300, 17])
+        assert_rows(mine, [5, 300, 17])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "can't be written to" in caplog.text
     assert size_of(tmp_path) <= 4096
-    check(mine, [5, 300, 17])
+    assert_rows(mine, [5, 300, 17])
     assert len(cached(tmp_path)) == 2
