@@ -52,9 +52,8 @@ def test_stages_of_the_same_batches_are_one_run(config, pipeline, steps):
     rows = [staged.sampler.rows(step).tolist() for step in range(sum(steps))]
     assert rows == [pipeline.sampler.rows(step).tolist() for step in range(sum(steps))]
     assert_one_run(lambda host: load(config | {"stages": stages}, host=host), range(5, 9), [1, 2])
-    whole, traced = trace(pipeline, range(40), trainable=False), trace(staged, range(40), trainable=False)
-    for name, column in traced.columns().items():
-        np.testing.assert_array_equal(column, whole.columns()[name], err_msg=name)
+    whole, traced = (trace(run, range(40), trainable=False).columns() for run in (pipeline, staged))
+    assert_same(traced, whole)
     other = {"sampler": {"curriculum": "natural"}}
     epoch = pipeline.sampler.steps_per_epoch
     changed = load(config | {"stages": [{"steps": epoch}, other]})

@@ -64,11 +64,8 @@ def assert_columns(pipeline, steps):
         cuts += [tuple(sorted(random.choice(width + 1, 2, replace=False).tolist())) for _ in range(4)]
         some = random.permutation(len(whole["inputs"]))[:3]
         for slots, (start, stop) in [*((some, cut) for cut in cuts), (some[:0], cuts[0]), (some[:0], cuts[4])]:
-            part = pipeline.read(step, slots, columns=(start, stop))
-            assert part.keys() == whole.keys()
-            for key, array in part.items():
-                assert array.dtype == whole[key].dtype
-                np.testing.assert_array_equal(array, whole[key][slots, start:stop], err_msg=f"{key} {start}:{stop}")
+            expected = {key: array[slots, start:stop] for key, array in whole.items()}
+            assert_same(pipeline.read(step, slots, columns=(start, stop)), expected)
 
 
 FILL = {"sampler": {"epochs": 1, "last_batch": "fill"}}
