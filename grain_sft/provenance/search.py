@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from absl import logging
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
@@ -51,8 +52,14 @@ def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
 
 
 def find_tokenizer(corpus: Corpus) -> str | None:
-    """Return the path of the folder `tokenizer` next to a corpus; None if it does not exist."""
-    return files.sidecar(corpus.shards[0].path, "tokenizer")
+    """Return the path of the folder `tokenizer` next to a corpus, or up to two folders above; None if it does not exist.
+
+    It is logged if the corpus states no hash to compare it with, because it may belong to another corpus.
+    """
+    path = files.sidecar(corpus.shards[0].path, "tokenizer")
+    if path is not None and corpus.tokenizer_sha256 is None:
+        logging.warning("%s: taken for the corpus's tokenizer, whose hash is unknown. If not, give --tokenizer.", path)
+    return path
 
 
 def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:

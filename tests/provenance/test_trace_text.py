@@ -14,7 +14,15 @@ from grain_sft.errors import CorpusError
 from grain_sft.layout import documents_of_record
 from grain_sft.prepare import Dataset, Request, prepare
 from grain_sft.prepare.training import train_tokenizer
-from grain_sft.provenance import documents_with_text, find_document, iter_trace, summarize, tokenizer_of, trace
+from grain_sft.provenance import (
+    documents_with_text,
+    find_document,
+    find_tokenizer,
+    iter_trace,
+    summarize,
+    tokenizer_of,
+    trace,
+)
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "seven", "wizards", "hex", "my"]
 WORDS += ["boxed", "quartz", "jugs", "and", "nobody", "minds"]
@@ -106,6 +114,17 @@ def test_no_tokenizer_or_another_is_refused(corpus, chats, tmp_path):
         tokenizer_of(open_corpus(alone))
     with pytest.raises(CorpusError, match="empty text"):
         documents_with_text(corpus, tokenizer_of(corpus), "")
+
+
+def test_a_tokenizer_found_for_a_corpus_that_states_none_is_logged(corpus, chats, tmp_path, caplog):
+    assert find_tokenizer(corpus) == str(chats / "tokenizer") and not caplog.records
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "data" / "raw").mkdir(parents=True)
+    np.arange(50, dtype="<u4").tofile(tmp_path / "data" / "raw" / "a.npy")
+    assert find_tokenizer(open_corpus(tmp_path / "data" / "raw" / "a.npy", eos_token_id=2)) == str(
+        tmp_path / "tokenizer"
+    )
+    assert f"{tmp_path / 'tokenizer'}: taken for the corpus's tokenizer" in caplog.text
 
 
 def test_a_tokenizer_without_a_token_of_the_corpus_is_refused(chats, write_tokens):
