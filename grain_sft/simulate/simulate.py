@@ -11,12 +11,11 @@ import numpy.typing as npt
 from grain_sft.errors import SamplerError
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host
-from grain_sft.simulate.conditions import Conditions
+from grain_sft.simulate.conditions import Conditions, Waits
 from grain_sft.simulate.demand import Block, Walk
 from grain_sft.simulate.lines import answers
 from grain_sft.simulate.processes import Measured
 from grain_sft.simulate.reads import Reads
-from grain_sft.simulate.waits import Waits
 from grain_sft.storage import MOST_OPEN_FILES
 from grain_sft.version import __version__
 

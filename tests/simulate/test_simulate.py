@@ -16,10 +16,10 @@ from grain_sft import Host, child_environment
 from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.simulate import Conditions, lines, processes, simulate
+from grain_sft.simulate.conditions import Waits
 from grain_sft.simulate.demand import Walk
 from grain_sft.simulate.host_process import measure
 from grain_sft.simulate.reads import Reads
-from grain_sft.simulate.waits import Waits
 from grain_sft.storage import activity
 
 COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "local": "local_bytes"}
