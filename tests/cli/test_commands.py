@@ -1,6 +1,7 @@
 """What all commands have in common: options, errors, outputs and progress; and what `index` prints and writes."""
 
 import argparse
+import datetime
 import io
 import json
 import shlex
@@ -11,6 +12,7 @@ import types
 
 import numpy as np
 import pytest
+from batches import sections, write_config
 
 import grain_sft
 from grain_sft import progress
@@ -22,11 +24,9 @@ ARRAYS = ("--dtype", "uint16", "--eos-token-id", "7")
 
 
 @pytest.fixture
-def mix(tmp_path):
+def mix(tmp_path, write_tokens):
     for name, tokens in (("a/0", 1000), ("a/1", 515), ("b/0", 128)):
-        path = tmp_path / "tok" / f"{name}.npy"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.arange(tokens, dtype=np.uint16).tofile(path)
+        write_tokens(f"tok/{name}.npy", np.arange(tokens), "uint16")
     path = tmp_path / "mix.txt"
     path.write_text("# a mix\nweb,{TOKENIZER}/a/0.npy\nweb,{TOKENIZER}/a/1.npy\n\ncode,{TOKENIZER}/b/0.npy\n")
     return path
@@ -97,10 +97,8 @@ def test_json_prints_the_figures_that_output_keeps(mix, tmp_path, capsys):
 
 def test_a_config_with_a_date_is_not_printed_as_json_but_the_schema_is(tmp_path, capsys):
     path = tmp_path / "run.yaml"
-    stated = (
-        "corpus: {path: a.npy}\nlayout: {kind: windows, sequence_length: 8}\nsampler: {seed: 1, global_batch_size: 1}\n"
-    )
-    path.write_text(stated + 'transforms: [{"my_pkg:MyMap": {since: 2024-01-01}}]\n')
+    transforms = [{"my_pkg:MyMap": {"since": datetime.date(2024, 1, 1)}}]
+    write_config(path, sections("a.npy", 8, layout="windows") | {"transforms": transforms})
     assert main(["config", str(path)]) == 1
     assert "date is not JSON serializable" in capsys.readouterr().err
     assert main(["config", "--schema"]) == 0

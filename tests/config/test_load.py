@@ -92,23 +92,20 @@ def test_files_outside_of_the_root_of_a_config_are_refused(config, data, tmp_pat
         load(write_config(tmp_path / "run.yaml", config))
 
 
-def test_what_a_config_states_replaces_what_it_inherits_from_its_own_or_the_working_directory(
-    config, tmp_path, monkeypatch
-):
-    write_config(tmp_path / "configs" / "base.yaml", config)
-    write_config(tmp_path / "configs" / "deep" / "middle.json", {"inherits": "../base.yaml", "sampler": {"seed": 9}})
+def test_a_config_replaces_what_it_inherits_from_its_own_or_the_working_directory(config, tmp_path, monkeypatch):
+    configs = tmp_path / "configs"
+    write_config(configs / "base.yaml", config)
+    write_config(configs / "deep" / "middle.json", {"inherits": "../base.yaml", "sampler": {"seed": 9}})
     top = {"inherits": "deep/middle.json", "layout": {"sequence_length": 4}, "transforms": ["shift_targets"]}
     seeded = put(config, "sampler.seed", 9)
     expected = put(put(seeded, "layout.sequence_length", 4), "transforms", ["shift_targets"])
-    same_batches(load(write_config(tmp_path / "configs" / "top.yaml", top)), load(expected))
-    monkeypatch.chdir(tmp_path)  # where the parent of a dict is sought
+    same_batches(load(write_config(configs / "top.yaml", top)), load(expected))
+    monkeypatch.chdir(tmp_path)  # where the parent of a dict is sought, and that of a config, after its folder
     dict_of_top = {"inherits": "configs/base.yaml", "sampler": {"seed": 9}}
     same_batches(load(dict_of_top), load(seeded))
-    in_deep = write_config(
-        tmp_path / "configs" / "deep" / "top.json", dict_of_top
-    )  # and that of a config, after its folder
+    in_deep = write_config(configs / "deep" / "top.json", dict_of_top)
     same_batches(load(in_deep), load(seeded))
-    write_config(tmp_path / "configs" / "deep" / "configs" / "base.yaml", put(config, "sampler.global_batch_size", 3))
+    write_config(configs / "deep" / "configs" / "base.yaml", put(config, "sampler.global_batch_size", 3))
     assert load(in_deep).sampler.global_batch_size == 3
 
 
@@ -139,9 +136,8 @@ def test_a_batch_in_tokens_is_whole_rows(config):
         assert load(put(config, "sampler.global_batch_tokens", tokens)).sampler.global_batch_size == rows
     whole_rows = "which is 6 rows of layout.sequence_length=8 and 1 tokens. Expected whole rows. Give 48 or 56."
     for tokens, expected in ((7, "less than one row of"), (-8, "less than one row of"), (49, whole_rows)):
-        assert f"global_batch_tokens is {tokens}, {expected}" in error_of(
-            put(config, "sampler.global_batch_tokens", tokens)
-        )
+        message = error_of(put(config, "sampler.global_batch_tokens", tokens))
+        assert f"global_batch_tokens is {tokens}, {expected}" in message
 
 
 def test_another_kind_of_layout_replaces_the_options_of_the_inherited_one(chats, tmp_path):
@@ -229,7 +225,7 @@ def test_order_openchat_with_multipack_is_openchats_run(chats):
 
 
 def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
-    config = {**chats, "layout": {"kind": "padded", "sequence_length": 32}}
+    config = put(chats, "layout.kind", "padded")
     whole = load(config)
     tokens, padding = (whole.source.read(range(40))[key] for key in ("tokens", "segment_ids"))
     padding = padding == 0

@@ -169,9 +169,8 @@ def test_what_is_not_a_config_is_an_error_and_runs_nothing(tmp_path, monkeypatch
 
 def test_a_config_or_a_key_that_cant_be_read_is_named(config, tmp_path):
     for key in (5, None, True, 1.5):  # keys of YAML that are not text
-        assert f"{tmp_path}/a.yaml: unknown key {key!r}" in error_of(
-            write_config(tmp_path / "a.yaml", {**config, key: 1})
-        )
+        path = write_config(tmp_path / "a.yaml", {**config, key: 1})
+        assert f"{path}: unknown key {key!r}" in error_of(path)
     (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
     (tmp_path / "folder.yaml").mkdir()
     write_config(tmp_path / "orphan.yaml", {**config, "inherits": "none.yaml"})

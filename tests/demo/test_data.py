@@ -52,9 +52,8 @@ def test_what_the_documents_hold_that_is_no_text_is_left_out(tmp_path: Path, mon
     for number, docstring in enumerate(docstrings):
         (tmp_path / f"m{number}.py").write_text(docstring)
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
-    assert [entry.question for entry in corpus.docstrings()] == [
-        f"What is the module {name} for?" for name in ("m3", "m5")
-    ]
+    same, long = corpus.docstrings()
+    assert (same.question, long.question) == ("What is the module m3 for?", "What is the module m5 for?")
     (tmp_path / "m5.py").unlink()
     with pytest.raises(GrainSftError, match="found 5 characters of docstrings; expected 100000 or more"):
         corpus.docstrings()

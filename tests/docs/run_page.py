@@ -21,9 +21,8 @@ def main(blocks: str, outputs: str) -> None:
         if block["file_name"] is not None:
             Path(block["file_name"]).write_text(block["text"])
         elif block["language"] == "bash":
-            result = subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", block["text"]], stdout=subprocess.PIPE, text=True
-            )
+            command = ["bash", "-euo", "pipefail", "-c", block["text"]]
+            result = subprocess.run(command, stdout=subprocess.PIPE, text=True)
             output = result.stdout
             if result.returncode:
                 sys.exit(f"{output}{where}: the commands ended with status {result.returncode}")

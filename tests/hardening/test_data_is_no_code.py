@@ -21,9 +21,8 @@ RUNS_CODE = re.compile(
     r"|os\.(system|popen)\(|shell=True|(allow_pickle|trust_remote_code)=(?!False)",
     re.MULTILINE,
 )
-PICKLED_WORK = [
-    (f"prepare/{name}.py", "import pickle") for name in ("work", "worker")
-]  # what one run's own processes write and read
+# What one run's own processes write and read.
+PICKLED_WORK = [(f"prepare/{name}.py", "import pickle") for name in ("work", "worker")]
 
 
 def test_nothing_in_the_package_unpickles_evaluates_or_runs_what_it_reads():
@@ -111,9 +110,10 @@ def folders(tmp_path):
     return tmp_path / "data", tmp_path / "secret"
 
 
-@pytest.mark.parametrize(
-    "entry", ["../secret/a.npy", "{secret}/a.npy", "x/../../secret/a.npy", "link.npy", "dir/a.npy"]
-)
+OUTSIDE = ["../secret/a.npy", "{secret}/a.npy", "x/../../secret/a.npy", "link.npy", "dir/a.npy"]
+
+
+@pytest.mark.parametrize("entry", OUTSIDE)
 def test_a_mix_an_index_a_list_or_a_folder_leads_to_no_file_outside_of_the_root(folders, entry):
     """By a relative path, an absolute one or a link; without a root, any path is allowed."""
     data, secret = folders

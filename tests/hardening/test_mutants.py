@@ -117,10 +117,8 @@ def read_index(before: Path, path: Path) -> None:
     """Compare the rows and documents with those of the index `before` it was damaged."""
     found, whole = (grain_sft.open_corpus(each) for each in (path, before))
     assert (found.dtype, found.num_tokens) == (whole.dtype, whole.num_tokens)
-    rows, expected = (
-        grain_sft.NpyDataSource(grain_sft.WindowLayout(each, 10)).read(range(13)) for each in (found, whole)
-    )
-    assert_same(rows, expected)
+    sources = (grain_sft.NpyDataSource(grain_sft.WindowLayout(each, 10)) for each in (found, whole))
+    assert_same(*(source.read(range(13)) for source in sources))
     if whole.has_boundary_files:
         np.testing.assert_array_equal(found.documents.start, whole.documents.start)
     _ = found.sources
@@ -184,9 +182,8 @@ def make_whole(folder: Path) -> dict[str, Kind]:
     write_primer(whole / "primer", docs, sources=True)
     write_openchat(whole / "openchat", weighted)
     prefix = write_megatron(whole / "megatron" / "a", [[tokens.tolist()] for tokens, _ in docs])
-    grain_sft.open_corpus([prefix, prefix], split="2,3", subset="valid", eos_token_id=EOS).save(
-        indexes / "megatron.json"
-    )
+    megatron = grain_sft.open_corpus([prefix, prefix], split="2,3", subset="valid", eos_token_id=EOS)
+    megatron.save(indexes / "megatron.json")
     sha = {"tokenizer": {"eos_token_id": EOS, "pad_token_id": 0, "sha256": "abc", "vocab_size": 1000}}
     manifest = {**sha, "inputs": [{"path": name} for name in "abc"], "splits": {"train": {"documents": 40}}}
     for name in ("olmo", "episodes", "primer", "openchat"):
@@ -225,9 +222,8 @@ def make_whole(folder: Path) -> dict[str, Kind]:
         kinds[f"{name}: any file"] = Kind(whole / name, read_corpus, changed_bytes)
         kinds[f"{name}: metadata"] = Kind(whole / name, read_corpus, of_json, "*.json")
     for name in ("index", "maxtext", "megatron"):
-        kinds[f"index: {name}"] = Kind(
-            indexes / f"{name}.json", functools.partial(read_index, indexes / f"{name}.json"), of_index
-        )
+        path = indexes / f"{name}.json"
+        kinds[f"index: {name}"] = Kind(path, functools.partial(read_index, path), of_index)
     return kinds
 
 

@@ -44,9 +44,8 @@ def test_a_killed_worker_is_an_error_and_then_its_step_is_made(pipeline):
     """One worker, or two where more than one is killed, at drawn steps; every step comes once, in order, with its own rows."""
     draw, before = random.Random(0), set(multiprocessing.active_children())
     iterator, errors = pipeline.iter(worker_count=min(KILLS, 2), prefetch=2), 0
-    kill_at = {
-        number * STEPS_BETWEEN + draw.randrange(1, STEPS_BETWEEN): SIGNALS[number % 3] for number in range(KILLS)
-    }
+    steps = [number * STEPS_BETWEEN + draw.randrange(1, STEPS_BETWEEN) for number in range(KILLS)]
+    kill_at = dict(zip(steps, itertools.cycle(SIGNALS), strict=False))
     for step in range(KILLS * STEPS_BETWEEN):
         if step in kill_at:
             os.kill(draw.choice(workers_of(before)).pid, kill_at[step])

@@ -93,9 +93,8 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     for record, lines in (("1:2", True), ("1:999", False)):  # found, or not, where sources could be searched
         assert main(["trace", str(path), "--record", record]) == 0
         printed = capsys.readouterr()
-        assert (
-            "no document" in printed.out
-        ) != lines and "Sources not searched: 'talks', 'web'. The first: " in printed.err
+        assert ("no document" in printed.out) != lines
+        assert "Sources not searched: 'talks', 'web'. The first: " in printed.err
     assert "epoch of chat" in run("trace", "--checkpoints", "10")
     assert "layout of talks" in run("receipt")
     assert main(["trace", str(path), "--document", "talk:3"]) != 0

@@ -24,10 +24,8 @@ from grain_sft.storage import activity
 
 @pytest.mark.parametrize(("threads", "named"), [(0, ()), (2, ()), (2, ("metrics", "watchdog"))])
 def test_counters_are_what_was_handed_out_once(folder, threads, named):
-    pipeline = make(folder)
-    pipeline = Pipeline(
-        pipeline.source, pipeline.sampler, pipeline.transforms, observers=[OBSERVERS[name]() for name in named]
-    )
+    plain, observers = make(folder), [OBSERVERS[name]() for name in named]
+    pipeline = Pipeline(plain.source, plain.sampler, plain.transforms, observers=observers)
     counts = counting("rows_total", "tokens_total", "wait_seconds_count", "make_seconds_count", "filtered_rows_total")
     read = counting("read_bytes_total", store="local")
     waited, begin = counting("wait_seconds_sum"), time.perf_counter()

@@ -39,9 +39,8 @@ def train(of=lambda pipeline: pipeline.iter(worker_count=1)):
     print("the same", flush=True)
 """
 
-PLAIN = (
-    SCRIPT + "train()\ntrain(lambda pipeline: iter(pipeline.data_loader(worker_count=1)))\n"
-)  # without an `if __name__ == "__main__"` guard
+# Without an `if __name__ == "__main__"` guard.
+PLAIN = SCRIPT + "train()\ntrain(lambda pipeline: iter(pipeline.data_loader(worker_count=1)))\n"
 UNDER_ABSL = SCRIPT + textwrap.dedent("""
     from absl import app, flags
     flags.DEFINE_integer("steps", 1, "Steps.")

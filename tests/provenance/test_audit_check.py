@@ -144,8 +144,7 @@ def test_a_file_that_is_not_a_log_is_refused(make, tmp_path):
 def config(tmp_path):
     data = write_episodes(tmp_path / "chats", documents(60))
     stated = sections(data, 64, layout="padded", order="maxtext", seed=7, epochs=2) | {"audit": str(tmp_path / "audit")}
-    path = write_config(tmp_path / "run.json", stated)
-    return path
+    return write_config(tmp_path / "run.json", stated)
 
 
 @pytest.fixture

@@ -84,16 +84,14 @@ def borders(sampler, steps: int) -> list[tuple]:
     hosts = sampler.host.count if sampler.order == "maxtext" else 1
     whole = IndexSampler(**sampler.__getstate__() | {"host": Host(0, hosts)})
     batch = 16 // hosts if hosts > 1 else whole.global_batch_size
-    per_epoch = (
-        whole.num_instances // hosts if whole.runs_on else whole.batch_sizes.before(whole.steps_per_epoch) // hosts
-    )
-    epochs = [record // per_epoch for record in range(steps * batch)]
+    rows = whole.num_instances if whole.runs_on else whole.batch_sizes.before(whole.steps_per_epoch)
+    epochs = [record // (rows // hosts) for record in range(steps * batch)]
     last = whole.num_steps == steps
     found = []
     for record, epoch in enumerate(epochs):
         if not record or epochs[record - 1] != epoch:
             found.append(("epoch_start", record // batch, epoch))
-        if (record + 1) % per_epoch == 0 or (last and record + 1 == len(epochs)):
+        if (record + 1) % (rows // hosts) == 0 or (last and record + 1 == len(epochs)):
             found.append(("epoch_complete", record // batch, epoch))
     return found
 

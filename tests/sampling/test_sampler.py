@@ -146,9 +146,8 @@ def test_a_copy_gives_the_same_rows_at_late_steps_too_and_carries_no_permutation
     rows = mine.rows(step).tolist()
     assert len(pickled) < 1000
     assert pickle.loads(pickled).rows(step).tolist() == rows and repr(pickle.loads(pickled)) == repr(mine)
-    assert mine.streams[0].begin(step)[0] == (
-        step * 4 // 33_333 if order == "maxtext" else step * 12 // (100_000 - 4 * (not mine.runs_on))
-    )
+    epoch = step * 4 // 33_333 if order == "maxtext" else step * 12 // (100_000 - 4 * (not mine.runs_on))
+    assert mine.streams[0].begin(step)[0] == epoch
     assert [mine[step * 4 + i].record_key for i in range(4)] == rows
     other = mine.with_host(Host(2, 3))
     assert repr(other) == repr(sampler(100_000, 12, order, Host(2, 3), last_batch=last_batch))
