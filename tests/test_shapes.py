@@ -6,6 +6,7 @@ import types
 import jaxtyping
 import numpy as np
 import pytest
+from batches import sections
 from beartype import beartype
 from sft_files import EOS, documents, write_olmo
 
@@ -53,14 +54,10 @@ def checked(monkeypatch) -> set[str]:
 
 @pytest.fixture
 def load(tmp_path):
-    write_olmo(tmp_path / "olmo", documents(300), part_tokens=5000)
-
-    config = {
-        "corpus": {"path": str(tmp_path / "olmo"), "eos_token_id": EOS},
-        "sampler": {"seed": 1, "global_batch_size": 8},
-        "transforms": ["ngram_filter", "shift_targets"],
-    }
-    return lambda stated: grain_sft.load({**config, "layout": {"sequence_length": 64, **stated}})
+    folder = write_olmo(tmp_path / "olmo", documents(300), part_tokens=5000)
+    given = {"corpus": {"eos_token_id": EOS}, "order": "shuffle", "global_batch_size": 8}
+    transforms = {"transforms": ["ngram_filter", "shift_targets"]}
+    return lambda layout: grain_sft.load(sections(folder, 64, layout=layout, **given) | transforms)
 
 
 @pytest.mark.parametrize("stated", LAYOUTS)

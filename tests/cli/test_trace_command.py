@@ -88,8 +88,7 @@ def test_host_and_counting_can_be_narrowed(config, pipeline, capsys):
 
 def test_documents_and_when_they_were_seen(config, pipeline, capsys):
     head, lines = read_csv(run(capsys, config, "--document", 7, "--document", 30, "--format", "csv"))
-    expected = lines_of(find_document(pipeline, [7, 30]))
-    assert lines == expected and "2 documents, seen" in head
+    assert lines == lines_of(find_document(pipeline, [7, 30])) and "2 documents, seen" in head
     first = lines_of(find_document(pipeline, 7, epochs=1))
     assert read_csv(run(capsys, config, "--document", 7, "--epochs", 1, "--format", "csv"))[1] == first
 

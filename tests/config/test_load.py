@@ -110,8 +110,7 @@ def test_a_config_replaces_what_it_inherits_from_its_own_or_the_working_director
 
 
 def test_a_batch_in_tokens_replaces_an_inherited_one_in_rows_and_the_other_way_round(config, tmp_path):
-    base = str(write_config(tmp_path / "base.yaml", config))
-    tokens = {"inherits": base, "sampler": {"global_batch_tokens": 16}}
+    tokens = {"inherits": str(write_config(tmp_path / "base.yaml", config)), "sampler": {"global_batch_tokens": 16}}
     assert load(tokens).sampler.global_batch_size == 2
     middle = str(write_config(tmp_path / "middle.yaml", tokens))
     assert load({"inherits": middle, "sampler": {"global_batch_size": 5}}).sampler.rows(0).size == 5

@@ -217,8 +217,7 @@ def test_a_stage_is_divided_where_a_source_is_replaced(paths):
     for step in range(40):
         assert_same(found[step], expected[step])
     assert found.later_stages == expected.later_stages
-    parts = found.receipt.parts
-    assert [parts[f"amendment {number}"] for number in (1, 2, 3)] == [
+    assert [found.receipt.parts[f"amendment {number}"] for number in (1, 2, 3)] == [
         "from step 2: skip 3 steps",
         "from step 8: replace in/b (path, weight)",
         "from step 1: replace a (max_epochs, on_exhausted)",

@@ -160,8 +160,7 @@ def failed(where: Path | str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("below", ["", "below", "below/further"])
 def test_a_file_in_the_way_is_named(below: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("mine")
-    sentence = failed(tmp_path / "file" / below, capsys)
-    assert f"{tmp_path / 'file'}: it is not a folder" in sentence
+    assert f"{tmp_path / 'file'}: it is not a folder" in failed(tmp_path / "file" / below, capsys)
     assert (tmp_path / "file").read_text() == "mine"
 
 

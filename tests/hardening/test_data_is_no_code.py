@@ -122,8 +122,7 @@ def test_a_mix_an_index_a_list_or_a_folder_leads_to_no_file_outside_of_the_root(
     (data / "dir").symlink_to(secret)
     path = entry.format(secret=secret)
     (data / "mix.txt").write_text(f"a,a.npy\nb,{path}\n")
-    corpus = grain_sft.open_corpus(data / "mix.txt")
-    corpus.save(data / "index.json")
+    grain_sft.open_corpus(data / "mix.txt").save(data / "index.json")
     index = json.loads((data / "index.json").read_text())
     index["shards"][1]["path"] = path
     (data / "index.json").write_text(json.dumps(index))

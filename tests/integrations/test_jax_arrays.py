@@ -175,8 +175,7 @@ def test_rows_after_the_batch_are_zero_and_arrays_keep_their_dtype_whoever_loads
 
 def test_batches_whose_shape_changes_at_a_step(folder):
     lengthened = {"steps": 2, "layout": {"sequence_length": 2 * LENGTH}}
-    stages = [{"steps": 2}, lengthened, {"sampler": {"global_batch_size": 16}}]
-    staged = load({**config(folder), "stages": stages})
+    staged = load({**config(folder), "stages": [{"steps": 2}, lengthened, {"sampler": {"global_batch_size": 16}}]})
     scheduled = load(config(folder, schedule=[{"step": 3, "global_batch_size": 16}]))
     wide = (8, 2 * LENGTH)
     for whole, shapes in ((staged, [wide, wide, (16, LENGTH)]), (scheduled, [(8, LENGTH), (16, LENGTH), (16, LENGTH)])):

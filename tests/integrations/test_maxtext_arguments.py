@@ -14,7 +14,6 @@ from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError
-from grain_sft.config import read_config
 from grain_sft.integrations import maxtext
 from grain_sft.integrations.jax_arrays import Block
 from grain_sft.integrations.maxtext import Options, launcher, main, split
@@ -87,8 +86,7 @@ def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
     with refused(r"sft: the corpus has weights .* grain_sft_ignore_weights=true"):
         check_weights(weighted, "sft", ignore=False)
     check_weights(weighted, "sft", ignore=True)
-    kept = prepare(1000, "sft")(0, Block(np.arange(4), None), weighted[0])
-    assert tuple(kept) == KEYS
+    assert tuple(prepare(1000, "sft")(0, Block(np.arange(4), None), weighted[0])) == KEYS
     stated["corpus"]["use_loss_mask"] = False
     check_weights(load(stated), "sft", ignore=False)
 
@@ -137,10 +135,8 @@ def test_options_under_which_a_step_is_not_a_batch_are_refused():
 
 
 def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_are_not(config):
-    _, sections = read_config(str(config))
-
     def staged(**second):
-        return load({**sections, "stages": [{"steps": 1}, {"steps": 1, **second}]})
+        return load({**changed(config), "stages": [{"steps": 1}, {"steps": 1, **second}]})
 
     check(maxtext_config(), staged(sampler={"seed": 5}))
     shapes = maxtext_config(gradient_accumulation_steps=1, per_device_batch_size=4, num_target_devices=1)
@@ -211,8 +207,7 @@ def test_texts_and_pairs_are_told_apart(config, tmp_path):
     with refused("withdrawn pairs have no tokens, and ORPO's loss"):
         check(keys, load(sections(tmp_path / "whole", 32, layout="pairs") | withdrawal), "dpo")
     keys.dpo.max_prompt_length = 8
-    advice = r"prompt_ids has 16 tokens .* 8 by .* Set layout.sequence_length: 32 and layout.prompt_length: 8, or"
-    with refused(advice):
+    with refused(r"prompt_ids has 16 tokens .* 8 by .* Set layout.sequence_length: 32 and layout.prompt_length: 8, or"):
         check(keys, pairs, "dpo")
 
 

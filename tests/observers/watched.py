@@ -7,8 +7,9 @@ import threading
 from contextlib import closing
 
 import prometheus_client
+from batches import pipeline_of
 
-from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft import NgramFilter, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.pipeline import standing_observers
 
 standing_observers()  # counters begin
@@ -17,9 +18,9 @@ STALL = 0.1  # seconds
 
 
 def make(where, *transforms, epochs=1, **options):
-    source = NpyDataSource(WindowLayout(open_corpus(where, dtype="uint32", **options), LENGTH))
-    sampler = IndexSampler(len(source), global_batch_size=BATCH, seed=3, order="sequential", epochs=epochs)
-    return Pipeline(source, sampler, [NgramFilter(max_count=5), ShiftTargets(), *transforms])
+    layout = WindowLayout(open_corpus(where, dtype="uint32", **options), LENGTH)
+    transforms = [NgramFilter(max_count=5), ShiftTargets(), *transforms]
+    return pipeline_of(layout, transforms, global_batch_size=BATCH, order="sequential", epochs=epochs)
 
 
 def counted(name, **labels):

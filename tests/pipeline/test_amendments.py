@@ -96,16 +96,14 @@ def test_skipped_steps_are_never_read(corpus, seed):
 
 
 def test_a_run_goes_on_only_with_the_amendments_that_it_had(corpus, tmp_path):
-    config = config_of(corpus, "packed")
-    skip = {"skip": {"from": 5, "steps": 2}}
-    plain, changed = grain_sft.load(config), grain_sft.load({**config, "amendments": [skip]})
+    amendments = [{"skip": {"from": 5, "steps": 2}}, {"withdraw": {"from": 7, "documents": 3}}]
+    plain, changed, more = (grain_sft.load(config_of(corpus, "packed", amendments[:count])) for count in range(3))
     message = r"continues at step 6, and amendment 1 differs.*from step 5: skip 2 steps"
     for one, other in ((plain, changed), (changed, plain)):
         for step in (0, 5):
             other.iter().set_state(one.iter(start_step=step).get_state())
         with pytest.raises(PipelineError, match=message):
             other.iter().set_state(one.iter(start_step=6).get_state())
-    more = grain_sft.load({**config, "amendments": [skip, {"withdraw": {"from": 7, "documents": 3}}]})
     more.iter().set_state(changed.iter(start_step=7).get_state())
     assert len({each.receipt.code for each in (plain, changed, more)}) == 3
     record = RunRecord(str(tmp_path / "record.json"))
@@ -169,15 +167,13 @@ def test_documents_that_are_not_integers_are_refused(documents):
 
 def test_a_trace_and_an_audit_log_show_what_each_step_saw(corpus, tmp_path):
     config = {**config_of(corpus, "windows"), "audit": str(tmp_path / "audit")}
-    gone = list(range(20, 60))
-    amendments = [{"skip": {"from": 9, "steps": 12}}, {"withdraw": {"from": 11, "documents": gone}}]
-    changed = grain_sft.load({**config, "amendments": amendments})
+    amendments = [{"skip": {"from": 9, "steps": 12}}, {"withdraw": {"from": 11, "documents": [*range(20, 60)]}}]
+    changed, withdrawing = (grain_sft.load({**config, "amendments": some}) for some in (amendments, amendments[1:]))
     take(grain_sft.load(config), 0, 7)
     take(changed, 7, 30)
     for ending in ("log", "jsonl"):
         assert check_audit(tmp_path / f"audit.{ending}", changed).findings == []
-        without = grain_sft.load({**config, "amendments": amendments[1:]})
-        assert check_audit(tmp_path / f"audit.{ending}", without).findings
+        assert check_audit(tmp_path / f"audit.{ending}", withdrawing).findings
     lines = trace(changed, range(30))
     assert lines.withdrawn is not None and not lines.withdrawn[lines.step < 11].any() and lines.withdrawn.any()
     for step in range(30):
@@ -219,12 +215,11 @@ def test_a_difference_begins_at_the_step_that_brute_force_finds(corpus, seed):
 
 
 def test_diff_prints_where_two_configs_part(corpus, tmp_path, capsys):
-    config = config_of(corpus, "packed")
-    skipping = config | {"amendments": [{"skip": {"from": 70, "steps": 3}}]}
-    paths = [write_config(tmp_path / "a.json", config), write_config(tmp_path / "b.json", skipping)]
-    assert main(["diff", *map(str, paths)]) == 1
+    path = str(write_config(tmp_path / "a.json", config_of(corpus, "packed")))
+    skipping = config_of(corpus, "packed", [{"skip": {"from": 70, "steps": 3}}])
+    assert main(["diff", path, str(write_config(tmp_path / "b.json", skipping))]) == 1
     printed = capsys.readouterr().out
     assert "amendment 1 differs: here nothing; there from step 70: skip 3 steps." in printed
     assert "step 70: the first that differs" in printed
-    assert main(["diff", str(paths[0]), str(paths[0])]) == 0
+    assert main(["diff", path, path]) == 0
     assert "the batches are equal" in capsys.readouterr().out

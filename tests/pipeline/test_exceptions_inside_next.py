@@ -75,8 +75,7 @@ HERE = ["0 threads", "2 threads", "global batches", "global batches, not ahead"]
 def check_steps(pipeline, batches, start=0):
     """Each batch is the one of its step, from `start` on."""
     for step, batch in enumerate(batches, start):
-        rows = pipeline.sampler.rows(step)
-        expected = np.asarray(rows)[:, None] * LENGTH + np.arange(LENGTH)
+        expected = np.asarray(pipeline.sampler.rows(step))[:, None] * LENGTH + np.arange(LENGTH)
         np.testing.assert_array_equal(np.asarray(batch["inputs"]), expected, err_msg=f"step {step}")
 
 

@@ -106,8 +106,7 @@ def test_a_step_that_is_read_again_counts_once(config_of, warnings):
 
 
 def test_a_run_of_fewer_steps_warns_at_its_last(config_of, warnings):
-    sampler = {"seed": 0, "global_batch_size": 25, "epochs": 1}
-    pipeline = load(config_of("zeros", sampler=sampler))
+    pipeline = load(config_of("zeros", sampler={"seed": 0, "global_batch_size": 25, "epochs": 1}))
     assert 1 < len(pipeline) < NUM_CHECKED
     list(pipeline.iter())
     (sentence,) = warnings
@@ -124,8 +123,7 @@ def test_a_sound_run_warns_of_nothing(transforms, config_of, warnings):
 
 
 def test_a_pipeline_without_transforms_says_once_which_keys_it_gives(config_of, warnings):
-    pipeline = load(config_of("sound", transforms=[]))
-    assert not any("inputs" in batch for batch in take(pipeline, 0, 2))
+    assert not any("inputs" in batch for batch in take(load(config_of("sound", transforms=[])), 0, 2))
     (sentence,) = warnings
     assert "keys tokens, loss_mask, segment_ids, positions" in sentence and "[ShiftTargets()]" in sentence
 

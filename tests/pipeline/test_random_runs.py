@@ -55,8 +55,7 @@ def check_case(corpora, folder, seed):
             again = load(amended).iter(threads=0)
             again.set_state(changed.iter(start_step=step, threads=0).get_state())
             assert_same(next(again), changed[step])
-    audited = load({**amended, "audit": str(folder / "audit")})
-    take(audited, 0, len(left), threads=0)
+    take(load({**amended, "audit": str(folder / "audit")}), 0, len(left), threads=0)
     assert check_audit(folder / "audit.log", changed).findings == []
     unequal = []
     for step in range(len(left)):

@@ -7,11 +7,11 @@ import shutil
 
 import numpy as np
 import pytest
-from batches import Plain, assert_same, load, sections, write_config
+from batches import Plain, assert_same, load, pipeline_of, sections, write_config
 from sft_files import documents, write_olmo
 
 import grain_sft
-from grain_sft import Host, IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, Pipeline, open_corpus
+from grain_sft import Host, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.config.sections import CORPUS, SAMPLER, TOP, all_layout_options, layout_options
 from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
@@ -86,40 +86,38 @@ def test_options_that_change_no_batch_may_change_the_receipt(config, tmp_path):
 
 CHANGES_NOTHING = {"path", "label_mask_paths", "format", "path_remap", "root", "remote"}
 CHANGES_NOTHING |= {"tokenizer", "audit", "observers"}
-AMENDMENTS = {"amendments", "stages"}  # tested in test_amendments.py and test_stages.py
-MAX_TARGET = {"max_target_sequence_length"}  # tested in test_stages.py
-ELSEWHERE = {"dtype", "ties"}  # tested below: of another file, and as far as rows differ
-OF_MIXTURES = {"mixture", "on_exhausted"}  # tested in mixture/
-OF_PAIRS = {"prompt_length", "long_pairs"}  # tested in layout/test_pairs.py
-OF_MEGATRON_ROWS = set(layout_options("megatron_gpt"))  # tested in layout/test_megatron_gpt.py
-OF_CURRICULA = set(layout_options("olmo_vsl")) | {"curriculum", "num_cycles", "balanced"}  # in layout/test_olmo_vsl.py
-OF_MEGATRON = {"split", "subset"}  # tested in corpus/test_megatron.py
+
+TESTED_ELSEWHERE = {
+    *("amendments", "stages", "max_target_sequence_length"),  # in test_amendments.py and test_stages.py
+    *("dtype", "ties"),  # below: of another file, and as far as rows differ
+    *("mixture", "on_exhausted"),  # in mixture/
+    *("prompt_length", "long_pairs"),  # in layout/test_pairs.py
+    *layout_options("megatron_gpt"),  # in layout/test_megatron_gpt.py
+    *(*layout_options("olmo_vsl"), "curriculum", "num_cycles", "balanced"),  # in layout/test_olmo_vsl.py
+    *("split", "subset"),  # in corpus/test_megatron.py
+}
 
 
 def test_every_key_of_a_config_is_tried():
     changed = {key for change in CHANGES for part in change.values() if isinstance(part, dict) for key in part}
     known = {*CORPUS, *all_layout_options(), *SAMPLER, *TOP} - {"inherits"}
-    elsewhere = ELSEWHERE | OF_MIXTURES | OF_PAIRS | OF_MEGATRON | OF_MEGATRON_ROWS | OF_CURRICULA | AMENDMENTS
-    elsewhere |= MAX_TARGET
-    assert known == changed | {"transforms"} | CHANGES_NOTHING | elsewhere
+    assert known == changed | {"transforms"} | CHANGES_NOTHING | TESTED_ELSEWHERE
 
 
 def test_the_width_of_tokens_changes_the_receipt(tmp_path):
     np.zeros(4096, np.uint8).tofile(tmp_path / "tokens.npy")
-    sampler = {"order": "sequential", "seed": 0, "global_batch_size": 2}
-    config = {"layout": {"kind": "windows", "sequence_length": 32}, "sampler": sampler}
-    corpora = [{"path": str(tmp_path / "tokens.npy"), "dtype": dtype} for dtype in ("uint8", "uint16", "uint32")]
-    assert len({receipt(config | {"corpus": corpus}).code for corpus in corpora}) == 3
+    config = sections(tmp_path / "tokens.npy", 32, layout="windows", order="sequential", global_batch_size=2)
+    assert len({receipt(config, corpus={"dtype": dtype}).code for dtype in ("uint8", "uint16", "uint32")}) == 3
 
 
 def test_other_tokens_masks_or_padding_change_the_receipt(config, tmp_path):
     before = receipt(config)
     tokens, loss = DOCS[0]
-    changed = {"tokens": ((tokens + 1) % 3 + 5, loss), "mask": (tokens, ~loss)}
-    for number, document in enumerate(changed.values()):
-        write_olmo(tmp_path / f"other{number}", [document, *DOCS[1:]])
-    others = [receipt(config, corpus={"path": str(tmp_path / f"other{number}")}) for number in range(2)]
-    assert len({before.code, *(other.code for other in others)}) == 3
+    codes = {before.code}
+    for name, document in (("tokens", ((tokens + 1) % 3 + 5, loss)), ("mask", (tokens, ~loss))):
+        path = write_olmo(tmp_path / name, [document, *DOCS[1:]])
+        codes.add(receipt(config, corpus={"path": str(path)}).code)
+    assert len(codes) == 3
     pipeline = load(config)
     object.__setattr__(pipeline.source.layout.corpus, "pad_token_id", 9)
     assert [line.split()[0] for line in receipt_of(pipeline).differences(before.parts)] == ["padding"]
@@ -132,9 +130,9 @@ def test_hosts_paths_threads_and_caches_change_nothing(config, tmp_path, monkeyp
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "another cache"))
     copied = {"path": str(tmp_path / "elsewhere" / "copy")}
     assert receipt(config, corpus=copied).code == code
-    listed = sorted(map(str, (tmp_path / "sft").glob("*.npy")))
     assert receipt(config, corpus={**copied, "format": "olmo"}, audit=str(tmp_path / "audit.log")).code == code
-    assert receipt(config, corpus={**copied, "tokenizer": "a name", "path_remap": {"/a": listed[0]}}).code == code
+    remapped = {**copied, "tokenizer": "a name", "path_remap": {"/a": str(tmp_path / "sft")}}
+    assert receipt(config, corpus=remapped).code == code
     pipeline = load(config)
     next(pipeline.iter(threads=1, prefetch=2))
     assert pipeline.receipt.code == code
@@ -185,9 +183,7 @@ def test_the_receipt_of_a_known_run_stays_what_it_is(tmp_path):
     """It stands in logs and plans: what is hashed may only change with the version that it begins with."""
     np.arange(640, dtype="<u4").tofile(tmp_path / "tokens.npy")
     layout = grain_sft.WindowLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=1), 32)
-    source = NpyDataSource(layout)
-    pipeline = Pipeline(source, IndexSampler(20, global_batch_size=4, seed=1), [grain_sft.ShiftTargets()])
-    assert pipeline.receipt.code == "gs2-d29a09bb31c128fc"
+    assert pipeline_of(layout, order="shuffle").receipt.code == "gs2-d29a09bb31c128fc"
     packed = PackedLayout(open_corpus(tmp_path / "tokens.npy", eos_token_id=99), 128)
     assert layout_receipt(packed) == "rows2-91e8b6625fed4e7a"
 

@@ -14,11 +14,10 @@ from grain_sft import Host
 
 def numbered(folder, sizes):
     """Write shards whose tokens are numbered through all of them, and return the section `corpus`."""
-    first, paths = 0, []
-    for number, size in enumerate(sizes):
-        paths.append(str(folder / f"{number}.npy"))
-        np.arange(first, first + size, dtype="<u4").tofile(paths[-1])
-        first += size
+    shards = np.split(np.arange(sum(sizes), dtype="<u4"), np.cumsum(sizes)[:-1])
+    paths = [str(folder / f"{number}.npy") for number in range(len(sizes))]
+    for path, tokens in zip(paths, shards, strict=True):
+        tokens.tofile(path)
     return {"path": paths, "dtype": "uint32", "eos_token_id": 2**32 - 1}
 
 
@@ -29,11 +28,8 @@ def config_of(corpus, length, layout="windows", **sampler):
 def rows_by_hand(sizes, longest, plan, order, run_on):
     """Return the tokens of each step of a plan of (steps, length, rows), the number of tokens that it leaves out, and the
     number that it passes, by a walk through the stream of the longest rows."""
-    rows, first = [], 0
-    for size in sizes:
-        rows += [first + at + np.arange(longest) for at in range(0, size - longest + 1, longest)]
-        first += size
-    rows = np.array(rows)
+    shards = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    rows = np.concatenate([shard[: len(shard) // longest * longest].reshape(-1, longest) for shard in shards])
     epoch, at, left_out, steps = 0, 0, 0, []
     stream = rows[order(0, np.arange(len(rows)))].reshape(-1)
     for count, length, batch in plan:
@@ -78,8 +74,7 @@ def test_every_token_is_read_once_or_counted(tmp_path, seed):
     assert len(staged) == len(expected)
     for step, rows in enumerate(expected):
         np.testing.assert_array_equal(staged[step]["tokens"], rows)
-    delivered = sum(rows.size for rows in expected)
-    assert delivered + left_out == passed
+    assert sum(rows.size for rows in expected) + left_out == passed
     assert sum(staged.gaps) <= left_out and (not run_on or sum(staged.gaps) == left_out)
     if not any(batch % 2 for _, _, batch in plan):
         split = [staged.replace(host=Host(host, 2)) for host in range(2)]

@@ -10,7 +10,6 @@ import threading
 import time
 
 import grain
-import numpy as np
 import pytest
 from batches import pipeline_of
 
@@ -141,8 +140,8 @@ def test_a_thread_that_waits_for_a_worker_ends_when_the_workers_do(monkeypatch):
         pytest.param(LEFT_THREADS, [], "", id="that leaves its threads open"),
     ],
 )
-def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, program, arguments, printed):
-    np.arange(600, dtype=np.uint32).tofile(tmp_path / "tokens.npy")
+def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, write_tokens, program, arguments, printed):
+    write_tokens("tokens.npy", range(600))
     run = functools.partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path, timeout=400)
     (tmp_path / "script.py").write_text(program)
     if arguments is None:
@@ -153,9 +152,8 @@ def test_worker_processes_start_from_any_script_and_end_quietly(tmp_path, progra
     assert "Traceback" not in result.stderr and (program is not LEFT_THREADS or not result.stderr), result.stderr
 
 
-def test_workers_end_with_their_iterator_which_says_that_it_was_closed(tmp_path):
-    np.arange(600, dtype=np.uint32).tofile(tmp_path / "tokens.npy")
-    layout = WindowLayout(open_corpus(tmp_path / "tokens.npy"), 16)
+def test_workers_end_with_their_iterator_which_says_that_it_was_closed(write_tokens):
+    layout = WindowLayout(open_corpus(write_tokens("tokens.npy", range(600))), 16)
     before = set(multiprocessing.active_children())
     iterator = pipeline_of(layout).iter(worker_count=1)
     next(iterator)

@@ -84,14 +84,14 @@ def borders(sampler, steps: int) -> list[tuple]:
     hosts = sampler.host.count if sampler.order == "maxtext" else 1
     whole = IndexSampler(**sampler.__getstate__() | {"host": Host(0, hosts)})
     batch = 16 // hosts if hosts > 1 else whole.global_batch_size
-    rows = whole.num_instances if whole.runs_on else whole.batch_sizes.before(whole.steps_per_epoch)
-    epochs = [record // (rows // hosts) for record in range(steps * batch)]
+    per_epoch = (whole.num_instances if whole.runs_on else whole.batch_sizes.before(whole.steps_per_epoch)) // hosts
+    epochs = [record // per_epoch for record in range(steps * batch)]
     last = whole.num_steps == steps
     found = []
     for record, epoch in enumerate(epochs):
         if not record or epochs[record - 1] != epoch:
             found.append(("epoch_start", record // batch, epoch))
-        if (record + 1) % (rows // hosts) == 0 or (last and record + 1 == len(epochs)):
+        if (record + 1) % per_epoch == 0 or (last and record + 1 == len(epochs)):
             found.append(("epoch_complete", record // batch, epoch))
     return found
 
@@ -204,11 +204,8 @@ def test_a_log_has_where_an_iterator_was_set_to_another_step(make, tmp_path):
 
 
 def test_a_log_that_can_not_be_written_stops_the_run_and_is_whole_when_it_goes_on(make, tmp_path):
-    pipeline = make()
-    iterator = pipeline.iter()
-    next(iterator)
-    path, hidden = tmp_path / "audit.jsonl", tmp_path / "audit.was"
-    for _ in range(1, 6):
+    iterator, path, hidden = make().iter(), tmp_path / "audit.jsonl", tmp_path / "audit.was"
+    for _ in range(6):
         next(iterator)
     path.rename(hidden)
     path.mkdir()

@@ -45,8 +45,7 @@ CASES += [(layout, "sequential") for layout in BY_EPOCH]
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 @pytest.mark.parametrize(("name", "order"), CASES)
 def test_a_trace_is_what_the_pipeline_delivers(layouts, name, order, hosts):
-    epochs = 1 if name in BY_EPOCH else 2
-    options = {"order": order, "epochs": epochs}
+    options = {"order": order, "epochs": 1 if name in BY_EPOCH else 2}
     pipelines = [pipeline_of(layouts[name], host=Host(index, hosts), **options) for index in range(hosts)]
     sampler = pipelines[0].sampler
     border = sampler.steps_per_epoch // (3 if name in BY_EPOCH else 1)
@@ -91,12 +90,10 @@ def test_the_ends_of_epochs(layouts, order, last_batch, hosts):
     ],
 )
 def test_trainable_tokens_are_those_that_transforms_leave(tmp_path, transforms):
-    docs = documents(80, high=6, longest=40)
-    for corpus in (
-        open_corpus(write_episodes(tmp_path / "chats", docs)),
-        open_corpus(write_episodes(tmp_path / "weighted", documents(80, high=6, longest=40, weights=True), shards=3)),
-    ):
-        layout = PackedLayout(corpus, 32, cache_dir=tmp_path)
+    for weights, shards in ((False, 1), (True, 3)):
+        docs = documents(80, high=6, longest=40, weights=weights)
+        path = write_episodes(tmp_path / f"{shards}", docs, shards=shards)
+        layout = PackedLayout(open_corpus(path), 32, cache_dir=tmp_path)
         pipeline = pipeline_of(layout, transforms=transforms)
         steps = range(pipeline.sampler.num_steps)
         found = trace(pipeline, steps)
@@ -153,13 +150,10 @@ def test_a_document_is_found_wherever_a_trace_of_all_steps_has_it(layouts, name,
     begins = np.cumsum([0] + [shard.num_tokens for shard in layout.corpus.shards])
     for number in (0, 3, 17, len(starts) - 1, [5, 9, 33]):
         found = find_document(pipeline, number)
-        if name == "windows":
+        chosen = np.isin(whole.document, number)
+        for each in np.atleast_1d(number) if name == "windows" else ():
             first, stop = begins[whole.shard] + whole.start, begins[whole.shard] + whole.stop
-            chosen = np.zeros(len(whole), bool)
-            for each in np.atleast_1d(number):
-                chosen |= (first < starts[each] + lengths[each]) & (stop > starts[each])
-        else:
-            chosen = np.isin(whole.document, number)
+            chosen |= (first < starts[each] + lengths[each]) & (stop > starts[each])
         expected = whole.select(chosen)
         assert_same(found.columns(), expected.columns())
         last = Host(hosts - 1, hosts)

@@ -93,8 +93,7 @@ def test_documents_that_share_tokens_are_all_found(corpus, tmp_path):
 
 def test_a_record_is_found_by_its_input_and_line(corpus):
     for number, record in ((0, "one.jsonl:1"), (19, "0:20"), (20, "two.jsonl:1"), (29, f"{corpus.source_names[1]}:10")):
-        found = documents_of_record(corpus, record)
-        assert answers_of(corpus, found) == [number]
+        assert answers_of(corpus, documents_of_record(corpus, record)) == [number]
     assert len(documents_of_record(corpus, "one.jsonl:21")) == 0
     for record, words in (("7", "several inputs fit"), ("three.jsonl:1", "no such input"), ("x", "expected LINE")):
         with pytest.raises(CorpusError, match=words):
@@ -103,15 +102,13 @@ def test_a_record_is_found_by_its_input_and_line(corpus):
         documents_of_record(dataclasses.replace(corpus, sources_file=None), "1")
 
 
-def test_no_tokenizer_or_another_is_refused(corpus, chats, tmp_path):
+def test_no_tokenizer_or_another_is_refused(corpus, write_tokens, tmp_path):
     other = tmp_path / "other.model"
     other.write_bytes(train_tokenizer([" ".join(WORDS)] * 5, 320, SPECIAL))
     with pytest.raises(CorpusError, match="another tokenizer"):
         tokenizer_of(corpus, str(other))
-    alone = tmp_path / "alone.npy"
-    np.arange(50, dtype="<u4").tofile(alone)
     with pytest.raises(CorpusError, match="no folder 'tokenizer'"):
-        tokenizer_of(open_corpus(alone))
+        tokenizer_of(open_corpus(write_tokens("alone.npy", range(50))))
     with pytest.raises(CorpusError, match="empty text"):
         documents_with_text(corpus, tokenizer_of(corpus), "")
 
@@ -133,21 +130,20 @@ def test_a_tokenizer_without_a_token_of_the_corpus_is_refused(chats, write_token
         documents_with_text(other, tokenizer_of(other, str(chats / "tokenizer")), "z")
 
 
-def test_the_command_finds_texts_and_records_in_every_epoch(corpus, chats, tmp_path, capsys):
-    (tmp_path / "run.json").write_text(json.dumps(sections(chats, 64, global_batch_size=1, epochs=2)))
+def test_the_command_finds_texts_and_records_in_every_epoch(chats, tmp_path, capsys):
+    path = str(write_config(tmp_path / "run.json", sections(chats, 64, global_batch_size=1, epochs=2)))
     for asked, times in ((["--find", "violet zeppelin"], 4), (["--record", "two.jsonl:6"], 2), (["--find", "qqq"], 0)):
-        assert main(["trace", str(tmp_path / "run.json"), *asked, "--format", "jsonl"]) == 0
+        assert main(["trace", path, *asked, "--format", "jsonl"]) == 0
         head, *lines = map(json.loads, capsys.readouterr().out.splitlines())
         assert len({(line["step"], line["row"], line["segment"]) for line in lines}) == times
         assert ("seen" if times else "no document") in head["about"]
         for line in lines:
-            number = FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1
-            assert "zeppelin" in HIDDEN[number]
-    assert main(["trace", str(tmp_path / "run.json"), "--record", "nothing:1"]) == 1
+            assert "zeppelin" in HIDDEN[FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1]
+    assert main(["trace", path, "--record", "nothing:1"]) == 1
     assert "no such input" in capsys.readouterr().err
 
 
-def test_a_text_is_found_in_a_mixture_of_windows(corpus, chats, tmp_path, capsys):
+def test_a_text_is_found_in_a_mixture_of_windows(chats, tmp_path, capsys):
     mixture = {"mixture": {"chats": {"weight": 1, "path": str(chats)}}}
     config = sections(None, 64, corpus=mixture, layout="windows", global_batch_size=1, order="shuffle")
     path = write_config(tmp_path / "run.json", config)

@@ -23,10 +23,6 @@ def sampler(rows, batch, order, host=Host(0, 1), **options):
     return IndexSampler(rows, global_batch_size=batch, order=order, host=host, **options)
 
 
-def samplers(hosts, *arguments, **options):
-    return [sampler(*arguments, Host(index, hosts), **options) for index in range(hosts)]
-
-
 def order(name, rows, seed, epoch):
     return ORDERS[name].make(rows, seed=seed, cache_dir=None)(epoch, np.arange(rows))
 
@@ -48,11 +44,13 @@ def test_order_olmo_is_the_order_of_olmo_core(case):
 @pytest.mark.parametrize("case", MAXTEXT["cases"])
 def test_order_maxtext_is_the_order_of_maxtext(case):
     hosts, total, shards = case["shard_count"], case["total_instances"], case["shards"]
+    assert len(shards) == hosts
     if not all(shards):
         with pytest.raises(SamplerError):
             sampler(total, hosts, "maxtext", Host(0, hosts), seed=case["seed"])
         return
-    for mine, shard in zip(samplers(hosts, total, hosts, "maxtext", seed=case["seed"]), shards, strict=True):
+    for index, shard in enumerate(shards):
+        mine = sampler(total, hosts, "maxtext", Host(index, hosts), seed=case["seed"])
         first = case["epoch"] * len(shard)
         assert [int(mine.rows(first + i)[0]) for i in range(len(shard))] == shard
 

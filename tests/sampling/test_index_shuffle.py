@@ -18,8 +18,7 @@ BROKEN = [(1 << bits) + 1 for bits in range(16, 50, 2)]  # numbers of rows
     st.integers(1 << 16, 1 << 50).filter(lambda rows: rows not in BROKEN), st.integers(0, (1 << 32) - 1), st.integers(0)
 )
 def test_many_indices_are_permuted_as_grain_permutes_each(rows, key, seed):
-    rng = np.random.default_rng(seed)
-    indices = np.append(rng.integers(0, rows, 600), [0, rows - 1])
+    indices = np.append(np.random.default_rng(seed).integers(0, rows, 600), [0, rows - 1])
     expected = [index_shuffle(index, rows - 1, key, 8) for index in indices.tolist()]
     np.testing.assert_array_equal(permuted(indices, rows, key, 8), expected)
     np.testing.assert_array_equal(permuted(indices[-20:], rows, key, 8), expected[-20:])
@@ -27,8 +26,7 @@ def test_many_indices_are_permuted_as_grain_permutes_each(rows, key, seed):
 
 @pytest.mark.parametrize("rows", [1 << 16, (1 << 16) + 1, (1 << 16) + 2, (1 << 17) + 1, 99_999])
 def test_each_row_is_read_once_an_epoch(rows):
-    sampler = grain_sft.IndexSampler(rows, global_batch_size=1, seed=5)
-    (stream,) = sampler.streams
+    (stream,) = grain_sft.IndexSampler(rows, global_batch_size=1, seed=5).streams
     found = stream.rows_at(3, np.arange(rows))
     np.testing.assert_array_equal(np.sort(found), np.arange(rows))
     for index in (0, 1, rows // 2, rows - 2, rows - 1):

@@ -88,8 +88,7 @@ def test_random_draws_among_all_rows_with_replacement_by_seed_step_and_place_alo
 def test_epochs_and_seeds_differ(order):
     mine = sampler(64, 64, order)
     assert len({tuple(mine.rows(step).tolist()) for step in range(20)}) == 20
-    seeds = [tuple(sampler(64, 64, order, seed=seed).rows(0).tolist()) for seed in range(20)]
-    assert len(set(seeds)) == 20
+    assert len({tuple(sampler(64, 64, order, seed=seed).rows(0).tolist()) for seed in range(20)}) == 20
 
 
 @pytest.mark.parametrize("rows", [65_535, 65_536, 70_000, 200_000])

@@ -88,8 +88,7 @@ def test_a_run_of_epochs_ends_where_they_do_and_each_has_its_rows_once(run):
         unread = {"fill": 1, "drop": sampler.batch_sizes.at(span.last + 1), "run_on": run["num_instances"]}
         assert run["num_instances"] - len(read) < unread[run["last_batch"]]
     assert run["last_batch"] == "run_on" or sampler.steps_per_epoch == sampler.streams[0].span(0).last + 1
-    everything = np.arange(run["num_instances"])
-    back = sampler.find_slots(everything, epochs=3, hosts=[0])
+    back = sampler.find_slots(np.arange(run["num_instances"]), epochs=3, hosts=[0])
     real = slots.row != FILL_ROW
     for column, expected in zip(back.columns(), slots.columns(), strict=True):
         assert column.tolist() == expected[real].tolist()
@@ -146,10 +145,8 @@ def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
 
 
 def test_joined_sizes_are_those_of_their_ranges():
-    sizes, expected = (
-        JoinedSizes([(0, BatchSizes(4), 3), (5, BatchSizes(6, [(10, 12)]), 2)]),
-        [4] * 5 + [6] * 3 + [12] * 12,
-    )
+    sizes = JoinedSizes([(0, BatchSizes(4), 3), (5, BatchSizes(6, [(10, 12)]), 2)])
+    expected = [4] * 5 + [6] * 3 + [12] * 12
     assert [sizes.at(step) for step in range(20)] == sizes.begins(np.arange(20))[1].tolist() == expected
     steps = np.repeat(range(20), expected)
     assert sizes.steps_of(np.arange(len(steps))).tolist() == steps.tolist() and sizes.before(20) == len(steps)
