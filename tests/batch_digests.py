@@ -18,6 +18,7 @@ TESTS = Path(__file__).parent
 sys.path[:0] = [str(TESTS / each) for each in ("helpers", "prepare")]
 
 import hard_chats  # noqa: E402
+from batches import sections  # noqa: E402
 from episode_corpora import write_dataset  # noqa: E402
 from mixed_corpora import mixture_config, write_sources  # noqa: E402
 from sft_files import documents, write_episodes, write_olmo, write_openchat, write_primer  # noqa: E402
@@ -49,20 +50,16 @@ def digest_of_batches(config: Config) -> str:
     return digest.hexdigest()[:16]
 
 
-def chats(count: int, longest: int, *, seed: int, high: int = 1000) -> list[Any]:
-    """Return documents with loss masks, [(tokens, loss)]."""
-    return documents(count, seed, high=high, longest=longest)
-
-
 def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
     """Yield every file of `configs/` with a corpus of its format and, where its rows are long, with shorter ones."""
     np.arange(700 * 512, dtype=np.uint32).tofile(folder / "tokens.npy")
     (folder / "mix.txt").write_text("label,tokens.npy\n")
-    olmo = {"path": str(write_olmo(folder / "sft", chats(3000, 300, seed=1), dtype="uint32", part_tokens=90_000))}
+    long = documents(3000, 1, longest=300)
+    olmo = {"path": str(write_olmo(folder / "sft", long, dtype="uint32", part_tokens=90_000))}
     episodes = str(write_dataset(folder / "episodes", weighted=True))
-    written = (write_primer(folder / f"primer{number}", chats(300, 400, seed=number)) for number in range(3))
+    written = (write_primer(folder / f"primer{number}", documents(300, number, longest=400)) for number in range(3))
     primer = [{"path": str(path)} for path in written]
-    openchat = {"path": str(write_openchat(folder / "openchat", chats(400, 300, seed=9)))}
+    openchat = {"path": str(write_openchat(folder / "openchat", documents(400, 9, longest=300)))}
     mix = {"path": str(folder / "mix.txt"), "dtype": "uint32"}
     short = {"layout": {"sequence_length": 512}}
     small = {**short, "sampler": {"global_batch_tokens": 512 * 32}}
@@ -86,9 +83,9 @@ def shipped(folder: Path) -> Iterator[tuple[str, Config]]:
 def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
     """Yield every layout, packing algorithm and option of theirs, over several formats."""
     paths = {
-        "olmo": write_olmo(folder / "olmo", chats(400, 60, seed=2), sources=True),
+        "olmo": write_olmo(folder / "olmo", documents(400, 2, longest=60), sources=True),
         "episodes": write_episodes(folder / "weights", documents(300, 3, high=90_000, weights=True), shards=3, gap=2),
-        "openchat": write_openchat(folder / "columns", chats(300, 40, seed=4), first_weights=True),
+        "openchat": write_openchat(folder / "columns", documents(300, 4, longest=40), first_weights=True),
     }
     corpora: dict[str, Config] = {name: {"path": str(path)} for name, path in paths.items()}
     corpora["olmo"] |= {"dtype": "uint16", "eos_token_id": 2}
@@ -109,14 +106,11 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
     variants["ends at EOS"] = {**best, "boundaries": "eos", "source_group_size": 3}
     for sort in ("avx512", "avx2", "baseline"):
         variants[f"ties {sort}"] = {**best, "ties": f"numpy:{sort}"}
+    by_epoch = {"order": "sequential", "shuffle": False, "epochs": 1}
     for name, corpus in corpora.items():
         for variant, layout in variants.items():
-            own_order = {"order": "sequential", "shuffle": False, "epochs": 1} if "epochs" in layout else {}
-            config = {
-                "corpus": corpus,
-                "layout": {"sequence_length": 48, **layout},
-                "sampler": {"seed": 3, "global_batch_size": 8, **own_order},
-            }
+            own_order = by_epoch if "epochs" in layout else {"order": "shuffle"}
+            config = sections(None, 48, corpus=corpus, layout=layout, seed=3, global_batch_size=8, **own_order)
             for transforms in (["shift_targets"], ["ngram_filter", "shift_targets"]):
                 yield f"layout/{name}/{variant}/{transforms[0]}", {**config, "transforms": transforms}
 
@@ -125,25 +119,21 @@ def materialized(folder: Path) -> Iterator[tuple[str, Config]]:
     """Yield rows that were written out: of chats with masks and of episodes with weights."""
     from grain_sft.prepare.materialize import materialize
 
-    masks = write_olmo(folder / "olmo", chats(300, 60, seed=2), sources=True)
+    masks = write_olmo(folder / "olmo", documents(300, 2, longest=60), sources=True)
     weights = write_episodes(folder / "weights", documents(300, 3, high=90_000, weights=True), shards=3, gap=2)
     opened = {"olmo": {"dtype": "uint16", "eos_token_id": 2}, "weights": {}}
     for path in (masks, weights):
         layout = grain_sft.PackedLayout(grain_sft.open_corpus(path, **opened[path.name]), 48)
         materialize(layout, folder / f"{path.name}-rows")
-        config = {"path": str(folder / f"{path.name}-rows")}, {"kind": "materialized", "sequence_length": 48}
-        sampler = {"seed": 3, "global_batch_size": 8}
-        yield f"materialized/{path.name}", {"corpus": config[0], "layout": config[1], "sampler": sampler}
+        options = {"layout": "materialized", "order": "shuffle", "seed": 3, "global_batch_size": 8}
+        yield f"materialized/{path.name}", sections(folder / f"{path.name}-rows", 48, **options)
 
 
 def orders(folder: Path) -> Iterator[tuple[str, Config]]:
     """Yield every order with each way to end an epoch, and schedules."""
     np.random.default_rng(1).integers(3, 250, 101 * 16).astype(np.uint16).tofile(folder / "rows.npy")
-    base = {
-        "corpus": {"path": str(folder / "rows.npy"), "dtype": "uint16"},
-        "layout": {"kind": "windows", "sequence_length": 16},
-        "transforms": ["shift_targets", "drop_last_position"],
-    }
+    base = sections(folder / "rows.npy", 16, corpus={"dtype": "uint16"}, layout="windows")
+    base["transforms"] = ["shift_targets", "drop_last_position"]
     schedule = [{"step": 2, "global_batch_size": 12}, {"step": 7, "global_batch_size": 20}]
     for order in ("shuffle", "olmo", "maxtext", "episode", "openchat", "random", "sequential"):
         for last in ("drop", "fill", "run_on"):

@@ -23,8 +23,7 @@ from grain_sft.provenance import trace
 def pipeline(tmp_path_factory):
     folder = tmp_path_factory.mktemp("notebook")
     write_olmo(folder / "<corpus>", documents(200), part_tokens=10**9, sources=True)
-    config = sections(folder / "<corpus>", 64, corpus={"dtype": "uint16", "eos_token_id": EOS})
-    return load(config)
+    return load(sections(folder / "<corpus>", 64, corpus={"dtype": "uint16", "eos_token_id": EOS}))
 
 
 def text_of(html):

@@ -19,12 +19,9 @@ LAYOUTS = [
     {"kind": "packed", "algorithm": "concat_then_split"},
     {"kind": "padded"},
 ]
-CLASSES = [
-    each
-    for room in (corpus, layout, layout.packing, source, sampling, transforms, pipeline, provenance)
-    for each in (getattr(room, name) for name in room.__all__)
-    if inspect.isclass(each)
-]
+ROOMS = (corpus, layout, layout.packing, source, sampling, transforms, pipeline, provenance)
+PUBLIC = [getattr(room, name) for room in ROOMS for name in room.__all__]
+CLASSES = [each for each in PUBLIC if inspect.isclass(each)]
 
 
 def checking(function: types.FunctionType) -> types.FunctionType | None:

@@ -190,13 +190,12 @@ def test_relative_token_paths_start_at_the_configs_folder_and_then_at_the_workin
 
 def test_multipack_makes_the_batches_that_the_sampler_reads(chats):
     layout = {**chats["layout"], "algorithm": "multipack", "seed": 7, "epochs": 2}
-    sampler = {"order": "sequential", "seed": 0, "global_batch_size": 3, "epochs": 1}
-    config = {**chats, "layout": layout, "sampler": sampler}
+    sampler = {"order": "sequential", "seed": 0, "epochs": 1}
+    config = {**chats, "layout": layout, "sampler": {**sampler, "global_batch_size": 3}}
     loaded = load(config)
     assert loaded.source.layout.packing.batch_rows == 3 and len(loaded) * 3 == len(loaded.source)
     same_batches(loaded, load(put(config, "layout.batch_rows", 3)))
-    tokens = {key: value for key, value in sampler.items() if key != "global_batch_size"} | {"global_batch_tokens": 96}
-    same_batches(loaded, load({**config, "sampler": tokens}))
+    same_batches(loaded, load({**config, "sampler": {**sampler, "global_batch_tokens": 96}}))
     for place, value, expected in (
         ("layout.batch_rows", 4, "layout.batch_rows is 4, but the sampler's global batch has 3 rows"),
         ("sampler.order", "shuffle", "sampler.order is 'shuffle'; with layout.algorithm multipack"),
@@ -226,11 +225,11 @@ def test_order_openchat_with_multipack_is_openchats_run(chats):
 def test_a_corpus_may_be_padded_with_another_token_and_lose_its_mask(chats):
     config = put(chats, "layout.kind", "padded")
     whole = load(config)
-    tokens, padding = (whole.source.read(range(40))[key] for key in ("tokens", "segment_ids"))
-    padding = padding == 0
+    rows = whole.source.read(range(40))
+    tokens, padding = rows["tokens"], rows["segment_ids"] == 0
     assert padding.any() and (tokens[padding] == EOS).all()
     other = load(put(config, "corpus.pad_token_id", 77)).source.read(range(40))["tokens"]
-    assert (other[padding] == 77).all() and (other[~padding] == tokens[~padding]).all()
+    np.testing.assert_array_equal(other, np.where(padding, 77, tokens))
     eos = load(put(config, "corpus.pad_token_id", None)).source.read(range(40))
     np.testing.assert_array_equal(eos["tokens"], tokens)
     unmasked = load(put(config, "corpus.use_loss_mask", False))

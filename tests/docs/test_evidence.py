@@ -199,9 +199,8 @@ def plans(found: dict) -> bool:
 
 def megatron(found: dict) -> bool:
     """Indices of ten million samples, against megatron-core's compiled helpers."""
-    pairs = [
-        (row, found.get(name.replace("grain_sft", "megatron-core"))) for name, row in found.items() if "grain" in name
-    ]
+    ours = [name for name in found if "grain" in name]
+    pairs = [(found[name], found.get(name.replace("grain_sft", "megatron-core"))) for name in ours]
     return len(pairs) == 4 and all(peer is None or row["cpu"] < 1.3 * peer["cpu"] for row, peer in pairs)
 
 

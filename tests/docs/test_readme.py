@@ -48,10 +48,8 @@ def test_it_opens_with_an_installation_and_a_program_and_only_what_installs_or_n
 
 def test_the_two_commands_are_a_demo_and_the_tests():
     """Continuous integration runs the lines that begin with "pip install", each in a fresh environment."""
-    assert re.findall(r"^pip install .*$", README, flags=re.MULTILINE) == [
-        "pip install . && grain-sft demo",
-        "pip install -e '.[test]' && pytest",
-    ]
+    commands = ["pip install . && grain-sft demo", "pip install -e '.[test]' && pytest"]
+    assert re.findall(r"^pip install .*$", README, flags=re.MULTILINE) == commands
 
 
 def test_the_first_page_of_the_documentation_includes_its_program():

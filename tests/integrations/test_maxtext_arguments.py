@@ -253,15 +253,15 @@ def test_the_failure_of_the_data_is_raised_rather_than_what_maxtext_makes_of_it(
             next(interface.make_olmo_grain_train_iterator(None, None, []))
         raise AssertionError("of MaxText")
 
-    modules = {"input_pipeline": types.SimpleNamespace(input_pipeline_interface=interface)}
-    modules["trainers.pre_train.train"] = types.SimpleNamespace(__file__="", main=run, get_first_step=None)
-    named = {"maxtext": types.ModuleType("maxtext")} | {f"maxtext.{each}": modules[each] for each in modules}
-    for name, module in named.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    trainer = types.SimpleNamespace(__file__="", main=run, get_first_step=None)
+    monkeypatch.setitem(sys.modules, "maxtext", types.ModuleType("maxtext"))
+    pipelines = types.SimpleNamespace(input_pipeline_interface=interface)
+    monkeypatch.setitem(sys.modules, "maxtext.input_pipeline", pipelines)
+    monkeypatch.setitem(sys.modules, "maxtext.trainers.pre_train.train", trainer)
     monkeypatch.setattr(launcher.iterators, "make_train_iterator", lambda *_, options: failing)
     with refused("MaxText's vocab_size is 1"):
         launcher.train([], Options())
-    assert modules["trainers.pre_train.train"].get_first_step is None  # so that another run is not followed by this one
+    assert trainer.get_first_step is None  # so that another run is not followed by this one
 
 
 def test_other_data_are_refused_with_the_option_of_the_command_line(config, sharding, tmp_path):

@@ -57,11 +57,11 @@ def test_hosts_workers_threads_resumes_and_pickles_give_the_same(folder):
     whole = mixed(folder)
     with pytest.raises(PipelineError, match="another pipeline"):
         mixed(folder, seed=4).iter().set_state(whole.iter(start_step=7).get_state())
-    records = grain.DataLoader(
-        data_source=whole.source,
-        sampler=MixtureSampler(**whole.sampler.__getstate__()),
-        operations=[*whole.transforms, grain.transforms.Batch(12)],
+    sampler, operations = (
+        MixtureSampler(**whole.sampler.__getstate__()),
+        [*whole.transforms, grain.transforms.Batch(12)],
     )
+    records = grain.DataLoader(data_source=whole.source, sampler=sampler, operations=operations)
     for step, batch in zip(range(3), records, strict=False):
         assert_same(batch, whole[step])
 
@@ -164,14 +164,12 @@ def test_a_mixture_of_mixtures_divides_its_rows_by_its_own_weights(folder):
     config = mixture_config(folder)
     sources = config["corpus"]["mixture"]
     inner = {"talks": {**sources.pop("talks"), "weight": 1}, "web": {**sources.pop("web"), "weight": 3}}
-    schedule = [{"step": 6, "weights": {"talks": 1, "web": 1}}]
-    sources["others"] = {"weight": 0.3, "mixture": inner, "schedule": schedule}
+    sources["others"] = {"weight": 0.3, "mixture": inner, "schedule": [{"step": 6, "weights": {"talks": 1, "web": 1}}]}
     pipeline = load(config)
     layout = pipeline.source.layout
     assert layout.names == ("chat", "others/talks", "others/web")
     part = layout.parts_of(np.concatenate([pipeline.sampler.rows(step) for step in range(30)]))
-    chat = np.cumsum(part == 0)
-    assert (np.abs(10 * chat - 7 * np.arange(1, len(part) + 1)) < 10).all()
+    assert (np.abs(10 * np.cumsum(part == 0) - 7 * np.arange(1, len(part) + 1)) < 10).all()
     before = int((part[:72] != 0).sum())
     inside = part[part != 0] == 1
     share = np.cumsum(np.where(np.arange(len(inside)) < before, 0.25, 0.5))

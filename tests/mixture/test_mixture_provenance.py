@@ -15,8 +15,7 @@ from grain_sft.provenance import check_audit, checkpoint_table, find_document, s
 
 
 def test_the_trace_of_a_mixture_is_what_is_delivered(folder):
-    schedule = [{"step": 4, "weights": {"chat": 0.4}}, {"step": 6, "global_batch_size": 18}]
-    pipeline = mixed(folder, schedule=schedule)
+    pipeline = mixed(folder, schedule=[{"step": 4, "weights": {"chat": 0.4}}, {"step": 6, "global_batch_size": 18}])
     found = trace(pipeline, range(10))
     assert_is_traced(found, [pipeline], range(10))
     layout = pipeline.source.layout
@@ -83,9 +82,8 @@ def test_the_command_line_traces_a_mixture(folder, tmp_path, capsys):
     def traced(*arguments):
         return [json.loads(line) for line in run("trace", *arguments, "--format", "jsonl").splitlines()][1:]
 
-    lines = traced("--steps", "0:5")
     documents = len(load(path).source.layout.parts["chat"].corpus.documents)
-    seen = next(line["document"] for line in lines if line["source"] == "talks")
+    seen = next(line["document"] for line in traced("--steps", "0:5") if line["source"] == "talks")
     found = traced("--document", f"talks:{seen - documents}")
     assert found and all(line["document"] == seen and line["source"] == "talks" for line in found)
     found = traced("--record", "1:2")
@@ -111,5 +109,4 @@ class WithoutDocuments(PaddedLayout):
 def test_pieces_of_no_document_stay_so_in_a_mixture(folder):
     corpus = open_corpus(folder / "talks")
     layout = MixtureLayout({"one": PaddedLayout(corpus, 8), "two": WithoutDocuments(corpus, 8)})
-    found = layout.pieces(np.arange(len(layout))).document
-    assert found.tolist() == [*range(25), *[-1] * 25]
+    assert layout.pieces(np.arange(len(layout))).document.tolist() == [*range(25), *[-1] * 25]

@@ -9,17 +9,8 @@ import pytest
 from batches import Plain, assert_one_run, assert_same
 from etils import epath
 
-from grain_sft import (
-    GrainSftError,
-    Host,
-    IndexSampler,
-    NgramFilter,
-    NpyDataSource,
-    Pipeline,
-    ShiftTargets,
-    WindowLayout,
-    open_corpus,
-)
+from grain_sft import Host, IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
+from grain_sft.errors import GrainSftError
 
 LENGTH = 16
 ROWS = 60

@@ -13,10 +13,8 @@ from grain_sft.sampling import ORDERS
 from grain_sft.sampling.orders import permute
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-EPISODES, OLMO, MAXTEXT, OPENCHAT = (
-    json.loads((GOLDEN / f"{name}.json").read_text())
-    for name in ("episode_batches", "olmo_order", "maxtext_order", "openchat_order")
-)
+NAMES = ("episode_batches", "olmo_order", "maxtext_order", "openchat_order")
+EPISODES, OLMO, MAXTEXT, OPENCHAT = (json.loads((GOLDEN / f"{name}.json").read_text()) for name in NAMES)
 
 
 def sampler(rows, batch, order, host=Host(0, 1), **options):

@@ -29,8 +29,7 @@ def config(client, tmp_path):
 
 
 def test_eight_processes_one_after_the_other(config):
-    pipeline = load(config)
-    real = measure_processes(pipeline, config, PROCESSES, STEPS, CONDITIONS, PROCESSES)
+    real = measure_processes(load(config), config, PROCESSES, STEPS, CONDITIONS, PROCESSES)
     print({name: f"{error:.1%}" for name, error in real.errors.items()})
     assert len(real.predicted) == PROCESSES
     assert max(real.errors.values()) <= 0.20, real.errors

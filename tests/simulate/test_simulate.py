@@ -105,8 +105,7 @@ def chats(tmp_path):
 
 def mixture(chats, write_tokens):
     web = {"path": str(write_tokens("web.npy", np.arange(90 * 256) % 500)), "weight": 1, "dtype": "uint32"}
-    layout = {"kind": "packed"}
-    return {"mixture": {"chat": {**chats, "weight": 2, "layout": layout}, "web": web}}
+    return {"mixture": {"chat": {**chats, "weight": 2, "layout": {"kind": "packed"}}, "web": web}}
 
 
 @pytest.mark.parametrize("hosts", [1, 4, 8])
@@ -157,8 +156,7 @@ def test_a_process_has_shard_caches_of_its_own(write_tokens, tmp_path):
     plain = {"path": str(write_tokens("a.npy", np.arange(60 * 1024) % 500)), "weight": 1, "dtype": "uint32"}
     folders = {"a": "/cache/x", "b": "/cache/y", "c": "/cache/x"}
     sources = {name: plain | {"remote": cache_in(folder)} for name, folder in folders.items()}
-    corpus = {"mixture": {**sources, "plain": plain}}
-    config = write_config(tmp_path / "config.json", config_of(corpus, WINDOWS, 8))
+    config = write_config(tmp_path / "config.json", config_of({"mixture": {**sources, "plain": plain}}, WINDOWS, 8))
     own = load(processes._config_with_own_caches(str(config), "/own"))
     used = {name: layout.corpus.remote.cache for name, layout in own.source.layout.parts.items() if name != "plain"}
     assert own.source.layout.parts["plain"].corpus.remote is None and used["a"] == used["c"] != used["b"]
@@ -194,8 +192,7 @@ def test_a_bucket_that_answers_less_than_is_asked_sets_the_time_of_a_step(chats)
     found = simulate(load(config_of(chats, PACKED, 8)), 4, range(30), conditions, as_bucket=True)
     assert found["steady"]["seconds_a_step"] == pytest.approx(found["all_hosts"]["requests"] / 20 / 30, rel=0.01)
     assert [each["asked"] for each in found["answers"] if not each["enough"]] == ["bucket, requests", "waits"]
-    first = found["first_step"]["requests"]["mean"] * 4
-    assert found["waits"]["first_s"] == pytest.approx(first / 20)
+    assert found["waits"]["first_s"] == pytest.approx(found["first_step"]["requests"]["mean"] * 4 / 20)
 
 
 @pytest.mark.parametrize(("steps", "prefetch"), [(1, 8), (15, 8), (3, 1), (20, 3)])
@@ -211,8 +208,7 @@ def test_a_process_measures_the_stage_of_its_first_step(chats):
     config = config_of(chats, PACKED, 4) | {
         "stages": [{"steps": 4}, {"steps": 3}, {"layout": {"sequence_length": 512}}]
     }
-    found = measure(config, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)
-    assert found["made"] == [4, 7]
+    assert measure(config, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)["made"] == [4, 7]
 
 
 def test_the_command_prints_answers_and_json(chats, tmp_path, capsys):
