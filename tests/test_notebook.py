@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from batches import load, sections
+from batches import load, pipeline_of, sections
 from sft_files import EOS, documents, write_olmo
 
 import grain_sft
-from grain_sft import IndexSampler, PaddedLayout, Pipeline, ShiftTargets, WindowLayout
+from grain_sft import PaddedLayout, Pipeline, ShiftTargets, WindowLayout
 from grain_sft.errors import GrainSftError, MissingExtraError, PipelineError, RowIndexError
 from grain_sft.html_table import html_columns, html_facts
 from grain_sft.layout import MaterializedLayout, MixtureLayout
@@ -87,13 +87,8 @@ def test_a_trace_is_a_data_frame_and_without_pandas_the_error_names_the_extra(pi
         lines.to_pandas()
 
 
-def finite(pipeline, epochs):
-    sampler = IndexSampler(len(pipeline.source), global_batch_size=4, seed=0, epochs=epochs)
-    return Pipeline(pipeline.source, sampler, [ShiftTargets()])
-
-
 def test_a_length_is_exact_or_there_is_none(pipeline):
-    two = finite(pipeline, 2)
+    two = pipeline_of(pipeline.source.layout, epochs=2)
     assert len(two) == two.num_steps == two.end_step == 2 * (len(pipeline.source) // 4)
     assert operator.length_hint(two) == len(two) == len(list(two.iter()))
     assert pipeline.num_steps is None and pipeline.end_step == sys.maxsize

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from batches import assert_same
 from small_chat import Batch, Chat
 
 from grain_sft.demo import model
@@ -65,8 +66,7 @@ def test_loss_and_gradients_come_from_the_answers_alone(chat: Chat) -> None:
     loss, gradients = LOSS_AND_GRADIENTS(PARAMS, batch)
     same_loss, same_gradients = LOSS_AND_GRADIENTS(PARAMS, asked)
     assert loss == same_loss and loss != LOSS(PARAMS, answered)
-    for name, gradient in gradients.items():
-        np.testing.assert_array_equal(gradient, same_gradients[name])
+    assert_same(gradients, same_gradients)
 
 
 def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(chat: Chat, tmp_path: Path) -> None:
@@ -78,8 +78,7 @@ def test_a_checkpoint_gives_back_every_bit_and_the_newest_is_last(chat: Chat, tm
     assert newest_step(tmp_path) == 10
     loaded = load(tmp_path, 10, state)
     for part in ("params", "mean", "square"):
-        for name, value in getattr(first_state, part).items():
-            np.testing.assert_array_equal(getattr(loaded, part)[name], value)
+        assert_same(getattr(loaded, part), getattr(first_state, part))
     assert UPDATE(loaded, 1, batch)[1] < first_loss
     with pytest.raises(GrainSftError, match="holds no checkpoint"):
         newest_step(tmp_path / "none")

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from batches import assert_is_traced, load, take, write_config
+from batches import assert_is_traced, assert_same, load, take, write_config
 from mixed_corpora import mixed, mixture_config
 
 from grain_sft import PaddedLayout, open_corpus
@@ -39,8 +39,7 @@ def test_where_a_document_of_a_mixture_was_seen(folder):
         found = found.select(found.step < len(steps))
         expected = whole.select(whole.document == document)
         assert len(expected)
-        for name, column in expected.columns().items():
-            np.testing.assert_array_equal(found.columns()[name], column, err_msg=name)
+        assert_same(found.columns(), expected.columns())
     with pytest.raises(GrainSftError):
         find_document(pipeline, 10_000)
 

@@ -19,8 +19,6 @@ from grain_sft.layout import documents_named_in
 from grain_sft.pipeline import Amendment
 from grain_sft.provenance import check_audit, difference, trace
 
-DOCS = documents(150, seed=3, longest=40)
-
 
 @pytest.fixture
 def corpus(corpora):
@@ -34,7 +32,7 @@ def config_of(corpus, layout, amendments=(), **sampler):
 
 @pytest.mark.parametrize("layout", ["windows", "padded", "packed"])
 def test_withdrawn_documents_that_overlap_in_any_order(tmp_path, layout):
-    write_episodes(tmp_path / "corpus", DOCS)
+    write_episodes(tmp_path / "corpus", documents(150, seed=3, longest=40))
     [table] = (tmp_path / "corpus").rglob("episodes.idx")
     pairs = np.fromfile(table, np.uint64).reshape(-1, 2)[::-1].copy()
     if layout == "windows":

@@ -41,8 +41,7 @@ def receipt(config, host=None, **changes):
 
 ANEW = {"order": "sequential", "epochs": 1}
 PADDED = {"kind": "padded", "sequence_length": 32}
-FILTERS = [{}, {"max_count": 3}, {"count_padding": True}]
-SCHEDULES = [[{"step": step, "global_batch_size": 8}] for step in (2, 3)]
+
 LAYOUTS = [{"sequence_length": 64}, {"algorithm": "concat_then_split"}, {"source_group_size": 2}, {"max_segments": 1}]
 LAYOUTS += [PADDED, {"kind": "windows", "sequence_length": 32}, {"sequence_length": 16, "long_documents": "fragment"}]
 LAYOUTS += [{"boundaries": "eos"}, {"boundaries": "eos", "bos_token_id": 3}, {**PADDED, "min_tokens": 12}]
@@ -50,8 +49,9 @@ LAYOUTS += [{**PADDED, "sequence_length": 16, "keep": keep} for keep in ("first"
 SAMPLERS = [{"order": order} for order in ("shuffle", "balanced", "maxtext")]
 SAMPLERS += [{"shuffle": False}, {"seed": 4}, {"global_batch_size": 8}, {"epochs": 3}, {"last_batch": "fill"}]
 SAMPLERS += [{"last_batch": "run_on"}, {"global_batch_size": None, "global_batch_tokens": 512}]
-SAMPLERS += [{"schedule": schedule} for schedule in SCHEDULES]
-TRANSFORMS = [[], *([{"ngram_filter": options}, "shift_targets"] for options in FILTERS)]
+SAMPLERS += [{"schedule": [{"step": step, "global_batch_size": 8}]} for step in (2, 3)]
+FILTERS = [{"ngram_filter": options} for options in ({}, {"max_count": 3}, {"count_padding": True})]
+TRANSFORMS = [[], *([each, "shift_targets"] for each in FILTERS)]
 TRANSFORMS += [[{"trim_to_multiple": {"multiple": 8}}, "shift_targets"], ["shift_targets", "drop_last_position"]]
 CORPORA = [{"use_loss_mask": False}, {"pad_token_id": 7}, {"eos_token_id": 5}]
 PACKED = [{"seed": 1}, {"seed": 2}, {"seed": 1, "epochs": 2}]

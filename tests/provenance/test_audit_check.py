@@ -5,7 +5,7 @@ import re
 
 import pytest
 from audit_runs import ENDINGS, confirmed, killed_and_resumed
-from batches import sections, take, write_config
+from batches import put, sections, take, write_config
 from sft_files import documents, write_episodes
 
 import grain_sft
@@ -170,8 +170,7 @@ def test_the_command_confirms_a_log_but_not_one_with_a_line_changed(config, audi
 
 
 def test_the_log_of_another_run_is_contradicted_shortly(config, audited, capsys):
-    stated = json.loads(config.read_text())
-    config.write_text(json.dumps(stated | {"sampler": {**stated["sampler"], "seed": 8}}))
+    write_config(config, put(json.loads(config.read_text()), "sampler.seed", 8))
     path = audited.with_suffix(".log")
     path.write_text(path.read_text() * 5)
     assert main(["audit-check", str(path), str(config)]) == 1

@@ -205,9 +205,8 @@ def test_a_process_measures_the_steps_that_it_makes_and_writes_no_audit_log(chat
 
 
 def test_a_process_measures_the_stage_of_its_first_step(chats):
-    config = config_of(chats, PACKED, 4) | {
-        "stages": [{"steps": 4}, {"steps": 3}, {"layout": {"sequence_length": 512}}]
-    }
+    config = config_of(chats, PACKED, 4)
+    config["stages"] = [{"steps": 4}, {"steps": 3}, {"layout": {"sequence_length": 512}}]
     assert measure(config, Host(0, 2), range(4, 6), threads=2, prefetch=8, began=0.0)["made"] == [4, 7]
 
 
