@@ -90,22 +90,22 @@ def layouts(folder: Path) -> Iterator[tuple[str, Config]]:
     corpora: dict[str, Config] = {name: {"path": str(path)} for name, path in paths.items()}
     corpora["olmo"] |= {"dtype": "uint16", "eos_token_id": 2}
     corpora["openchat"] |= {"eos_token_id": 2}
+    best = {"kind": "packed", "algorithm": "best_fit_decreasing"}
+    anew = {"kind": "packed", "seed": 5, "epochs": 3}
     variants: dict[str, Config] = {
         "windows": {"kind": "windows"},
         "padded": {"kind": "padded"},
         "padded first": {"kind": "padded", "keep": "first", "min_tokens": 9},
+        "best_fit_decreasing": best,
+        "first_fit_decreasing": {**best, "algorithm": "first_fit_decreasing"},
+        "multipack": {**anew, "algorithm": "multipack"},
+        "shuffled_best_fit": {**anew, "algorithm": "shuffled_best_fit"},
+        "concat_then_split": {**best, "algorithm": "concat_then_split", "long_documents": "fragment"},
+        "fragments": {**best, "long_documents": "fragment"},
+        "few segments": {**best, "max_segments": 3},
+        "ends at EOS": {**best, "boundaries": "eos", "source_group_size": 3},
+        **{f"ties {sort}": {**best, "ties": f"numpy:{sort}"} for sort in ("avx512", "avx2", "baseline")},
     }
-    best = {"kind": "packed", "algorithm": "best_fit_decreasing"}
-    variants["best_fit_decreasing"] = best
-    variants["first_fit_decreasing"] = {**best, "algorithm": "first_fit_decreasing"}
-    for algorithm in ("multipack", "shuffled_best_fit"):
-        variants[algorithm] = {**best, "algorithm": algorithm, "seed": 5, "epochs": 3}
-    variants["concat_then_split"] = {**best, "algorithm": "concat_then_split", "long_documents": "fragment"}
-    variants["fragments"] = {**best, "long_documents": "fragment"}
-    variants["few segments"] = {**best, "max_segments": 3}
-    variants["ends at EOS"] = {**best, "boundaries": "eos", "source_group_size": 3}
-    for sort in ("avx512", "avx2", "baseline"):
-        variants[f"ties {sort}"] = {**best, "ties": f"numpy:{sort}"}
     by_epoch = {"order": "sequential", "shuffle": False, "epochs": 1}
     for name, corpus in corpora.items():
         for variant, layout in variants.items():

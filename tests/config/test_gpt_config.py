@@ -48,10 +48,9 @@ def test_batches_are_the_loaders(tmp_path, name, hosts):
         taken = batch["targets_segmentation"] != 0
         if "mask" not in expected:  # the loader gives none; here padding takes no loss
             np.testing.assert_array_equal(taken[:, :-1], batch["inputs_segmentation"][:, 1:] != 0)
-        elif name == "weights":
-            np.testing.assert_array_equal(batch["targets_weights"], expected["mask"][step])
         else:
-            np.testing.assert_array_equal(taken.astype(np.float32), expected["mask"][step])
+            mask = batch["targets_weights"] if name == "weights" else taken.astype(np.float32)
+            np.testing.assert_array_equal(mask, expected["mask"][step])
     assert np.size(expected["x"]) // len(x[0]) > sum(length >= keys["episode_min_tokens"] for length in lengths(40))
 
 

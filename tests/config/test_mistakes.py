@@ -152,10 +152,9 @@ NOT_YAML += ("a: !!int x", "a: !!binary ä", "corpus: !!python/object/apply:path
     [
         *(("a.json", text, "not JSON: ") for text in NOT_JSON),
         *(("a.yaml", text, "not YAML: ") for text in NOT_YAML),
-        *(
-            (name, text, f"expected sections corpus, layout, sampler; found a {kind}.")
-            for name, text, kind in (("a.json", "[]", "list"), ("a.json", "5", "int"), ("a.yaml", "null", "NoneType"))
-        ),
+        ("a.json", "[]", "expected sections corpus, layout, sampler; found a list."),
+        ("a.json", "5", "expected sections corpus, layout, sampler; found a int."),
+        ("a.yaml", "null", "expected sections corpus, layout, sampler; found a NoneType."),
     ],
     ids=lambda value: value[:30].replace("\0", "0"),
 )

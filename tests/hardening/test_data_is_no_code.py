@@ -102,11 +102,10 @@ def test_a_chat_template_can_not_reach_out_of_its_sandbox(text, tmp_path, monkey
 
 
 @pytest.fixture
-def folders(tmp_path):
+def folders(tmp_path, write_tokens):
     """A folder of data, and one next to it that is not part of it."""
     for name in ("data", "secret"):
-        (tmp_path / name).mkdir()
-        np.arange(100, dtype=np.uint32).tofile(tmp_path / name / "a.npy")
+        write_tokens(f"{name}/a.npy", range(100))
     return tmp_path / "data", tmp_path / "secret"
 
 

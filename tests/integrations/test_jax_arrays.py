@@ -254,15 +254,14 @@ def test_a_mesh_that_divides_the_sequence_has_the_global_arrays_of_one_that_does
 
 @pytest.mark.processes
 @pytest.mark.parametrize("length", [1 << 17, 1 << 20])
-def test_a_process_reads_few_bytes_besides_those_of_its_devices(tmp_path, length):
+def test_a_process_reads_few_bytes_besides_those_of_its_devices(tmp_path, write_tokens, length):
     tokens = np.random.default_rng(0).integers(1, 60_000, 9 * length, np.uint16)
     tokens[length // 3 - 1 :: length // 3] = 7
-    (tmp_path / "tokens").mkdir()
-    tokens.tofile(tmp_path / "tokens" / "0.npy")
+    path = write_tokens("tokens.npy", tokens, "uint16")
     corpus, cases = {"dtype": "uint16", "eos_token_id": 7}, ["data x sequence over hosts", "columns"]
     jobs = []
     for layout in ("windows", "packed", "padded"):
-        config = sections(tmp_path / "tokens", length, corpus=corpus, layout=layout)
+        config = sections(path, length, corpus=corpus, layout=layout)
         jobs.append(job_of(layout, config, cases, 2, ahead=0, load_balanced_shards=4) | {"digests": False})
     share = 2 * 4 * length * tokens.itemsize // 4  # of 2 steps, 4 rows and 4 processes
     for lines in run(jobs, 4, 1, tmp_path):

@@ -8,13 +8,12 @@ from watched import LENGTH, ROWS, STALL, Logged
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, write_tokens):
     """Two files with 40 rows in all. Row 3 repeats one token."""
-    tokens = np.arange(ROWS * LENGTH, dtype=np.uint32)
+    tokens = np.arange(ROWS * LENGTH)
     tokens[3 * LENGTH : 4 * LENGTH] = 7
-    (tmp_path / "tokens").mkdir()
     for number, half in enumerate(np.split(tokens, 2)):
-        half.tofile(tmp_path / "tokens" / f"{number}.npy")
+        write_tokens(f"tokens/{number}.npy", half)
     return tmp_path / "tokens"
 
 
