@@ -31,8 +31,10 @@ def repetitive_rows(rng, rows, length):
 def test_the_filter_is_olmo_cores(length):
     utils = pytest.importorskip("olmo_core.data.utils")
     rows = repetitive_rows(np.random.default_rng(length), 1000, length)
-    by_row = [utils.find_periodic_sequences(row, max_period=13) for row in rows.astype(np.int64)]
-    expected = [any(found.times >= 32 for found in of_row) for of_row in by_row]
+    expected = [
+        any(found.times >= 32 for found in utils.find_periodic_sequences(row.astype(np.int64), max_period=13))
+        for row in rows
+    ]
     assert 50 < sum(expected) < 950
     assert NgramFilter().fails(rows).tolist() == expected
 
@@ -73,7 +75,8 @@ def test_maxtext_reads_the_index_that_is_written_for_it(tmp_path):
     grain_loader = pytest.importorskip("maxtext.input_pipeline.olmo_data_grain")
     for number, tokens in enumerate((1000, 515)):
         np.arange(tokens, dtype=np.uint32).tofile(tmp_path / f"{number}.npy")
-    open_corpus(tmp_path).save(tmp_path / "index.json", format="maxtext", sequence_length=128, tokenizer="t")
+    corpus = open_corpus(tmp_path)
+    corpus.save(tmp_path / "index.json", format="maxtext", sequence_length=128, tokenizer="t")
     index = maxtext.load_index(str(tmp_path / "index.json"))
     assert index.fingerprint == maxtext.compute_fingerprint(128, "uint32", "t", index.files)
     theirs = grain_loader.OlmoNpyDataSource(index)
