@@ -104,8 +104,9 @@ def test_a_scheduled_weight_after_a_reweight_stays(paths):
     """The stage that a replacement begins has the weight of its own step, not that of the amendment before."""
     reweight = {"reweight": {"from": 5, "weights": {"b": 0.5}}}
     replace = {"replace": {"from": 20, "source": "a", "path": paths["new"]}}
-    amended, schedule = ([reweight], [reweight, replace]), [{"step": 10, "weights": {"b": 20}}]
-    plain, changed = (streams_of(load(config_of(paths, each, schedule=schedule)), range(20, 60)) for each in amended)
+    schedule = [{"step": 10, "weights": {"b": 20}}]
+    configs = [config_of(paths, each, schedule=schedule) for each in ([reweight], [reweight, replace])]
+    plain, changed = (streams_of(load(config), range(20, 60)) for config in configs)
     assert len(plain["b"]) > 200
     assert len(changed["b"]) == pytest.approx(len(plain["b"]), abs=2)
 

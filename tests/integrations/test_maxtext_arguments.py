@@ -86,7 +86,8 @@ def test_weights_are_refused_unless_they_are_to_be_ignored(tmp_path):
     with refused(r"sft: the corpus has weights .* grain_sft_ignore_weights=true"):
         check_weights(weighted, "sft", ignore=False)
     check_weights(weighted, "sft", ignore=True)
-    assert tuple(prepare(1000, "sft")(0, Block(np.arange(4), None), weighted[0])) == KEYS
+    kept = prepare(1000, "sft")(0, Block(np.arange(4), None), weighted[0])
+    assert tuple(kept) == KEYS
     stated["corpus"]["use_loss_mask"] = False
     check_weights(load(stated), "sft", ignore=False)
 

@@ -57,10 +57,8 @@ def test_hosts_workers_threads_resumes_and_pickles_give_the_same(folder):
     whole = mixed(folder)
     with pytest.raises(PipelineError, match="another pipeline"):
         mixed(folder, seed=4).iter().set_state(whole.iter(start_step=7).get_state())
-    sampler, operations = (
-        MixtureSampler(**whole.sampler.__getstate__()),
-        [*whole.transforms, grain.transforms.Batch(12)],
-    )
+    sampler = MixtureSampler(**whole.sampler.__getstate__())
+    operations = [*whole.transforms, grain.transforms.Batch(12)]
     records = grain.DataLoader(data_source=whole.source, sampler=sampler, operations=operations)
     for step, batch in zip(range(3), records, strict=False):
         assert_same(batch, whole[step])

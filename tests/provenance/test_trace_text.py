@@ -138,7 +138,8 @@ def test_the_command_finds_texts_and_records_in_every_epoch(chats, tmp_path, cap
         assert len({(line["step"], line["row"], line["segment"]) for line in lines}) == times
         assert ("seen" if times else "no document") in head["about"]
         for line in lines:
-            assert "zeppelin" in HIDDEN[FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1]
+            number = FIRST * line["source"].endswith("two.jsonl") + line["record"] - 1
+            assert "zeppelin" in HIDDEN[number]
     assert main(["trace", path, "--record", "nothing:1"]) == 1
     assert "no such input" in capsys.readouterr().err
 
