@@ -40,10 +40,6 @@ def index(folder, corpus):
     return folder / "index.json"
 
 
-def rows(corpus):
-    return NpyDataSource(WindowLayout(corpus, 10)).read(range(210))["tokens"]
-
-
 def test_a_corpus_opened_from_its_index_is_equal(folder, corpus, tmp_path):
     for path in (folder / "index.json", folder / "index", tmp_path / "elsewhere" / "index.json"):
         corpus.save(path)
@@ -51,7 +47,8 @@ def test_a_corpus_opened_from_its_index_is_equal(folder, corpus, tmp_path):
         assert again == corpus == open_corpus(path, dtype="uint16", eos_token_id=7)
         assert (again.dtype, again.eos_token_id, again.tokenizer) == (np.uint16, 7, TOKENIZER)
         assert again.fingerprint == corpus.fingerprint and again.num_documents == corpus.num_documents
-        np.testing.assert_array_equal(rows(again), rows(corpus))
+        rows, expected = (NpyDataSource(WindowLayout(each, 10)).read(range(210))["tokens"] for each in (again, corpus))
+        np.testing.assert_array_equal(rows, expected)
     again.save(tmp_path / "elsewhere" / "again.json")
     assert (tmp_path / "elsewhere" / "again.json").read_bytes() == path.read_bytes()
     plain = open_corpus(folder / "sub" / "a.npy", dtype="uint16")

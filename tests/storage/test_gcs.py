@@ -38,7 +38,7 @@ def bucket(client, folder):
 
 @pytest.fixture
 def proxy(bucket):
-    """It counts requests of each kind."""
+    """A proxy before the emulator, which counts requests of each kind."""
     with before_emulator() as proxy:
         yield proxy
 

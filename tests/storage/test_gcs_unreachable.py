@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 
+import fsspec
 import pytest
 from batches import sections, write_config
 
@@ -14,8 +15,7 @@ import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.storage.remote import clients, retries
 
-fsspec = pytest.importorskip("fsspec")
-gcsfs = pytest.importorskip("gcsfs")
+pytest.importorskip("gcsfs")
 
 URL = "gs://some-bucket/data/tokens.npy"
 CREDENTIALS = ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS", "FSSPEC_GS", "NO_GCE_CHECK")
