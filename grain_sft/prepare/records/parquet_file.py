@@ -32,6 +32,9 @@ def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> t
         group = metadata.row_group(number)
         count = max(1, min(group.num_rows, -(-group.total_byte_size // PART_BYTES)))
         rows += [group.num_rows * (part + 1) // count - group.num_rows * part // count for part in range(count)]
+    if sum(rows) != metadata.num_rows:
+        found = f"{path}: {metadata.num_rows} rows by its footer, and {sum(rows)} in its row groups"
+        raise CorpusFileError(f"{found}. It is damaged: write the file again.")
     shares = itertools.pairwise(size * part // max(1, len(rows)) for part in range(len(rows) + 1))
     return tuple(Part(*share, count) for share, count in zip(shares, rows, strict=True)), version
 
@@ -59,12 +62,14 @@ def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file from index `first` on."""
     file = _open(path)
     for group in range(file.metadata.num_row_groups):
-        count = file.metadata.row_group(group).num_rows
-        if first < count:
+        left = file.metadata.row_group(group).num_rows
+        if first < left:
             for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group]):
                 yield from rows_of(batch.slice(first))
-                first = max(0, first - batch.num_rows)
-        first = max(0, first - count)
+                first, left = max(0, first - batch.num_rows), left - batch.num_rows
+            if left:  # pyarrow yields the rows of damaged columns up to the damage
+                raise ValueError(f"row group {group}: {left} of its rows are missing")
+        first = max(0, first - left)
 
 
 def _check_version(entry: Input) -> None:
