@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import Stateful
 from grain_sft.integrations.context_order import ContextOrder
@@ -79,6 +79,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
                 f"the pipeline is for {pipeline.sampler.host!r}, but the sharding decides which rows a process reads. "
                 "Load it with host=Host(0, 1)."
             )
+        check_type("GlobalBatches: sharding", sharding, Sharding, "NamedSharding(mesh, PartitionSpec(...)) or another")
         self.pipeline, self.sharding = pipeline, sharding
         self._prefetch = as_integer("ahead", ahead, 0, PipelineError)
         self._threads = as_integer("threads", threads, 1, PipelineError)

@@ -221,6 +221,8 @@ def test_what_does_not_fit_is_named(folder, pipeline):
             GlobalBatches(pipeline, sharding(), **options)
     with pytest.raises(GrainSftError, match=r"Load it with host=Host\(0, 1\)"):
         GlobalBatches(load(config(folder), host=Host(1, 2)), sharding())
+    with pytest.raises(GrainSftError, match=r"GlobalBatches: sharding is Mesh.*expected NamedSharding"):
+        GlobalBatches(pipeline, sharding().mesh)
     cut = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Cut()])
     with pytest.raises(GrainSftError, match=r"\[8, 31\].*\[8, 32\].*Remove"):
         next(GlobalBatches(cut, sharding()))

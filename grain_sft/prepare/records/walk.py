@@ -48,13 +48,16 @@ def expand(path: str) -> Sequence[str]:
     """
     path = files.normalize(path)
     found: Sequence[str] = [path]
+    problem = "names no file"
     if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
         found = files.glob(path)
     elif files.is_folder(path):
         found = _files_of(path)
+    elif not files.is_remote(path) and not os.path.exists(path):
+        found, problem = [], "no such file"
     if not found:
         raise CorpusFileError(
-            f"{path}: names no file. Expected .jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or "
+            f"{path}: {problem}. Expected .jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or "
             "a folder of them."
         )
     return found
