@@ -19,14 +19,12 @@ from grain_sft.provenance.audit import read_line
 def changed_line(line: bytes, name: str) -> bytes:
     """A line of text with another value, of the same kind, of one field."""
     fields = read_line(line)
-    time, value = json.loads(fields["time"]), fields[name]
-    digit = re.search(r"\d", value)
-    if digit is not None:
-        fields[name] = value[: digit.start()] + str(int(digit[0]) % 9 + 1) + value[digit.end() :]
-    else:
+    value = fields[name]
+    fields[name] = re.sub(r"\d", lambda digit: str(int(digit[0]) % 9 + 1), value, count=1)
+    if fields[name] == value:  # no digit
         fields[name] = {"true": "false", "false": "true"}.get(value, f"{value}x")
     stated = (f"{name}={value}" for name, value in fields.items() if name != "time")
-    return " | ".join([json.loads(fields["time"]) if name == "time" else time, "TRAINING | INFO", *stated]).encode()
+    return " | ".join([json.loads(fields["time"]), "TRAINING | INFO", *stated]).encode()
 
 
 def test_a_line_with_any_value_changed_is_refused_and_named(make, tmp_path):

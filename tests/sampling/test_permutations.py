@@ -50,9 +50,8 @@ def test_the_process_that_makes_an_order_imports_what_its_parent_does(tmp_path):
         from pathlib import Path
         from grain_sft.sampling.orders import exact
         exact._write(Path("order"), {depends()}, ("PCG64", 5))"""
-    python = [sys._base_executable, "-c", program]
     packages = {**os.environ, "PYTHONPATH": str(Path(np.__file__).parents[1])}  # their .pth files are not read
-    subprocess.run(python, cwd=tmp_path, env=packages, check=True)
+    subprocess.run([sys._base_executable, "-c", program], cwd=tmp_path, env=packages, check=True)
     assert (tmp_path / "order").exists()
 
 
