@@ -70,7 +70,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:
-        shown = {"source": visible_line(piece.source), "file": visible_line(piece.file)}
+        shown = {"source": piece.source_record, "file": visible_line(piece.file)}
         pieces.append({**dataclasses.asdict(piece), **shown, "words": describe_origin(piece)})
     return {
         **{name: getattr(view, name) for name in ("epoch", "row", "slot", "instance")},

@@ -33,6 +33,7 @@ class Piece:
       file: Path of the token file.
       start, stop: Range of tokens in the file.
       withdrawn: Number of these tokens whose document is withdrawn at this step.
+      mixed: Whether `source` is one of a mixture.
     """
 
     segment: int
@@ -43,6 +44,13 @@ class Piece:
     start: int
     stop: int
     withdrawn: int = 0
+    mixed: bool = False
+
+    @property
+    def source_record(self) -> str:
+        """Source and record, as an amendment names them. In a mixture, SOURCE:NUMBER would name a document instead."""
+        record = "" if self.record is None else f", record {self.record}" if self.mixed else f":{self.record}"
+        return f"{visible_line(self.source)}{record}" if self.source else ""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,7 +115,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     for row in indices:
         of_row = lines.select(lines.row == slots[row])
         arrays = _arrays({name: array[row] for name, array in batch.items() if np.ndim(array)})
-        pieces = _pieces(of_row)
+        pieces = _pieces(of_row, "" not in stage.source.layout.parts)
         if divided:
             pieces = _cut_at_segments(pieces, arrays["segments"])
         notes = _notes(batch, row, arrays["segments"], pieces)
@@ -142,8 +150,7 @@ def segment_title(view: RowView, segment: int) -> str:
 def describe_origin(piece: Piece) -> str:
     """Return a description of a piece's origin."""
     document = "" if piece.document is None else f"document {piece.document:,} "
-    record = "" if piece.record is None else f":{piece.record}"
-    source = f"of {visible_line(piece.source)}{record}, " if piece.source else ""
+    source = f"of {piece.source_record}, " if piece.source else ""
     gone = f", {piece.withdrawn:,} of them withdrawn" if piece.withdrawn else ""
     return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}{gone}"
 
@@ -168,15 +175,17 @@ def _arrays(row: Element) -> dict[str, Any]:
     return {"tokens": tokens, "segments": segments, "positions": positions, "loss": loss, "weights": weights}
 
 
-def _pieces(lines: Trace) -> tuple[Piece, ...]:
-    """Return the pieces of a row's trace, none for a row of padding alone."""
+def _pieces(lines: Trace, mixed: bool) -> tuple[Piece, ...]:
+    """Return the pieces of a row's trace, none for a row of padding alone. `mixed`: Whether the run is a mixture."""
     found, pieces = lines.select(lines.instance >= 0), []
     names = ("segment", "document", "source", "record", "shard", "start", "stop")
     withdrawn = np.zeros_like(found.step) if found.withdrawn is None else found.withdrawn
     columns = [*(getattr(found, name) for name in names), withdrawn]
-    for segment, number, source, line, shard, *tokens in zip(*(each.tolist() for each in columns), strict=True):
+    for segment, number, source, line, shard, *place in zip(*(each.tolist() for each in columns), strict=True):
         document, record = (None if each < 0 else each for each in (number, line))
-        pieces.append(Piece(segment, document, found.source_names[source], record, found.paths[shard], *tokens))
+        start, stop, gone = place
+        name, file = found.source_names[source], found.paths[shard]
+        pieces.append(Piece(segment, document, name, record, file, start, stop, gone, mixed))
     return tuple(pieces)
 
 

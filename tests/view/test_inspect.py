@@ -17,7 +17,7 @@ from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.pipeline import Amendment
 from grain_sft.transforms import ResetAtEod
-from grain_sft.view.rows import segment_runs, view_rows
+from grain_sft.view.rows import describe_origin, segment_runs, view_rows
 from grain_sft.view.terminal import row_lines
 from grain_sft.view.text import TokenTexts, columns, visible
 
@@ -49,6 +49,13 @@ def test_sources_and_records_are_those_of_the_documents(pipeline):
                 assert (piece.source, piece.record) == (corpus.source_names[source], record)
                 tokens = corpus.document(piece.document).tokens[: stop - first]
                 np.testing.assert_array_equal(view.tokens[first:stop], tokens)
+
+
+def test_a_record_of_a_mixture_is_not_shown_as_amendments_name_a_document(run):
+    mixture = {"chat": {"path": str(run.parent / "chats"), "weight": 1}}
+    config = sections(None, 512, corpus={"mixture": mixture}, layout="packed") | {"transforms": ["shift_targets"]}
+    piece = view_rows(load(config), 0)[0].pieces[0]
+    assert f" of {piece.source}, record {piece.record}, tokens " in describe_origin(piece)
 
 
 def test_the_target_of_the_last_input_is_shown_where_it_takes_loss(config):

@@ -109,7 +109,7 @@
     options(find("row"), step.rows.map((each, at) => [at, `${each.row} of ${step.rows_of_batch}`]), state.row);
     const entries = names.map(([name, first, stop]) => {
       const from = of.pieces.find((each) => each.segment === name);
-      const source = from ? ` ${from.source}${from.record === null ? "" : `:${from.record}`}` : "";
+      const source = from ? ` ${from.source}` : "";
       return [name, `${title(of, name)}:${source} (${number(stop - first)} tokens)`];
     });
     options(find("segment"), [["", `all ${names.length}`], ...entries], state.segment ?? "");
@@ -152,8 +152,7 @@
     if (of.text.has(at)) found.push(["shown", of.text.get(at)]);
     if (from) {
       const document = from.document === null ? "" : `${number(from.document)} `;
-      const record = from.record === null ? "" : `:${from.record}`;
-      found.push(["document", `${document}${from.source ? "of " : ""}${from.source}${record}` || "not known", "all"]);
+      found.push(["document", `${document}${from.source ? "of " : ""}${from.source}` || "not known", "all"]);
       found.push(["file", `${from.file}, token ${number(from.start + into)}`, "all"]);
     }
     return found;
