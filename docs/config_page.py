@@ -13,7 +13,7 @@ from grain_sft.config.amendments import AMENDMENTS
 from grain_sft.config.gpt_config import GPT_CONFIG
 from grain_sft.config.sections import CORPUS, LAYOUT, SAMPLER, STAGE, TOP, ScheduleEntry, Source, layout_options
 from grain_sft.layout import LAYOUTS
-from grain_sft.options import REQUIRED, Options, expected, is_struct, kinds_of, options_of
+from grain_sft.options import REQUIRED, Options, expected, help_in_configs, is_struct, kinds_of, options_of
 from grain_sft.registry import table_of
 from grain_sft.storage import RemoteOptions
 from grain_sft.transforms import TRANSFORMS
@@ -66,7 +66,7 @@ def table_rows(options: Options, prefix: str = "") -> str:
             "required" if option.default is REQUIRED else "none" if option.default is None else code(option.default)
         )
         kinds = ", ".join(dict.fromkeys(map(marked, kinds_of(option.type))))
-        rows += f"| `{prefix}{option.name}` | {kinds} | {default} | {option.help} |\n"
+        rows += f"| `{prefix}{option.name}` | {kinds} | {default} | {help_in_configs(option)} |\n"
         for kind in filter(is_struct, kinds_of(option.type)):
             rows += table_rows(options_of(kind), f"{prefix}{option.name}.")
     return rows

@@ -73,6 +73,11 @@ def options_of(declaration: Callable[..., Any]) -> Options:
     }
 
 
+def help_in_configs(option: Option) -> str:
+    """Return the help text of a config's key, where Python's None is `null`."""
+    return re.sub(r"\bNone\b", "`null`", option.help)
+
+
 def is_struct(kind: Any) -> bool:
     """Return whether a type is a `msgspec.Struct`: a section with options of its own."""
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
@@ -196,7 +201,9 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
     for option in options.values():
         table = table_of(option.type)
         open_names = {"anyOf": [{"enum": list(table)}, {"pattern": ":"}]} if table is not None else None
-        kind: Any = Annotated[(option.type, msgspec.Meta(description=option.help, extra_json_schema=open_names))]
+        kind: Any = Annotated[
+            (option.type, msgspec.Meta(description=help_in_configs(option), extra_json_schema=open_names))
+        ]
         default = option.default if isinstance(option.default, str | int | float) else None
         fields.append((option.name, kind) if option.default is REQUIRED else (option.name, kind, default))
     return msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)

@@ -110,7 +110,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Keys that a source of `corpus.mixture` takes besides those of `corpus`.
 
     Args:
-      weight: Share of the rows, relative to the other weights. Exact if a string.
+      weight: Share of the rows, relative to the other weights: a number, or text such as `1/3`.
       layout: Keys of `layout` that differ for this source.
       sampler: Keys of `sampler` that differ: `order`, `seed`, `shuffle` and `epochs`.
       max_epochs: Epochs after which the source has no rows left. Without it, never.

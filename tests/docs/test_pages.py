@@ -106,7 +106,7 @@ def texts_of(path: Path) -> list[str]:
             found.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.append(node.value)
-    return [re.sub(r"\s+", " ", text) for text in found]
+    return [re.sub(r"\s+", " ", text).replace("%s", "…") for text in found]
 
 
 def test_every_message_of_the_page_of_troubleshooting_is_one_of_the_codes_and_is_explained_once():

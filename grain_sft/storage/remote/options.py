@@ -27,7 +27,7 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Local cache of remote files, shared by all processes of the machine.
 
     Args:
-      folder: Folder on a local disk. Nothing else may be in it.
+      folder: Folder on a local disk, for this cache alone.
       max_bytes: Maximum size of the cache in bytes, or text such as `200GiB`.
       unit: Size of the blocks that are fetched and kept, in bytes or text such as `4MiB`. `shard` or None means whole shards.
     """
