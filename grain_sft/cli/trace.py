@@ -114,6 +114,8 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             found += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # some sources may lack records, or a tokenizer
             failed.append((repr(name) if name else part.corpus.shards[0].path, error))
+            if len(failed) == len(parts) > 1:
+                raise CorpusError("\n".join(f"{source}: {reason}" for source, reason in failed)) from error
             if len(failed) == len(parts):
                 raise
     if failed:

@@ -145,12 +145,17 @@ def test_the_command_finds_texts_and_records_in_every_epoch(chats, tmp_path, cap
 
 
 def test_a_text_is_found_in_a_mixture_of_windows(chats, tmp_path, capsys):
-    mixture = {"mixture": {"chats": {"weight": 1, "path": str(chats)}}}
+    np.arange(5000, dtype="<u2").tofile(tmp_path / "raw.npy")
+    raw = {"weight": 1, "path": str(tmp_path / "raw.npy"), "dtype": "uint16"}
+    mixture = {"mixture": {"chats": {"weight": 1, "path": str(chats)}, "raw": raw}}
     config = sections(None, 64, corpus=mixture, layout="windows", global_batch_size=1, order="shuffle")
     path = write_config(tmp_path / "run.json", config)
     assert main(["trace", str(path), "--find", "violet zeppelin", "--format", "jsonl"]) == 0
     head, *lines = map(json.loads, capsys.readouterr().out.splitlines())
     assert "2 documents, seen" in head["about"] and lines
+    assert main(["trace", str(path), "--record", "nothing:1"]) == 1
+    message = capsys.readouterr().err
+    assert "'chats': record 'nothing:1': no such input" in message and "'raw': record 'nothing:1'" in message
 
 
 def test_a_summary_counts_by_source(corpus, tmp_path):
