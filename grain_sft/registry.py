@@ -64,10 +64,9 @@ class Registry(Generic[Entry]):
         module, _, attribute = name.partition(":")
         try:
             found = getattr(importlib.import_module(module), attribute)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:  # TypeError: a relative name
+        except Exception as error:  # whatever the module raises
             remedy = "Install its package, add its folder to PYTHONPATH, or fix the name."
-            message = f"{self._noun} {name!r} cannot be imported: {error}. {remedy}"
-            raise self._error(message) from error
+            raise self._error(f"{self._noun} {name!r} cannot be imported: {error}. {remedy}") from error
         return self._adapted(name, found)
 
     def _adapted(self, name: str, found: Any) -> Entry:

@@ -1,5 +1,7 @@
 """What a package from outside brings works in every command: `tests/plugin` has one entry of each kind."""
 
+import contextlib
+import importlib
 import json
 import subprocess
 import sys
@@ -11,8 +13,9 @@ from batches import assert_one_run, load, take, write_config
 from sft_files import documents
 
 import grain_sft
-from grain_sft import Host
+from grain_sft import Host, NpyDataSource, PackedLayout
 from grain_sft.cli.main import main
+from grain_sft.errors import LayoutError
 
 PLUGIN = Path(__file__).parent / "plugin"
 LENGTH = 32
@@ -77,6 +80,87 @@ def test_receipts_follow_the_options(tmp_path):
     changes = [{section: {**stated[section], **changed}} for section, changed in CHANGES.items()]
     for other in (*changes, {"transforms": stated["transforms"][:2]}):
         assert str(load(stated | other).receipt) != str(receipt)
+
+
+def corpus_of(folder: Path) -> grain_sft.Corpus:
+    stated = config(folder)["corpus"]
+    return grain_sft.open_corpus(stated["path"], format=stated["format"])
+
+
+WRONG_PIECES = {
+    "past the row": {"length": LENGTH + 1},
+    "past the file": {"start": 10**9},
+    "with a gap": {"column": 1},
+    "padded without segments": {"length": LENGTH - 1},
+    "of segment 0": {"segment": 0, "position": 0},
+    "of no shard": {"shard": 2},
+    "row numbers in place of indices": {"row": 3},
+    "floats": {"start": 1.5},
+    "documents that are not followed": {"document": 0},
+}
+
+
+@pytest.mark.parametrize("changed", WRONG_PIECES.values(), ids=WRONG_PIECES)
+def test_rows_that_cannot_be_read_as_stated_are_refused(tmp_path, changed):
+    from grain_sft_example.layouts import OverlappingWindows
+
+    class Wrong(OverlappingWindows):
+        def pieces(self, rows):
+            return super().pieces(rows)._replace(**{name: np.full(len(rows), each) for name, each in changed.items()})
+
+    with pytest.raises(LayoutError, match=r"Wrong\.pieces: .*Expected int64 columns"):
+        NpyDataSource(Wrong(corpus_of(tmp_path), LENGTH)).read([0, 1])
+
+
+def test_a_subclass_of_our_layout_reads_and_signs_its_own_pieces(tmp_path):
+    class Backwards(PackedLayout):
+        def pieces(self, rows):
+            return super().pieces(len(self) - 1 - rows)
+
+    corpus = corpus_of(tmp_path)
+    own, ours = Backwards(corpus, 4 * LENGTH), PackedLayout(corpus, 4 * LENGTH)
+    tokens = NpyDataSource(ours).read([len(ours) - 1, 0])["tokens"]
+    np.testing.assert_array_equal(NpyDataSource(own).read([0, len(own) - 1])["tokens"], tokens)
+    assert own.receipt["layout"] != ours.receipt["layout"] and repr(own) != repr(ours)
+    assert own.row_segments is None
+
+
+WRONG_ROWS = {
+    "a document twice": lambda rows: rows._replace(document=rows.document * 0),
+    "document -1": lambda rows: rows._replace(document=rows.document - 1),
+    "past a document": lambda rows: rows._replace(offset=rows.offset + 1),
+    "too long": lambda rows: rows._replace(ends=rows.ends[-1:]),
+    "empty": lambda rows: rows._replace(ends=np.append(0, rows.ends)),
+    "without the last": lambda rows: rows._replace(ends=rows.ends[:-1]),
+    "floats": lambda rows: rows._replace(length=rows.length * 1.0),
+    "None": lambda rows: None,
+}
+
+
+@pytest.mark.parametrize("change", WRONG_ROWS.values(), ids=WRONG_ROWS)
+def test_packed_rows_that_repeat_or_leave_documents_are_refused(tmp_path, monkeypatch, change):
+    from grain_sft_example import packing
+
+    pack = packing.next_fit
+    monkeypatch.setattr(packing, "next_fit", lambda *arguments: change(pack(*arguments)))
+    with pytest.raises(LayoutError, match=r"next_fit: .*Expected int64 columns of rows of 1 to 32 tokens"):
+        PackedLayout(corpus_of(tmp_path), LENGTH, algorithm="grain_sft_example.packing:next_fit", cache_dir=tmp_path)
+
+
+def test_an_edited_algorithm_packs_again_and_one_that_fails_to_import_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    pack = "import dataclasses, grain_sft_example.packing as own\ndef pack(lengths, options):\n "
+    pack += "return own.next_fit(lengths, {})"
+    counts = []
+    for number, options in enumerate(("options", "dataclasses.replace(options, max_segments=1)", "1 +")):
+        (tmp_path / "edited.py").write_text(pack.format(options) + " " * number)
+        importlib.invalidate_caches()
+        sys.modules.pop("edited", None)
+        with (
+            contextlib.nullcontext() if number < 2 else pytest.raises(LayoutError, match="'edited:pack' cannot be imp")
+        ):
+            counts.append(len(PackedLayout(corpus_of(tmp_path), LENGTH, algorithm="edited:pack", cache_dir=tmp_path)))
+    assert counts[0] < counts[1]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.columns import ColumnsLayout
-from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest, split_documents
+from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.megatron import Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout
@@ -34,7 +34,7 @@ from grain_sft.layout.report import (
     plan_files,
     plan_places,
 )
-from grain_sft.layout.run_documents import RunDocuments
+from grain_sft.layout.run_documents import RunDocuments, split_documents
 from grain_sft.layout.windows import WindowLayout
 from grain_sft.registry import Registry
 

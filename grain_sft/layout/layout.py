@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
-from grain_sft.errors import CorpusError, RowIndexError
+from grain_sft.errors import CorpusError, LayoutError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.layout.pieces import Ints, Pieces, Span
 from grain_sft.storage import read_whole
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 RECEIPT_VERSION = 2
 """Version of the content and method of receipt hashes; part of every hash."""
+
+_OF_PIECES = {"kind", "left_out", "mean_segments", "row_begin", "row_costs", "row_format", "row_segments", "stream_key"}
+_OF_PIECES |= {"__repr__", "_rows_receipt", "rows_of_documents", "statistics"}
+"""Attributes that follow from `pieces`. A class from outside that defines `pieces` has the defaults, not those of its base."""
 
 _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
 
@@ -88,13 +92,20 @@ class Layout(Protocol):
     orders_rows: bool = False
     transforms: Sequence[Any] = ("shift_targets",)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if (pieces := vars(cls).get("pieces")) and not cls.__module__.startswith("grain_sft."):
+            for name in _OF_PIECES.difference(vars(cls)):
+                setattr(cls, name, vars(Layout)[name])
+            cls.pieces = lambda self, rows: Pieces.checked(pieces(self, rows), self, rows)  # type: ignore[method-assign]
+
     def __len__(self) -> int:
         """Return the number of rows."""
         ...
 
     def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
         """Return the pieces of `rows`, each in [0, len(layout))."""
-        ...
+        raise LayoutError(f"{self.kind} has no method `pieces`. Define it: batches, spans and receipts are made of it.")
 
     def width(self, rows: Int64[np.ndarray, " rows"]) -> int:
         """Return the number of columns of the arrays of `rows`, each in [0, len(layout))."""
@@ -280,21 +291,3 @@ def sources_of(corpus: Corpus) -> Ints | None:
     if len(data) % 16:
         raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes is not a multiple of 16. It was cut short.")
     return np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)
-
-
-def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
-    """Return the parts of a layout in the order in which it numbers their documents: first those that follow documents."""
-    return sorted(layout.parts.items(), key=lambda item: not item[1].follows_documents)
-
-
-def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
-    """Yield for each part of a layout: its name, the part, a mask of those `documents` (int64 [n]) that it has, and their
-    numbers in the part. Parts are ordered as in `parts_by_documents`. Those after the highest of `documents` are left out,
-    because counting their documents may read all of their tokens."""
-    end, last = 0, int(documents.max(initial=-1))
-    for name, part in parts_by_documents(layout):
-        if last < end:
-            return
-        first, end = end, end + part.num_documents
-        here = (documents >= first) & (documents < end)
-        yield name, part, here, documents[here] - first

@@ -8,8 +8,9 @@ import numpy as np
 
 from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import Layout, LeftOut, parts_by_documents, split_documents
+from grain_sft.layout.layout import Layout, LeftOut
 from grain_sft.layout.pieces import Ints, Pieces, join_parts
+from grain_sft.layout.run_documents import parts_by_documents, split_documents
 
 
 class MixtureLayout(Layout):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
-from grain_sft.errors import RowIndexError
+from grain_sft.errors import LayoutError, RowIndexError
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -72,6 +72,33 @@ class Pieces(NamedTuple):
     segment: Int64[np.ndarray, " pieces"] | None = None
     position: Int64[np.ndarray, " pieces"] | None = None
     document: Int64[np.ndarray, " pieces"] | None = None
+
+    @classmethod
+    def checked(cls, found: Any, layout: Layout, rows: Ints) -> Pieces:
+        """Return `found`, the pieces of `rows` of a layout; a `LayoutError` where rows could not be read as they state."""
+        try:
+            columns: Any = (None if each is None else np.asarray(each).astype("i8", casting="safe") for each in found)
+            row, column, shard, start, length, *_ = pieces = cls(*columns)
+            (segment, position), whole = pieces.segment_columns, pieces.segment is None
+            stop, sizes = column + length, np.array([each.num_tokens for each in layout.corpus.shards])
+            begins, longest = np.diff(row, prepend=-1) != 0, layout.sequence_length
+            wrong = (row < 0) | (row >= len(rows)) | (np.diff(row, prepend=0) < 0) | (length < 1) | (shard < 0)
+            wrong |= (column != np.where(begins, 0, np.roll(stop, 1))) | (stop > longest) | (start < 0) | (position < 0)
+            steps = np.where(begins, segment != 1, np.diff(segment, prepend=0) // 2)  # by 0 or 1 within a row
+            wrong |= (start + length > sizes[shard]) | (steps != 0)
+            wrong |= whole and length.sum() != len(rows) * layout.width(rows)
+            wrong |= (pieces.document is None) == layout.follows_documents
+            if not wrong.any() and (len(row) or not whole):
+                return pieces
+            at = int(wrong.argmax())
+            found = f"row {rows[row[at]]}: a piece of {length[at]} tokens at column {column[at]}, from token "
+            found += (
+                f"{start[at]} of shard {shard[at]} on, does not fit the file, the row of {longest}, or the piece before"
+            )
+        except (TypeError, ValueError, IndexError) as error:
+            found = error
+        needed = "`segment` and `position` if a row has padding, and `document` if follows_documents is set"
+        raise LayoutError(f"{layout.kind}.pieces: {found}. Expected int64 columns of one length, {needed}.")
 
     def offsets(self, length: int) -> Ints:
         """Return the token offset of each piece in the flattened rows of `length` tokens each."""

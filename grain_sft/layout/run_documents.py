@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.corpus import Documents
-from grain_sft.layout.layout import Layout, parts_by_documents, split_documents
+from grain_sft.layout.layout import Layout
 from grain_sft.layout.pieces import Ints
 
 
@@ -118,3 +119,21 @@ def _documents(layout: Layout) -> Documents | None:
     """Return the documents of a layout's rows, or of its corpus; None if neither boundary files nor EOS define their ends."""
     has_ends = layout.follows_documents or layout.corpus.has_boundary_files or layout.corpus.eos_token_id is not None
     return (layout.documents or layout.corpus.documents) if has_ends else None
+
+
+def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
+    """Return the parts of a layout in the order in which it numbers their documents: first those that follow documents."""
+    return sorted(layout.parts.items(), key=lambda item: not item[1].follows_documents)
+
+
+def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
+    """Yield for each part of a layout: its name, the part, a mask of those `documents` (int64 [n]) that it has, and their
+    numbers in the part. Parts are ordered as in `parts_by_documents`. Those after the highest of `documents` are left out,
+    because counting their documents may read all of their tokens."""
+    end, last = 0, int(documents.max(initial=-1))
+    for name, part in parts_by_documents(layout):
+        if last < end:
+            return
+        first, end = end, end + part.num_documents
+        here = (documents >= first) & (documents < end)
+        yield name, part, here, documents[here] - first

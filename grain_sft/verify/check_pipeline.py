@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import COUNTS, FILL_ROW, Layout, check_columns, plan_columns
+from grain_sft.layout import COUNTS, FILL_ROW, Layout, Pieces, check_columns, plan_columns
 from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
 from grain_sft.source import Element
 from grain_sft.storage import artifact
@@ -54,30 +54,12 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 
 def _check_layout(report: Report, layout: Layout, where: str) -> None:
     """Check that the pieces of rows lie in their shards and fit their rows. A fast check reads the first and last rows."""
-    count, length = len(layout), layout.sequence_length
-    tokens = np.array([shard.num_tokens for shard in layout.corpus.shards])
-    begins = range(0, count, _BLOCK_ROWS) if report.full else sorted({0, max(0, count - _BLOCK_ROWS)})
-    for begin in begins:
+    count = len(layout)
+    for begin in range(0, count, _BLOCK_ROWS) if report.full else sorted({0, max(0, count - _BLOCK_ROWS)}):
         rows = np.arange(begin, min(begin + _BLOCK_ROWS, count))
         with report.errors("layout", where, f"rows {begin} to {begin + len(rows) - 1}"):
-            pieces = layout.pieces(rows)
+            Pieces.checked(layout.pieces(rows), layout, rows)
         if report.has_wrong("layout"):
-            return
-        outside = (pieces.shard < 0) | (pieces.shard >= len(tokens)) | (pieces.start < 0) | (pieces.length < 1)
-        outside |= pieces.start + pieces.length > tokens[np.clip(pieces.shard, 0, len(tokens) - 1)]
-        before = np.cumsum(pieces.length) - pieces.length
-        column = before - before[np.searchsorted(pieces.row, pieces.row, side="left")]
-        outside |= (pieces.column != column) | (column + pieces.length > length)
-        if pieces.segment is not None:
-            step = np.diff(pieces.segment, prepend=0)
-            new_row = np.diff(pieces.row, prepend=-1) != 0
-            outside |= np.where(new_row, pieces.segment != 1, (step != 0) & (step != 1))
-        if outside.any():
-            at = int(outside.argmax())
-            piece = f"a piece of {pieces.length[at]} tokens at column {pieces.column[at]}"
-            source = f"from token {pieces.start[at]} of shard {pieces.shard[at]} on"
-            sentence = f"{piece}, {source}, does not fit the file, the row of {length}, or the piece before it."
-            report.wrong("layout", where, sentence, f"row {begin + int(pieces.row[at])}")
             return
 
 
