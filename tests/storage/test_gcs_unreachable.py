@@ -13,6 +13,7 @@ from batches import sections, write_config
 
 import grain_sft
 from grain_sft.cli.main import main
+from grain_sft.storage import files
 from grain_sft.storage.remote import clients, retries
 
 pytest.importorskip("gcsfs")
@@ -88,6 +89,32 @@ def test_missing_credentials_are_named(machine, tmp_path, capsys):
         assert main(["verify", str(tmp_path / "config.yaml")]) != 0
         server.shutdown()
     assert "gcloud auth application-default login" in capsys.readouterr().out
+
+
+def test_a_web_server_that_fails_or_is_not_reached_is_not_taken_for_one_without_the_file(monkeypatch):
+    monkeypatch.setattr(retries, "FIRST_CONTACT", 0.5)
+    answers = [503, 503, 200]  # fsspec asks with HEAD, then with GET
+
+    class Fails(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(answers.pop(0) if answers else 404)
+            self.send_header("Content-Length", "7")
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Fails) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}/tokens.npy"
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        assert files.size(url) == 7 and not answers
+        with pytest.raises(grain_sft.GrainSftError, match="no such file"):
+            files.size(url)
+        server.shutdown()
+    with pytest.raises(grain_sft.GrainSftError, match="the network does not reach"):
+        files.size("http://127.0.0.1:9/tokens.npy")
 
 
 def test_a_server_whose_first_answers_are_failures_has_been_reached(monkeypatch):

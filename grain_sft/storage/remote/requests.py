@@ -16,6 +16,7 @@ from grain_sft.storage.remote.retries import (
     ReplacedError,
     RequestFailedError,
     WrongBodyError,
+    is_transient,
     retried,
     server_of,
     status_of,
@@ -104,7 +105,13 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
     """Return the file system's description of a file."""
 
     async def attempt() -> Mapping[str, Any]:
-        return dict(await client._info(path) if client.async_impl else await asyncio.to_thread(client.info, path))
+        try:
+            return dict(await client._info(path) if client.async_impl else await asyncio.to_thread(client.info, path))
+        except FileNotFoundError as error:  # fsspec's client of http makes it of every failure
+            cause = error.__cause__
+            if path.startswith(("http://", "https://")) and cause is not None and is_transient(cause):
+                raise cause from None
+            raise
 
     return await retried(attempt, seconds, server=server_of(client, path))
 
