@@ -34,12 +34,9 @@ COMMANDS = {
     "index": ("pack", "scan token files and write an index"),
     "bench": ("bench", "measure the speed of a config, or of made-up corpora, and compare it with the machine's limit"),
     "simulate": ("simulate", "print what a run on many hosts asks of a bucket, a cache and the hosts"),
-    "build-sft-primer": ("legacy", "make a primer SFT cache of a JSONL file; an older tool's name for prepare"),
-    "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats; an older tool's name for prepare"),
-    "prepare-tool-sft": (
-        "legacy",
-        "make an episode-indexed dataset of chats with tool calls; an older tool's name for prepare",
-    ),
+    "build-sft-primer": ("legacy", "make a primer SFT cache of a JSONL file; prepare, by an older name"),
+    "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats; prepare, by an older name"),
+    "prepare-tool-sft": ("legacy", "make an episode-indexed dataset of chats with tools; prepare, by an older name"),
 }
 """By command: the module of `grain_sft.cli` that declares it, and its summary."""
 
@@ -73,7 +70,7 @@ def declare(command: str, parser: Parser) -> None:
 
 
 def _guarded(*, ends_process: bool) -> int:
-    """Run the command line of this process; Ctrl-C ends the process, as the end of the command does with `ends_process`."""
+    """Run the command line of this process. Ctrl-C ends the process; with `ends_process`, so does the end of the command."""
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `2>&-`: no other file may get its descriptor
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115
@@ -109,7 +106,11 @@ def _run(arguments: list[str], *, own_process: bool) -> int:
 
 
 def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
-    """Return the options of the command `named`, the only one whose arguments are declared; `unknown` are those of Beam."""
+    """Return the options in `arguments`.
+
+    Only the command `named` declares its arguments. Other arguments are an error, except with `--runner`: `unknown` has them,
+    for Beam.
+    """
     from grain_sft.cli.arguments import Parser
     from grain_sft.version import __version__
 
@@ -130,10 +131,10 @@ def _parsed(arguments: list[str], named: str | None) -> argparse.Namespace:
 
 @contextlib.contextmanager
 def _grain_without_jax() -> Iterator[None]:
-    """Hide JAX within the context, and import Grain by its end: without JAX this takes a third of the time.
+    """Hide JAX within the context, and import Grain at its end: this takes a third of the time that it takes with JAX.
 
-    Imports msgspec too, without typing_extensions, which would take half of the time; Python has all that msgspec wants of it.
-    Does nothing in a process that has imported JAX already.
+    Import msgspec too, but hide typing_extensions from it, whose import takes half of the time: msgspec finds all that it
+    needs in Python's own `typing`. Do nothing in a process that has already imported JAX.
     """
     if "jax" in sys.modules:
         yield

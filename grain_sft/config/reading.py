@@ -80,7 +80,8 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
         stated = yaml.load(text, _Loader) if is_yaml else _load_json(text)  # _Loader is a SafeLoader
     except _RefusedError as error:
         raise ConfigError(f"{path}: line {error}") from None
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:  # of odd YAML scalars
+    # PyYAML raises more than YAMLError: ValueError for 2024-13-01, LookupError and AttributeError for odd scalars.
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
         hint = "" if is_yaml else ". A YAML config is named .yaml."
         raise ConfigError(f"{path}: not {'YAML' if is_yaml else 'JSON'}: {error}{hint}") from error
     if not isinstance(stated, dict):
@@ -89,7 +90,7 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _load_json(text: str) -> Any:
-    """Return the value of JSON without repeated keys, which the reader of YAML finds with their lines."""
+    """Return the value of JSON. Refuse a repeated key, with its line: JSON is YAML too, so `_Loader` finds it."""
     value = json.loads(text)
     with contextlib.suppress(yaml.YAMLError, RecursionError):
         yaml.compose(text.replace("\t", " "), _Loader)
@@ -97,7 +98,10 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:
-    """Return the sections of the config `where` in `folder`, laid over what it inherits, with its token paths located."""
+    """Return the sections of the config `where` in `folder`, laid over what it inherits, with its token paths located.
+
+    The path of the inherited config starts at `folder`, or at the working directory if it exists only there.
+    """
     stated = _located(stated, _PLACES, folder)
     parent = stated.pop(INHERITS, None)
     if parent is None:
@@ -106,7 +110,7 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
         raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config.")
     parent = files.normalize(parent)
     if not files.is_remote(parent):
-        here, parent = os.path.abspath(parent), os.path.join(folder, parent)
+        here, parent = os.path.abspath(parent), _joined(folder, parent)
         if not files.is_remote(folder):
             parent = os.path.normpath(parent)
             parent = here if not _exists(parent) and _exists(here) else parent
@@ -116,12 +120,13 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with the values of `top` put over it, section by section; lists are replaced whole.
 
-    A stated key removes the key with which `_EXCLUSIVE` pairs it. A `layout.kind` other than the inherited one removes the
-    inherited options.
+    A key of `top` removes the key of `base` with which `_EXCLUSIVE` pairs it. A `layout.kind` other than that of `base`
+    removes the layout options of `base`, except `sequence_length`.
     """
     merged = dict(base)
     for one, other in _EXCLUSIVE.items():
-        are_sources = isinstance(top.get(one), Mapping) and isinstance(base.get(other), Mapping)  # with these names
+        # In `corpus.mixture`, "path" and "mixture" may be names of sources.
+        are_sources = isinstance(top.get(one), Mapping) and isinstance(base.get(other), Mapping)
         if one in top and other not in top and not are_sources:
             merged.pop(other, None)
     for key, value in top.items():
@@ -139,38 +144,32 @@ def _located(stated: Any, places: Any, folder: str) -> Any:
     """Return a value of a config with its relative paths joined to `folder` where they exist there.
 
     Args:
-      places: Tree of the keys that hold paths, such as `_PLACES`, or the function that locates the value; None for neither.
+      places: Tree of the keys that hold paths, such as `_PLACES`; a function that locates one path; or None where no path is.
     """
-    if places is None:
-        return stated
-    if callable(places):
-        return places(stated, folder)
     if isinstance(stated, list):
         return [_located(each, places, folder) for each in stated]
-    if not isinstance(stated, Mapping):
+    if callable(places):
+        return places(stated, folder)
+    if places is None or not isinstance(stated, Mapping):
         return stated
     return {key: _located(value, places.get(key, places.get(_ANY)), folder) for key, value in stated.items()}
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a token path, or each of a list, joined to the config's `folder` if it is relative and exists there.
+    """Return a token path, joined to the config's `folder` if it is relative and exists there.
 
     In a bucket, relative paths are joined without a check. `validate` refuses values that are not paths.
     """
-    if isinstance(path, list):
-        return [_locate(item, folder) for item in path]
     if isinstance(path, str) and len(words := words_of(path)) > 1:  # a blend: weights and prefixes in turn
         return [word if at % 2 == 0 else _locate(word, folder) for at, word in enumerate(words)]
     if not isinstance(path, str) or not path or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
         return path
-    joined = os.path.join(folder, path)
+    joined = _joined(folder, path)
     return joined if files.is_remote(folder) or _exists(joined) else path
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return the `ListFile` at `name`, as `_locate` finds it, or `name` if no file has it; of a list, each of its items."""
-    if isinstance(name, list):
-        return [_locate_list(item, folder) for item in name]
+    """Return the `ListFile` at the path that `_locate` gives for `name`, or `name` itself if no file is there."""
     if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
         return name
     path = _locate(name, folder)
@@ -181,9 +180,15 @@ def _locate_list(name: object, folder: str) -> object:
     return found
 
 
+def _joined(folder: str, path: str) -> str:
+    """Return `path` below `folder`, with a leading "." or ".." resolved in a bucket, which has no such folders."""
+    scheme, mark, rest = os.path.join(folder, path).rpartition("://")
+    return f"{scheme}{mark}{os.path.normpath(rest) if mark and path.startswith('.') else rest}"
+
+
 def _exists(path: str) -> bool:
-    is_there = os.path.exists(path) or os.path.exists(path + PREFIX_SUFFIX)
-    return is_there or next(glob.iglob(path, recursive=True), None) is not None
+    """Return whether `path` is a file, a folder, the prefix of token files, or a glob that matches."""
+    return os.path.exists(path) or os.path.exists(path + PREFIX_SUFFIX) or any(glob.iglob(path, recursive=True))
 
 
 _ANY = "*"

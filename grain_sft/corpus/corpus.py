@@ -185,8 +185,8 @@ class Corpus:
         return DocumentFinder(self)
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
-        """Return a `DocumentFinder` for these arguments, shared with `documents` if it finds the same ones. A `bos_token_id`
-        that `dtype` can't hold is a CorpusError."""
+        """Return a `DocumentFinder` for these arguments: the one behind `documents` if both find the same documents. A
+        `bos_token_id` that `dtype` can't hold is a CorpusError."""
         if bos_token_id is not None:
             self._checked_id("bos_token_id", bos_token_id)  # an id that no token can have would begin no document
         own = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -236,9 +236,8 @@ class Corpus:
         length = np.minimum(bounds[shard + 1], stop) - first
         in_shard, in_result = first - bounds[shard], first - start
         tokens: npt.NDArray[Any] = np.empty(stop - start, self.dtype)
-        if len(tokens):
-            width = tokens.itemsize
-            token_reader.gather(shard, in_shard, in_result * width, length * width, tokens.data.cast("B"))
+        width = tokens.itemsize
+        token_reader.gather(shard, in_shard, in_result * width, length * width, tokens.data.cast("B"))
         if self.signed:
             check_signed(tokens, self.shards, self.dtype, lambda: (shard, in_shard, in_result))
         if loss_reader is None:

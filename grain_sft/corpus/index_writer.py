@@ -92,10 +92,7 @@ def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokeni
     rows = 0
     for shard in corpus.shards:
         if shard.data_offset:
-            logging.warning(
-                "%s has a .npy header, which MaxText 0.2.5 reads as tokens. Store the file without the header for MaxText.",
-                shard.path,
-            )
+            logging.warning("%s: MaxText 0.2.5 reads the .npy header as tokens. Store the file without it.", shard.path)
         count = shard.num_tokens // sequence_length
         stated = {"path": shard.path, "label": shard.label, "n_tokens": shard.num_tokens}
         entries.append({**stated, "n_instances": count, "instance_offset": rows})

@@ -120,7 +120,8 @@ class LossReader:
     ) -> None:
         self._losses, self._readers = losses, dict[LossKind, ShardReader]()
         for kind, stand_in in {loss.kind: loss for loss in losses if loss is not None}.items():
-            # This reader never reads shards of other kinds. A file of this kind stands in for them: it keeps the numbering.
+            # Shards of other kinds are never read with this reader. A file of this kind takes their place in the list, so
+            # that shard numbers are indices into it.
             of_kind = [loss if loss is not None and loss.kind == kind else stand_in for loss in losses]
             width = KINDS[kind].dtype.itemsize
             self._readers[kind] = ShardReader(of_kind, width, max_open_files, scattered=scattered, remote=remote)

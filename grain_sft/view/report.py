@@ -47,10 +47,11 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
       CorpusFileError, CorpusError: files cannot be read.
     """
     source, sampler = pipeline.source, pipeline.sampler
-    layout, corpus, total = source.layout, source.layout.corpus, sampler.num_steps
-    if total is None:  # an endless run: the steps that read as many rows as the layout has
-        total = sampler.first_step + max(1, sampler.num_instances // sampler.global_batch_size)
-    total -= sampler.first_step
+    layout, corpus = source.layout, source.layout.corpus
+    if sampler.num_steps is None:  # an endless run: the steps that read as many rows as the layout has
+        total = max(1, sampler.num_instances // sampler.global_batch_size)
+    else:
+        total = sampler.num_steps - sampler.first_step
     most = max(1, min(steps, total, MOST_TOKENS // (sampler.rows_per_host * layout.sequence_length)))
     chosen: list[int] = (sampler.first_step + np.unique(np.linspace(0, total - 1, most).astype(np.int64))).tolist()
     return {
@@ -59,7 +60,8 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
         **pipeline.receipt.as_dict(),
         "corpus": {"tokens": corpus.num_tokens, "shards": len(corpus.shards), "fingerprint": corpus.ends_fingerprint},
         "run": {
-            **{"rows": len(source), "sequence_length": layout.sequence_length},
+            "rows": len(source),
+            "sequence_length": layout.sequence_length,
             "rows_of_lengths": dict(zip(layout.row_lengths, layout.row_counts, strict=True)),
             "steps": None if sampler.num_steps is None else total,
             **{name: getattr(sampler, name) for name in ("global_batch_size", "steps_per_epoch", "epochs")},
@@ -76,12 +78,12 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
 
 
 def _sources(pipeline: Pipeline, steps: list[int]) -> dict[str, Any]:
-    """Return the `columns` of `summarize` for all steps together; the `steps`; and `tokens`, {source: tokens in each step}, in
-    the order of the columns."""
+    """Return `columns`, the result of `summarize` for all steps together; `steps`; and `tokens`, which maps each source, in
+    the order of `columns`, to its number of tokens in each step."""
     for layout in pipeline.source.layout.parts.values():
         if layout.follows_documents and layout.corpus.sources_file is not None:
-            with contextlib.suppress(GrainSftError):  # `trace` reports the error
-                _ = layout.corpus.sources  # cached for all traces
+            with contextlib.suppress(GrainSftError):  # `trace` raises it again
+                _ = layout.corpus.sources  # cached here, so that not every step's trace reads the file
     parts = [trace(pipeline, range(step, step + 1)) for step in steps]
     columns = summarize(parts)
     counts = [dict(zip(found["source"], found["tokens"], strict=True)) for found in map(summarize, parts)]
@@ -133,6 +135,7 @@ def _example(tokens: npt.NDArray[np.int64], chosen: NgramFilter, texts: TokenTex
                 first, period, times = int(starts[at]), length, found
     ids = tokens[first : first + min(period * times, max(_SHOWN, period))].tolist()
     shown = [f" ⟨{number}⟩" if (text := texts.text(number)) is None else text for number in ids]
+    # Tokens may hold parts of a UTF-8 character, as surrogates: encode and decode the whole text to join them.
     whole = "".join(shown).encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return {"at": first, "period": period, "times": times, "text": visible(whole.strip())}
 
@@ -156,7 +159,8 @@ def lengths(layout: Layout) -> dict[str, Any]:
     length = np.concatenate(found)
     if not len(length):
         return {"error": "the corpus has no document."}
-    bins = np.frexp(np.maximum(length, 1).astype(np.float64))[1]  # bin: lengths 2^(bin - 1) to 2^bin - 1; 0 counts as 1
+    # Bin b has the lengths 2^(b - 1) to 2^b - 1. Length 0 is in bin 1.
+    bins = np.frexp(np.maximum(length, 1).astype(np.float64))[1]
     counts, tokens = np.bincount(bins), np.bincount(bins, weights=length)
     named = zip(_PERCENTILES, np.percentile(length, _PERCENTILES), strict=True)
     return {
@@ -177,7 +181,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
 def _scanned(layout: Layout) -> tuple[Corpus, str | None]:
     """Return the corpus of `layout` and None or, if scanning it for documents takes too long, some shards and a sentence."""
     corpus = layout.corpus
-    has_documents = "documents" in vars(corpus) or any(shard.boundaries is not None for shard in corpus.shards)
+    has_documents = "documents" in vars(corpus) or corpus.has_boundary_files
     if has_documents or layout.follows_documents or corpus.num_tokens <= MOST_SCANNED:
         return corpus, None
     return _some_shards(corpus, MOST_SCANNED / corpus.num_tokens, "so that not all tokens are read for their EOS")
@@ -188,8 +192,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
     config; and `sampled`, a sentence if only some documents were packed, else None. On failure, return only `error`."""
     layout = pipeline.source.layout
     if "" not in layout.parts:
-        why = "Not compared for a mixture, because each source is packed separately: see `grain-sft pack` of each."
-        return {"error": why}
+        return {"error": "Not compared for a mixture: its sources are packed separately. Run `grain-sft pack` on each."}
     if layout.of_pairs:
         return {"error": "Preference pairs are not packed: a row holds one."}
     used = None if layout.packing is None else layout.packing.algorithm
@@ -200,7 +203,8 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
         if count > MOST_PACKED:
-            corpus, sampled = _some_shards(corpus, MOST_PACKED / count, f"since there are {count:,} documents")
+            share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
+            corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
         found = list(compare_algorithms(corpus, layout.sequence_length, options))
     except GrainSftError as error:
         return {"error": str(error)}
@@ -208,8 +212,13 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
 
 
 def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
-    """Return, for each number of rows a device that divides all `steps`, the highest cost of attention of a device over the
-    mean of the devices: dicts of `rows_a_device`, its `mean` and `worst` over the steps, and the `step` of the worst."""
+    """Return how unevenly the cost of attention is spread over devices, for each number of rows a device that divides the
+    batches of all `steps`.
+
+    Returns:
+      Dicts of rows_a_device; mean and worst, over the steps, of the highest cost of a device divided by the mean of all
+      devices; step: the step of the worst.
+    """
     layout, found = pipeline.source.layout, []
     rows = [pipeline.sampler.slots(range(step, step + 1)).row for step in steps]
     costs = [np.where(each == FILL_ROW, 0, layout.row_costs(np.maximum(each, 0))) for each in rows]
@@ -231,14 +240,15 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
         for what, documents, tokens in [*part.left_out(), *_left_out_by_prepare(part.corpus)]
     ]
     sampler = pipeline.sampler
-    # one line can't state the rest if sources have their own epochs, batch sizes vary, or batches straddle epochs
+    # The rest differs between epochs, and is not reported, if sources have their own epochs, batch sizes vary, or batches
+    # straddle epochs.
     if sampler.steps_per_epoch is not None and not sampler.batch_sizes.schedule and not sampler.runs_on:
         steps, length = sampler.steps_per_epoch, layout.sequence_length
         rest = len(pipeline.source) - sampler.batch_sizes.before(steps)
         tokens = rest * length
         if layout.row_lengths:
             tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * length
-        unused = "of each epoch, other ones each time, that fill no step"
+        unused = "that fill no step of their epoch; each epoch leaves out other rows"
         what = unused if rest > 0 else "of padding, which fill the last step of an epoch"
         found += [(f"{abs(rest):,} rows {what}", None, abs(tokens))] if rest else []
     return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in found]
@@ -269,4 +279,4 @@ def _some_shards(corpus: Corpus, share: float, why: str) -> tuple[Corpus, str]:
     chosen = np.linspace(0, total - 1, count).astype(int).tolist()
     some = dataclasses.replace(corpus, shards=tuple(corpus.shards[at] for at in chosen), sources_file=None)
     tokens = sum(shard.num_tokens for shard in some.shards) / corpus.num_tokens
-    return some, f"Of {count:,} of the {total:,} files at equal distances, {tokens:.1%} of the tokens, {why}."
+    return some, f"From {count:,} of the {total:,} files, evenly spaced, with {tokens:.1%} of the tokens, {why}."

@@ -3,6 +3,7 @@
 import copy
 import os
 
+import fsspec
 import numpy as np
 import pytest
 import yaml
@@ -11,6 +12,7 @@ from sft_files import EOS
 
 import grain_sft
 from grain_sft import NgramFilter, ShiftTargets
+from grain_sft.config.reading import read
 from grain_sft.errors import CorpusError
 
 
@@ -107,6 +109,14 @@ def test_a_config_replaces_what_it_inherits_from_its_own_or_the_working_director
     same_batches(load(in_deep), load(seeded))
     write_config(configs / "deep" / "configs" / "base.yaml", put(config, "sampler.global_batch_size", 3))
     assert load(in_deep).sampler.global_batch_size == 3
+
+
+def test_relative_paths_of_a_config_in_a_bucket_may_lead_upwards():
+    bucket = fsspec.filesystem("memory")
+    bucket.pipe("/leads-upwards/base.json", b'{"corpus": {"path": "./data/a.npy"}, "sampler": {"seed": 3}}')
+    bucket.pipe("/leads-upwards/runs/run.json", b'{"inherits": "../base.json", "sampler": {"seed": 4}}')
+    found = read("memory://leads-upwards/runs/run.json", ())
+    assert found == {"corpus": {"path": "memory://leads-upwards/data/a.npy"}, "sampler": {"seed": 4}}
 
 
 def test_a_batch_in_tokens_replaces_an_inherited_one_in_rows_and_the_other_way_round(config, tmp_path):

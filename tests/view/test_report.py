@@ -140,7 +140,7 @@ def test_left_out_tokens_add_up(report, pipeline):
     cut = tokens[f"truncated to {LENGTH} tokens"] + tokens["dropped"] + tokens["in no document"]
     assert packed + cut == layout.corpus.num_tokens
     assert tokens["padding of rows"] == len(layout) * LENGTH - packed
-    unused = tokens[f"{rest} rows of each epoch, other ones each time, that fill no step"]
+    unused = tokens[f"{rest} rows that fill no step of their epoch; each epoch leaves out other rows"]
     assert rest and unused == rest * LENGTH
 
 
@@ -215,8 +215,8 @@ def test_very_much_is_sampled_and_the_page_states_it(write_tokens, tmp_path, mon
     monkeypatch.setattr(report_module, "MOST_TOKENS", 1000)
     report = make_report(load(path), TokenTexts(None), steps=64)
     assert report["lengths"]["documents"] == 4 * 20
-    assert report["lengths"]["sampled"].startswith("Of 4 of the 8 files at equal distances, 50.0% of the tokens")
-    assert report["packing"]["sampled"].startswith("Of 3 of the 4 files")
+    assert report["lengths"]["sampled"].startswith("From 4 of the 8 files, evenly spaced, with 50.0% of the tokens")
+    assert report["packing"]["sampled"].startswith("From 3 of the 8 files, evenly spaced, with 37.5% of the tokens")
     assert report["sampled"] == {"steps": 5, "of": 40, "ends": False}
     tried = report_module.packing(load(path))["algorithms"]
     assert len(tried) == len(ALGORITHMS) and not any("error" in each for each in tried)

@@ -56,9 +56,8 @@ class Episodes(Format):
         if name not in (_TOKENS, *_MASKS, self.index, _SEGMENTS):
             return None
         neighbours = {self.index, *_MASKS} if name == _TOKENS else {self.index, _TOKENS} - {name}
-        if not listing.sidecars(path, *neighbours):
-            return None  # files of other formats may have this name
-        return files.join(files.parent(path), _TOKENS)
+        # Files of other formats may have this name, but not these neighbours.
+        return files.join(files.parent(path), _TOKENS) if listing.sidecars(path, *neighbours) else None
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
         folder = files.parent(path)
@@ -66,7 +65,7 @@ class Episodes(Format):
         mask = next((name for name in _MASKS if name in names), "")
         lacking = [name for name in (_TOKENS, self.index) if name not in names] + ([] if mask else [_ANY_MASK])
         if lacking:
-            raise CorpusError(f"{folder}: lacks {lacking[0]}: the dataset is not whole. Copy that file.")
+            raise CorpusError(f"{folder}: lacks {lacking[0]}: the dataset is incomplete. Copy that file.")
         return TokenFile(path, files.join(folder, mask), _MASKS[mask], files.join(folder, self.index), self.kind)
 
     def home(self, path: str) -> str:
@@ -85,9 +84,8 @@ class Episodes(Format):
         for each in () if metadata.of_split else filter(None, (path, listing.find(root, _TOKENIZER))):
             data = Json.load(each)
             ids += [number for key in _EOS_KEYS if (number := data.count(key)) is not None]
-            metadata = metadata.filled(
-                pad_token_id=data.count("pad_token_id"), tokenizer_sha256=data.text("tokenizer_sha256")
-            )
+            padding, tokenizer = data.count("pad_token_id"), data.text("tokenizer_sha256")
+            metadata = metadata.filled(pad_token_id=padding, tokenizer_sha256=tokenizer)
         return Split(
             files=tuple(files.join(each, _TOKENS) for each in _shards(home, listing) or [home]),
             metadata=dataclasses.replace(metadata, eos_token_id=ids[0]) if ids else metadata,

@@ -114,7 +114,7 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return [list(bytes.fromhex(each)) for each in content.hashes_of([describe(name) for name in unpacked])]
 
     def make() -> artifact.Arrays:
-        weights = _read_first_weights(first_weights)
+        weights = _read_first_weights(first_weights) if first_weights else None
         try:
             with contextlib.ExitStack() as stack:
                 out = [stack.enter_context(files.atomic_write(name, "wb")) for name in unpacked]
@@ -142,7 +142,7 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
 
 
 class _Rows(NamedTuple):
-    """Some rows, with the values of all of them in one array for each column, and the number of values in each row."""
+    """Consecutive rows. Each column is one array with the values of all rows, and the number of values in each row."""
 
     first: int  # number of the first row, from 1
     lengths: dict[str, Ints]
@@ -160,10 +160,8 @@ def _stated_metadata(path: str, version: str | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _read_first_weights(path: str) -> npt.NDArray[np.float32] | None:
-    """Return the weights of first tokens, float32 [documents]; None without a path."""
-    if not path:
-        return None
+def _read_first_weights(path: str) -> npt.NDArray[np.float32]:
+    """Return the weights of first tokens, float32 [documents]."""
     file = scan_loss(path, "float32")
     weights: npt.NDArray[np.float32] = np.frombuffer(read_whole(file), "<f4", offset=file.data_offset)
     return weights
@@ -183,7 +181,7 @@ def _unpack(
         weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]
         if first_weights is not None:
             firsts = first_weights[documents : documents + len(length)]
-            if len(firsts) == len(length):  # else the caller reports it
+            if len(firsts) == len(length):  # otherwise the file is too short, which `_unpacked` reports
                 weights[starts[length > 0]] = firsts[length > 0]
         out[0].write(rows.values["nz_input_ids"].astype("<u4").tobytes())
         out[1].write(weights.tobytes())

@@ -20,10 +20,10 @@ from grain_sft.storage import files
 BLOCK = 1 << 20  # bytes read at once
 MAX_RECORD = 1 << 28  # bytes; a longer record is a mistake
 
-_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x50\x2a\x4d\x18": "zstd"}  # the last one is pzstd's
 _UNSUPPORTED = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
 _ROWS = {b"PAR1": "Parquet", b"ARROW1": "Arrow", b"\xff\xff\xff\xff": "Arrow", b"\x83\xaf\x70\xd1": "ArrayRecord"}
-_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes decoded at once, to at most 128 MiB
+_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes decoded at once; no data expands them to over 128 MiB
 _SPACE = b" \t\r\n"
 _HEAD = 64  # bytes that decide the kind of a file
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*["}]')
@@ -59,9 +59,7 @@ def kind_of(path: str, size: int, compression: str) -> str:
             break
     for magic, name in _ROWS.items():
         if head.startswith(magic):
-            raise PrepareError(
-                f"{path}: is a compressed {name} file, which can't be read from the middle. Decompress it."
-            )
+            raise PrepareError(f"{path}: a compressed {name} file can't be read from the middle. Decompress it.")
     if walk.is_text(path) and not _OBJECT.match(head):
         return "text"
     return "array" if head.startswith(b"[") else "jsonl"
@@ -219,9 +217,9 @@ def _decompressed(
             try:
                 piece = decoder.decompress(data[start:stop])
             except Exception as error:  # zlib.error, zstandard.ZstdError
-                raise CorpusFileError(
-                    f"{path}: is damaged near byte {position + start} ({compression}: {error})."
-                ) from error
+                found = f"can't be decompressed near byte {position + start} ({compression}: {error})"
+                fix = "Copy it again if it is damaged, or compress it with a smaller window if it needs too much memory"
+                raise CorpusFileError(f"{path}: {found}. {fix}.") from error
             if piece:
                 yield piece
             start = stop
@@ -241,8 +239,8 @@ def _decoder(path: str, compression: str) -> Any:
 
 
 _reading = threading.local()
-"""`_reading.file`: what this thread keeps of the compressed file that it reads: (path, size, compression), the offset of the
-decompressed data that it holds, these data, and the iterator of the pieces after them."""
+"""`_reading.file`: state of the compressed file that this thread reads: (path, size, compression), the decompressed data that
+are read but not yet returned, preceded by their offset, and the iterator of the pieces after them."""
 
 
 def read_part(path: str, size: int, compression: str, part: Part) -> bytes:

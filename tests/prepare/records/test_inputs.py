@@ -137,7 +137,9 @@ def test_what_cannot_be_read_is_a_sentence(tmp_path):
     with pytest.raises(CorpusFileError, match=r"a\.parquet: can't be read as Parquet"):
         read_all(written(tmp_path / "a.parquet", b""))
     for magic, kind in ((b"PAR1", "Parquet"), (b"ARROW1\0\0", "Arrow"), (b"\xff" * 4, "Arrow")):
-        with pytest.raises(PrepareError, match=f"is a compressed {kind} file, .* Decompress it"):
+        with pytest.raises(
+            PrepareError, match=f"a compressed {kind} file can't be read from the middle. Decompress it"
+        ):
             read_all(written(tmp_path / "a", gzip.compress(magic + bytes(100))))
 
 
@@ -170,6 +172,15 @@ def test_the_commands_that_errors_name_make_files_that_are_read(tmp_path: Path, 
     command = text.split("`")[1] if spread else text.rpartition("make records of them: ")[2]
     subprocess.run(["bash", "-c", command.replace("FILE", shlex.quote(str(path)))], check=True)
     assert [json.loads(raw) for _, raw in read_all(Path(f"{path}.jsonl"))] == [{"messages": turns}] * 2
+
+
+def test_pzstd_is_read_and_a_window_over_the_limit_is_not_called_damage(tmp_path: Path) -> None:
+    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + bytes(4)
+    found = read_all(written(tmp_path / "a.jsonl.zst", 2 * (skippable + zstd(b'{"a": 1}\n'))))
+    assert [raw for _, raw in found] == [b'{"a": 1}'] * 2
+    frame = b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(20)  # no content size; a window of 2^31 bytes
+    with pytest.raises(CorpusFileError, match=r"byte 0 \(zstd: .*memory.*compress it with a smaller window"):
+        read_all(written(tmp_path / "b.jsonl.zst", frame))
 
 
 def test_a_bad_element_is_a_record_of_its_own(tmp_path: Path) -> None:
