@@ -191,3 +191,19 @@ def test_a_template_from_outside_prepares_a_corpus(tmp_path):
     prepare(Request(inputs, name, str(tmp_path / "hf"), "olmo", val_frac=0.0), tmp_path / "out", workers=1)
     corpus = grain_sft.open_corpus(tmp_path / "out")
     assert "YES, TWO" in load_tokenizer(str(tmp_path / "hf")).decode(next(corpus.iter_documents()).tokens.tolist())
+
+
+def test_a_format_from_outside_is_written_and_refuses_masks_that_it_does_not_hold(tmp_path, capsys):
+    tokens = np.array([5, 6, 7, 2, 8, 9, 2], "<u2")
+    tokens.tofile(tmp_path / "token_ids_part_0000.npy")
+    convert = ["convert", str(tmp_path), "--dtype", "uint16", "--eos-token-id", "2", "-o"]
+    convert += [str(tmp_path / "out"), "--format", "grain_sft_example.formats:WRITER"]
+    assert main(convert) == 0
+    written = grain_sft.open_corpus(tmp_path / "out" / "train", format="grain_sft_example.formats:Articles")
+    assert written.read(0, 7)[0].tolist() == tokens.tolist() and written.documents.length.tolist() == [4, 3]
+    (tmp_path / "labels_mask_part_0000.npy").write_bytes(bytes([0, 1, 1, 1, 1, 1, 1]))
+    assert main([*convert, "--overwrite"]) == 1
+    assert "1 of the 7 tokens of train take none" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*convert[:-1], "articles"])
+    assert "'articles' is not a format. Give one of olmo, " in capsys.readouterr().err

@@ -24,6 +24,7 @@ SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."
+_FORMATS = f"{', '.join(FORMATS)}, or package.module:Name"
 _FOLDER = "a folder that is new or empty; local or gs://"
 _INPUTS = """JSONL, JSON arrays, Parquet, Arrow (a dataset's folder), ArrayRecord, or texts (.txt, .md), of these JSON and
 texts also .gz and .zst; files, globs or folders with all below them, local or gs://. An amount may follow each: a factor with a
@@ -44,7 +45,9 @@ def prepare(parser: Parser) -> None:
     template = f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
     add("--template", required=True, type=_template, metavar="TEMPLATE", help=template)
     parser.add_declared(Request, ("tokenizer",))
-    add("--format", choices=list(FORMATS), help="format of the corpus (default: the template's own)")
+    add(
+        "--format", type=_format, metavar="NAME", help=f"format of the corpus: {_FORMATS} (default: the template's own)"
+    )
     add("-o", "--output", required=True, help=_FOLDER)
     _add_schema(parser)
     parser.add_declared(Request, DERIVED)
@@ -104,6 +107,12 @@ def _template(word: str) -> str:
         return word
     expected = f"one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
     raise argparse.ArgumentTypeError(f"{word!r} is neither a template nor a file. Give {expected}.")
+
+
+def _format(word: str) -> str:
+    if word in FORMATS or _is_imported(word):
+        return word
+    raise argparse.ArgumentTypeError(f"{word!r} is not a format. Give one of {_FORMATS}.")
 
 
 def _is_imported(word: str) -> bool:
@@ -201,7 +210,7 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
     """Add the options of a corpus that is rewritten; `format` is the help of --format."""
     add = parser.add_argument
     add("-o", "--output", required=True, help=_FOLDER)
-    add("--format", required=required, choices=list(FORMATS), help=format)
+    add("--format", required=required, type=_format, metavar="NAME", help=f"{format}: {_FORMATS}")
     add("--tokenizer", help="tokenizer of a corpus that holds none")
     parser.add_declared(open_corpus, ("dtype", "eos_token_id"))
     parser.add_declared(Request, SIZES, spelled=SIZES)

@@ -54,8 +54,7 @@ def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _copied(section: Any) -> Any:
     """Return a copy of a section that shares no mapping with the base section, because stages change their own."""
-    is_mapping = isinstance(section, Mapping)
-    return {name: _copied(value) for name, value in section.items()} if is_mapping else section
+    return {name: _copied(value) for name, value in section.items()} if isinstance(section, Mapping) else section
 
 
 def _replaces(own: object, inherited: object) -> bool:

@@ -86,7 +86,7 @@ def convert(
 
     def make() -> dict[str, Any]:
         plan = documents.plan(target.stage, request, described)
-        writer.check(plan)
+        writer.check_plan(plan)
         tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
         return finish(plan, identity, tokenizer_files, documents.counts())
@@ -101,7 +101,7 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
       PrepareError: It has no manifest that states a format.
     """
     where = files.normalize(corpus)
-    if (name := str(_manifest(where).get("format"))) not in FORMATS:
+    if (name := str(_manifest(where).get("format"))) not in FORMATS and ":" not in name:
         raise PrepareError(
             f"{files.join(where, MANIFEST)}: does not exist or states no format. Check the path of the corpus, or give the "
             "format of the output (--format)."

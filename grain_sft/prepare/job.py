@@ -96,7 +96,7 @@ class Job(Renderer):
                     f"{', '.join(counts)}.{example}"
                 )
         plan = self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
-        self.format.check(plan)
+        self.format.check_plan(plan)
         return plan
 
     def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:

@@ -30,8 +30,7 @@ class Pairs(Episodes):
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         owner = super().owner(path, listing)
-        is_pairs = owner and self.index in (files.name_of(path), *listing.sidecars(path, self.index))
-        return owner if is_pairs else None
+        return owner if owner and self.index in (files.name_of(path), *listing.sidecars(path, self.index)) else None
 
 
 def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:

@@ -19,14 +19,9 @@ _MAX_LENGTH = (1 << 31) - 1  # tokens of a sequence: its length is int32
 
 
 def check(plan: Plan) -> None:
-    """Refuse tokens without loss, weights other than 1, and documents of more than 2**31 - 1 tokens."""
+    """Refuse weights other than 0 and 1, and documents of more than 2**31 - 1 tokens."""
     refuse_weights(plan)
-    for split, counts in plan.statistics.items():
-        if (without_loss := counts.tokens - counts.trainable_tokens) > 0:
-            raise PrepareError(
-                f"format megatron: its files have no masks, so all tokens take loss, but {without_loss:,} of the "
-                f"{counts.tokens:,} tokens of {split} take none. Choose a format with masks: olmo, episodes or openchat."
-            )
+    for split in plan.statistics:
         longest = int(plan.documents.lengths[plan.splits[split]].max(initial=0))
         if longest > _MAX_LENGTH:
             raise PrepareError(

@@ -158,6 +158,17 @@ class Format:
     holds_loss: bool = True
     max_seed: int | None = None
 
+    def check_plan(self, plan: Plan) -> None:
+        """Raise a PrepareError where the format can't hold the plan's documents, or which of their tokens take loss."""
+        self.check(plan)
+        for split, counts in () if self.holds_loss else plan.statistics.items():
+            if (without_loss := counts.tokens - counts.trainable_tokens) > 0:
+                found = f"{without_loss:,} of the {counts.tokens:,} tokens of {split} take none"
+                raise PrepareError(
+                    f"format {plan.request.format}: its files have no masks, so all tokens take loss, but {found}. Choose a "
+                    "format with masks: olmo, episodes or openchat."
+                )
+
 
 @contextlib.contextmanager
 def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
