@@ -48,7 +48,7 @@ def check_maps(transforms: Sequence[object]) -> None:
         if not isinstance(transform, grain.transforms.Map):
             raise PipelineError(
                 f"transform {transform!r} is not a grain.transforms.Map. A pipeline reads whole batches, so it takes "
-                "no Batch, and every row of every step is kept, so it takes no Filter."
+                "no Batch; every row of every step is kept, so it takes no Filter; and a step has one batch, so no RandomMap."
             )
 
 

@@ -91,7 +91,7 @@ class Split:
     Attributes:
       files: Paths of the token files, in order; () for token files that belong to no corpus.
       metadata: Tokenizer and ids.
-      dtype: Dtype of the tokens; None: unknown.
+      dtype: Dtype of the tokens, or its name; None: unknown.
       dtypes: Names of the dtypes that the format allows.
       sources: Path of the file of documents' sources; "": none.
       continued: Files whose first document began in the file before; None: unknown.
@@ -99,7 +99,7 @@ class Split:
 
     files: tuple[str, ...] = ()
     metadata: CorpusMetadata = dataclasses.field(default_factory=CorpusMetadata)
-    dtype: Dtype | None = None
+    dtype: Dtype | str | None = None
     dtypes: Sequence[str] = TOKEN_DTYPES
     sources: str = ""
     continued: frozenset[str] | None = None
@@ -128,7 +128,7 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
             "tokens would take loss. Give the missing mask, open the files as two corpora, or ignore all masks with "
             "use_loss_mask=False."
         )
-    dtype = options.dtype or split.dtype
+    dtype = options.dtype or (np.dtype(split.dtype) if split.dtype else None)
     opens_loss = uses_loss or dtype is None  # the sizes of loss files imply the dtype
     losses = in_threads(lambda part: scan_loss(part.loss, part.loss_kind) if part.loss and opens_loss else None, parts)
     if dtype is None:

@@ -20,7 +20,7 @@ class Articles(Format):
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
         files = tuple(str(path) for path in sorted(Path(home).glob("*.tok")))
-        return Split(files, CorpusMetadata(eos_token_id=2, pad_token_id=0), dtypes=("uint16",))
+        return Split(files, CorpusMetadata(eos_token_id=2, pad_token_id=0), dtype="uint16")
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
         return TokenFile(path, boundaries=str(Path(path).with_suffix(".pairs")), boundaries_kind="pairs")
