@@ -200,5 +200,4 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, (TimeoutError, WrongBodyError)):
         return "no answer in time" if isinstance(error, TimeoutError) else str(error)
     code = getattr(error, "status", None) or getattr(error, "code", None)
-    text = " ".join(str(error).split())[:200]
-    return f"{type(error).__name__}: {text or code or 'no details'}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or code or 'no details'}"
