@@ -87,28 +87,28 @@ def corpus_of(folder: Path) -> grain_sft.Corpus:
     return grain_sft.open_corpus(stated["path"], format=stated["format"])
 
 
-WRONG_PIECES = {
-    "past the row": {"length": LENGTH + 1},
-    "past the file": {"start": 10**9},
-    "with a gap": {"column": 1},
-    "padded without segments": {"length": LENGTH - 1},
-    "of segment 0": {"segment": 0, "position": 0},
-    "of no shard": {"shard": 2},
-    "row numbers in place of indices": {"row": 3},
-    "floats": {"start": 1.5},
-    "documents that are not followed": {"document": 0},
-}
+WRONG_PIECES = [
+    ({"length": LENGTH + 1}, "ends after the row of 32"),
+    ({"start": 10**9}, "is not in the file"),
+    ({"shard": 2}, "is not in the file"),
+    ({"column": 1}, "does not begin where the piece before it ends"),
+    ({"length": LENGTH - 1}, "rows with padding need the columns `segment` and `position`"),
+    ({"segment": 0, "position": 0}, "skips a segment"),
+    ({"row": 3}, "is of another row"),
+    ({"start": 1.5}, "Expected int64 columns of one length"),
+    ({"document": 0}, "the column `document` is needed if `follows_documents` is set"),
+]
 
 
-@pytest.mark.parametrize("changed", WRONG_PIECES.values(), ids=WRONG_PIECES)
-def test_rows_that_cannot_be_read_as_stated_are_refused(tmp_path, changed):
+@pytest.mark.parametrize(("changed", "message"), WRONG_PIECES)
+def test_rows_that_cannot_be_read_as_stated_are_refused(tmp_path, changed, message):
     from grain_sft_example.layouts import OverlappingWindows
 
     class Wrong(OverlappingWindows):
         def pieces(self, rows):
             return super().pieces(rows)._replace(**{name: np.full(len(rows), each) for name, each in changed.items()})
 
-    with pytest.raises(LayoutError, match=r"Wrong\.pieces: .*Expected int64 columns"):
+    with pytest.raises(LayoutError, match=rf"Wrong\.pieces: .*{message}"):
         NpyDataSource(Wrong(corpus_of(tmp_path), LENGTH)).read([0, 1])
 
 

@@ -75,30 +75,51 @@ class Pieces(NamedTuple):
 
     @classmethod
     def checked(cls, found: Any, layout: Layout, rows: Ints) -> Pieces:
-        """Return `found`, the pieces of `rows` of a layout; a `LayoutError` where rows could not be read as they state."""
+        """Return `found`, the pieces of `rows` of a layout, as int64.
+
+        Raises:
+          LayoutError: A reader could not fill the rows from them.
+        """
         try:
             columns: Any = (None if each is None else np.asarray(each).astype("i8", casting="safe") for each in found)
-            row, column, shard, start, length, *_ = pieces = cls(*columns)
-            (segment, position), whole = pieces.segment_columns, pieces.segment is None
-            stop, sizes = column + length, np.array([each.num_tokens for each in layout.corpus.shards])
-            begins, longest = np.diff(row, prepend=-1) != 0, layout.sequence_length
-            wrong = (row < 0) | (row >= len(rows)) | (np.diff(row, prepend=0) < 0) | (length < 1) | (shard < 0)
-            wrong |= (column != np.where(begins, 0, np.roll(stop, 1))) | (stop > longest) | (start < 0) | (position < 0)
-            steps = np.where(begins, segment != 1, np.diff(segment, prepend=0) // 2)  # by 0 or 1 within a row
-            wrong |= (start + length > sizes[shard]) | (steps != 0)
-            wrong |= whole and length.sum() != len(rows) * layout.width(rows)
-            wrong |= (pieces.document is None) == layout.follows_documents
-            if not wrong.any() and (len(row) or not whole):
-                return pieces
-            at = int(wrong.argmax())
-            found = f"row {rows[row[at]]}: a piece of {length[at]} tokens at column {column[at]}, from token "
-            found += (
-                f"{start[at]} of shard {shard[at]} on, does not fit the file, the row of {longest}, or the piece before"
-            )
+            pieces = cls(*columns)
+            faults = pieces._faults(layout, rows)
         except (TypeError, ValueError, IndexError) as error:
-            found = error
-        needed = "`segment` and `position` if a row has padding, and `document` if follows_documents is set"
-        raise LayoutError(f"{layout.kind}.pieces: {found}. Expected int64 columns of one length, {needed}.")
+            raise LayoutError(f"{layout.kind}.pieces: {error}. Expected int64 columns of one length.") from error
+        for fault, wrong in faults.items():
+            if wrong.any():
+                at = int(wrong.argmax())
+                row, column, shard, start, length = (int(each[at]) for each in pieces[:5])
+                number = f"row {rows[row]}" if 0 <= row < len(rows) else f"index {row} of {len(rows)} rows"
+                piece = f"a piece of {length} tokens at column {column}, from token {start} of shard {shard} on"
+                raise LayoutError(f"{layout.kind}.pieces: {number}: {piece}, {fault}. Fix the layout.")
+        if pieces.segment is None and pieces.length.sum() != len(rows) * layout.width(rows):
+            raise LayoutError(f"{layout.kind}.pieces: rows with padding need the columns `segment` and `position`.")
+        if (pieces.document is None) == layout.follows_documents:
+            raise LayoutError(
+                f"{layout.kind}.pieces: the column `document` is needed if `follows_documents` is set, and only then."
+            )
+        return pieces
+
+    def _faults(self, layout: Layout, rows: Ints) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return for each fault a mask of the pieces that have it."""
+        row, column, shard, start, length, *_ = self
+        segment, position = self.segment_columns
+        is_first, stop = np.diff(row, prepend=-1) != 0, column + length
+        stop_before, segment_before = (np.where(is_first, 0, np.roll(each, 1)) for each in (stop, segment))
+        num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
+        in_shards = (shard >= 0) & (shard < len(num_tokens))
+        return {
+            "is of another row, or out of order": (row < 0) | (row >= len(rows)) | (np.diff(row, prepend=0) < 0),
+            "has no tokens": length < 1,
+            "is not in the file": ~in_shards
+            | (start < 0)
+            | (start + length > num_tokens[np.where(in_shards, shard, 0)]),
+            "does not begin where the piece before it ends": column != stop_before,
+            f"ends after the row of {layout.sequence_length}": stop > layout.sequence_length,
+            "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > segment_before + 1),
+            "has a negative position": position < 0,
+        }
 
     def offsets(self, length: int) -> Ints:
         """Return the token offset of each piece in the flattened rows of `length` tokens each."""
