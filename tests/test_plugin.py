@@ -125,25 +125,26 @@ def test_a_subclass_of_our_layout_reads_and_signs_its_own_pieces(tmp_path):
     assert own.row_segments is None
 
 
-WRONG_ROWS = {
-    "a document twice": lambda rows: rows._replace(document=rows.document * 0),
-    "document -1": lambda rows: rows._replace(document=rows.document - 1),
-    "past a document": lambda rows: rows._replace(offset=rows.offset + 1),
-    "too long": lambda rows: rows._replace(ends=rows.ends[-1:]),
-    "empty": lambda rows: rows._replace(ends=np.append(0, rows.ends)),
-    "without the last": lambda rows: rows._replace(ends=rows.ends[:-1]),
-    "floats": lambda rows: rows._replace(length=rows.length * 1.0),
-    "None": lambda rows: None,
-}
+WRONG_ROWS = [
+    (lambda rows: rows._replace(document=rows.document * 0), "tokens past the end of a document"),
+    (lambda rows: rows._replace(document=rows.document // 2 * 2, length=rows.length * 0 + 1), "a token twice"),
+    (lambda rows: rows._replace(document=rows.document - 1), "a document that does not exist"),
+    (lambda rows: rows._replace(offset=rows.offset + 1), "tokens past the end of a document"),
+    (lambda rows: rows._replace(ends=rows.ends[-1:]), "a row of more than 32 tokens"),
+    (lambda rows: rows._replace(ends=np.append(0, rows.ends)), "a row without pieces"),
+    (lambda rows: rows._replace(ends=rows.ends[:-1]), "pieces after the last row"),
+    (lambda rows: rows._replace(length=rows.length * 1.0), "Expected int64 columns"),
+    (lambda rows: None, "Expected int64 columns"),
+]
 
 
-@pytest.mark.parametrize("change", WRONG_ROWS.values(), ids=WRONG_ROWS)
-def test_packed_rows_that_repeat_or_leave_documents_are_refused(tmp_path, monkeypatch, change):
+@pytest.mark.parametrize(("change", "message"), WRONG_ROWS)
+def test_packed_rows_that_repeat_or_leave_documents_are_refused(tmp_path, monkeypatch, change, message):
     from grain_sft_example import packing
 
     pack = packing.next_fit
     monkeypatch.setattr(packing, "next_fit", lambda *arguments: change(pack(*arguments)))
-    with pytest.raises(LayoutError, match=r"next_fit: .*Expected int64 columns of rows of 1 to 32 tokens"):
+    with pytest.raises(LayoutError, match=rf"next_fit: .*{message}"):
         PackedLayout(corpus_of(tmp_path), LENGTH, algorithm="grain_sft_example.packing:next_fit", cache_dir=tmp_path)
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import LayoutError
-from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingOptions, join_rows
+from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
 from grain_sft.layout.packing.numpy_sort import argsorts, sort_of
 from grain_sft.layout.pieces import Ints, expand_counts
 from grain_sft.storage import artifact
@@ -83,13 +82,12 @@ def load_plan(
 
 
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
-    """Return the dependencies of a plan, ready for JSON. Seed and CPU are included only if the algorithm uses them, and the
-    file of its code only if that is not ours."""
-    stated, module = options.stated(), ALGORITHMS[options.algorithm].pack.__module__
-    code = getattr(sys.modules.get(module), "__file__", None)
-    if code and not module.startswith("grain_sft."):
-        stated["code"] = hashlib.sha256(Path(code).read_bytes()).hexdigest()
-    if not ALGORITHMS[options.algorithm].packs_per_epoch:
+    """Return the dependencies of a plan, ready for JSON. Seed and CPU are included only if the algorithm uses them, and a hash
+    of its code if another package has it."""
+    stated, algorithm = options.stated(), ALGORITHMS[options.algorithm]
+    if algorithm.code is not None:
+        stated["code"] = hashlib.sha256(algorithm.code.read_bytes()).hexdigest()
+    if not algorithm.packs_per_epoch:
         stated["seed"] = stated["epoch"] = 0
     return {"plan": VERSION, "documents": finder.content, "recipe": stated, "numpy": sort_made_by(options)}
 
@@ -115,30 +113,11 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     sorted_groups = argsorts(options.ties, [-lengths for lengths in groups])
     packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0
     for lengths, longest_first in zip(groups, sorted_groups, strict=True):
-        rows = _checked(algorithm(lengths, dataclasses.replace(options, longest_first=longest_first)), lengths, options)
+        rows = algorithm(lengths, dataclasses.replace(options, longest_first=longest_first))
         packed.append(rows._replace(document=rows.document + begin))
         begin += len(lengths)
     chosen, offset, pieces, ends = join_rows(packed)
     return plan_columns(documents, document[chosen], start[chosen] + offset, pieces, ends)
-
-
-def _checked(found: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Return the rows that an algorithm made of documents of `lengths`; a LayoutError for a wrong row or a token in two."""
-    try:
-        rows = PackedRows(*(np.asarray(each).astype("i8", casting="safe", copy=False) for each in found))
-        document, offset, length, ends = rows
-        stop, counts = offset + length, np.diff(ends, prepend=0)
-        sound = (document >= 0) & (offset >= 0) & (length > 0) & (stop <= lengths[document])
-        order = np.lexsort((offset, document)) if np.bincount(document).max() > 1 else counts[:0]  # a sort takes longer
-        sound[order[1:]] &= (np.diff(document[order]) > 0) | (offset[order[1:]] >= stop[order[:-1]])
-        fit = (np.add.reduceat(length, ends - counts) <= options.sequence_length) & (counts > 0)
-        if sound.all() and fit.all() and ends[-1] == len(length):
-            return rows
-        wrong = f"piece {sound.argmin()} or row {fit.argmin()} is wrong"
-    except (TypeError, ValueError, IndexError) as error:
-        wrong = str(error)
-    expected = f"int64 columns of rows of 1 to {options.sequence_length} tokens, each of a document and in one row"
-    raise LayoutError(f"algorithm {options.algorithm}: {wrong}. Expected {expected}. Fix the algorithm.")
 
 
 def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays) -> None:

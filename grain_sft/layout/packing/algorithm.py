@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -41,6 +43,39 @@ class PackedRows(NamedTuple):
     offset: Int64[np.ndarray, " pieces"]
     length: Int64[np.ndarray, " pieces"]
     ends: Int64[np.ndarray, " rows"]
+
+    @classmethod
+    def checked(cls, found: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
+        """Return `found`, the rows that an algorithm made of documents of `lengths`, as int64.
+
+        Raises:
+          LayoutError: A row is wrong, or a token is in two rows.
+        """
+        try:
+            columns: Any = (np.asarray(each).astype("i8", casting="safe") for each in found)
+            rows = cls(*columns)
+            faults = rows._faults(lengths, options.sequence_length)
+        except (TypeError, ValueError, IndexError) as error:
+            raise LayoutError(f"algorithm {options.algorithm}: {error}. Expected int64 columns.") from error
+        for fault, wrong in faults.items():
+            if wrong.any():
+                raise LayoutError(f"algorithm {options.algorithm}: its rows have {fault}. Fix the algorithm.")
+        return rows
+
+    def _faults(self, lengths: Ints, sequence_length: int) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return for each fault a mask of the pieces or rows that have it."""
+        document, offset, length, ends = self
+        counts, stop, order = np.diff(ends, prepend=0), offset + length, np.lexsort((offset, document))
+        before, after = order[:-1], order[1:]
+        return {
+            "pieces after the last row": np.array(ends[-1:] != len(length)),
+            "a document that does not exist": (document < 0) | (document >= len(lengths)),
+            "a piece without tokens": length < 1,
+            "tokens past the end of a document": (offset < 0) | (stop > lengths[document]),
+            "a token twice": (document[before] == document[after]) & (stop[before] > offset[after]),
+            "a row without pieces": counts < 1,
+            f"a row of more than {sequence_length} tokens": np.add.reduceat(length, ends - counts) > sequence_length,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +147,20 @@ class PackingAlgorithm:
         """Return `entry`; a bare function becomes an algorithm with the default traits."""
         return entry if isinstance(entry, cls) else cls(entry)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether the code is of this package. The rows of other code are checked."""
+        return self.pack.__module__.startswith("grain_sft.")
+
+    @property
+    def code(self) -> Path | None:
+        """File of the code, if another package has it."""
+        file = getattr(sys.modules.get(self.pack.__module__), "__file__", None)
+        return None if self.is_ours or file is None else Path(file)
+
     def __call__(self, lengths: Int64[np.ndarray, " documents"], options: PackingOptions) -> PackedRows:
-        return self.pack(lengths, options)
+        rows = self.pack(lengths, options)
+        return rows if self.is_ours else PackedRows.checked(rows, lengths, options)
 
 
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
