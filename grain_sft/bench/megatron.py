@@ -15,7 +15,7 @@ from grain_sft.errors import PipelineError
 
 LENGTH, MEDIAN = 4096, 2_500  # tokens of a sample, and of a document
 DATASETS = (2, 8, 20)
-MAXTEXT_SHARE = 100  # of the samples: MaxText's loops take minutes for all
+MAXTEXT_DIVISOR = 100  # MaxText's loops get one in so many documents or samples: all would take minutes
 
 _BEGIN = """
 import hashlib
@@ -33,7 +33,7 @@ def timed(function, *arguments):
 """
 _END = """
 digest = hashlib.sha256(b"".join(np.ascontiguousarray(each, "<i8").tobytes() for each in indices)).hexdigest()
-samples = len(indices[0]) - (not datasets)
+samples = len(indices[0]) - (not datasets)  # the index of samples has one more row, the end
 print(json.dumps({"seconds": seconds, "cpu": cpu, "samples": samples, "digest": digest, **memory()}))
 """
 _OURS = {
@@ -61,11 +61,11 @@ timed(helpers.build_blending_indices, *indices, normalize(weights), datasets, co
 _MAXTEXT = {
     "samples": f"""
 from maxtext.input_pipeline._mmap_index_utils import build_sample_index
-indices = [timed(build_sample_index, sizes, order[: len(order) // {MAXTEXT_SHARE}], length)]
+indices = [timed(build_sample_index, sizes, order[: len(order) // {MAXTEXT_DIVISOR}], length)]
 """,
     "blend": f"""
 from maxtext.input_pipeline._megatron_blending import build_blending_indices
-count //= {MAXTEXT_SHARE}
+count //= {MAXTEXT_DIVISOR}
 indices = [each[:count] for each in indices]
 timed(build_blending_indices, *indices, weights / weights.sum(), datasets, count)
 """,
@@ -89,7 +89,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
                 program = _BEGIN + programs[what] + _END
                 found = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
                 ours = figures.get(f"{title}, grain_sft", found)
-                # A system with far fewer samples made only a part: see MAXTEXT_SHARE.
+                # A system with far fewer samples made only a part: see MAXTEXT_DIVISOR.
                 if found["samples"] > ours["samples"] // 2 and found["digest"] != ours["digest"]:
                     raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
                 found["ns"] = found["seconds"] / max(1, found["samples"]) * 1e9

@@ -4,6 +4,7 @@ Functions import what they need, so that the Ctrl-C handler is installed before 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -63,8 +64,6 @@ def console() -> None:
 
 def declare(command: str, parser: Parser) -> None:
     """Add the arguments of `command` to `parser`, and set its default `run` to the function that runs the command."""
-    import importlib
-
     getattr(importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}"), command.replace("-", "_"))(parser)
 
 
@@ -138,8 +137,6 @@ def _grain_without_jax() -> Iterator[None]:
     if "jax" in sys.modules:
         yield
         return
-    import importlib
-
     from absl import logging
 
     verbosity = logging.get_verbosity()

@@ -140,9 +140,9 @@ def make_corpus(section: Section, where: str) -> Corpus:
     """Return the corpus of a section."""
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     corpus = open_corpus(section["path"], **options)
-    if "tokenizer" in options:
+    if options.get("tokenizer") and os.path.isfile(where):
         path = os.path.join(os.path.dirname(where), options["tokenizer"])
-        if os.path.isfile(where) and os.path.exists(path):  # a path relative to the config's folder
+        if os.path.exists(path):  # `open_corpus` has checked a path relative to the working directory
             check_tokenizer(corpus, path)
     if "pad_token_id" not in section:
         return corpus
@@ -181,7 +181,7 @@ def _check_sampler(sampler: Section, by_length: bool, where: str) -> None:
     known, other = (CURRICULUM_SAMPLER, INDEX_SAMPLER) if by_length else (INDEX_SAMPLER, CURRICULUM_SAMPLER)
     of, found = ("one length", "several") if by_length else ("several lengths (olmo_vsl)", "one")
     for key in sampler:
-        if key not in known and (by_length or key in other):  # the sampler of a mixture has keys that are in neither
+        if key in other and key not in known:
             raise ConfigError(
                 f"{where}: sampler.{key} is for rows of {of}, but those of this layout have {found}. Take it out."
             )
@@ -217,8 +217,8 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
         why = f"algorithm {name} makes whole batches of one size beforehand"
         raise ConfigError(f"{where}: sampler.schedule: {why}. Take it out.")
     if algorithm.order is not None and sampler.get("order") == algorithm.order:
-        _expect(sampler, "last_batch", "drop", "drop", name, where)
-        _expect(sampler, "shuffle", True, True, name, where)
+        _expect(sampler, "last_batch", "drop", name, where, default="drop")
+        _expect(sampler, "shuffle", True, name, where, default=True)
         if "epochs" not in sampler and "epochs" not in layout:
             why = f"layout.algorithm {name} makes the rows of each epoch beforehand"
             raise ConfigError(f"{where}: sampler lacks the key 'epochs': {why}.")
@@ -231,16 +231,16 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
     elif "seed" not in layout:
         raise ConfigError(f"{where}: layout lacks the key 'seed': algorithm {name} packs each epoch anew by it.")
     elif ORDERS[sampler.get("order", "shuffle")].sequential:
-        _expect(sampler, "epochs", 1, None, name, where)
+        _expect(sampler, "epochs", 1, name, where)
     else:
-        _expect(sampler, "order", "sequential", None, name, where)
+        _expect(sampler, "order", "sequential", name, where)
     rows = sampler["global_batch_size"]
     if algorithm.whole_batches and layout.setdefault("batch_rows", rows) != rows:
         found = f"layout.batch_rows is {layout['batch_rows']}, but the sampler's global batch has {rows} rows"
         raise ConfigError(f"{where}: {found}; {name} makes whole batches. Leave layout.batch_rows out.")
 
 
-def _expect(sampler: Section, key: str, right: object, default: object, algorithm: str, where: str) -> None:
+def _expect(sampler: Section, key: str, right: object, algorithm: str, where: str, default: object = None) -> None:
     """Raise a `ConfigError` unless a key of the sampler has the value that the algorithm needs."""
     if sampler.get(key, default) != right:
         why = f"with layout.algorithm {algorithm}, which orders the rows of all its epochs (layout.epochs) itself"

@@ -123,16 +123,15 @@ def _filtered(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[s
 def _example(tokens: npt.NDArray[np.int64], chosen: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
     """Return the longest repetition in a row that has one of the filter's periods: from token `at`, the same `period` tokens
     `times` times, and their `text`."""
-    first, period, times = 0, 1, 1
     shortest, longest = (getattr(chosen, name, getattr(NgramFilter(), name)) for name in ("min_period", "max_period"))
-    for length in range(shortest, min(longest, len(tokens) // 3) + 1):
-        equal = np.concatenate(([False], tokens[length:] == tokens[:-length], [False]))
+    repetitions = [(0, 1, 1)]  # first token, period, times
+    for period in range(shortest, min(longest, len(tokens) // 3) + 1):
+        equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
         starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
         if len(starts):
             at = int((ends - starts).argmax())
-            found = (int(ends[at] - starts[at]) + length) // length
-            if found * length > times * period:
-                first, period, times = int(starts[at]), length, found
+            repetitions.append((int(starts[at]), period, int(ends[at] - starts[at]) // period + 1))
+    first, period, times = max(repetitions, key=lambda each: each[1] * each[2])
     ids = tokens[first : first + min(period * times, max(_SHOWN, period))].tolist()
     shown = [f" ⟨{number}⟩" if (text := texts.text(number)) is None else text for number in ids]
     # Tokens may hold parts of a UTF-8 character, as surrogates: encode and decode the whole text to join them.
@@ -148,15 +147,11 @@ def lengths(layout: Layout) -> dict[str, Any]:
       last length, documents and tokens of each; sampled: a sentence if only some files were scanned for documents, else
       None. If documents cannot be found, only `error`.
     """
-    found, notes = [], []
     try:
-        for part in layout.parts.values():
-            corpus, sampled = _scanned(part)
-            found.append(corpus.documents.length)
-            notes += [sampled] if sampled else []
+        scanned = [_scanned(part) for part in layout.parts.values()]
+        length = np.concatenate([corpus.documents.length for corpus, _ in scanned])
     except GrainSftError as error:
         return {"error": str(error)}
-    length = np.concatenate(found)
     if not len(length):
         return {"error": "the corpus has no document."}
     # Bin b has the lengths 2^(b - 1) to 2^b - 1. Length 0 is in bin 1.
@@ -164,7 +159,7 @@ def lengths(layout: Layout) -> dict[str, Any]:
     counts, tokens = np.bincount(bins), np.bincount(bins, weights=length)
     named = zip(_PERCENTILES, np.percentile(length, _PERCENTILES), strict=True)
     return {
-        "sampled": " ".join(notes) or None,
+        "sampled": " ".join(sampled for _, sampled in scanned if sampled) or None,
         "documents": len(length),
         "tokens": int(length.sum()),
         "mean": float(length.mean()),
@@ -248,7 +243,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
         tokens = rest * length
         if layout.row_lengths:
             tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * length
-        unused = "that fill no step of their epoch; each epoch leaves out other rows"
+        unused = "that fill no step of their epoch; a shuffled order leaves out others in each epoch"
         what = unused if rest > 0 else "of padding, which fill the last step of an epoch"
         found += [(f"{abs(rest):,} rows {what}", None, abs(tokens))] if rest else []
     return [{"what": what, "documents": documents, "tokens": tokens} for what, documents, tokens in found]

@@ -22,6 +22,10 @@ def same_batches(one, other):
         assert_same(one[step], other[step])
 
 
+def test_a_tokenizer_that_is_null_is_unknown(config):
+    same_batches(load(put(config, "corpus.tokenizer", None)), load(config))
+
+
 def test_a_config_is_the_pipeline_it_states(config, data):
     corpus = grain_sft.open_corpus(data / "mix.txt", dtype="uint16", eos_token_id=5)
     source = grain_sft.NpyDataSource(grain_sft.WindowLayout(corpus, 8))

@@ -25,7 +25,8 @@ LABEL_MASKS = "label_masks"
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # a folder of a split or of a shard
-_FILES = (".npy", ".bin", ".json", ".parquet")  # no folders: listing them in a bucket would take requests
+# endings of names that are not folders: a path that has one is not listed, since listing in a bucket takes requests
+_FILES = (".npy", ".bin", ".json", ".parquet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +82,7 @@ class DirectoryListing:
         return files.join(folder, name) if name in self.names(folder) else ""
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return those of `candidates`, names of files, that exist in the folder of `path`, even if it can't be listed."""
+        """Return which of the names `candidates` exist in the folder of the file `path`, even if the folder can't be listed."""
         folder = files.parent(path)
         try:
             names = self.names(folder)
@@ -90,7 +91,7 @@ class DirectoryListing:
         if files.name_of(path) in names:
             return [name for name in candidates if name in names]
         if not files.exists(path):
-            return []  # opening it reports that
+            return []  # opening `path` reports that it is missing
         return [name for name in candidates if files.exists(files.join(folder, name))]
 
     def sidecar(self, path: str, name: str) -> str:
@@ -233,8 +234,8 @@ def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
-    """Warn if neither `metadata` nor the caller's `eos_token_id` states the ids of a split, as if it was copied without the
-    files `lacks`."""
+    """Warn if neither `metadata` nor the caller's `eos_token_id` states the ids of a split, as in a copy without the metadata
+    files that `lacks` names."""
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
             "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are not known; "

@@ -56,9 +56,7 @@ class OpenChat(Format):
         found = _of_split(path, "train", listing)
         if found is None and name in _SPLITS:
             found = _of_split(folder, _SPLITS[name], listing)
-        if found is None and f"{name}.train{_SUFFIX}" in listing.names(folder):
-            return f"{path.rstrip('/')}.train{_SUFFIX}"
-        return found
+        return found or listing.find(folder, f"{name}.train{_SUFFIX}") or None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open a parquet file, whose columns are unpacked into arrays on first use."""
@@ -72,7 +70,6 @@ class OpenChat(Format):
                 files=(tokens,),
                 metadata=_read_metadata(found, stated, listing),
                 dtype=dtype,
-                dtypes=("uint32",),
                 sources=listing.sidecar(found, f"{stem}.sources.bin"),
             )
             corpus = scan_corpus(split, [TokenFile(tokens, weights, "float32", documents, "pairs")], options)
@@ -114,7 +111,10 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return [list(bytes.fromhex(each)) for each in content.hashes_of([describe(name) for name in unpacked])]
 
     def make() -> artifact.Arrays:
-        weights = _read_first_weights(first_weights) if first_weights else None
+        weights: npt.NDArray[np.float32] | None = None
+        if first_weights:
+            file = scan_loss(first_weights, "float32")
+            weights = np.frombuffer(read_whole(file), "<f4", offset=file.data_offset)
         try:
             with contextlib.ExitStack() as stack:
                 out = [stack.enter_context(files.atomic_write(name, "wb")) for name in unpacked]
@@ -160,17 +160,13 @@ def _stated_metadata(path: str, version: str | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _read_first_weights(path: str) -> npt.NDArray[np.float32]:
-    """Return the weights of first tokens, float32 [documents]."""
-    file = scan_loss(path, "float32")
-    weights: npt.NDArray[np.float32] = np.frombuffer(read_whole(file), "<f4", offset=file.data_offset)
-    return weights
-
-
 def _unpack(
     path: str, version: str | None, first_weights: npt.NDArray[np.float32] | None, out: Sequence[IO[bytes]]
 ) -> int:
-    """Write tokens, weights and documents of all rows to the three files `out`, and return the number of documents."""
+    """Write tokens, weights and documents of all rows to the three files `out`, and return the number of documents.
+
+    `first_weights` is float32 [documents].
+    """
     tokens = documents = 0
     for rows in _read_rows(path, version):
         _check_rows(path, rows)
@@ -258,6 +254,8 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
                 for batch in file.iter_batches(_ROWS, [group], columns=list(_COLUMNS), use_threads=False):
                     yield _decode(pyarrow.types, path, first, batch)
                     first += batch.num_rows
+            if first - 1 != file.metadata.num_rows:  # pyarrow yields the rows of some damaged files up to the damage
+                raise CorpusError(f"{path}: {first - 1} rows; expected {file.metadata.num_rows}. Copy the file again.")
     except GrainSftError:
         raise
     except FileNotFoundError as error:

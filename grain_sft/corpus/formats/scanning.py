@@ -175,7 +175,8 @@ def _implied_dtype(
 ) -> Dtype | None:
     """Return the dtype of the first token file with a loss file: from its header, or else from the sizes of both.
 
-    Without one, return the last of `allowed` if the format limits dtypes, else None: then each file's header states its own.
+    Without loss files, return the last of `allowed` if the format limits dtypes. Else return None, so that each token file's
+    header decides.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
@@ -201,9 +202,7 @@ def _scan_part(part: TokenFile, loss: LossFile | None, dtype: Dtype | None) -> t
     shard, dtype = scan_shard(part.tokens, dtype)
     if loss is not None:
         check_loss(shard, loss, dtype)
-    boundaries = None
-    if part.boundaries:
-        boundaries = describe_boundaries(part.boundaries, part.boundaries_kind, part.continues)
+    boundaries = describe_boundaries(part.boundaries, part.boundaries_kind, part.continues) if part.boundaries else None
     return dataclasses.replace(shard, label=part.label, loss=loss, boundaries=boundaries), dtype
 
 
