@@ -219,4 +219,5 @@ def hashed_of(corpus: Corpus) -> str:
 
 
 def _hash(*what: Any) -> str:
-    return f"{PREFIX}{hashlib.sha256(json.dumps(['grain_sft content', 1, *what]).encode()).hexdigest()}"
+    text = json.dumps(["grain_sft content", 1, *what])
+    return f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"

@@ -263,7 +263,8 @@ class PackedLayout(Layout):
 
     @property
     def _rows_receipt(self) -> str:
-        return self._hash_of([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
+        columns = ([np.diff(plan.ends, prepend=0), plan.start, plan.length] for plan in self.plans)
+        return self._hash_of(columns)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: vars(self)[name] for name in ("corpus", "packing", "epochs", "_folder", "_olmo")}

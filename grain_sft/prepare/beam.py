@@ -204,7 +204,8 @@ def _plan(notes: str) -> Plan:
     job = _job(notes)
     headers, statistics = _note(notes, "plan.json", tuple[tuple[Header, ...], dict[str, SplitStatistics]])
     splits = dict(np.load(io.BytesIO(files.read_bytes(files.join(notes, "plan.npz")))))
-    return job.plan_of(ChunkDocuments(job.chunks, headers, splits.pop("lengths")), splits, statistics)
+    documents = ChunkDocuments(job.chunks, headers, splits.pop("lengths"))
+    return job.plan_of(documents, splits, statistics)
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:

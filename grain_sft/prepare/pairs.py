@@ -42,4 +42,5 @@ def pair_of(chosen: Result, rejected: Result) -> Rendered:
     if np.array_equal(responses[0], responses[1]):
         raise RecordError("chosen, rejected: the responses are equal. Remove the record.")
     tokens = np.concatenate([both[0].tokens[:first], *responses])
-    return Rendered(tokens, np.repeat(np.array([0, CHOSEN, REJECTED], np.float32), [first, *map(len, responses)]))
+    loss = np.repeat(np.array([0, CHOSEN, REJECTED], np.float32), [first, *map(len, responses)])
+    return Rendered(tokens, loss)

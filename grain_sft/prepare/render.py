@@ -134,7 +134,8 @@ class Renderer:
                 else:
                     self.add(source, result, made)
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
-        loss_dtype = np.dtype(np.float32 if self.template.weighted or self.format.of_pairs else np.bool_)
+        weighted = self.template.weighted or self.format.of_pairs
+        loss_dtype = np.dtype(np.float32 if weighted else np.bool_)
         return made.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:

@@ -62,7 +62,8 @@ class Runner:
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
         """Render groups of units, given by number, to their chunks."""
-        size = min(len(groups), self.workers or min(os.cpu_count() or 1, -(-len(groups) // _MIN_GROUPS_PER_WORKER)))
+        enough = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
+        size = min(len(groups), self.workers or min(os.cpu_count() or 1, enough))
         if size > 1:
             yield from _render_by_workers(job, groups, size)
         else:

@@ -104,7 +104,8 @@ def _same_rows(one: Pipeline, other: Pipeline) -> bool:
 
 def _by_rows(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
     """Yield each step and the number of rows that differ, by row numbers and withdrawn documents."""
-    block = max(1, _BLOCK_ROWS // max(*one.sampler.batch_sizes.sizes, *other.sampler.batch_sizes.sizes))
+    size = max(*one.sampler.batch_sizes.sizes, *other.sampler.batch_sizes.sizes)
+    block = max(1, _BLOCK_ROWS // size)
     for begin in range(steps.start, steps.stop, block):
         some = range(begin, min(begin + block, steps.stop))
         both = [each.sampler.slots(some) for each in (one, other)]

@@ -122,7 +122,8 @@ class CurriculumSizes(BatchSizes):
     def _epoch_of(self, epoch: int) -> _Epoch:
         order, ends = self._order(epoch), np.cumsum(self._counts)
         bucket = ends.searchsorted(order, side="right")
-        return _Epoch(bucket, order - (ends - self._counts)[bucket], np.append(0, np.cumsum(self._rows[bucket])))
+        begins = np.append(0, np.cumsum(self._rows[bucket]))
+        return _Epoch(bucket, order - (ends - self._counts)[bucket], begins)
 
     def at(self, step: int) -> int:
         epoch, at = divmod(step, self.num_steps)

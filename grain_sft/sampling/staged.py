@@ -41,7 +41,8 @@ class StagedSampler(Sampler):
             raise SamplerError(f"stages: {', '.join(map(repr, hosts))}; expected one host. Give it to each sampler.")
         self._firsts = [each.first_step for each in self.stages]
         joined = JoinedSizes((each.first_step, each.batch_sizes, 0) for each in self.stages)
-        super().__init__(joined, self.stages[0].host, host_blocks=any(each.host_blocks for each in self.stages))
+        blocks = any(each.host_blocks for each in self.stages)
+        super().__init__(joined, self.stages[0].host, host_blocks=blocks)
         self.first_step = self._firsts[0]
         self.consecutive_slots = all(each.consecutive_slots for each in self.stages)
         self.num_instances = sum(each.num_instances for each in self.stages)

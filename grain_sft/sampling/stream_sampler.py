@@ -72,7 +72,8 @@ class StreamSampler(Sampler):
         """
         size = self.batch_sizes.at(step)
         count = min(_STEPS_AT_ONCE, _ROWS_AT_ONCE // len(indices), self._steps_of_one_size(step, size))
-        several = indices + (len(indices) if self.host_blocks else size) * np.arange(max(1, count))[:, np.newaxis]
+        stride = len(indices) if self.host_blocks else size
+        several = indices + stride * np.arange(max(1, count))[:, np.newaxis]
         try:
             return self._rows(step, several.reshape(-1)).reshape(several.shape)
         except GrainSftError:  # raised for a later epoch, which the caller did not request

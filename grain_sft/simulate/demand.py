@@ -49,7 +49,8 @@ class Block:
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
         """Return the sum of `values` in each cell, by default the number of items of `cell`: int64 [steps, hosts]."""
-        return np.bincount(cell, values, self.seconds.size).astype(np.int64).reshape(self.seconds.shape)
+        found = np.bincount(cell, values, self.seconds.size)
+        return found.astype(np.int64).reshape(self.seconds.shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
         """Add requests, at most `at_once` at a time, and the bytes of their answers."""

@@ -60,7 +60,8 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     pipeline = load(config, host=host).at(steps.start)
     opened, open_cpu, at_open, memory = time.time(), time.process_time(), _counts(), _memory()
     # `ReadAhead` makes at least this many of the steps that it may be ahead, more than half, and maybe all.
-    made = _Made(min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step) - steps.start)
+    end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
+    made = _Made(end - steps.start)
     pipeline.audit, pipeline.observers = None, (made,)
     iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)
     batch = next(iterator)

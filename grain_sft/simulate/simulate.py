@@ -38,7 +38,8 @@ class _Totals:
     def __init__(self, layout_rows: int, walk: Walk) -> None:
         walked = len(walk.hosts)
         self.scale, self.conditions, self.waits = walk.scale, walk.conditions, Waits(walk.conditions, walked)
-        self.counts = np.zeros(layout_rows, np.uint32) if layout_rows <= MOST_COUNTED and walk.scale == 1 else None
+        counted = layout_rows <= MOST_COUNTED and walk.scale == 1
+        self.counts = np.zeros(layout_rows, np.uint32) if counted else None
         self.rows = 0
         self.per_host = {name: np.zeros(walked, np.int64) for name in ("requests", "received", "local")}
         self.checks = np.zeros(walked, np.int64)

@@ -90,7 +90,7 @@ class RowReader:
         try:
             for table, row in block.by_ends:
                 ends = table[1 : 1 + table[0]].tolist()
-                if len(ends) != table[0] or [0, *ends] != sorted({0, *ends}) or ends[-1:] > [self._length]:
+                if len(ends) != table[0] or min(ends, default=1) < 1 or max(ends, default=0) > self._length:
                     raise IndexError
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:

@@ -103,7 +103,8 @@ def fingerprint(depends: Mapping[str, Any]) -> str:
 def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
     """Return the path of the arrays that depend on `depends` on this machine; `folder` as in `load_or_make`."""
     local = None if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
-    return (local or files.cache_dir()) / kind / f"{fingerprint(depends).removeprefix('sha256:')[:32]}{SUFFIX}"
+    name = f"{fingerprint(depends).removeprefix('sha256:')[:32]}{SUFFIX}"
+    return (local or files.cache_dir()) / kind / name
 
 
 def _fetch(url: str, target: Path) -> bool:

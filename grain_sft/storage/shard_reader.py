@@ -195,11 +195,14 @@ class ShardReader:
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
         """Fill the buffers of each group in turn, and yield after each. The files are checked after the last group."""
         if self.plain:
+            used, total = set[int](), 0
             for group in groups:
                 self._read(group)
+                used.update(group[0])
+                total += group[3]
                 yield
-            self._check({shard for shards, *_ in groups for shard in shards})
-            activity.count("local_bytes", sum([group[3] for group in groups]))
+            self._check(used)
+            activity.count("local_bytes", total)
             return
         sizes = [sum(map(len, out)) for _, _, buffers, _ in groups for out in buffers]
         places = [0, *itertools.accumulate(sizes)]

@@ -132,7 +132,8 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
 def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
     """Return (segment, first token, token after the last) of each segment and each stretch of padding, in order. Named
     segments are included even if empty."""
-    edges = [0, *(np.flatnonzero(np.diff(view.segments)) + 1).tolist(), len(view.segments)]
+    borders = np.flatnonzero(np.diff(view.segments)) + 1
+    edges = [0, *borders.tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
     for index in range(len(view.names)):
         if index == len(runs) or runs[index][0] != index + 1:

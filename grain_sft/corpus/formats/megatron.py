@@ -171,7 +171,8 @@ def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
     numbers = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
     if not 0 < sum(numbers.tolist()) < math.inf:
         raise CorpusError(f"{stated}, finite and at least one of them above 0. Fix it.")
-    bounds = [0, *itertools.accumulate((numbers / numbers.sum()).tolist())]
+    shares = (numbers / numbers.sum()).tolist()
+    bounds = [0, *itertools.accumulate(shares)]
     at = SUBSETS.index(subset)
     if bounds[at + 1] <= bounds[at]:
         raise CorpusError(f"split={split!r} has nothing for subset={subset!r}. Open another subset.")

@@ -99,7 +99,8 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
     for key, (expected, kinds) in _TYPES.items():
         if key in extra and not isinstance(extra[key], kinds):
             raise RecordError(f"{where}.{key}: {kind(extra[key])}; expected {expected}.")
-    return Message(role, _content(entry, role, where, extra), weight_of(entry, where), extra or None)
+    text = _content(entry, role, where, extra)
+    return Message(role, text, weight_of(entry, where), extra or None)
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:

@@ -191,7 +191,8 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
 
 
 def _part(data: bytes | bytearray, start: int, stop: int, offset: int, records: int) -> Part:
-    return Part(offset + start, offset + stop, records, hashlib.sha256(memoryview(data)[start:stop]).hexdigest())
+    digest = hashlib.sha256(memoryview(data)[start:stop]).hexdigest()
+    return Part(offset + start, offset + stop, records, digest)
 
 
 def _decompressed(

@@ -26,7 +26,8 @@ def tasks(plan: Plan, split: str) -> list[Task]:
     cuts = np.append(np.arange(0, max(1, total), size), total)
     first = np.searchsorted(ends, cuts[:-1], side="right")  # the document that holds each cut
     skip = cuts[:-1] - np.append(0, ends)[first]
-    parts = np.stack([first, np.append(first[1:] + (skip[1:] > 0), len(ends)), skip, np.diff(cuts)], axis=1).tolist()
+    stop = np.append(first[1:] + (skip[1:] > 0), len(ends))
+    parts = np.stack([first, stop, skip, np.diff(cuts)], axis=1).tolist()
     return [Task(split, number, *part) for number, part in enumerate(parts)]
 
 

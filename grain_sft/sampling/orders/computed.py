@@ -73,7 +73,8 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     less than num_rows / 2^64. The draws differ from those of the episode-indexed loader, which takes them one after the other
     from one RandomState, so that its runs cannot start in the middle.
     """
-    key = int.from_bytes(hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest(), "little")
+    digest = hashlib.blake2b(f"grain_sft random:{seed}".encode(), digest_size=16).digest()
+    key = int.from_bytes(digest, "little")
 
     def rows_at(epoch: int, indices: Ints) -> Ints:
         if not len(indices):

@@ -200,4 +200,5 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, (TimeoutError, WrongBodyError)):
         return "no answer in time" if isinstance(error, TimeoutError) else str(error)
     code = getattr(error, "status", None) or getattr(error, "code", None)
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or code or 'no details'}"
+    text = " ".join(str(error).split())[:200]
+    return f"{type(error).__name__}: {text or code or 'no details'}"
