@@ -1,7 +1,5 @@
 """Order of the columns over the devices that divide the sequence."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from grain_sft.arguments import as_integer

@@ -1,7 +1,5 @@
 """Amendments: changes of a run from a step on, which leave every batch before it as it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Stage: consecutive steps of a run; and where each stage begins in the streams of rows that stages share."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A line is JSON, or text in the form of the episode-indexed loader:
 2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import itertools
@@ -15,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 from grain_sft.errors import PipelineError, StorageError
 from grain_sft.pipeline import Delivery, Observer, Pipeline
@@ -150,7 +149,7 @@ class AuditLog(Observer):
             entries.append(events.entry(event, since))
         return events, since, entries
 
-    def __reduce__(self) -> tuple[type[AuditLog], tuple[str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
         return type(self), (self.path,)  # the copy in a worker process delivers no batches and writes nothing
 
 

@@ -1,7 +1,5 @@
 """Difference: the first step at which two pipelines have different batches, and what differs from there on."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 

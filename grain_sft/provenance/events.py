@@ -1,7 +1,5 @@
 """Events of a pipeline's epochs, and their entries in an audit log."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from typing import Any, NamedTuple

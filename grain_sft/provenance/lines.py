@@ -9,20 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import RowIndexError, import_extra
 from grain_sft.html_table import html_columns
 from grain_sft.layout import FILL_ROW, Layout, run_documents_named
 from grain_sft.pipeline import Pipeline
-from grain_sft.provenance.columns import Sources, TrainableTokens
+from grain_sft.provenance.columns import Ints, Sources, TrainableTokens
 from grain_sft.sampling import BatchSlots, Host, Sampler
 
 if TYPE_CHECKING:
     import pandas
     from jaxtyping import Bool, Int64
-
-Ints = npt.NDArray[np.int64]
 
 BLOCK_ROWS = 4096  # rows traced together; bounds the memory
 _SHOWN = 10  # lines in a notebook

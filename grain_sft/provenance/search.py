@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from absl import logging
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
+from grain_sft.provenance.columns import Ints
 from grain_sft.storage import files
 
 if TYPE_CHECKING:
     from grain_sft.prepare import Tokenizer
-
-Ints = npt.NDArray[np.int64]
 
 _BLOCK = 1 << 22  # tokens searched together
 

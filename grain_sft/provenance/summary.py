@@ -1,7 +1,5 @@
 """Summary of a trace: documents and tokens by source."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,9 +26,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         trainable: Number of tokens that take loss; absent if the trace did not count them.
     """
     counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
-    seen: dict[
-        int, npt.NDArray[np.bool_]
-    ] = {}  # by block of document numbers, which may exceed 10^12 after a stage of windows
+    # by block of document numbers, which may exceed 10^12 after a stage of windows
+    seen: dict[int, npt.NDArray[np.bool_]] = {}
     names: tuple[str, ...] = ()
     for part in parts if isinstance(parts, Iterable) else [parts]:
         part = part.select(part.instance >= 0)  # without rows of padding

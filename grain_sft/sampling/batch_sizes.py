@@ -1,7 +1,5 @@
 """BatchSizes: the number of rows in each step's global batch, and in all batches before it."""
 
-from __future__ import annotations
-
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable

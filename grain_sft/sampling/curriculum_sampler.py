@@ -1,7 +1,5 @@
 """CurriculumSampler: batches of rows of one length each, in the order of a curriculum."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated

@@ -1,8 +1,7 @@
 """Host: a process that shares the global batch with others."""
 
-from __future__ import annotations
-
 import dataclasses
+from typing import Self
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
@@ -23,14 +22,14 @@ class Host:
             raise SamplerError(f"{found} Under JAX, take Host.from_jax().")
 
     @classmethod
-    def checked(cls, host: object) -> Host:
+    def checked(cls, host: object) -> Self:
         """Return `host`, or raise a `SamplerError` if it is not a `Host`."""
         if not isinstance(host, cls):
             raise SamplerError(f"host={host!r}: expected Host(index, count).")
         return host
 
     @classmethod
-    def from_jax(cls) -> Host:
+    def from_jax(cls) -> Self:
         """Return the host of this JAX process. This starts JAX's backend, so call `jax.distributed.initialize` before."""
         import jax
 

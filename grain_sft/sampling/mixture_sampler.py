@@ -1,7 +1,5 @@
 """MixtureSampler: rows of several sources, each in its own order, as one stream that is cut into steps."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Mapping

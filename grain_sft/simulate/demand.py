@@ -1,20 +1,16 @@
 """Demand: requests, bytes and time of each host for the batch of each step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from grain_sft.layout import FILL_ROW
+from grain_sft.sampling import Sampler
 from grain_sft.simulate.cache import BATCH_BYTES, HostCache, Piece
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.reads import Gather, Ints, Ranges, Reads
 from grain_sft.storage import DIGEST_BYTES, CacheOptions, remote_files
-
-if TYPE_CHECKING:
-    from grain_sft.sampling import Sampler
 
 _ROWS_AT_ONCE = 1 << 20
 

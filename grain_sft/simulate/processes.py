@@ -1,7 +1,5 @@
 """Real host processes, run one after the other on this machine, and the model that is fitted to them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -9,20 +7,18 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
 from grain_sft.child_environment import child_environment, run_python
 from grain_sft.config import read_config
+from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.demand import Block, Walk
 from grain_sft.simulate.reads import Reads
 from grain_sft.storage import CACHE_DIR_VARIABLE, SHARD_CACHE_VARIABLE, files
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline import Pipeline
 
 MAX_STEPS = 16
 """Maximum number of steps per process."""
@@ -52,7 +48,7 @@ class Fit:
     batch_bytes: int
 
     @classmethod
-    def median(cls, fits: Sequence[Fit]) -> Fit:
+    def median(cls, fits: Sequence[Self]) -> Self:
         """Return the median of each figure of `fits`."""
         opening = {name: statistics.median_low([each.opening[name] for each in fits]) for name in fits[0].opening}
         names = ("request_ms", "open_s", "open_cpu_s", "base_mb")

@@ -1,26 +1,21 @@
 """simulate: figures of a run on many hosts, of types that JSON has."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
 from grain_sft.pipeline import Pipeline
-from grain_sft.sampling import Host
+from grain_sft.sampling import Host, Sampler
 from grain_sft.simulate.conditions import Conditions, Waits
 from grain_sft.simulate.demand import Block, Walk
 from grain_sft.simulate.lines import answers
 from grain_sft.simulate.processes import Measured
-from grain_sft.simulate.reads import Reads
+from grain_sft.simulate.reads import Ints, Reads
 from grain_sft.storage import MOST_OPEN_FILES
 from grain_sft.version import __version__
-
-if TYPE_CHECKING:
-    from grain_sft.sampling import Sampler
 
 MOST_COUNTED = 1 << 27
 """Maximum number of rows of a layout whose reads are counted row by row."""
@@ -28,8 +23,6 @@ CACHED_HOSTS = 16
 """Maximum number of hosts whose shard caches are modelled block by block; they stand for all hosts."""
 POINTS = 200
 """Maximum number of points of each curve."""
-
-Ints = npt.NDArray[np.int64]
 
 
 class _Totals:

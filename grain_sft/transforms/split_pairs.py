@@ -1,7 +1,5 @@
 """SplitPairs: the transform from rows of pairs to the arrays of a preference trainer."""
 
-from __future__ import annotations
-
 import grain
 import numpy as np
 from absl import logging

@@ -1,7 +1,5 @@
 """Checks of a pipeline against MaxText's config, before the first step. MaxText itself makes none of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 

@@ -1,10 +1,8 @@
 """Iterators that replace those of MaxText's trainers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from absl import logging
 
@@ -45,7 +43,7 @@ class MaxTextBatches(GlobalBatches):
 class EvaluationBatches(MaxTextBatches):
     """Batches of an evaluation. They begin again with each `iter` and after their end."""
 
-    def __iter__(self) -> EvaluationBatches:
+    def __iter__(self) -> Self:
         self.reset()
         return self
 

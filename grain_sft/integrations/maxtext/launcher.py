@@ -1,7 +1,5 @@
 """Launcher: MaxText's training command with iterators of grain_sft."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Sequence

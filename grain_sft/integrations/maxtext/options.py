@@ -1,11 +1,9 @@
 """Options of grain_sft in a run of MaxText."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from grain_sft.errors import ConfigError
 from grain_sft.integrations.maxtext.trainers import TRAINERS, Trainer
@@ -33,7 +31,7 @@ class Options:
     ignore_weights: bool = False
 
     @classmethod
-    def from_environment(cls, **given: str) -> Options:
+    def from_environment(cls, **given: str) -> Self:
         """Return the options `given`, and the others from $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on.
 
         Raises:

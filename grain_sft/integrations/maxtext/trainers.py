@@ -1,7 +1,5 @@
 """MaxText's trainers: the module of each, the step that a checkpoint's name means, and the number of batches in a step."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The permutation is a cipher in Feistel form with the round function of Simon (Be
 families of lightweight block ciphers") on blocks of an even number of bits. A result that is not a row is enciphered again.
 """
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,12 +1,10 @@
 """Order: entry of the table of orders, which decide the row at each index of an epoch."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +61,7 @@ class Order:
     epoch_seed: Callable[[int, int], int] = lambda seed, epoch: seed
 
     @classmethod
-    def from_permutation(cls, permutation: Callable[[int, int, int], Any], **traits: Any) -> Order:
+    def from_permutation(cls, permutation: Callable[[int, int, int], Any], **traits: Any) -> Self:
         """Return the order of a function that permutes one epoch. Its last `EPOCHS_KEPT` results stay in memory.
 
         Args:
@@ -88,6 +86,6 @@ class Order:
         return cls(make, **traits)
 
     @classmethod
-    def of(cls, entry: Order | Callable[[int, int, int], Any]) -> Order:
+    def of(cls, entry: Self | Callable[[int, int, int], Any]) -> Self:
         """Return `entry` if it is an order, else the order of the function `entry`, as `from_permutation`."""
         return entry if isinstance(entry, cls) else cls.from_permutation(entry)  # type: ignore[arg-type]
