@@ -229,8 +229,7 @@ def write_figures(
         figures = measure()
     text = json.dumps(figures, indent=2) + "\n"
     if options.output:
-        with files.atomic_write(options.output) as file:
-            file.write(text)
+        files.write_bytes(options.output, text.encode())
     if options.json:
         sys.stdout.write(text)
     return figures

@@ -3,19 +3,14 @@
 The signal handler ends the process at once: it kills the children, runs the `atexit` functions and raises nothing, as an
 exception in an import can crash extension modules. Another thread does this if the main one is in native code."""
 
-from __future__ import annotations
-
 import _thread
 import atexit
 import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
+from collections.abc import Callable
+from types import FrameType
 
 NATIVE = 0.4  # seconds that the main thread gets to leave native code
 LEAVE = 1.0  # seconds for child processes and `atexit` functions

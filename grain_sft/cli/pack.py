@@ -135,10 +135,8 @@ def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     _line("segments", "mean {mean:.2f}, median {median:g}, max {max:,} a row".format(**found["segments_a_row"]))
     spread = {name: ", ".join(f"{each[name]:.2f}" for each in found["attention"]) for name in found["attention"][0]}
     rows = ", ".join(str(each["rows_a_device"]) for each in found["attention"])
-    _line(
-        "attention",
-        f"highest cost over the mean of {found['attention'][0]['devices']} devices, with {rows} rows each, by order:",
-    )
+    devices = found["attention"][0]["devices"]
+    _line("attention", f"highest cost over the mean of {devices} devices, with {rows} rows each, by order:")
     _line("", "random rows: {shuffled} (the longest segments alone make it at least {floor})".format(**spread))
     _line("", "balanced: {balanced}".format(**spread))
     for plan in found["plans"]:

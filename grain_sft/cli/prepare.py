@@ -45,9 +45,8 @@ def prepare(parser: Parser) -> None:
     template = f"how a conversation becomes tokens: {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
     add("--template", required=True, type=_template, metavar="TEMPLATE", help=template)
     parser.add_declared(Request, ("tokenizer",))
-    add(
-        "--format", type=_format, metavar="NAME", help=f"format of the corpus: {_FORMATS} (default: the template's own)"
-    )
+    format = f"format of the corpus: {_FORMATS} (default: the template's own)"
+    add("--format", type=_format, metavar="NAME", help=format)
     add("-o", "--output", required=True, help=_FOLDER)
     _add_schema(parser)
     parser.add_declared(Request, DERIVED)
@@ -126,13 +125,10 @@ def datasets_of(words: Sequence[str]) -> list[Dataset]:
       PrepareError: an amount that follows no input.
     """
     found: list[Dataset] = []
-    takes_amount = False
-    for word in words:
+    for index, word in enumerate(words):
         if _AMOUNT.fullmatch(word) is None:
             found.append(Dataset((word,)))
-            takes_amount = True
-        elif takes_amount:
-            takes_amount = False
+        elif index and _AMOUNT.fullmatch(words[index - 1]) is None:
             found[-1] = Dataset(found[-1].paths, word)
         else:
             raise PrepareError(f"{word!r}: an amount follows an input, once. Write ./{word} for a file of that name.")

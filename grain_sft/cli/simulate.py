@@ -30,7 +30,7 @@ def simulate(parser: Parser) -> None:
 
 def _simulate(options: argparse.Namespace) -> int:
     from grain_sft.simulate import simulation_page
-    from grain_sft.storage import atomic_write
+    from grain_sft.storage import write_bytes
     from grain_sft.view import require_matplotlib
 
     if options.html:
@@ -39,8 +39,7 @@ def _simulate(options: argparse.Namespace) -> int:
     figures = write_figures(lambda: _figures(options), options, inputs=[options.config])
     if options.html:
         page = simulation_page(figures, os.path.basename(options.config))
-        with atomic_write(options.html) as file:
-            file.write(page)
+        write_bytes(options.html, page.encode())
     return 0
 
 

@@ -85,9 +85,8 @@ def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Itera
         return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **counted)
     documents, question = _documents(pipeline, options)
     found = provenance.find_document(pipeline, documents, epochs=options.epochs, **counted)
-    places = (
-        [found.step, found.row] if pipeline.stages[0].source.layout.of_pairs else [found.step, found.row, found.segment]
-    )
+    segments = [] if pipeline.stages[0].source.layout.of_pairs else [found.segment]
+    places = [found.step, found.row, *segments]
     num_occurrences = len({*zip(*(column.tolist() for column in places), strict=True)})
     many = f"{len(documents)} documents, " if len(documents) > 1 else ""
     seen = f"seen {num_occurrences} times" if num_occurrences else "never seen: in no row, or not in the steps searched"

@@ -29,7 +29,7 @@ def inspect(parser: Parser) -> None:
 
 def _inspect(options: argparse.Namespace) -> int:
     from grain_sft import view
-    from grain_sft.storage import atomic_write
+    from grain_sft.storage import write_bytes
 
     if options.html:
         check_output(options.html, inputs=[options.config])
@@ -38,10 +38,10 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.html:
         rows = None if options.row is None else [options.row]
         with elapsed("Drawing"):
-            page = view.inspect_page(pipeline, options.step, texts, rows=rows, title=os.path.basename(options.config))
-        with atomic_write(options.html) as file:
-            file.write(page)
-        print(f"{options.html}: step {options.step}, {len(page.encode()) / 1e6:.1f} MB; open it in a browser")
+            title = os.path.basename(options.config)
+            page = view.inspect_page(pipeline, options.step, texts, rows=rows, title=title).encode()
+        write_bytes(options.html, page)
+        print(f"{options.html}: step {options.step}, {len(page) / 1e6:.1f} MB; open it in a browser")
         return 0
     (row,) = view.view_rows(pipeline, options.step, [options.row or 0])
     if hasattr(sys.stdout, "reconfigure"):
@@ -67,7 +67,7 @@ def report(parser: Parser) -> None:
 def _report(options: argparse.Namespace) -> int:
     from grain_sft import view
     from grain_sft.bench import config as speed
-    from grain_sft.storage import atomic_write
+    from grain_sft.storage import write_bytes
 
     view.require_matplotlib()
     base = os.path.splitext(options.output)[0]
@@ -86,11 +86,10 @@ def _report(options: argparse.Namespace) -> int:
             found["throughput"] = speed.report_speed(pipeline, options.seconds)
     with elapsed("Drawing"):
         pictures = view.draw_pictures(found)
-        written: dict[str, str | bytes] = {f"{base}.json": json.dumps(found, indent=2) + "\n"}
+        written = {f"{base}.json": (json.dumps(found, indent=2) + "\n").encode()}
         written |= {f"{base}.{name}.png": picture.png for name, picture in pictures.items()}
-        written[options.output] = view.report_page(found, pictures)
+        written[options.output] = view.report_page(found, pictures).encode()
     for path, content in written.items():
-        with atomic_write(path, "wb" if isinstance(content, bytes) else "w") as file:
-            file.write(content)
+        write_bytes(path, content)
         print(path)
     return 0

@@ -74,8 +74,7 @@ def prepare_corpus(root: Path, seed: int, max_characters: int = MAX_CHARACTERS) 
         "sampler": {"order": "shuffle", "seed": seed, "global_batch_size": GLOBAL_BATCH_SIZE},
         "transforms": ["shift_targets"],
     }
-    with atomic_write(root / CONFIG) as file:
-        json.dump(config, file, indent=2)
+    write_bytes(str(root / CONFIG), json.dumps(config, indent=2).encode())
     return open_corpus(folder / "sft"), manifest
 
 

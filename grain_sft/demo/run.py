@@ -145,13 +145,11 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
     Raises:
       GrainSftError: The process failed, or reached the last step before it was killed.
     """
-    Path(options.folder).mkdir(parents=True)
+    path = Path(options.folder, "log.jsonl")
+    path.parent.mkdir(parents=True)
     found: dict[int, Record] = {}
     last = "it printed nothing."
-    with (
-        started(options) as process,
-        open(Path(options.folder, "log.jsonl"), "w", buffering=1, encoding="utf-8") as log,
-    ):
+    with started(options) as process, open(path, "w", buffering=1, encoding="utf-8") as log:
         for line in process.stdout or ():
             if (record := parse(line)) is None:
                 last = line.strip() or last

@@ -1,7 +1,5 @@
 """Verification of a corpus: its files, boundaries, vocabulary, loss and documents."""
 
-from __future__ import annotations
-
 import concurrent.futures
 from collections.abc import Mapping
 
@@ -19,6 +17,38 @@ Ints = npt.NDArray[np.int64]
 
 _NEARLY_ALL = 0.95  # of the documents
 _ENDS_CHECKED = 1000  # documents in a fast check
+
+
+class VocabularyCheck:
+    """Search, a block at a time, for ids that are too high: finds the first of each shard, and their number."""
+
+    def __init__(self, corpus: Corpus, size: int | None) -> None:
+        self._begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
+        self._corpus, self._size = corpus, size
+        self._found: dict[int, tuple[int, int, int]] = {}
+        """By shard: the first token that is too high, its id, and their number."""
+        self._highest = -1
+
+    def check(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
+        """Check `tokens`, from the corpus's token `begin` on."""
+        highest = int(tokens.max(initial=0))
+        self._highest = max(self._highest, highest)
+        if self._size is None or highest < self._size:
+            return
+        at = np.flatnonzero(tokens >= self._size)
+        shards = self._begins.searchsorted(at + begin, side="right") - 1
+        for shard, first, more in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
+            new = int(begin + at[first] - self._begins[shard]), int(tokens[at[first]]), 0
+            place, token, count = self._found.get(int(shard), new)
+            self._found[int(shard)] = place, token, count + int(more)
+
+    def report(self, report: Report) -> None:
+        """Add what was found to a report."""
+        report.figures["highest_token"] = self._highest
+        for shard, (place, token, count) in self._found.items():
+            more = f"; {count - 1:,} more in this file are too high" if count > 1 else ""
+            sentence = f"is {token}, but the vocabulary has {self._size} ids{more}. Correct the dtype or the tokenizer."
+            report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, f"token {place}")
 
 
 def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
@@ -221,35 +251,3 @@ def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
         except MissingExtraError as error:
             report.note("vocabulary", path, f"the tokenizer was not checked: {error}")
     return None
-
-
-class VocabularyCheck:
-    """Search, a block at a time, for ids that are too high: finds the first of each shard, and their number."""
-
-    def __init__(self, corpus: Corpus, size: int | None) -> None:
-        self._begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
-        self._corpus, self._size = corpus, size
-        self._found: dict[int, tuple[int, int, int]] = {}
-        """By shard: the first token that is too high, its id, and their number."""
-        self._highest = -1
-
-    def check(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
-        """Check `tokens`, from the corpus's token `begin` on."""
-        highest = int(tokens.max(initial=0))
-        self._highest = max(self._highest, highest)
-        if self._size is None or highest < self._size:
-            return
-        at = np.flatnonzero(tokens >= self._size)
-        shards = self._begins.searchsorted(at + begin, side="right") - 1
-        for shard, first, more in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            new = int(begin + at[first] - self._begins[shard]), int(tokens[at[first]]), 0
-            place, token, count = self._found.get(int(shard), new)
-            self._found[int(shard)] = place, token, count + int(more)
-
-    def report(self, report: Report) -> None:
-        """Add what was found to a report."""
-        report.figures["highest_token"] = self._highest
-        for shard, (place, token, count) in self._found.items():
-            more = f"; {count - 1:,} more in this file are too high" if count > 1 else ""
-            sentence = f"is {token}, but the vocabulary has {self._size} ids{more}. Correct the dtype or the tokenizer."
-            report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, f"token {place}")

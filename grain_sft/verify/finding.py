@@ -1,11 +1,9 @@
 """Findings: what is wrong, or worth knowing, in a corpus, a plan or a config."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 from grain_sft.errors import GrainSftError
 
@@ -76,7 +74,7 @@ class Report:
         """Return whether one of `checks`, or by default any check, has a wrong finding."""
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
-    def take(self, part: Report) -> None:
+    def take(self, part: Self) -> None:
         """Add the findings of a part's report, and its figures under its `where`."""
         self.findings += part.findings
         self.figures[part.where] = part.figures

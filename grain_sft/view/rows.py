@@ -197,16 +197,10 @@ def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ..
         edges = [column, *borders[(borders > column) & (borders < stop)].tolist(), stop]
         for begin, end in itertools.pairwise(edges):
             if begin < len(segments):
-                segment = int(segments[begin])
-                found.append(
-                    dataclasses.replace(
-                        piece,
-                        segment=segment,
-                        start=piece.start + begin - column,
-                        stop=piece.start + end - column,
-                        withdrawn=end - begin if piece.withdrawn and segment == 0 else 0,
-                    )
-                )
+                segment, shift = int(segments[begin]), piece.start - column
+                gone = end - begin if piece.withdrawn and segment == 0 else 0
+                place = {"segment": segment, "start": begin + shift, "stop": end + shift}
+                found.append(dataclasses.replace(piece, **place, withdrawn=gone))
         column = stop
     return tuple(found)
 
