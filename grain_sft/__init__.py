@@ -1,7 +1,5 @@
 """grain_sft: a step number goes in, this host's batch for a TPU comes out, and nothing else decides it."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from grain_sft import deprecated

@@ -1,9 +1,7 @@
 """Exceptions of grain_sft. Each message says where, what was expected, what was found and what to do."""
 
-from __future__ import annotations
-
 import importlib
-from typing import Any
+from typing import Any, Self
 
 
 class GrainSftError(Exception):
@@ -72,7 +70,7 @@ class MissingExtraError(GrainSftError, ImportError):
     """A feature whose optional dependency is not installed, or fails to import."""
 
     @classmethod
-    def of(cls, feature: str, package: str, extra: str) -> MissingExtraError:
+    def of(cls, feature: str, package: str, extra: str) -> Self:
         """Return the error for a feature that needs `package`, which the extra `extra` installs."""
         command = install_command(extra)
         return cls(f"{feature} needs {package}, which is not installed. Run `{command}` in the checkout of grain_sft.")

@@ -52,10 +52,8 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     where, sections = read_config(config)
     with naming(where):
         entries = sections.get("amendments", ())
-        observed: dict[str, Any] = {"audit": sections.get("audit")}
-        observed["observers"] = [
-            make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", [])
-        ]
+        observers = [make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", ())]
+        observed: dict[str, Any] = {"audit": sections.get("audit"), "observers": observers}
         maker = NounMaker(where, host)
         if not sections.get("stages"):
             nouns = maker.make(sections)

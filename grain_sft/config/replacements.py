@@ -57,10 +57,8 @@ def _divide(
             continue
         if step > begin:
             yield _with_steps(stage, step - begin)
-            stage, begin = (
-                _with_steps(_stage_after(stage, step - begin), None if end == sys.maxsize else end - step),
-                step,
-            )
+            left = None if end == sys.maxsize else end - step
+            stage, begin = _with_steps(_stage_after(stage, step - begin), left), step
         stage = overlay(stage, {"corpus": _corpus_of_source(section["source"], keys_of_stage(section))})
     yield stage
 

@@ -10,7 +10,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,7 +71,9 @@ def hashes_of(stored: Sequence[FileStamp], read: Read | None = None, *, of: str 
         return {"sha256": np.array([list(bytes.fromhex(each)) for each in hashes], np.uint8)}
 
     try:
-        arrays = artifact.load_or_make("content", depends, make, _folder(stored))
+        # None: the cache that machines share
+        folder = None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
+        arrays = artifact.load_or_make("content", depends, make, folder)
     except _ChangedError:
         return hashes
     return [bytes(each).hex() for each in arrays["sha256"]]
@@ -136,11 +137,6 @@ def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
     except OSError:
         return None  # reading the file says why
     return {"content": _VERSION, "of": of, "files": stamps}
-
-
-def _folder(stored: Sequence[FileStamp]) -> Path | None:
-    """Return the folder of cached hashes: None, the cache that machines share, for remote files; else this machine's."""
-    return None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
 
 
 def fingerprint_of(corpus: Corpus) -> str:

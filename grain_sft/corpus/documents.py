@@ -252,8 +252,7 @@ def _last_tokens(corpus: Corpus, shards: list[int]) -> list[int]:
     """Return the last token of each of these shards."""
     ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
-    found: list[int] = reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()
-    return found
+    return reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()
 
 
 def iter_documents(corpus: Corpus) -> Iterator[Document]:

@@ -23,9 +23,8 @@ LONG_SEGMENT = 1 << 10  # tokens
 
 _PLAUSIBLE_TOKEN = 1 << 20  # no vocabulary in use is larger
 _ROW_ALIGNMENT = 8  # bytes
-_SAFE_DTYPE = re.compile(
-    r"[<>=|]?\w+(\[\w*\])?"
-)  # numpy divides by zero at others, such as m8[s/0], which ends the process
+# numpy divides by zero at others, such as m8[s/0], which ends the process
+_SAFE_DTYPE = re.compile(r"[<>=|]?\w+(\[\w*\])?")
 _PlaneDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus
+from grain_sft.corpus import Corpus, Documents, RowFormat
 from grain_sft.errors import CorpusError, LayoutError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.layout.pieces import Ints, Pieces, Span
@@ -20,7 +20,6 @@ from grain_sft.storage import read_whole
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-    from grain_sft.corpus import Documents, RowFormat
     from grain_sft.layout.packing import PackingOptions
     from grain_sft.layout.plan import Plan
 

@@ -1,7 +1,5 @@
 """Documents by name: a number, a record of an input, an input, a source of a mixture, or a file of these."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -159,7 +157,7 @@ def _joined(found: Iterable[Ints]) -> Ints | None:
     return np.concatenate(listed) if listed else None
 
 
-def _in_layout(layout: Layout, inputs: Mapping[str, _Inputs], name: str) -> Ints | None:
+def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> Ints | None:
     """Return the documents of a source, `SOURCE:NUMBER`, an input or a record in a layout; None for a layout that lacks it.
     `inputs` are those of each of `layout.parts`."""
     source, _, number = name.rpartition(":")
@@ -191,8 +189,7 @@ class _Inputs:
     @functools.cached_property
     def _numbers(self) -> list[int]:
         """Numbers of the inputs that documents were made of."""
-        found: list[int] = [] if self._columns is None else np.unique(self._columns[0]).tolist()
-        return found
+        return [] if self._columns is None else np.unique(self._columns[0]).tolist()
 
     def documents_of(self, name: str) -> Ints | None:
         """Return the documents of an input, or of one of its records; None for a corpus without that input."""

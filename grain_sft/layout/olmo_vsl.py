@@ -1,7 +1,5 @@
 """OlmoVslLayout: chunks of documents of OLMo-core's `NumpyVSLDataset`, whose lengths are powers of two."""
 
-from __future__ import annotations
-
 from typing import Annotated, get_args
 
 import msgspec
@@ -105,8 +103,7 @@ class OlmoVslLayout(Layout):
         return pieces._replace(segment=None, position=None) if same else pieces
 
     def _bucket(self, rows: Ints) -> Ints:
-        found: Ints = self._ends.searchsorted(rows, side="right")
-        return found
+        return self._ends.searchsorted(rows, side="right")
 
     @property
     def documents(self) -> Documents:

@@ -1,13 +1,11 @@
 """PackedLayout: rows of one length, each packed with several documents, with little padding."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import msgspec
 import numpy as np
@@ -116,7 +114,7 @@ class PackedLayout(Layout):
         paths: Sequence[str | os.PathLike[str]] | None = None,
         use_array_if_local: bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
-    ) -> PackedLayout:
+    ) -> Self:
         """Return the layout of a plan that OLMo-core 3.0.0 made on any CPU.
 
         Args:

@@ -1,7 +1,5 @@
 """PairsLayout: a preference pair a row."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from grain_sft.arguments import as_integer, as_sequence_length
@@ -59,10 +57,8 @@ class PairsLayout(Layout):
             wanted &= (lengths == kept).all(axis=1)
         self._document: Ints = np.flatnonzero(wanted)
         if not len(self._document):
-            fix = (
-                "Prepare the corpus again" if long_pairs == "truncate" else "Use long_pairs='truncate', or longer rows"
-            )
-            raise LayoutError(f"none of the {len(lengths)} pairs is left. {fix}.")
+            fixes = {"truncate": "Prepare the corpus again", "drop": "Use long_pairs='truncate', or longer rows"}
+            raise LayoutError(f"none of the {len(lengths)} pairs is left. {fixes[long_pairs]}.")
         starts = corpus.documents.start[:, None] + lengths.cumsum(axis=1) - lengths
         starts[:, 0] += lengths[:, 0] - kept[:, 0]  # the end of the prompt
         self._length, self._start = kept[wanted], starts[wanted]

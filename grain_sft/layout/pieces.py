@@ -109,12 +109,11 @@ class Pieces(NamedTuple):
         stop_before, segment_before = (np.where(is_first, 0, np.roll(each, 1)) for each in (stop, segment))
         num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
         in_shards = (shard >= 0) & (shard < len(num_tokens))
+        in_file = in_shards & (start >= 0) & (start + length <= num_tokens[np.where(in_shards, shard, 0)])
         return {
             "is of another row, or out of order": (row < 0) | (row >= len(rows)) | (np.diff(row, prepend=0) < 0),
             "has no tokens": length < 1,
-            "is not in the file": ~in_shards
-            | (start < 0)
-            | (start + length > num_tokens[np.where(in_shards, shard, 0)]),
+            "is not in the file": ~in_file,
             "does not begin where the piece before it ends": column != stop_before,
             f"ends after the row of {layout.sequence_length}": stop > layout.sequence_length,
             "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > segment_before + 1),

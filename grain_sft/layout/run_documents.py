@@ -1,7 +1,5 @@
 """RunDocuments: numbers of the documents of a run, through all its stages."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 
@@ -83,9 +81,8 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents[documents < self._end_of_first]
         found = [documents[:0]]
-        for (name, part), entry in zip(
-            parts_by_documents(layout), self._numbered[self.layouts.index(layout)], strict=True
-        ):
+        numbered = self._numbered[self.layouts.index(layout)]
+        for (name, part), entry in zip(parts_by_documents(layout), numbered, strict=True):
             own = documents - self._first(entry)
             own = own[(own >= 0) & (own < _num_numbers(part))]
             if len(own):  # otherwise the ends of documents, which may be unknown, are not asked for

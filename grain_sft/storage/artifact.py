@@ -188,10 +188,8 @@ def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
             array: npt.NDArray[Any] = np.empty(shape, dtype) if 0 in shape else np.memmap(file, dtype, "r", at, shape)
             ranges.append((fd, at, at + array.nbytes))
             found[name] = array
-    if (
-        hashing.joined(hashing.blocks_of(ranges), _header_digest(header["depends"], header["arrays"]))
-        != header["checksum"]
-    ):
+    checksum = hashing.joined(hashing.blocks_of(ranges), _header_digest(header["depends"], header["arrays"]))
+    if checksum != header["checksum"]:
         raise ValueError("its arrays are not those that were written")
     return found, dict(header["depends"])
 

@@ -1,16 +1,14 @@
 """Read access restricted to regular local files: opening a FIFO can block, and reading a device may never end."""
 
 import contextlib
-import contextvars
 import os
 import stat
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 from grain_sft.errors import CorpusError, CorpusFileError
 
-_root: contextvars.ContextVar[tuple[tuple[str, ...], str] | None] = contextvars.ContextVar(
-    "grain_sft_root", default=None
-)
+_root: ContextVar[tuple[tuple[str, ...], str] | None] = ContextVar("grain_sft_root", default=None)
 """Folders, one of which must contain every opened file, and the one path that may lie outside."""
 
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}

@@ -229,9 +229,8 @@ class ShardReader:
         files = [self._mapped(shard) for shard in distinct]  # this list keeps them open while other threads make room
         if not all(file.address for file in files):
             return False
-        base, length = np.array(
-            [(file.address + file.data_offset, file.shard.size - file.data_offset) for file in files]
-        ).T
+        ranges = [(file.address + file.data_offset, file.shard.size - file.data_offset) for file in files]
+        base, length = np.array(ranges).T
         if len(files) > 1:
             at = np.searchsorted(distinct, shards)
             base, length = base[at], length[at]

@@ -82,8 +82,7 @@ def blend_of(chosen: Integer[np.ndarray, " samples"], datasets: int) -> Blend:
 def normalized(weights: npt.ArrayLike) -> Floats:
     """Return the weights divided by their sum, float64 [n], with megatron-core's rounding."""
     given = np.array(weights, np.float64)
-    found: Floats = given / np.sum(given)
-    return found
+    return given / np.sum(given)
 
 
 def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:

@@ -1,7 +1,5 @@
 """MegatronGptLayout: rows as Megatron-LM and MaxText's `mmap` and `mmap_npy` make them."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterator, Sequence

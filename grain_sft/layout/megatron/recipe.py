@@ -1,7 +1,5 @@
 """Recipe of Megatron's indices: the data sets of a corpus, the stream of each, and their blend."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -166,9 +164,8 @@ class Recipe:
         if self.index_dir is None:
             return make_stream(sizes, samples, self.cut, self.seed)
         split = shard.boundaries.sequences if shard.boundaries is not None else None
-        return read_stream(
-            self.index_dir, shard.path, sizes, split[0] if split else skipped, samples, self.cut, self.seed
-        )
+        before = split[0] if split else skipped
+        return read_stream(self.index_dir, shard.path, sizes, before, samples, self.cut, self.seed)
 
     def _refuse_split(self, corpus: Corpus) -> None:
         """Raise a `LayoutError` if `corpus.split` has divided the sequences of a `.bin` and `.idx` pair, its prefix."""
