@@ -201,9 +201,8 @@ def struct_of(name: str, options: Options) -> type[msgspec.Struct]:
     for option in options.values():
         table = table_of(option.type)
         open_names = {"anyOf": [{"enum": list(table)}, {"pattern": ":"}]} if table is not None else None
-        kind: Any = Annotated[
-            (option.type, msgspec.Meta(description=help_in_configs(option), extra_json_schema=open_names))
-        ]
+        meta = msgspec.Meta(description=help_in_configs(option), extra_json_schema=open_names)
+        kind: Any = Annotated[(option.type, meta)]
         default = option.default if isinstance(option.default, str | int | float) else None
         fields.append((option.name, kind) if option.default is REQUIRED else (option.name, kind, default))
     return msgspec.defstruct(name, fields, frozen=True, kw_only=True, forbid_unknown_fields=True)

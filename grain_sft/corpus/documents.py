@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import content
-from grain_sft.corpus.boundaries import CUTTING_KINDS, BoundaryFile
+from grain_sft.corpus.boundaries import CUTTING_KINDS, BoundaryFile, Ints
 from grain_sft.corpus.eos_scan import scan
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import ShardReader, artifact, hashing, read_whole
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
     from grain_sft.corpus.corpus import Corpus
     from grain_sft.corpus.shard import Shard
-
-Ints = npt.NDArray[np.int64]
 
 _KEPT_FROM = 1 << 23  # bytes of tokens from which a scan is cached; a smaller one takes a millisecond
 _BLOCK_TOKENS = 1 << 20  # read at once

@@ -1,7 +1,5 @@
 """Scan of a corpus's tokens for the EOS that ends each document."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -19,7 +17,7 @@ Tokens = npt.NDArray[np.unsignedinteger]
 _SCAN_BYTES = hashing.BLOCK
 
 
-def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[Ints, Ints, int, list[str]]:
+def scan(corpus: "Corpus", bos_token_id: int | None) -> tuple[Ints, Ints, int, list[str]]:
     """Return the first token and the length of each document, the highest token, and the hash of each shard's tokens.
 
     With `bos_token_id`, an EOS ends a document only if that token follows it, or if it is the last token of its shard.
@@ -45,7 +43,7 @@ def scan(corpus: Corpus, bos_token_id: int | None) -> tuple[Ints, Ints, int, lis
     return start, np.concatenate(ends) - start, min(highest, np.iinfo(np.int64).max), hashes
 
 
-def _chunks(corpus: Corpus) -> Iterator[tuple[int, int, Tokens, Tokens]]:
+def _chunks(corpus: "Corpus") -> Iterator[tuple[int, int, Tokens, Tokens]]:
     """Yield (shard, token offset in the corpus, tokens, following tokens) of each chunk, in memory of its own.
 
     Item i of the following tokens follows token i of the chunk. Only a shard's last token has none.

@@ -1,12 +1,10 @@
 """MixtureCorpus: the shards of several corpora, one corpus after the other."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
@@ -14,9 +12,6 @@ from grain_sft.corpus.content import PREFIX
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.documents import Documents
 from grain_sft.errors import CorpusError
-
-if TYPE_CHECKING:
-    from jaxtyping import Shaped, UInt
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -32,7 +27,7 @@ class MixtureCorpus(Corpus):
     parts: tuple[Corpus, ...] = ()
 
     @classmethod
-    def of(cls, parts: tuple[Corpus, ...]) -> MixtureCorpus:
+    def of(cls, parts: tuple[Corpus, ...]) -> Self:
         """Return the mixture of some corpora, or raise CorpusError if two were made with different tokenizers."""
         known = [part for part in parts if part.tokenizer_sha256 is not None]
         for other in known[1:]:
@@ -60,7 +55,7 @@ class MixtureCorpus(Corpus):
         counts = [count for part in self.parts if (count := part.num_documents) is not None]
         return sum(counts) if len(counts) == len(self.parts) else None
 
-    def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
+    def read(self, start: int, stop: int) -> NoReturn:
         """Raise CorpusError: the files of a mixture may have several dtypes."""
         raise CorpusError(
             "a mixture has no tokens of its own. Read those of a part: corpus.parts[0].read(start, stop)."

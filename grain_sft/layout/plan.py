@@ -62,10 +62,7 @@ class Plan:
 
 
 def load_plan(
-    finder: DocumentFinder,
-    options: PackingOptions,
-    folder: str | Path | None = None,
-    make: Callable[[], Columns] | None = None,
+    finder: DocumentFinder, options: PackingOptions, folder: str | Path | None, make: Callable[[], Columns] | None
 ) -> Plan:
     """Return the plan of the finder's documents from the cache, or make it with `make` (None means `make_plan`) and cache it.
 

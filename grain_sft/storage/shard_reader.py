@@ -15,7 +15,7 @@ from grain_sft.storage.local_file import Identity, LocalFile
 from grain_sft.storage.locks import ForkSafeLock
 from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.shards import RemoteShards
-from grain_sft.storage.vectored_copy import copies
+from grain_sft.storage.vectored_copy import Ints, copies
 
 MOST_OPEN_FILES = 1024
 _MANY_PIECES = 24  # least pieces of a gather that is copied; 8 of 180 tokens are read in 0.6 of the time of a copy
@@ -23,7 +23,6 @@ _SMALL_PIECE = 1 << 13  # bytes, most that its pieces have on average
 _MIN_PIECES_PER_WAIT = 16  # a copy with fewer pieces per wait for the disk is slower than reads
 _READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, after such a copy
 
-Ints = npt.NDArray[np.int64]
 IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
 """Buffers of bytes that one `os.preadv` fills in order."""

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import content
+from grain_sft.corpus.boundaries import Ints
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.documents import Ints
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile, scan_corpus

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, Documents, Shard, split_range
 from grain_sft.errors import LayoutError
-from grain_sft.layout.megatron.blending import Blend, blend, normalized
+from grain_sft.layout.megatron.blending import blend, normalized
 from grain_sft.layout.megatron.cache import read_blend, read_stream, stamps_of
 from grain_sft.layout.megatron.stream import Cut, Stream, make_stream
 from grain_sft.storage import artifact
@@ -134,7 +134,8 @@ class Recipe:
                 size = math.floor((counts / shares).min()) if wanted is None else wanted
             else:
                 shares, size = normalized(counts), min(wanted or sum(counts), sum(counts))
-            blended = self._blend(shares, size)
+            read = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
+            blended = blend(shares, size) if read is None else read
             made |= {"chosen": blended.chosen, "taken": blended.taken}
             surplus_helps = bool(corpus.weights) and self.num_samples is not None
             more = f"Give a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
@@ -146,11 +147,6 @@ class Recipe:
                         + advice
                     )
         return made
-
-    def _blend(self, shares: npt.NDArray[np.float64], size: int) -> Blend:
-        """Return the blend of `size` samples by `shares`: that in `index_dir`, if there is one."""
-        read = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
-        return blend(shares, size) if read is None else read
 
     def _range(self, first: int, stop: int) -> tuple[int, int]:
         """Return the (first, stop) range of documents that the split keeps."""
