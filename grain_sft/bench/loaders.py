@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.bench import Scale, Table
-from grain_sft.bench.measuring import LIMIT, SEED, SPEED, Next, limit, rate, seconds_in_turn, seconds_waited
+from grain_sft.bench.measuring import LIMIT, SEED, SPEED, TURNS, Next, limit, rate, seconds_in_turn, seconds_waited
 from grain_sft.corpus import Corpus, open_corpus
 from grain_sft.errors import StorageError, install_command
 from grain_sft.layout import Layout, MaterializedLayout, PackedLayout, WindowLayout
@@ -104,8 +104,6 @@ WRITTEN = "the same rows written out (materialized)"
 SCATTERED = "limit: documents at random places in memory"
 GRAIN = "grain BestFitPackIterDataset, 64 bins"
 
-_TURNS = 8  # of each measurement, so that other work of the machine slows all loaders the same
-
 
 class Profile(NamedTuple):
     """Documents of log-normal lengths, and the rows that they go to."""
@@ -125,7 +123,7 @@ def packed(folder: Path, scale: Scale) -> Iterator[Table]:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for profile in PROFILES:
             loaders = _loaders(profile, Path(temporary))
-            medians = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS, warm=20)
+            medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
             tokens, rows = profile.sequence_length * profile.batch, {}
             for name, median in medians.items():
                 rows[name] = rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}

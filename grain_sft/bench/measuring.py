@@ -18,6 +18,7 @@ Next = Callable[[], Any]
 
 LIMIT = "limit: numpy, contiguous rows"
 SEED = 34521
+TURNS = 8  # of each measurement, where other work of the machine has to slow all loaders the same
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
 """Columns of the figures of `rate`."""
 

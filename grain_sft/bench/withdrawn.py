@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from grain_sft.bench import Scale, Table
-from grain_sft.bench.measuring import SEED, seconds_in_turn
+from grain_sft.bench.measuring import SEED, TURNS, seconds_in_turn
 from grain_sft.bench.plans import LENGTH, made_up_lengths, make_corpus
 from grain_sft.corpus import open_corpus
 from grain_sft.layout import LAYOUTS
@@ -25,8 +25,6 @@ CASES: dict[int, tuple[tuple[str, int, int], ...]] = {
     THINK: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),
 }
 """Kind of the layout, rows of a batch and tokens of a row, for chats and for long documents."""
-
-_TURNS = 8  # of each measurement, so that other work of the machine slows both runs the same
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
@@ -49,7 +47,7 @@ def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
                 for name, amendments in (("plain", []), ("withdrawn", [Amendment(0, withdraw=gone)])):
                     run = Pipeline(source, sampler, [ShiftTargets()], amendments=amendments)
                     loaders[name] = map(run.__getitem__, itertools.cycle(steps)).__next__
-                plain, amended = seconds_in_turn(loaders, scale.seconds / _TURNS, scale.repeats * _TURNS, 100).values()
+                plain, amended = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, 100).values()
                 figures[f"{kind}, {rows} x {length:,}"] = {
                     "us": plain * 1e6,
                     "withdrawn_us": amended * 1e6,

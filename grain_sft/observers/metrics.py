@@ -89,10 +89,8 @@ class Metrics(Observer):
         except ImportError:
             return
         own: dict[str, Any] = {"registry": None}  # `collect` of this object returns their values
-        shared = {
-            name: Histogram(*text, buckets=SECONDS, **own) for name, text in _HISTOGRAMS.items() if not self._most
-        }
-        self._histograms = shared or {name: BulkHistogram(*text) for name, text in _HISTOGRAMS.items()}
+        for name, text in _HISTOGRAMS.items():
+            self._histograms[name] = BulkHistogram(*text) if self._most else Histogram(*text, buckets=SECONDS, **own)
         self._gauge = Gauge(*_NEXT_STEP, multiprocess_mode="mostrecent", **own)
         self._counters = {name: Counter(f"grain_sft_{name}", text, **own) for name, text in _COUNTERS.items()}
         read = Counter(*_READ, **own)

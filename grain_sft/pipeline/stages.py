@@ -121,12 +121,10 @@ class StagedPipeline(Pipeline):
         ends += [{"steps": steps, "tokens": None}] if steps > 0 else []
         runs = ([*before, dataclasses.replace(last, **end)] for end in ends)
         found: list[Pipeline] = [type(self)(stages, amendments=self.amendments) for stages in runs]
-        if before:
-            return found
-        return [
-            Pipeline(last.source, last.sampler, last.transforms, amendments=last.amendments_of(self.amendments)),
-            *found,
-        ]
+        if not before:
+            amendments = last.amendments_of(self.amendments)
+            found.insert(0, Pipeline(last.source, last.sampler, last.transforms, amendments=amendments))
+        return found
 
     def __getattr__(self, name: str) -> Any:
         if name in ("source", "transforms", "withdrawals"):

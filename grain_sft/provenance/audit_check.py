@@ -1,13 +1,11 @@
 """Check of an audit log: every field that follows from the pipeline is computed again and compared."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import itertools
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from grain_sft.errors import CorpusError
 from grain_sft.pipeline import Pipeline, begins_before
@@ -102,19 +100,6 @@ def _parsed(line: bytes) -> dict[str, str]:
         return {"unreadable": str(error)}
 
 
-def _checked(run: _Run, pipelines: Sequence[Pipeline], lines: Sequence[Mapping[str, str]]) -> _Run:
-    """Return `run` after `lines`, as entries of one of `pipelines`: the one that gives the fewest findings."""
-    found = []
-    for pipeline in pipelines:
-        following = run.as_written_by(pipeline)
-        for fields in lines:
-            following.check(fields)
-        if len(following.checked.findings) == len(run.checked.findings):
-            return following
-        found.append(following)
-    return min(found, key=lambda each: len(each.checked.findings))
-
-
 def _number(text: str | None) -> int:
     """Return the value of a decimal number, 0 or more; -1 for any other text."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
@@ -139,7 +124,7 @@ class _Run:
         self._number = 0
         self._shifts = {0}  # accepted differences between the number of an entry and that of its line
 
-    def as_written_by(self, pipeline: Pipeline) -> _Run:
+    def as_written_by(self, pipeline: Pipeline) -> Self:
         """Return a copy of this state that continues with entries of `pipeline`."""
         following, before = copy.copy(self), self.checked
         if pipeline is not self._pipeline:
@@ -291,3 +276,16 @@ class _Run:
 
     def _note(self, message: str) -> None:
         self.checked.notes.append(Finding(self._number, message))
+
+
+def _checked(run: _Run, pipelines: Sequence[Pipeline], lines: Sequence[Mapping[str, str]]) -> _Run:
+    """Return `run` after `lines`, as entries of one of `pipelines`: the one that gives the fewest findings."""
+    found = []
+    for pipeline in pipelines:
+        following = run.as_written_by(pipeline)
+        for fields in lines:
+            following.check(fields)
+        if len(following.checked.findings) == len(run.checked.findings):
+            return following
+        found.append(following)
+    return min(found, key=lambda each: len(each.checked.findings))

@@ -78,7 +78,17 @@ class BatchSizes:
             check_divided(self.at(first), hosts, first if len(self.sizes) > 1 else None)
 
 
-class JoinedSizes(BatchSizes):
+class ComputedSizes(BatchSizes):
+    """Base of batch sizes that compute `begins` and `steps_of` in their own way."""
+
+    def before(self, step: int) -> int:
+        return int(self.begins(np.array([step]))[0][0])
+
+    def step_of(self, row: int) -> int:
+        return int(self.steps_of(np.array([row]))[0])
+
+
+class JoinedSizes(ComputedSizes):
     """Batch sizes of consecutive ranges of steps, such as the stages of a run.
 
     Args:
@@ -106,12 +116,6 @@ class JoinedSizes(BatchSizes):
     def at(self, step: int) -> int:
         first, sizes, shift = self._ranges[max(0, bisect_right(self._firsts, step) - 1)]
         return sizes.at(max(step, first) + shift)
-
-    def before(self, step: int) -> int:
-        return int(self.begins(np.array([step]))[0][0])
-
-    def step_of(self, row: int) -> int:
-        return int(self.steps_of(np.array([row]))[0])
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
         before, found = np.zeros_like(steps), np.zeros_like(steps)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import BatchSizes
+from grain_sft.sampling.batch_sizes import ComputedSizes
 from grain_sft.sampling.orders.order import EPOCHS_KEPT, Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
@@ -104,7 +104,7 @@ class _Epoch(NamedTuple):
     begins: Ints
 
 
-class CurriculumSizes(BatchSizes):
+class CurriculumSizes(ComputedSizes):
     """Batch sizes of a run whose epochs all have the same batches, each in its own order.
 
     Args:
@@ -131,12 +131,6 @@ class CurriculumSizes(BatchSizes):
 
     def steps_of_one_size(self, step: int) -> int:
         return 1
-
-    def before(self, step: int) -> int:
-        return int(self.begins(np.array([step]))[0][0])
-
-    def step_of(self, row: int) -> int:
-        return int(self.steps_of(np.array([row]))[0])
 
     def begins(self, steps: Ints) -> tuple[Ints, Ints]:
         epochs, at = np.divmod(steps, self.num_steps)

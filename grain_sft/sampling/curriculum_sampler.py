@@ -78,8 +78,7 @@ class CurriculumSampler(EpochSampler):
             raise SamplerError(f"buckets={list(self.buckets)}: expected numbers of rows of 0 or more.")
         super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
-        self.num_instances, self.seed = source.num_instances, source.seed
-        self.shuffle = source.shuffle
+        self.num_instances, self.seed, self.shuffle = source.num_instances, source.seed, source.shuffle
         sizes = self.global_batch_size * (lengths[-1] // lengths)
         self._rows_per_batch, self._first_rows = sizes, np.cumsum(rows) - rows
         self._counts = batch_counts(curriculum, rows, sizes, self.num_cycles, self.balanced)

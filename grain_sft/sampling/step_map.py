@@ -92,6 +92,8 @@ class MappedSampler(Sampler):
       SamplerError: As in `StepMap`.
     """
 
+    steps_per_epoch = None  # an epoch with skipped steps has fewer steps than others
+
     def __init__(
         self, sampler: Sampler, skips: Iterable[tuple[int, int]] = (), *, origin: int = 0, end: int | None = None
     ) -> None:
@@ -158,11 +160,6 @@ class MappedSampler(Sampler):
     def num_steps(self) -> int | None:
         ends = [self.end, None if self.sampler.num_steps is None else self._map.step_of(self.sampler.num_steps)]
         return min((end for end in ends if end is not None), default=None)
-
-    @property
-    def steps_per_epoch(self) -> int | None:
-        """None, because an epoch with skipped steps has fewer steps than others."""
-        return None
 
     def steps_of_epochs(self, epochs: int | None) -> int:
         return min(self.end_step, self._map.step_of(self.sampler.steps_of_epochs(epochs)))

@@ -5,9 +5,6 @@ from collections.abc import Iterable
 
 from grain_sft.storage import CacheOptions, cache_blocks, remote_files, shard_cache
 
-BATCH_BYTES = shard_cache.BATCH_BYTES
-"""Bytes of blocks that are fetched together."""
-
 Piece = tuple[str, int, int, int]
 """Path of a file, its size, the first byte of the piece, and its number of bytes."""
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling import Sampler
-from grain_sft.simulate.cache import BATCH_BYTES, HostCache, Piece
+from grain_sft.simulate.cache import HostCache, Piece
 from grain_sft.simulate.conditions import Conditions
 from grain_sft.simulate.reads import Gather, Ints, Ranges, Reads
-from grain_sft.storage import DIGEST_BYTES, CacheOptions, remote_files
+from grain_sft.storage import DIGEST_BYTES, CacheOptions, remote_files, shard_cache
 
 _ROWS_AT_ONCE = 1 << 20
 
@@ -174,7 +174,7 @@ class Walk:
         shape = len(asks), 2, *block.seconds.shape
         for ask, cached, (requests, received) in zip(asks, caches, counts.reshape(shape), strict=True):
             if cached:
-                yield requests, received, -(-received // BATCH_BYTES)
+                yield requests, received, -(-received // shard_cache.BATCH_BYTES)
             else:
                 requests = block.sums(ask.ranges.row, -(-ask.ranges.size // remote_files.PART_BYTES))
                 yield requests, block.sums(ask.ranges.row, ask.ranges.size), 0

@@ -4,7 +4,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, Self
 
+import jax
 from absl import logging
+from jax.sharding import NamedSharding, PartitionSpec
 
 from grain_sft.config import load, naming, read_config
 from grain_sft.errors import ConfigError, PipelineError
@@ -128,8 +130,6 @@ def _batches(
     config: Any, mesh: Any, process_indices: Sequence[int], options: Options, *, training: bool
 ) -> MaxTextBatches:
     """Return global arrays of training or of evaluation, with the sharding of MaxText's train step."""
-    import jax
-    from jax.sharding import NamedSharding, PartitionSpec
     from maxtext.utils.sharding import get_input_data_sharding
 
     pipeline, where = load_checked(config, options, training=training)
@@ -159,13 +159,12 @@ def _batches(
 
 def first_step(config: Any, trainer: Trainer) -> int:
     """Return the step after MaxText's latest complete checkpoint; 0 without a checkpoint."""
-    folder = config.checkpoint_dir if config.enable_checkpointing else None
-    if not folder:
+    if not config.enable_checkpointing or not config.checkpoint_dir:
         return 0
     import orbax.checkpoint as ocp
     from etils import epath
 
-    path = epath.Path(folder)
+    path = epath.Path(config.checkpoint_dir)
     steps = ocp.utils.checkpoint_steps(path) if path.exists() else []
     return trainer.step_after(max(steps)) if steps else 0
 
@@ -178,8 +177,6 @@ def continue_at(
     Raises:
       PipelineError: The steps before it were run on other data.
     """
-    import jax
-
     batches.seek(step * options.of_trainer.batches_per_step(config))
     if not config.enable_checkpointing or not config.checkpoint_dir:
         return

@@ -6,7 +6,7 @@ import numpy as np
 
 from grain_sft.errors import SamplerError
 from grain_sft.layout import expand_counts
-from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Costs, Ints, Order, RowsAt
+from grain_sft.sampling.orders.order import CacheDir, Costs, Ints, Order, RowsAt, kept_by_epoch
 
 
 def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> RowsAt:
@@ -28,7 +28,6 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
             raise SamplerError(f"costs: an array of shape {list(found.shape)}; {expected}.")
         return found
 
-    @functools.lru_cache(maxsize=EPOCHS_KEPT)
     def rows_of(epoch: int) -> Ints:
         random, cuts = np.random.Generator(np.random.PCG64([seed, epoch])), costs.cuts(epoch)
         rows: Ints = random.permutation(num_rows)
@@ -39,7 +38,7 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         rows[cuts[steps][step] + number] = read[np.lexsort((random.random(len(read)), step))]
         return rows
 
-    return lambda epoch, indices: rows_of(epoch)[indices]
+    return kept_by_epoch(rows_of)
 
 
 BALANCED = Order(balanced, by_cost=True)

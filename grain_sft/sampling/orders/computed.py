@@ -7,7 +7,7 @@ import numpy as np
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted, whole_order
-from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Ints, Order, RowsAt
+from grain_sft.sampling.orders.order import CacheDir, Ints, Order, RowsAt, kept_by_epoch
 
 _FEW_ROWS = 1 << 16
 _ROUNDS, _GRAIN_ROUNDS = 8, 4
@@ -25,14 +25,11 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     correlated. Below 2^16 rows, where the library slows down, an epoch is numpy's permutation, kept in memory.
     """
 
-    @functools.lru_cache(maxsize=EPOCHS_KEPT)
-    def whole(epoch: int) -> Ints:
-        return np.random.Generator(np.random.PCG64(_key(seed, epoch))).permutation(num_rows)
-
-    def rows_at(epoch: int, indices: Ints) -> Ints:
-        return permuted(indices, num_rows, _key(seed, epoch), _ROUNDS)
-
-    return rows_at if num_rows >= _FEW_ROWS else lambda epoch, indices: whole(epoch)[indices]
+    if num_rows < _FEW_ROWS:
+        return kept_by_epoch(
+            lambda epoch: np.random.Generator(np.random.PCG64(_key(seed, epoch))).permutation(num_rows)
+        )
+    return lambda epoch, indices: permuted(indices, num_rows, _key(seed, epoch), _ROUNDS)
 
 
 def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
@@ -45,13 +42,8 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     if not has_every_row(num_rows):
         found = f"{num_rows} rows in order 'grain': Grain's shuffle of this number has one row twice and one never"
         raise SamplerError(f"{found}. Take order 'shuffle'.")
-
-    @functools.lru_cache(maxsize=EPOCHS_KEPT)
-    def whole(epoch: int) -> Ints:
-        return whole_order(num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
-
     if num_rows < _FEW_ROWS:
-        return lambda epoch, indices: whole(epoch)[indices]
+        return kept_by_epoch(lambda epoch: whole_order(num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS))
     return lambda epoch, indices: permuted(indices, num_rows, _grain_seed(seed, epoch), _GRAIN_ROUNDS)
 
 

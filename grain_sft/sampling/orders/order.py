@@ -19,6 +19,12 @@ RowsAt = Callable[[int, Ints], Ints]
 EPOCHS_KEPT = 2  # epochs whose rows are cached, because a batch may straddle two
 
 
+def kept_by_epoch(rows_of: Callable[[int], Ints]) -> RowsAt:
+    """Return the `RowsAt` of a function of an epoch that returns all of its rows. The last `EPOCHS_KEPT` results are cached."""
+    kept = functools.lru_cache(maxsize=EPOCHS_KEPT)(rows_of)
+    return lambda epoch, indices: kept(epoch)[indices]
+
+
 class Costs(NamedTuple):
     """Costs of the rows, and the bounds of the steps that read them.
 
@@ -71,7 +77,6 @@ class Order:
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-            @functools.lru_cache(maxsize=EPOCHS_KEPT)
             def rows_of(epoch: int) -> Ints:
                 rows = np.asarray(permutation(seed, epoch, num_rows))
                 if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
@@ -81,7 +86,7 @@ class Order:
                     )
                 return rows.astype(np.int64)
 
-            return lambda epoch, indices: rows_of(epoch)[indices]
+            return kept_by_epoch(rows_of)
 
         return cls(make, **traits)
 
