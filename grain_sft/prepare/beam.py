@@ -63,7 +63,8 @@ def prepare(
       StorageError: The output can't be written, or would replace an input.
       MissingExtraError: apache-beam is not installed.
     """
-    beam = _beam()
+    with _quiet():
+        beam = import_extra("apache_beam", "a preparation by Beam", "apache-beam", "beam")
     options = _options(beam, pipeline_args)
     target, name = Target(output), f"beam-{secrets.token_hex(8)}"
     try:
@@ -241,11 +242,6 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         streaming.update_compatibility_version = streaming.update_compatibility_version or beam.__version__
         worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
     return options
-
-
-def _beam() -> Any:
-    with _quiet():
-        return import_extra("apache_beam", "a preparation by Beam", "apache-beam", "beam")
 
 
 @contextlib.contextmanager

@@ -81,7 +81,7 @@ def convert(
     if not len(documents.ids["train"]):
         raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
     described, tokenizer_files = _tokenizer(where, tokenizer, documents)
-    request = documents.request(tokenizer, format, part_bytes, shard_tokens)
+    request = documents.request(tokenizer, format, part_bytes=part_bytes, shard_tokens=shard_tokens)
     identity = documents.identity(request, described)
 
     def make() -> dict[str, Any]:
@@ -139,21 +139,13 @@ class _Splits(Documents):
         }
         self.dropped = int(kept.sum() - written.sum())
 
-    def request(self, tokenizer: str | None, format: str, part_bytes: int, shard_tokens: int) -> Request:
-        """Return the request of the converted corpus. `tokenizer` None is the one of the corpus."""
+    def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
+        """Return the request of the converted corpus. `tokenizer` None is the one of the corpus; `sizes` are those of files."""
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
-        return Request(
-            (Dataset((self.where,)),),
-            "convert",
-            tokenizer,
-            format,
-            val_frac=val_frac,
-            part_bytes=part_bytes,
-            shard_tokens=shard_tokens,
-            source=source,
-        )
+        datasets = (Dataset((self.where,)),)
+        return Request(datasets, "convert", tokenizer, format, val_frac=val_frac, source=source, **sizes)
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
         """Return all that decides the output, as JSON, for comparison with later runs. All files are hashed."""

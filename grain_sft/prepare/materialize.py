@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from grain_sft.corpus import (
 )
 from grain_sft.errors import CorpusError, LayoutError, StorageError
 from grain_sft.layout import PackedLayout, plan_files
+from grain_sft.prepare.request import hash_of
 from grain_sft.prepare.target import Target
 from grain_sft.prepare.writers.plan import whole_files
 from grain_sft.progress import Progress
@@ -107,11 +107,11 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
     rows = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
     row = rows.dtype(corpus.dtype)
     per_shard = max(1, shard_bytes // row.itemsize)
-    decisive = json.dumps([ROWS_VERSION, made_of, per_shard, corpus.padding_token_id])
+    key = hash_of([ROWS_VERSION, made_of, per_shard, corpus.padding_token_id])
     manifest = {
         "format": ROWS_FORMAT,
         "version": ROWS_VERSION,
-        "key": f"sha256:{hashlib.sha256(decisive.encode()).hexdigest()}",
+        "key": f"sha256:{key}",
         "made_of": made_of,
         "sequence_length": layout.sequence_length,
         "rows": len(layout),

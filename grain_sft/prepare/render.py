@@ -144,12 +144,9 @@ class Renderer:
         characters = 0
         for unit in units:
             for line, raw in read_records(self.inputs[unit.input], unit):
-                found: Conversation | RecordError
-                try:
-                    found = self.read(raw)
+                found = result_of(self.read, raw)
+                if not isinstance(found, RecordError):
                     characters += sum(len(message.content) for message in found.messages)
-                except RecordError as error:
-                    found = error
                 batch.append(((unit.input, line), raw, found))
                 if isinstance(found, RecordError) or len(batch) == BATCH or characters > BATCH_CHARACTERS:
                     yield batch

@@ -142,12 +142,11 @@ def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit,
     size = 0
     for unit in units:
         same = bool(groups) and inputs[groups[-1][0].input].dataset == inputs[unit.input].dataset
-        if same and size + unit.size <= GROUP_BYTES:
-            groups[-1].append(unit)
-            size += unit.size
-        else:
-            groups.append([unit])
-            size = unit.size
+        if not same or size + unit.size > GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(unit)
+        size += unit.size
     return tuple(map(tuple, groups))
 
 

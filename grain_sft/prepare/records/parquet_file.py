@@ -86,9 +86,7 @@ def _version(path: str) -> str:
 
 
 def _open(path: str) -> Any:
-    import_extra("pyarrow", f"{path}: reading Parquet", "pyarrow", "parquet")
-    from pyarrow import parquet
-
+    parquet = import_extra("pyarrow.parquet", f"{path}: reading Parquet", "pyarrow", "parquet")
     with errors_named(f"{path}: can't be read as Parquet"):
         source = open_remote(path) if files.is_remote(path) else path
         return parquet.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)  # else a whole row group is in memory

@@ -49,13 +49,9 @@ class Chat(Template):
 
     def _render(self, conversation: Conversation) -> Rendered:
         self.check(conversation)
-        messages: list[dict[str, Any]] = []
-        if conversation.system is not None:
-            messages.append({"role": "system", "content": conversation.system})
-        start = len(messages)
-        messages += [_as_dict(message) for message in conversation.messages]
-        turns = [start + index for index, loss in enumerate(self.losses(conversation)) if loss]
-        messages = with_reasoning(messages)
+        system = [] if conversation.system is None else [{"role": "system", "content": conversation.system}]
+        messages = with_reasoning([*system, *map(_as_dict, conversation.messages)])
+        turns = [len(system) + index for index, loss in enumerate(self.losses(conversation)) if loss]
         tools = list(conversation.tools) if conversation.tools else None
         text = self._chat.render(messages, tools)
         chat = RenderedChat(self._chat, messages, tools, text)

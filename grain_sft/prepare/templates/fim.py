@@ -4,6 +4,7 @@ Source: `GPTFIMDataset` of NVIDIA/Megatron-LM (megatron/training/datasets/fim_da
 """
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -96,10 +97,8 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
     """Yield the draws of a text, then those of its fragments, without end."""
     digest = hashlib.blake2b(b"%d:%b" % (seed, text.encode()), digest_size=32).digest()
     yield np.frombuffer(digest, "<u8").tolist()
-    number = 0
-    while True:
+    for number in itertools.count():
         yield np.frombuffer(hashlib.blake2b(b"%d" % number, digest_size=32, key=digest).digest(), "<u8").tolist()
-        number += 1
 
 
 def _piece(number: int) -> Piece:

@@ -180,11 +180,6 @@ class PiecesTemplate(Template):
         documents = map(functools.partial(result_of, self.document), good, ids)
         return [each if isinstance(each, RecordError) else next(documents) for each in checked]
 
-    def check_no_control(self, text: str, ids: Sequence[int]) -> None:
-        """Refuse `text` if its `ids` include a control token."""
-        if not self.tokenizer.control_ids.isdisjoint(ids):
-            self.refuse_control(text)
-
     def refuse_control(self, text: str) -> NoReturn:
         """Raise the error of a text whose ids include a control token."""
         raise RecordError(f"messages: the text {shown(text)} becomes a special token of this tokenizer. Change it.")
@@ -200,8 +195,8 @@ class PiecesTemplate(Template):
         dtype = np.dtype(np.float32 if self.weighted else np.bool_)
         loss: Any = np.repeat(np.array(weights, dtype), [len(part) for part in ids])
         for (value, _), part in zip(pieces, ids, strict=True):
-            if isinstance(value, str):
-                self.check_no_control(value, part)
+            if isinstance(value, str) and not self.tokenizer.control_ids.isdisjoint(part):
+                self.refuse_control(value)
         return Rendered(tokens, loss)
 
 

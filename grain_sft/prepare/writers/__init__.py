@@ -6,13 +6,9 @@ from grain_sft.registry import Registry
 
 __all__ = ["FORMATS", "Format", "Plan", "SplitStatistics", "Task"]
 
+_NAMES = ("olmo", "episodes", "primer", "openchat", "pairs", "megatron")
+
 FORMATS: Registry[Format] = Registry(
-    "format",
-    PrepareError,
-    {
-        name: f"grain_sft.prepare.writers.{name}:FORMAT"
-        for name in ("olmo", "episodes", "primer", "openchat", "pairs", "megatron")
-    },
-    kinds=(Format,),
+    "format", PrepareError, {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in _NAMES}, kinds=(Format,)
 )
 """Formats of prepared corpora by name."""

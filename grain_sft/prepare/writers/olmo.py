@@ -89,8 +89,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
     statistics = {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued}
     plan.write_json(f"{split}/dataset_statistics.json", statistics)
     lines = [f"{name}: {value}" for name, value in {**configuration, **overall}.items() if name != "datasets"]
-    with files.atomic_write(plan.path(split, "dataset_statistics.txt")) as file:
-        file.write("\n".join(lines) + "\n")
+    files.write_bytes(plan.path(split, "dataset_statistics.txt"), ("\n".join(lines) + "\n").encode())
 
 
 FORMAT = Format(

@@ -54,8 +54,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
     starts = ends - lengths
     weights = block.loss.astype(np.float32)
     labels = np.where(weights != 0, tokens, PAD_TOKEN_ID).astype(np.int32)
-    shifted_labels, shifted_weights = np.empty_like(labels), np.empty_like(weights)
-    shifted_labels[:-1], shifted_weights[:-1] = labels[1:], weights[1:]
+    shifted_labels, shifted_weights = np.roll(labels, -1), np.roll(weights, -1)
     lasts = ends[lengths > 0] - 1
     shifted_labels[lasts], shifted_weights[lasts] = PAD_TOKEN_ID, 0
     sums = np.add.reduceat(np.append(shifted_weights.astype(np.float64), 0.0), starts) if len(lengths) else lengths
@@ -87,10 +86,8 @@ def finish(plan: Plan) -> None:
 
 
 def _arrow() -> tuple[Any, Any]:
-    pyarrow = import_extra("pyarrow", "format openchat: writing Parquet", "pyarrow", "parquet")
-    from pyarrow import parquet
-
-    return pyarrow, parquet
+    needed_for = ("format openchat: writing Parquet", "pyarrow", "parquet")
+    return import_extra("pyarrow", *needed_for), import_extra("pyarrow.parquet", *needed_for)
 
 
 FORMAT = Format(

@@ -20,9 +20,8 @@ def _columns(block: Block) -> tuple[Array, list[Array]]:
     """Return the mask of the tokens, and the numbers of tokens of each pair's parts."""
     count = len(block.lengths)
     pair = np.arange(count).repeat(block.lengths)
-    return (block.loss != 0).astype(np.uint8), [
-        np.bincount(pair[block.loss == part], minlength=count) for part in range(3)
-    ]
+    lengths = [np.bincount(pair[block.loss == part], minlength=count) for part in range(3)]
+    return (block.loss != 0).astype(np.uint8), lengths
 
 
 def finish(plan: Plan) -> None:

@@ -90,8 +90,7 @@ class Plan:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file."""
-        with files.atomic_write(self.path(name)) as file:
-            file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        files.write_bytes(self.path(name), (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
     def end_of_document(self, *special: str) -> int | None:
         """Return the token that ends a document: for conversations the first of `special` that the tokenizer has, else EOS."""

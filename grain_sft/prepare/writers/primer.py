@@ -59,24 +59,22 @@ def finish(plan: Plan) -> None:
         }
         if split in plan.splits:
             _link(plan, split)
-    plan.write_json(
-        "meta.json",
-        {
-            "source": plan.request.source or "primer",
-            "tokenizer_sha256": plan.tokenizer["sha256"],
-            "vocab_size": plan.tokenizer["vocab_size"],
-            "special_token_ids": {name: special.get(text) for name, text in SPECIAL_TOKENS.items()},
-            "splits": split_figures,
-            "val_frac": plan.request.val_frac,
-            "seed": plan.request.seed,
-            "T_max": plan.request.max_length,
-            "token_dtype": "uint16-le",
-            "label_dtype": "int32-le",
-            "train_examples": split_figures["train"]["num_examples"],
-            "val_examples": split_figures["val"]["num_examples"],
-            "split_rule": "by example: random.Random(seed).shuffle, the first floor(N * val_frac) are val",
-        },
-    )
+    metadata = {
+        "source": plan.request.source or "primer",
+        "tokenizer_sha256": plan.tokenizer["sha256"],
+        "vocab_size": plan.tokenizer["vocab_size"],
+        "special_token_ids": {name: special.get(text) for name, text in SPECIAL_TOKENS.items()},
+        "splits": split_figures,
+        "val_frac": plan.request.val_frac,
+        "seed": plan.request.seed,
+        "T_max": plan.request.max_length,
+        "token_dtype": "uint16-le",
+        "label_dtype": "int32-le",
+        "train_examples": split_figures["train"]["num_examples"],
+        "val_examples": split_figures["val"]["num_examples"],
+        "split_rule": "by example: random.Random(seed).shuffle, the first floor(N * val_frac) are val",
+    }
+    plan.write_json("meta.json", metadata)
 
 
 def _link(plan: Plan, split: str) -> None:
