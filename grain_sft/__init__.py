@@ -26,18 +26,8 @@ _PLACES = {
     "source": ("NpyDataSource",),
     "transforms": ("NgramFilter", "ShiftTargets"),
 }
-_PACKAGES = (
-    *_PLACES,
-    "errors",
-    "integrations",
-    "observers",
-    "prepare",
-    "provenance",
-    "replay",
-    "storage",
-    "verify",
-    "view",
-)
+_PACKAGES = (*_PLACES, "errors", "integrations", "observers", "prepare", "provenance", "replay", "storage")
+_PACKAGES += ("verify", "view")
 
 __all__ = ["Corpus", "GrainSftError", "Host", "IndexSampler", "NgramFilter", "NpyDataSource", "PackedLayout"]
 __all__ += ["PaddedLayout", "Pipeline", "ShiftTargets", "Span", "WindowLayout", "__version__", "load", "open_corpus"]
@@ -46,7 +36,6 @@ __all__ += ["PaddedLayout", "Pipeline", "ShiftTargets", "Span", "WindowLayout", 
 def __getattr__(name: str) -> Any:
     """Import a public name, or a submodule, on first access: Grain and JAX take seconds to import, and few commands need
     them."""
-    import importlib
     import importlib.util
 
     for module, names in _PLACES.items():

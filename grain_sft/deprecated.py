@@ -1,7 +1,6 @@
 """Former names. Each works for one more version, with a warning that gives the new name."""
 
 import functools
-import importlib
 import importlib.machinery
 import sys
 import warnings

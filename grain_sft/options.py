@@ -4,7 +4,6 @@ Config checks, command-line options, rows of the documentation, and JSON Schema 
 """
 
 import argparse
-import collections.abc
 import dataclasses
 import difflib
 import functools
@@ -13,7 +12,7 @@ import itertools
 import re
 import textwrap
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -111,9 +110,9 @@ def _config_type(hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         members = [each for each in map(_config_type, arguments) if each is not Any]
         return Union[tuple(members)] if set(members) - {type(None)} else Any  # noqa: UP007
-    if origin in (list, tuple, collections.abc.Sequence, collections.abc.Iterable):
+    if origin in (list, tuple, Sequence, Iterable):
         return list[_config_type(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
-    if origin in (dict, collections.abc.Mapping):
+    if origin in (dict, Mapping):
         return dict[str, _config_type(arguments[1])] if arguments else dict  # type: ignore[misc]
     return hint if origin is Literal or hint in _WORDS or is_struct(hint) else Any
 

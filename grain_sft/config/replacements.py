@@ -5,14 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grain_sft.config.amendments import keys_of_stage, weights_of
-from grain_sft.config.nouns import rows_of_batch, sizes_of
+from grain_sft.config.nouns import Section, rows_of_batch, sizes_of
 from grain_sft.config.reading import overlay
 from grain_sft.config.sections import SIZES
 from grain_sft.config.stages import configs_of_stages
 from grain_sft.errors import ConfigError
 from grain_sft.sampling import BatchSizes, StepMap
-
-Section = Mapping[str, Any]
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:

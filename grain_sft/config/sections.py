@@ -155,10 +155,9 @@ def _without(options: Options, *names: str) -> dict[str, Option]:
 TOP: Options = options_of(Top)
 _OWN = options_of(CorpusSection)
 CORPUS: Options = {**_OWN, **_without(options_of(open_corpus), "where"), **_OWN}  # own keys come first, and override
-INDEX_SAMPLER: Options = _without(
-    options_of(IndexSampler), "num_instances", "host", "costs", "chunk_size", "start", "cache_dir"
-)
-CURRICULUM_SAMPLER: Options = _without(options_of(CurriculumSampler), "buckets", "host", "cache_dir")
+_MADE = ("num_instances", "buckets", "host", "costs", "chunk_size", "start", "cache_dir")  # arguments that are no keys
+INDEX_SAMPLER: Options = _without(options_of(IndexSampler), *_MADE)
+CURRICULUM_SAMPLER: Options = _without(options_of(CurriculumSampler), *_MADE)
 SAMPLER: Options = {**INDEX_SAMPLER, **_without(CURRICULUM_SAMPLER, *INDEX_SAMPLER), **options_of(SamplerSection)}
 SOURCE: Options = {**CORPUS, **options_of(Source)}
 STAGE: Options = options_of(StageSection)

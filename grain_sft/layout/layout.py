@@ -100,7 +100,6 @@ class Layout(Protocol):
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        ...
 
     def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
         """Return the pieces of `rows`, each in [0, len(layout))."""

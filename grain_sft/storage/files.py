@@ -230,8 +230,7 @@ def check_writable(path: str, *, folder: bool = False) -> None:
     while not os.path.lexists(place):
         place = os.path.dirname(place)
     try:
-        with tempfile.TemporaryFile(dir=place):
-            pass
+        tempfile.TemporaryFile(dir=place).close()
     except OSError as error:
         reason = error.strerror if os.path.isdir(place) else "it is not a folder"
         raise StorageError(f"{path}: can't be written: {place}: {reason}. Give an output in another folder.") from error

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
-import msgspec
 import msgspec.structs
 
 from grain_sft.errors import ConfigError, CorpusError
