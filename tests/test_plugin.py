@@ -96,7 +96,7 @@ WRONG_PIECES = [
     ({"segment": 0, "position": 0}, "skips a segment"),
     ({"row": 3}, "is of another row"),
     ({"start": 1.5}, "Expected int64 columns of one length"),
-    ({"document": 0}, "the column `document` is needed if `follows_documents` is set"),
+    ({"document": 0}, "names a document, but `follows_documents` is not set"),
 ]
 
 

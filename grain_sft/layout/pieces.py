@@ -95,9 +95,9 @@ class Pieces(NamedTuple):
                 raise LayoutError(f"{layout.kind}.pieces: {number}: {piece}, {fault}. Fix the layout.")
         if pieces.segment is None and pieces.length.sum() != len(rows) * layout.width(rows):
             raise LayoutError(f"{layout.kind}.pieces: rows with padding need the columns `segment` and `position`.")
-        if (pieces.document is None) == layout.follows_documents:
+        if pieces.document is None and layout.follows_documents:
             raise LayoutError(
-                f"{layout.kind}.pieces: the column `document` is needed if `follows_documents` is set, and only then."
+                f"{layout.kind}.pieces: `follows_documents` is set, but the column `document` is missing."
             )
         return pieces
 
@@ -105,6 +105,7 @@ class Pieces(NamedTuple):
         """Return for each fault a mask of the pieces that have it."""
         row, column, shard, start, length, *_ = self
         segment, position = self.segment_columns
+        document = np.full(len(row), -1) if self.document is None else self.document
         is_first, stop = np.diff(row, prepend=-1) != 0, column + length
         stop_before, segment_before = (np.where(is_first, 0, np.roll(each, 1)) for each in (stop, segment))
         num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
@@ -118,6 +119,7 @@ class Pieces(NamedTuple):
             f"ends after the row of {layout.sequence_length}": stop > layout.sequence_length,
             "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > segment_before + 1),
             "has a negative position": position < 0,
+            "names a document, but `follows_documents` is not set": (document >= 0) & (not layout.follows_documents),
         }
 
     def offsets(self, length: int) -> Ints:
