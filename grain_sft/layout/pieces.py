@@ -96,9 +96,7 @@ class Pieces(NamedTuple):
         if pieces.segment is None and pieces.length.sum() != len(rows) * layout.width(rows):
             raise LayoutError(f"{layout.kind}.pieces: rows with padding need the columns `segment` and `position`.")
         if pieces.document is None and layout.follows_documents:
-            raise LayoutError(
-                f"{layout.kind}.pieces: `follows_documents` is set, but the column `document` is missing."
-            )
+            raise LayoutError(f"{layout.kind}.pieces: `follows_documents` is set, but `document` is missing.")
         return pieces
 
     def _faults(self, layout: Layout, rows: Ints) -> dict[str, npt.NDArray[np.bool_]]:
