@@ -81,8 +81,9 @@ class Pieces(NamedTuple):
           LayoutError: A reader could not fill the rows from them.
         """
         try:
-            columns: Any = (None if each is None else np.asarray(each).astype("i8", casting="safe") for each in found)
-            pieces = cls(*columns)
+            pieces = cls._make(
+                None if each is None else np.asarray(each).astype("i8", casting="safe") for each in found
+            )
             faults = pieces._faults(layout, rows)
         except (TypeError, ValueError, IndexError) as error:
             raise LayoutError(f"{layout.kind}.pieces: {error}. Expected int64 columns of one length.") from error

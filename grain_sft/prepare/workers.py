@@ -87,10 +87,15 @@ def _render_by_workers(job: Job, groups: Sequence[int], size: int) -> Iterator[i
         if not (line := thread.process.stdout.readline()):
             unit, status = job.groups[group][0], thread.process.wait()
             path = job.inputs[unit.input].path
-            advice = "Its own error is on stderr. Fix that, then start again to continue from there."
             if status < 0:  # ended by a signal
-                advice = "Out of memory? Start again to continue from there, with fewer --workers."
-            raise PrepareError(f"a worker process ended ({status}) at {path}, line {unit.first} or after it. {advice}")
+                raise PrepareError(
+                    f"a worker process ended ({status}) at {path}, line {unit.first} or after it. Out of memory? Start again "
+                    "to continue from there, with fewer --workers."
+                )
+            raise PrepareError(
+                f"a worker process ended ({status}) at {path}, line {unit.first} or after it. Its own error is on stderr. "
+                "Fix that, then start again to continue from there."
+            )
         if failure := msgspec.json.decode(line, type=Failure | None):
             raise failure.to_error()
         return group

@@ -95,11 +95,8 @@ class Arrays:
             self._bytes += size
         return buffer
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[Arrays], tuple[()]]:
+        return type(self), ()
 
 
 class _Buffer:

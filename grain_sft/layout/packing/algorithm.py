@@ -52,8 +52,7 @@ class PackedRows(NamedTuple):
           LayoutError: A row is wrong, or a token is in two rows.
         """
         try:
-            columns: Any = (np.asarray(each).astype("i8", casting="safe") for each in found)
-            rows = cls(*columns)
+            rows = cls._make(np.asarray(each).astype("i8", casting="safe") for each in found)
             faults = rows._faults(lengths, options.sequence_length)
         except (TypeError, ValueError, IndexError) as error:
             raise LayoutError(f"algorithm {options.algorithm}: {error}. Expected int64 columns.") from error

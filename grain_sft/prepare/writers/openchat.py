@@ -86,8 +86,8 @@ def finish(plan: Plan) -> None:
 
 
 def _arrow() -> tuple[Any, Any]:
-    needed_for = ("format openchat: writing Parquet", "pyarrow", "parquet")
-    return import_extra("pyarrow", *needed_for), import_extra("pyarrow.parquet", *needed_for)
+    pyarrow = import_extra("pyarrow", "format openchat: writing Parquet", "pyarrow", "parquet")
+    return pyarrow, import_extra("pyarrow.parquet", "format openchat: writing Parquet", "pyarrow", "parquet")
 
 
 FORMAT = Format(
