@@ -57,9 +57,7 @@ class MixtureCorpus(Corpus):
 
     def read(self, start: int, stop: int) -> NoReturn:
         """Raise CorpusError: the files of a mixture may have several dtypes."""
-        raise CorpusError(
-            "a mixture has no tokens of its own. Read those of a part: corpus.parts[0].read(start, stop)."
-        )
+        raise CorpusError("a mixture has no tokens of its own. Read a part: corpus.parts[0].read(start, stop).")
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -208,9 +208,7 @@ class _Run:
 
     def _event(self, fields: Mapping[str, str]) -> None:
         if not self._running:
-            self._report(
-                f"action={fields['action']} after {LOAD} in a log that continues; expected {RESUME} before it."
-            )
+            self._report(f"action={fields['action']} after {LOAD} in a continued log; expected {RESUME} before it.")
             self._running = True
         event, named = self._next, self._named(fields)
         if named is None or named != event:
