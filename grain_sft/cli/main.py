@@ -64,8 +64,6 @@ def console() -> None:
 
 def declare(command: str, parser: Parser) -> None:
     """Add the arguments of `command` to `parser`, and set its default `run` to the function that runs the command."""
-    import importlib
-
     module = importlib.import_module(f"grain_sft.cli.{COMMANDS[command][0]}")
     getattr(module, command.replace("-", "_"))(parser)
 
