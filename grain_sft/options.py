@@ -224,9 +224,21 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
         else:
             settings["type"] = functools.partial(parsed, kind, bounded)
             settings["metavar"] = "NAME" if kind is str else "N"
-        default = "" if option.default in (REQUIRED, None, "") else f" (default: {option.default})"
-        help_text = f"{option.help.removesuffix('.')}{default}".replace("%", "%%")
-        parser.add_argument(*flags, dest=option.name, help=help_text, **settings)
+        help_text = _in_lower_case(option.help.removesuffix("."))
+        if option.default not in (REQUIRED, None, ""):
+            help_text += f" (default: {_as_typed(option.default)})"
+        parser.add_argument(*flags, dest=option.name, help=help_text.replace("%", "%%"), **settings)
+
+
+def _in_lower_case(sentence: str) -> str:
+    """Return a help text that begins in lower case, as the others of the command line; "EOS token" stays."""
+    begins_with_acronym = sentence[1:2].isupper()
+    return sentence if begins_with_acronym else sentence[:1].lower() + sentence[1:]
+
+
+def _as_typed(default: Any) -> str:
+    """Return a default as a user would type it: "8 950" for (8, 950)."""
+    return " ".join(map(str, default)) if isinstance(default, list | tuple) else str(default)
 
 
 def parsed(kind: type[Any], bounded: Any, text: str) -> Any:

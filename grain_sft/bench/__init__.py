@@ -1,4 +1,4 @@
-"""Measurements of speed, which `grain-sft bench` runs: of made-up corpora, or of a config. No test depends on a time."""
+"""Benchmarks of `grain-sft bench`: their table, the sizes of their made-up corpora, and the tables of figures that they print."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,18 +19,18 @@ class Scale:
 
     Args:
       seconds: Seconds of each measurement.
-      repeats: Measurements of each loader, in turn.
-      files: Token files (benchmark windows).
-      tokens: Tokens of a file (windows).
-      sequence_length: Tokens of a row (windows).
-      batch_size: Rows of a batch (windows).
-      startup_files: Files of each index (startup).
-      order_rows: Rows of the exact order (orders).
-      samples: Samples of Megatron's indices (megatron).
-      plan_documents: Documents, of some 9,000 tokens, as sparse files (plans, withdrawn).
-      conversations: Conversations, of some 200 tokens (prepare).
-      texts: Plain documents, of some 3,000 bytes (prepare).
-      documents: Documents, of some 10,000 tokens, as sparse files (trace); OLMo-3's run has 2,268,468.
+      repeats: Number of measurements of each loader.
+      files: Number of token files, for windows.
+      tokens: Number of tokens in each of these files.
+      sequence_length: Number of tokens in a row, for windows.
+      batch_size: Number of rows in a batch, for windows.
+      startup_files: Number of token files of each corpus, for startup.
+      order_rows: Number of rows, for orders.
+      samples: Number of samples, for megatron.
+      plan_documents: Number of documents of some 9,000 tokens, for plans and withdrawn.
+      conversations: Number of conversations of some 200 tokens, for prepare.
+      texts: Number of plain documents of some 3,000 bytes, for prepare.
+      documents: Number of documents of some 10,000 tokens, for trace. OLMo-3's run has 2,268,468.
     """
 
     seconds: float = 2.0
@@ -49,13 +49,13 @@ class Scale:
 
 
 class Table(NamedTuple):
-    """Figures of a benchmark, by name.
+    """Figures of a benchmark: one row for each measured thing.
 
     Attributes:
       key: Unique name of the table in the JSON.
-      title: First heading.
-      columns: Format of each other column, by heading: `{"s": "{seconds:.2f}"}`.
-      rows: Figures, by name. Where a row lacks what a column shows, the cell is empty.
+      title: Heading of the first column, which has the names of the rows.
+      columns: Heading and format of the other columns: `{"s": "{seconds:.2f}"}` prints the figure `seconds` under "s".
+      rows: Figures of each row, by the row's name. If a row lacks the figure of a column, its cell is empty.
     """
 
     key: str

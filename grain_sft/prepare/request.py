@@ -111,7 +111,7 @@ class Request(TemplateOptions):
       bos: Whether a document begins with the tokenizer's BOS (text).
       eos: Whether a document ends with the tokenizer's EOS (text).
       empty: Treatment of documents whose text has no tokens: dropped, or kept as their BOS and EOS (text).
-      normalize: Unicode normalization of texts; by default none (text).
+      normalize: Form of Unicode to which texts are normalized; by default none (text).
       fim_rate: Share of the documents whose middle is moved to their end, for fill-in-the-middle (text).
       fim_spm_rate: Share of these that have the suffix first (SPM). The others have the prefix first, PSM (text).
       fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's

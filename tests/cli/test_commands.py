@@ -71,6 +71,17 @@ def test_options_of_one_name_mean_the_same_in_every_command():
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_help_texts_have_one_form(command):
+    parser = Parser(prog=command)
+    declare(command, parser)
+    for action in parser._actions:
+        text = parser._get_formatter()._expand_help(action) if action.help else ""
+        is_capitalised = text[:1].isupper() and not text[1:2].isupper()
+        ends_in_period = text.endswith(".") and not text.endswith("...")
+        assert not (is_capitalised or ends_in_period or "(default: (" in text), text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
