@@ -1,4 +1,4 @@
-"""Benchmarks of `grain-sft bench`: their table, the sizes of their made-up corpora, and the tables of figures that they print."""
+"""The benchmarks of `grain-sft bench`, by name, with the sizes of their corpora and the tables that they return."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
