@@ -125,6 +125,21 @@ def test_a_subclass_of_our_layout_reads_and_signs_its_own_pieces(tmp_path):
     assert own.row_segments is None
 
 
+@pytest.mark.parametrize("missing", ["__len__", "pieces"])
+def test_a_layout_that_lacks_a_method_is_an_error_that_names_it(tmp_path, missing):
+    from grain_sft_example.layouts import OverlappingWindows
+
+    from grain_sft.layout import Layout
+
+    members = {
+        name: value for name, value in vars(OverlappingWindows).items() if name in ("__init__", "__len__", "pieces")
+    }
+    del members[missing]
+    layout = type("Incomplete", (Layout,), members)(corpus_of(tmp_path), LENGTH)
+    with pytest.raises(LayoutError, match=f"Incomplete has no method `{missing}`"):
+        NpyDataSource(layout).read([0])
+
+
 WRONG_ROWS = [
     (lambda rows: rows._replace(document=rows.document * 0), "tokens past the end of a document"),
     (lambda rows: rows._replace(document=rows.document // 2 * 2, length=rows.length * 0 + 1), "a token twice"),

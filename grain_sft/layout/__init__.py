@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.columns import ColumnsLayout
-from grain_sft.layout.layout import RECEIPT_VERSION, Layout, LeftOut, digest
+from grain_sft.layout.from_pieces import RECEIPT_VERSION, LeftOut, digest
+from grain_sft.layout.layout import Layout
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.megatron import Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout

@@ -8,7 +8,8 @@ import numpy as np
 
 from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import Layout, LeftOut
+from grain_sft.layout.from_pieces import LeftOut
+from grain_sft.layout.layout import Layout
 from grain_sft.layout.pieces import Ints, Pieces, join_parts
 from grain_sft.layout.run_documents import parts_by_documents, split_documents
 

@@ -14,11 +14,13 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus, Documents
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
-from grain_sft.layout.layout import Layout, LeftOut, sources_of
+from grain_sft.layout.from_pieces import LeftOut
+from grain_sft.layout.layout import Layout
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, join_parts
 from grain_sft.layout.plan import COUNTS, finder_of, load_plan, sort_made_by
+from grain_sft.layout.traits import sources_of
 from grain_sft.storage import files
 
 

@@ -1,0 +1,133 @@
+"""Traits of a layout: what it states about its corpus, documents and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from grain_sft.corpus import Corpus, Documents
+from grain_sft.errors import CorpusError, LayoutError
+from grain_sft.layout.pieces import Ints, Pieces
+from grain_sft.storage import read_whole
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
+    from grain_sft.layout.packing import PackingOptions
+    from grain_sft.layout.plan import Plan
+
+
+class Traits:
+    """What a layout states. It defines `corpus`, `sequence_length`, `__len__` and `pieces`; all else has a default."""
+
+    corpus: Corpus
+    """Corpus whose tokens make the rows."""
+
+    sequence_length: int
+    """Number of columns of a row, padding included."""
+
+    # Which corpora the layout reads.
+
+    of_pairs: bool = False
+    """Whether the rows are preference pairs. A source refuses a corpus of pairs if this is False."""
+
+    takes_weights: bool = False
+    """Whether the rows follow `corpus.weights`. A source refuses a corpus with weights if this is False."""
+
+    highest_token: int | None = None
+    """Highest token id of the corpus; None if it is unknown. It is known if the search for documents read every token."""
+
+    # Documents and segments.
+
+    follows_documents: bool = False
+    """Whether `pieces` names the document of each piece. Windows do not: they are cut without a search for documents."""
+
+    one_segment: bool = False
+    """Whether each row is one segment, so that attention and positions run through the whole row."""
+
+    segment_names: Sequence[str] = ()
+    """Names of the segments of every row, such as ("prompt", "chosen", "rejected"); empty if segments have no roles. Segments
+    2, 3, … answer segment 1, and pages show them next to each other."""
+
+    # Rows of several lengths, and rows that are parts of longer ones.
+
+    row_lengths: Sequence[int] = ()
+    """Lengths of the rows, ascending, such as (256, 512). Every batch then has rows of one of these lengths. Empty if all rows
+    have `sequence_length` columns."""
+
+    row_counts: Sequence[int] = ()
+    """Number of rows of each of `row_lengths`. With (30, 20), rows 0 to 29 have the first length, and 30 to 49 the second."""
+
+    first_column: int = 0
+    """Column of a whole row that is column 0 in this layout: 512 for the `ColumnsLayout` of columns 512 to 1023."""
+
+    chunk_size: int = 1
+    """Number of consecutive rows that an order moves together. It is 4 if rows 0 to 3 are the quarters of one longer row."""
+
+    # Packing.
+
+    packing: PackingOptions | None = None
+    """Options of the packing; None if the layout does not pack."""
+
+    plans: Sequence[Plan] = ()
+    """Plan of each epoch; empty if the layout does not pack."""
+
+    epochs: int = 1
+    """Number of epochs in the rows. It is 3 if an algorithm packs three epochs differently, and the rows of the second and
+    third follow those of the first. It is 1 if every epoch reads the same rows."""
+
+    # Defaults of a config.
+
+    transforms: Sequence[Any] = ("shift_targets",)
+    """Transforms of a config that names none, as a config writes them."""
+
+    orders_rows: bool = False
+    """Whether the row numbers are already the reading order. A config without an order then reads rows sequentially, once."""
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        raise LayoutError(f"{type(self).__name__} has no method `__len__`. Define it: it returns the number of rows.")
+
+    def pieces(self, rows: Int64[np.ndarray, " rows"]) -> Pieces:
+        """Return the pieces of `rows`, each in [0, len(layout))."""
+        raise LayoutError(
+            f"{type(self).__name__} has no method `pieces`. Define it: batches, spans and receipts are made of it."
+        )
+
+    def width(self, rows: Int64[np.ndarray, " rows"]) -> int:
+        """Return the number of columns of the arrays of `rows`, each in [0, len(layout))."""
+        return self.sequence_length
+
+    @property
+    def documents(self) -> Documents | None:
+        """Documents that make the rows, indexed by `Pieces.document`; None if the layout does not follow documents."""
+        return self.corpus.documents if self.follows_documents else None
+
+    @property
+    def num_documents(self) -> int:
+        """Number of `documents`, or of the corpus's documents if the layout does not follow documents."""
+        return len(self.documents or self.corpus.documents)
+
+    @property
+    def sources(self) -> Int64[np.ndarray, " documents"] | None:
+        """int64 [documents, 2]: numbers of the input and of the line of each of `documents`; None if the corpus lacks them."""
+        return sources_of(self.corpus) if self.follows_documents else None
+
+    def epoch_of(
+        self, rows: Int64[np.ndarray, " rows"]
+    ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
+        """Return the epoch, from 0, that each of `rows` (int64 [n]) was packed for, and its row number in that epoch. Where
+        each epoch is packed anew, `len(self)` is row 0 of the epoch after the last."""
+        return np.zeros(len(rows), np.int64), rows
+
+
+def sources_of(corpus: Corpus) -> Ints | None:
+    """Return `corpus.sources`, without a search for documents."""
+    if corpus.sources_file is None or "sources" in vars(corpus):
+        return corpus.sources
+    data = read_whole(corpus.sources_file)
+    if len(data) % 16:
+        raise CorpusError(f"{corpus.sources_file.path}: {len(data)} bytes is not a multiple of 16. It was cut short.")
+    return np.frombuffer(data, "<i8").astype(np.int64, copy=False).reshape(-1, 2)
