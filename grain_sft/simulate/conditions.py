@@ -1,4 +1,4 @@
-"""Conditions: assumed speeds of the hosts, the network and the bucket; and how long a trainer waits under them."""
+"""Assumed speeds of hosts, network and bucket (`Conditions`), and how long a trainer waits for its batches (`Waits`)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Conditions:
 
     Args:
       step_ms: Milliseconds of a training step without its data.
-      latency_ms: Milliseconds from a request to its answer, without the time of the answer's bytes.
-      request_ms: Milliseconds of a host's processor for each request. Real processes measure this.
-      cores: Processor cores that each process has: 0.25 where 8 processes share 2 cores. More than 1 are as good as 1.
+      latency_ms: Milliseconds from a request to the first byte of its answer.
+      request_ms: Milliseconds of processor time for each request. Real processes, if any, measure it instead.
+      cores: Processor cores of each process: 0.25 where 8 processes share 2 cores. More than 1 are as good as 1.
       host_mb: Megabytes per second that one host receives.
-      bucket_requests: Requests per second that the bucket answers. 5,000 is what Cloud Storage states for a new bucket.
+      bucket_requests: Requests per second that the bucket answers. Cloud Storage promises 5,000 for a new bucket.
       bucket_mb: Megabytes per second that the bucket sends to all hosts together.
       threads: Threads of each host that read ahead.
       prefetch: Batches that each host keeps ready.
@@ -46,47 +46,49 @@ class Conditions:
     prefetch: Count = PREFETCH
 
     def bucket_seconds(self, requests: float, received: float) -> float:
-        """Return the seconds that the bucket takes for requests of all hosts and the bytes of their answers."""
+        """Return the seconds in which the bucket answers `requests` requests of all hosts with `received` bytes."""
         return max(requests / self.bucket_requests, received / (self.bucket_mb * 1e6))
 
     @property
     def slowdown(self) -> float:
-        """Seconds in which a process gets a second of a processor core."""
+        """Seconds that a process takes for one second of processor time."""
         return max(1.0, 1 / self.cores)
 
 
 class Waits:
-    """Clock of a run on all hosts whose steps begin when every host has its batch.
+    """Clock of a run: a step begins when every host has its batch, and the trainer waits for the last one.
 
-    The threads of a host take steps in turn. A thread begins a batch when it is free and fewer batches are ahead of the trainer
-    than the larger of `prefetch` and `threads`. The bucket answers the requests of all hosts in the order of the steps, at
-    its own speed.
+    A host with two threads makes steps 0, 2, 4, … with one and steps 1, 3, 5, … with the other. A thread begins a batch when
+    it is free, and when the trainer has ended the step that is `max(prefetch, threads)` steps earlier. The bucket answers
+    the requests of a step after those of the step before, at its own speed.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.
-      first: Seconds for which it waited for the first step; -1 before that.
     """
 
     def __init__(self, conditions: Conditions, hosts: int) -> None:
         ahead = max(conditions.prefetch, conditions.threads)
+        self.now = 0.0
         self._step_seconds = conditions.step_ms / 1e3
+        self._ended = deque([0.0] * ahead, maxlen=ahead)  # time at which each of the last `ahead` steps ended
+        # time at which each thread is free, [hosts]; the thread that makes the next step comes first
         self._free = deque([np.zeros(hosts) for _ in range(conditions.threads)])
-        self._asked = deque([0.0] * ahead, maxlen=ahead)  # when the last `ahead` steps were asked for
-        self.now, self.first, self._answered = 0.0, -1.0, 0.0
+        self._answered = 0.0  # time of the bucket's last answer
 
     def add(self, seconds: Float64[np.ndarray, " hosts"], bucket_seconds: float = 0.0) -> float:
-        """Return the seconds of waiting for the next step.
+        """Return the seconds for which the trainer waits for the next step.
 
         Args:
-          seconds: Seconds of each host for its batch, if the bucket answers at once.
-          bucket_seconds: Seconds of the bucket for the batches of all hosts.
+          seconds: Seconds of each host to read its batch, if the bucket answers at once.
+          bucket_seconds: Seconds of the bucket to answer all hosts.
         """
-        self._answered = max(self._answered, self._asked[0]) + bucket_seconds
-        ready = np.maximum(np.maximum(self._free.popleft(), self._asked[0]) + seconds, self._answered)
+        may_begin = self._ended[0]
+        begun = np.maximum(self._free.popleft(), may_begin)
+        self._answered = max(self._answered, may_begin) + bucket_seconds
+        ready = np.maximum(begun + seconds, self._answered)
         self._free.append(ready)
         arrived = max(self.now, float(ready.max()))
-        waited, self.now = arrived - self.now, arrived + self._step_seconds
-        self._asked.append(self.now)
-        if self.first < 0:
-            self.first = waited
+        waited = arrived - self.now
+        self.now = arrived + self._step_seconds
+        self._ended.append(self.now)
         return waited

@@ -1,4 +1,4 @@
-"""Demand: requests, bytes and time of each host for the batch of each step."""
+"""Demand: how many requests, bytes and seconds each host needs for the batch of each step."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -16,15 +16,17 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges of a gather that are requested together. `checks` is whether they check files."""
+    """Ranges of a gather that are requested together. `checks` is whether they are the ends of files, read as a check."""
 
     gather: Gather
     ranges: Ranges
     checks: bool
 
 
-class Block:
-    """Demand of consecutive steps on the hosts of a `Walk`, in arrays [steps, hosts]. A cell is an index into a flattened one.
+class Demand:
+    """Demand of consecutive steps on some hosts, in arrays [steps, hosts].
+
+    The batch of step 2 on host 3 of 4 is cell 2 * 4 + 3 = 11: an index into these arrays when flattened.
 
     Args:
       steps, hosts: Numbers of steps and hosts.
@@ -32,21 +34,23 @@ class Block:
       conditions: Speeds of hosts and network.
 
     Attributes:
-      requests: All requests, those of checks included.
-      checks: Requests that check a file before its first read on a host.
-      received: Bytes of the answers.
-      local: Bytes of local files.
-      seconds: Time to read the batch, float64; the others are int64.
+      requests: int64, all requests, those of checks included.
+      checks: int64, requests that check a file before its first read on a host.
+      received: int64, bytes of the answers.
+      local: int64, bytes of local files.
+      seconds: float64, time to read the batch.
     """
 
     def __init__(self, steps: int, hosts: int, rows: Ints, conditions: Conditions) -> None:
-        self.rows, self._conditions, self.seconds = rows, conditions, np.zeros((steps, hosts))
+        self.rows = rows
+        self._conditions = conditions
+        self.seconds = np.zeros((steps, hosts))
         self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
         """Return the sum of `values` in each cell, by default the number of items of `cell`: int64 [steps, hosts]."""
-        found = np.bincount(cell, values, self.seconds.size)
-        return found.astype(np.int64).reshape(self.seconds.shape)
+        totals = np.bincount(cell, values, self.seconds.size)
+        return totals.astype(np.int64).reshape(self.seconds.shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
         """Add requests, at most `at_once` at a time, and the bytes of their answers."""
@@ -63,12 +67,11 @@ class Block:
         self.seconds += local / (self._conditions.host_mb * 1e6)
 
 
-class Walk:
-    """Demand of some hosts, step by step.
+class DemandModel:
+    """Model of the demand of some hosts, which walks through the steps and keeps what the hosts have cached and checked.
 
-    Without a shard cache, each piece of a row is one request. With one, each missing block is one. To check a file before it
-    reads it for the first time, a host requests both ends of the file and, if the index states no version, the version. Threads
-    that make batches at the same time all check it.
+    Without a shard cache, each piece of a row is one request. With one, each missing block is one. Before a host reads a
+    file for the first time, it checks the file: it requests both ends of the file and, if the index lacks it, the version.
 
     Args:
       reads: Ranges of the rows.
@@ -82,99 +85,116 @@ class Walk:
     """
 
     def __init__(self, reads: Reads, sampler: Sampler, conditions: Conditions, hosts: Sequence[int]) -> None:
-        self.reads, self._sampler, self.conditions = reads, sampler, conditions
+        self.reads = reads
+        self.conditions = conditions
         self.hosts: Ints = np.array(hosts, np.int64)
         self.scale = sampler.host.count / len(hosts)
+        self.caches: dict[CacheOptions | None, list[HostCache]] = {}
+        for gather in reads.gathers:
+            if (options := gather.options.cache) is not None:
+                self.caches[options] = [HostCache(options) for _ in hosts]
+        self._sampler = sampler
         self._checked = [np.zeros((len(hosts), len(gather.files)), np.bool_) for gather in reads.gathers]
-        self.caches: dict[CacheOptions | None, list[HostCache]] = {
-            options: [HostCache(options) for _ in hosts]
-            for each in reads.gathers
-            if (options := each.options.cache) is not None
-        }
 
     def checked_files(self) -> Ints:
         """Return the number of remote files that each host has checked, int64 [hosts]."""
-        found: Ints = np.sum([checked.sum(axis=1) for checked in self._checked], axis=0, dtype=np.int64)
-        return found
+        counts: Ints = np.sum([checked.sum(axis=1) for checked in self._checked], axis=0, dtype=np.int64)
+        return counts
 
-    def blocks(self, steps: range) -> Iterator[Block]:
-        """Yield the demand of `steps` in blocks of consecutive steps."""
-        size = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
-        at_once = max(1, _ROWS_AT_ONCE // max(1, size))
-        for first in range(steps.start, steps.stop, at_once):
-            threads = self.conditions.threads
-            starting = -(-self.conditions.prefetch // threads) * threads if first == steps.start else 0
-            yield self._block(range(first, min(first + at_once, steps.stop)), starting)
+    def demands(self, steps: range) -> Iterator[Demand]:
+        """Yield the demand of `steps`, in parts of consecutive steps that read about a million rows each."""
+        threads = self.conditions.threads
+        rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
+        steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
+        for first in range(steps.start, steps.stop, steps_at_once):
+            turns = -(-self.conditions.prefetch // threads) if first == steps.start else 0
+            yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
-    def _block(self, steps: range, starting: int) -> Block:
-        """Return the demand of `steps`. The first `starting` of them fill the batches that are kept ready."""
-        whole = len(self.hosts) == self._sampler.host.count
-        slots = self._sampler.slots(steps, hosts=None if whole else self.hosts.tolist())
-        real = slots.row != FILL_ROW
-        rows, host, step = slots.row[real], slots.host[real], slots.step[real] - steps.start
-        host = host if whole else self.hosts.searchsorted(host)
-        block, asks = Block(len(steps), len(self.hosts), rows, self.conditions), list[_Ask]()
-        for number, found in self.reads.ranges(rows):
-            found = found._replace(row=step[found.row] * len(self.hosts) + host[found.row])
-            asks += self._asks(block, number, found.select(np.argsort(found.row, kind="stable")), starting)
-        for ask, (requests, received, rounds) in zip(asks, self._answers(block, asks), strict=True):
-            block.ask(requests, received, ask.gather.options.requests, rounds)
-            block.checks += requests if ask.checks else 0
-        return block
+    def _demand(self, steps: range, turns: int) -> Demand:
+        """Return the demand of `steps`. See `_first_reads` for `turns`."""
+        slots = self._sampler.slots(steps, hosts=self.hosts.tolist())
+        has_row = slots.row != FILL_ROW
+        rows = slots.row[has_row]
+        host = self.hosts.searchsorted(slots.host[has_row])
+        cells = (slots.step[has_row] - steps.start) * len(self.hosts) + host
+        demand = Demand(len(steps), len(self.hosts), rows, self.conditions)
+        asks: list[_Ask] = []
+        for number, ranges in self.reads.ranges(rows, cells):
+            by_cell = ranges.select(np.argsort(ranges.cell, kind="stable"))
+            asks += self._asks(demand, number, by_cell, turns)
+        from_caches = self._read_from_caches(demand, asks)
+        for number, ask in enumerate(asks):
+            if number in from_caches:
+                requests, received = from_caches[number]
+                min_rounds = -(-received // shard_cache.BATCH_BYTES)
+            else:
+                requests = demand.sums(ask.ranges.cell, -(-ask.ranges.size // remote_files.PART_BYTES))
+                received = demand.sums(ask.ranges.cell, ask.ranges.size)
+                min_rounds = np.zeros_like(requests)
+            demand.ask(requests, received, ask.gather.options.requests, min_rounds)
+            if ask.checks:
+                demand.checks += requests
+        return demand
 
-    def _asks(self, block: Block, number: int, found: Ranges, starting: int) -> list[_Ask]:
-        """Return the requests of a gather's ranges, whose cells ascend. Ranges of local files are added to `block`."""
-        gather, remote = self.reads.gathers[number], self.reads.gathers[number].remote[found.file]
+    def _asks(self, demand: Demand, number: int, ranges: Ranges, turns: int) -> list[_Ask]:
+        """Return what a gather requests for its ranges, whose cells ascend. Add its local reads and versions to `demand`."""
+        gather = self.reads.gathers[number]
+        remote = gather.remote[ranges.file]
         if not remote.all():
-            block.read(block.sums(found.row[~remote], found.size[~remote]))
-            found = found.select(remote)
-        if not len(found.row):
+            demand.read(demand.sums(ranges.cell[~remote], ranges.size[~remote]))
+            ranges = ranges.select(remote)
+        if not len(ranges.cell):
             return []
-        at, file = self._first_reads(number, found.row, found.file, starting)
-        infos = block.sums(at[gather.unversioned[file]])
-        block.ask(infos, 0 * infos, gather.options.requests)
-        block.checks += infos
-        sizes = np.array([stamp.size - stamp.data_offset for stamp in gather.files], np.int64)
-        end, head = np.minimum(DIGEST_BYTES, sizes[file]), gather.offsets[file]
-        ends = np.stack([head, head + sizes[file] - end], axis=1).reshape(-1)
-        checks = Ranges(at.repeat(2), file.repeat(2), ends, end.repeat(2))
-        return [_Ask(gather, checks, True), _Ask(gather, found, False)]
+        cell, file = self._first_reads(number, ranges.cell, ranges.file, turns)
+        versions = demand.sums(cell[gather.unversioned[file]])
+        demand.ask(versions, np.zeros_like(versions), gather.options.requests)
+        demand.checks += versions
+        sizes = np.array([stamp.size - stamp.data_offset for stamp in gather.files], np.int64)[file]
+        end_bytes = np.minimum(DIGEST_BYTES, sizes)
+        first_end = gather.offsets[file]
+        last_end = first_end + sizes - end_bytes
+        both_ends = np.stack([first_end, last_end], axis=1).reshape(-1)
+        checks = Ranges(cell.repeat(2), file.repeat(2), both_ends, end_bytes.repeat(2))
+        return [_Ask(gather, checks, True), _Ask(gather, ranges, False)]
 
-    def _first_reads(self, number: int, cell: Ints, file: Ints, starting: int) -> tuple[Ints, Ints]:
+    def _first_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:
         """Return the cell and the file of each first read of a file on a host, sorted by cell and file.
 
-        The first `starting` steps are made `threads` at a time. Each of these checks all files that no earlier step has
-        checked.
+        A host begins with `turns` turns, in which its threads each make a batch at the same time. With 2 threads, turn 0
+        makes steps 0 and 1. Both check a file that no earlier turn has checked. Of the steps after the turns, one does.
         """
-        checked, (step, host) = self._checked[number], np.divmod(cell, len(self.hosts))
-        together, found = np.minimum(step, starting) // self.conditions.threads, []
-        for turn in range(-(-starting // self.conditions.threads) + 1):
-            asking = cell if turn * self.conditions.threads < starting else host
-            wanted = np.flatnonzero(~checked[host, file] & (together == turn))
-            keys = asking[wanted] * checked.shape[1] + file[wanted]
-            found.append(wanted[np.unique(keys, return_index=True)[1]])
-            checked[host[found[-1]], file[found[-1]]] = True
-        at = np.concatenate(found)
-        at = at[np.lexsort((file[at], cell[at]))]
-        return cell[at], file[at]
+        threads = self.conditions.threads
+        checked = self._checked[number]
+        step, host = np.divmod(cell, len(self.hosts))
+        turn = np.minimum(step // threads, turns)  # `turns` for all steps after the turns
+        firsts = []
+        for now in range(turns + 1):
+            checks_once = cell if now < turns else host
+            unchecked = np.flatnonzero((turn == now) & ~checked[host, file])
+            keys = checks_once[unchecked] * checked.shape[1] + file[unchecked]
+            first = unchecked[np.unique(keys, return_index=True)[1]]
+            checked[host[first], file[first]] = True
+            firsts.append(first)
+        index = np.concatenate(firsts)
+        index = index[np.lexsort((file[index], cell[index]))]
+        return cell[index], file[index]
 
-    def _answers(self, block: Block, asks: Sequence[_Ask]) -> Iterator[tuple[Ints, Ints, Ints | int]]:
-        """Yield the requests, the received bytes and the minimum number of round trips of each of `asks`, [steps, hosts]."""
-        caches = [self.caches.get(ask.gather.options.cache, []) for ask in asks]
-        pieces: dict[tuple[int, int], list[Piece]] = {}
+    def _read_from_caches(self, demand: Demand, asks: Sequence[_Ask]) -> dict[int, Ints]:
+        """Return requests and received bytes, int64 [2, steps, hosts], of each of `asks` with a shard cache, by its index.
+
+        Each host reads its batches in the order of the steps, and the gathers of a batch in order.
+        """
+        pieces: dict[tuple[int, int], list[Piece]] = {}  # by cell and index of the ask
+        counts: dict[int, Ints] = {}
         for number, ask in enumerate(asks):
-            if not caches[number]:
+            if ask.gather.options.cache is None:
                 continue
+            counts[number] = np.zeros((2, *demand.seconds.shape), np.int64)
             files = [(stamp.path, stamp.size) for stamp in ask.gather.files]
-            for cell, file, *range_ in zip(*(each.tolist() for each in ask.ranges), strict=True):
-                pieces.setdefault((cell, number), []).append((*files[file], *range_))
-        counts = np.zeros((len(asks), 2, block.seconds.size), np.int64)  # requests and bytes of each cell
-        for (cell, number), wanted in sorted(pieces.items(), key=lambda item: item[0]):
-            counts[number, :, cell] = caches[number][cell % len(self.hosts)].read(wanted)
-        shape = len(asks), 2, *block.seconds.shape
-        for ask, cached, (requests, received) in zip(asks, caches, counts.reshape(shape), strict=True):
-            if cached:
-                yield requests, received, -(-received // shard_cache.BATCH_BYTES)
-            else:
-                requests = block.sums(ask.ranges.row, -(-ask.ranges.size // remote_files.PART_BYTES))
-                yield requests, block.sums(ask.ranges.row, ask.ranges.size), 0
+            for cell, file, offset, size in zip(*(column.tolist() for column in ask.ranges), strict=True):
+                pieces.setdefault((cell, number), []).append((*files[file], offset, size))
+        for cell, number in sorted(pieces):
+            step, host = divmod(cell, len(self.hosts))
+            cache = self.caches[asks[number].gather.options.cache][host]
+            counts[number][:, step, host] = cache.read(pieces[cell, number])
+        return counts

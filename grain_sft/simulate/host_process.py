@@ -1,4 +1,4 @@
-"""Program that runs some steps of one host of a run and prints what it measured as JSON."""
+"""Program that runs some steps of one host of a run, and prints the time, requests and memory that they took as JSON."""
 
 import contextlib
 import glob
@@ -18,11 +18,12 @@ _COUNTS = {"requests": "remote_requests", "received": "remote_received_bytes", "
 _DRAINS_IN = 600.0  # seconds
 
 
-class _Made(Observer):
-    """Observer of the seconds that each batch took; `done` is set after `count` batches."""
+class _BatchTimes(Observer):
+    """Observer that records the seconds that each batch took to make, by step; `done` is set after `count` batches."""
 
     def __init__(self, count: int) -> None:
-        self._count, self.done = count, threading.Event()
+        self._count = count
+        self.done = threading.Event()
         self.seconds: dict[int, float] = {}
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
@@ -46,47 +47,53 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     Returns:
       Figures by name.
         host: Index of the host.
-        made: First of the steps whose batches were made, and the one after the last.
+        made: First step whose batch was made, and the one after the last.
         import_s, open_s, first_batch_s: Seconds of the parts of start-up.
-        delayed_s: Seconds of start-up for which other processes of a busy machine had the processor.
+        delayed_s: Seconds of start-up in which the process waited for a processor that others used.
         start_up_s: Seconds of start-up without `delayed_s`.
         batch_s: Seconds of each batch.
         open_cpu_s, cpu_s: Processor time until the pipeline was opened, and after that.
         opening, reading: Requests, received bytes and local bytes until the pipeline was opened, and after that.
-        batch_bytes: Bytes of a batch's arrays that no other batch shares.
+        batch_bytes: Bytes of the arrays that only one batch has. All batches share the others.
         opened_mb, peak_mb: Peak memory until the pipeline was opened, and until the end.
     """
     imported = time.time()
     pipeline = load(config, host=host).at(steps.start)
-    opened, open_cpu, at_open, memory = time.time(), time.process_time(), _counts(), _memory()
-    # `ReadAhead` makes at least this many of the steps that it may be ahead, more than half, and maybe all.
+    opened = time.time()
+    open_cpu = time.process_time()
+    opening = _counts()
+    opened_mb = _memory()
+    # when the trainer takes the last step, its threads have begun at least half of the steps that they may be ahead
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
-    made = _Made(end - steps.start)
-    pipeline.audit, pipeline.observers = None, (made,)
+    times = _BatchTimes(end - steps.start)
+    pipeline.audit, pipeline.observers = None, (times,)
     iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)
     batch = next(iterator)
-    first, delayed = time.time(), _delayed()
+    first = time.time()
+    delayed = _delayed()
     for _ in steps[1:]:
         batch = next(iterator)
-    made.done.wait(_DRAINS_IN)
+    times.done.wait(_DRAINS_IN)
     iterator.close()
     _join_readers()
-    owned = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}
+    own_bytes = {
+        id(array): array.nbytes for array in batch.values() if array.flags.writeable
+    }  # shared arrays are read-only
     return {
         "host": host.index,
-        "made": [steps.start, steps.start + len(made.seconds)],
+        "made": [steps.start, steps.start + len(times.seconds)],
         "import_s": imported - began,
         "open_s": opened - imported,
         "first_batch_s": first - opened,
         "start_up_s": first - began - delayed,
         "delayed_s": delayed,
-        "batch_s": [made.seconds[step] for step in sorted(made.seconds)],
+        "batch_s": [times.seconds[step] for step in sorted(times.seconds)],
         "open_cpu_s": open_cpu,
         "cpu_s": time.process_time() - open_cpu,
-        "opening": at_open,
-        "reading": {name: count - at_open[name] for name, count in _counts().items()},
-        "batch_bytes": sum(owned.values()),
-        "opened_mb": memory,
+        "opening": opening,
+        "reading": {name: count - opening[name] for name, count in _counts().items()},
+        "batch_bytes": sum(own_bytes.values()),
+        "opened_mb": opened_mb,
         "peak_mb": _memory(),
     }
 
@@ -106,7 +113,7 @@ def _counts() -> dict[str, int]:
 def _delayed() -> float:
     """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
 
-    They are those of the main thread and, since the other threads run side by side, of the other thread that waited longest.
+    The waits of the main thread count, and those of the other thread that waited longest: other threads wait side by side.
     """
     seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):
@@ -123,6 +130,6 @@ def _memory() -> float:
 
 
 if __name__ == "__main__":
-    asked = json.loads(sys.argv[1])
-    host, steps = Host(*asked.pop("host")), range(*asked.pop("steps"))
-    print(json.dumps(measure(host=host, steps=steps, **asked)))
+    request = json.loads(sys.argv[1])
+    request |= {"host": Host(*request["host"]), "steps": range(*request["steps"])}
+    print(json.dumps(measure(**request)))

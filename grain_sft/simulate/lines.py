@@ -1,4 +1,4 @@
-"""Figures of `simulate` as text, and the answers to "can this bucket, this cache and these hosts feed this run?"."""
+"""The figures of `simulate` as lines of text, and whether the bucket and the hosts are fast enough (`answers`)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,21 +16,22 @@ FIGURES = {
 
 
 def lines(figures: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the figures of `simulate` as lines, and the answers last."""
+    """Yield a line for each figure of `simulate`, then one for each answer."""
     for name, text in facts_of(figures):
         yield f"{name:{_WIDTH}}{text}"
     yield ""
-    for each in figures["answers"]:
-        yield f"{each['asked']:{_WIDTH}}{'enough' if each['enough'] else 'NOT ENOUGH'}: {each['answer']}"
+    for answer in figures["answers"]:
+        verdict = "enough" if answer["enough"] else "NOT ENOUGH"
+        yield f"{answer['asked']:{_WIDTH}}{verdict}: {answer['answer']}"
 
 
 def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the name and the text of each figure."""
     run, first, steady, waits = (figures[key] for key in ("run", "first_step", "steady", "waits"))
     start, stop = figures["steps"]
-    hosts, rows = figures["hosts"], run["rows_per_host"]
-    share = f"{rows:,} row{'s' * (rows != 1)} of each host in a step"
-    yield "run", f"steps {start:,} to {stop - 1:,} on {hosts:,} host{'s' * (hosts != 1)}, {share}"
+    hosts = _count(figures["hosts"], "host")
+    rows = _count(run["rows_per_host"], "row")
+    yield "run", f"steps {start:,} to {stop - 1:,} on {hosts}, {rows} of each host in a step"
     yield "rows", _coverage(figures["coverage"], run["rows"])
     yield "first step of a host", _host(first)
     mean = {name: figures["per_host"][name] for name in ("requests", "received", "local")}
@@ -42,16 +43,18 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "a step of all hosts", f"{sums}; the slowest host takes {steady['slowest_batch_s']:.3f} s"
     peak = f"{steady['requests_peak_per_second']:,.0f} requests/s, {size_text(steady['received_peak_per_second'])}/s"
     yield "peak step", f"{peak}, of all hosts together, if no step waits"
-    begin = figures["first_batches"]
-    first_batches = f"{begin['requests']:,.0f} requests of all hosts until each has {begin['batches']} batches"
-    yield "start of the run", f"{first_batches}: {begin['bucket_s']:.1f} s at the bucket's speed"
+    first_batches = figures["first_batches"]
+    asked = f"{first_batches['requests']:,.0f} requests of all hosts until each has {first_batches['batches']} batches"
+    yield "start of the run", f"{asked}: {first_batches['bucket_s']:.1f} s at the bucket's speed"
     if (cache := figures["cache"]) is not None:
-        share = cache["hits"]["mean"] / max(1.0, cache["hits"]["mean"] + cache["misses"]["mean"])
+        hits, misses = cache["hits"]["mean"], cache["misses"]["mean"]
+        hit_rate = hits / max(1.0, hits + misses)
         size = size_text(cache["bytes"]["mean"])
-        yield "shard cache", f"{share:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
+        yield "shard cache", f"{hit_rate:.1%} of blocks are found, {size} on a host ({cache['hosts']} hosts followed)"
     if (start_up := figures["start"]) is not None:
-        opening = f"{start_up['opening_requests']:,} requests of a host to open the corpus"
-        opening = "requests that open local files not counted" if figures["as_bucket"] else opening
+        opening = "requests that open local files not counted"
+        if not figures["as_bucket"]:
+            opening = f"{start_up['opening_requests']:,} requests of a host to open the corpus"
         yield "start-up", f"{start_up['seconds']:.1f} s until the first batch, {opening}"
         yield "memory", f"at most {start_up['memory_mb']:,.0f} MB in a process"
     later = f"{waits['later_s']:,.2f} s in all later steps; a step takes {steady['seconds_a_step']:,.3f} s"
@@ -65,6 +68,11 @@ def facts_of(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "largest error", f"{shown}, in {len(figures['predicted'])} processes"
 
 
+def _count(number: int, noun: str) -> str:
+    """Return "1 host" or "1,000 hosts"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def _coverage(found: Mapping[str, Any], rows: int) -> str:
     read = f"{found['rows_read']:,} read in {found['slots']:,} slots"
     if found["distinct"] is None:
@@ -73,7 +81,7 @@ def _coverage(found: Mapping[str, Any], rows: int) -> str:
 
 
 def spread_text(name: str, value: float) -> str:
-    """Return `value` as text: with a unit for figures of bytes."""
+    """Return the value of a figure as text: "1.50 MB" for `received` and `local`, else a number."""
     return size_text(value) if name in ("received", "local") else f"{value:,.3f}".removesuffix(".000")
 
 
@@ -81,8 +89,10 @@ def _host(found: Mapping[str, Any]) -> str:
     """Return the requests and bytes of a host as text."""
     requests, received, local = (found[name] for name in ("requests", "received", "local"))
     text = f"{requests['mean']:,.1f} requests ({requests['least']:,.0f} to {requests['most']:,.0f})"
-    text = f"{text}, {size_text(received['mean'])}"
-    return text + (f", and {size_text(local['mean'])} of local files" if local["mean"] else "")
+    text += f", {size_text(received['mean'])}"
+    if local["mean"]:
+        text += f", and {size_text(local['mean'])} of local files"
+    return text
 
 
 def size_text(count: float) -> str:
@@ -94,7 +104,7 @@ def size_text(count: float) -> str:
 
 
 def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the answers: for each resource its name (`asked`), whether it is `enough`, and a sentence (`answer`)."""
+    """Return an answer for each resource: its name `asked`, whether it is `enough`, and a sentence `answer`."""
     conditions, steady, waits = figures["conditions"], figures["steady"], figures["waits"]
     step_s = conditions["step_ms"] / 1e3
     received = figures["per_host"]["received"]["most"] / (figures["steps"][1] - figures["steps"][0])
@@ -109,6 +119,7 @@ def answers(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _answer(asked: str, need: float, unit: str, limit_name: str, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whether `need` is within the condition `limit_name`."""
     limit = conditions[limit_name]
     answer = f"{need:.2f} of {limit:,g} {unit}."
     if need >= 10:

@@ -1,4 +1,4 @@
-"""HTML page of a simulation: its answers, its figures and their curves."""
+"""The HTML page of a simulation, with its answers, its figures and their curves."""
 
 import html
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ def simulation_page(figures: Figures, name: str) -> str:
     """
     pictures = draw_pictures(figures, _PICTURES)
     enough = all(each["enough"] for each in figures["answers"])
-    answers = "\n".join(_answer(each) for each in figures["answers"])
+    answers = "\n".join(_answer(answer) for answer in figures["answers"])
     assumed = {f"--{option.replace('_', '-')}": f"{value:,g}" for option, value in figures["conditions"].items()}
     drawn = {key: (_TITLES[key], f"<figure>{picture.svg}</figure>") for key, picture in pictures.items()}
     sections = {
@@ -45,9 +45,10 @@ def simulation_page(figures: Figures, name: str) -> str:
     return make_page(f"Simulation: {name}", body, styles=part("report.css"), data=figures)
 
 
-def _answer(found: Figures) -> str:
-    verdict = "enough" if found["enough"] else "<strong>not enough</strong>"
-    return f"<li>{html.escape(found['asked'])}: {verdict}. {html.escape(found['answer'])}</li>"
+def _answer(answer: Mapping[str, Any]) -> str:
+    """Return an answer as an item of a list."""
+    verdict = "enough" if answer["enough"] else "<strong>not enough</strong>"
+    return f"<li>{html.escape(answer['asked'])}: {verdict}. {html.escape(answer['answer'])}</li>"
 
 
 def _hosts(figures: Figures) -> str:
@@ -56,18 +57,18 @@ def _hosts(figures: Figures) -> str:
     spreads = [(f"{names[key]}, all steps", key, spread) for key, spread in figures["per_host"].items()]
     spreads += [(f"{names[key]}, first step", key, spread) for key, spread in figures["first_step"].items()]
     spreads.append(("requests that check files, all steps", "checks", figures["checks"]))
-    columns = {
-        each: [spread_text(key, spread[each]) for _, key, spread in spreads] for each in ("mean", "least", "most")
-    }
-    return html_columns("", {"": [name for name, *_ in spreads], **columns})
+    columns = {"": [name for name, _, _ in spreads]}
+    for statistic in ("mean", "least", "most"):
+        columns[statistic] = [spread_text(key, spread[statistic]) for _, key, spread in spreads]
+    return html_columns("", columns)
 
 
-def _rates(name: str, unit: float, label: str, option: str, figure: Any, found: Figures) -> None:
-    """Draw a curve, divided by the seconds of a step without waits, and the value of a condition."""
-    axes, curves = figure.subplots(), found["curves"]
-    seconds = found["conditions"]["step_ms"] / 1e3
+def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
+    """Draw the curve `name`, in units per second of steps that do not wait, and the limit that `option` sets."""
+    axes, curves = figure.subplots(), figures["curves"]
+    seconds = figures["conditions"]["step_ms"] / 1e3
     axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])
-    bound = found["conditions"][option]
+    bound = figures["conditions"][option]
     axes.axhline(bound, color=COLOURS[5], linestyle="--", label=f"--{option.replace('_', '-')}")
     figure.legend(loc="outside right upper", frameon=False)
     axes.set(xlabel="step", ylabel=label)
@@ -77,25 +78,36 @@ def _rates(name: str, unit: float, label: str, option: str, figure: Any, found: 
             set_formatter(lambda value, _: f"{value:,.10g}")
 
 
-def _curve(name: str, label: str, figure: Any, found: Figures) -> None:
-    axes, curves = figure.subplots(), found["curves"]
+def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
+    """Draw the curve `name`. The `label` may have a place for the number of steps in one point."""
+    axes, curves = figure.subplots(), figures["curves"]
     axes.plot(curves["step"], curves[name], color=COLOURS[4])
-    axes.set(xlabel="step", ylabel=label.format(len(range(*found["steps"])) / len(curves["step"])))
+    axes.set(xlabel="step", ylabel=label.format(len(range(*figures["steps"])) / len(curves["step"])))
     axes.set_ylim(bottom=0)
 
 
-def _errors(figure: Any, found: Figures) -> None:
-    axes, names = figure.subplots(), list(found["errors"])
-    bars = axes.barh(range(len(names)), [100 * found["errors"][name] for name in names], color=COLOURS[1])
+def _errors(figure: Any, figures: Figures) -> None:
+    """Draw a bar for the error of each figure."""
+    axes, names = figure.subplots(), list(figures["errors"])
+    bars = axes.barh(range(len(names)), [100 * figures["errors"][name] for name in names], color=COLOURS[1])
     axes.set_yticks(range(len(names)), [FIGURES[name] for name in names])
-    axes.bar_label(bars, [f"{found['errors'][name]:.1%}" for name in names], padding=4)
+    axes.bar_label(bars, [f"{figures['errors'][name]:.1%}" for name in names], padding=4)
     axes.set(xlabel="% of the measured figure")
 
 
+def _always(figures: Figures) -> bool:
+    return True
+
+
+def _has_errors(figures: Figures) -> bool:
+    return bool(figures["errors"])
+
+
 _PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], None]]] = {
-    "requests": (lambda found: True, partial(_rates, "requests", 1, "requests/s", "bucket_requests")),
-    "received": (lambda found: True, partial(_rates, "received", 1e6, "MB/s", "bucket_mb")),
-    "batch": (lambda found: True, partial(_curve, "seconds", "s")),
-    "waited": (lambda found: True, partial(_curve, "waited", "s in {:,.0f} steps")),
-    "errors": (lambda found: found["errors"], _errors),
+    "requests": (_always, partial(_rates, "requests", 1, "requests/s", "bucket_requests")),
+    "received": (_always, partial(_rates, "received", 1e6, "MB/s", "bucket_mb")),
+    "batch": (_always, partial(_curve, "seconds", "s")),
+    "waited": (_always, partial(_curve, "waited", "s in {:,.0f} steps")),
+    "errors": (_has_errors, _errors),
 }
+"""By name of a picture: whether the figures have it, and the function that draws it."""

@@ -1,4 +1,4 @@
-"""Real host processes, run one after the other on this machine, and the model that is fitted to them."""
+"""Measurements of real host processes, run one after the other on this machine, and the fit of the model to them."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from grain_sft.config import read_config
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host
 from grain_sft.simulate.conditions import Conditions
-from grain_sft.simulate.demand import Block, Walk
+from grain_sft.simulate.demand import Demand, DemandModel
 from grain_sft.simulate.reads import Reads
 from grain_sft.storage import CACHE_DIR_VARIABLE, SHARD_CACHE_VARIABLE, files
 
@@ -31,13 +31,13 @@ class Fit:
     """Figures of real processes that the model uses.
 
     Attributes:
-      request_ms: Milliseconds of a request beyond `latency_ms`.
-      open_s: Seconds from the start of a process until its first batch, without the reads of that batch: imports, the corpus,
-        the plan and the order.
+      request_ms: Milliseconds that a request takes in addition to `latency_ms`.
+      open_s: Seconds from the start of a process until its first batch, without the reads of that batch. Imports, the
+        corpus, the plan and the order take this time.
       open_cpu_s: Processor seconds until the pipeline was opened.
       opening: Requests, received bytes and local bytes until the pipeline was opened.
-      base_mb: Memory of a process without its batches and the answers that they are made of.
-      batch_bytes: Bytes of the arrays of one batch that no other batch shares.
+      base_mb: Memory of a process without its batches and without the answers of the bucket.
+      batch_bytes: Bytes of the arrays that only one batch has. All batches share the others.
     """
 
     request_ms: float
@@ -66,13 +66,14 @@ class Fit:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What real processes measured, and what the model predicts of them.
+    """Measurements of real processes, and the model's predictions of them.
 
     Attributes:
-      conditions: The given conditions with the `request_ms` of the processes.
+      conditions: The assumed conditions, with the `request_ms` of the fit.
       fit: The median of the processes.
-      measured: What each process measured: `host_process.measure`.
-      predicted: What the model, fitted to the other processes, predicts of each process; empty for one process.
+      measured: Figures of `host_process.measure`, by process.
+      predicted: Predictions of the figures of each process by a model that is fitted to the other processes. Empty if
+        there is only one process.
     """
 
     conditions: Conditions
@@ -83,21 +84,29 @@ class Measured:
     @property
     def errors(self) -> dict[str, float]:
         """Largest relative error of each predicted figure. Figures that are 0 in both are left out."""
-        found: dict[str, float] = {}
-        for measured, predicted in zip(self.measured, self.predicted, strict=False):
-            for name, value in predicted.items():
-                opening = measured["opening"]
-                figure = opening[name] + measured["reading"][name] if name in opening else measured[name]
-                if value or figure:
-                    found[name] = max(found.get(name, 0.0), abs(value - figure) / figure if figure else 1.0)
-        return found
+        largest: dict[str, float] = {}
+        for measured, predicted in zip(
+            self.measured, self.predicted, strict=False
+        ):  # nothing is predicted of one process
+            opening, reading = measured["opening"], measured["reading"]
+            for name, prediction in predicted.items():
+                figure = opening[name] + reading[name] if name in opening else measured[name]
+                if figure:
+                    error = abs(prediction - figure) / figure
+                elif prediction:
+                    error = 1.0
+                else:
+                    continue
+                largest[name] = max(largest.get(name, 0.0), error)
+        return largest
 
 
 def measure_processes(
     pipeline: Pipeline, config: str, hosts: int, steps: range, conditions: Conditions, count: int
 ) -> Measured:
-    """Measure `count` evenly spaced hosts over the first `MAX_STEPS` steps, each in its own process with empty caches, as on a
-    new machine.
+    """Measure `count` evenly spaced hosts over the first `MAX_STEPS` steps, and fit the model to them.
+
+    Each host runs in its own process with empty caches, as on a new machine.
 
     Args:
       pipeline: Pipeline of the config, of any host.
@@ -105,93 +114,109 @@ def measure_processes(
       hosts: Number of hosts of the run.
       steps: Steps of the run.
       conditions: Speeds of hosts and network.
-      count: Number of processes, 1 or more. The model takes its fit from all of them. To measure its error, each is compared
-        with the model that is fitted to the others.
+      count: Number of processes, 1 or more.
 
     Raises:
-      PipelineError: A process failed, and the last line that it printed is in the message; or it took more than an hour.
+      PipelineError: A process failed, or took more than an hour. The message has the last line that it printed.
     """
     numbers = sorted({round(each) for each in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
-    taken = steps[:MAX_STEPS]
-    measured = [run_host(config, Host(number, hosts), taken, conditions) for number in numbers]
-    alone = dataclasses.replace(conditions, cores=1.0)  # measured start-up excludes the wait for the processor
-    fits = [_fit(pipeline, hosts, each, alone) for each in measured]
-    others = [Fit.median(fits[:number] + fits[number + 1 :]) for number in range(len(fits)) if len(fits) > 1]
-    predicted = [predict(pipeline, hosts, each, fit, alone) for each, fit in zip(measured, others, strict=False)]
+    measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
+    one_core = dataclasses.replace(conditions, cores=1.0)  # measured start-up excludes the wait for the processor
+    fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
+    predicted = []
+    for number, figures in enumerate(measured):
+        if other_fits := fits[:number] + fits[number + 1 :]:
+            predicted.append(predict(pipeline, hosts, figures, Fit.median(other_fits), one_core))
     fit = Fit.median(fits)
     return Measured(dataclasses.replace(conditions, request_ms=fit.request_ms), fit, measured, predicted)
 
 
 def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> Figures:
-    """Return the figures of `host_process.measure` for one host, in its own process with empty caches. A cache of derived
-    files in a bucket is kept."""
+    """Run `host_process.measure` for one host, in its own process with empty caches, and return its figures.
+
+    A cache of derived files that is in a bucket is used as it is.
+    """
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
         environment = _with_own_caches(child_environment(), folder)
         request = {"config": _config_with_own_caches(config, folder), "host": [host.index, host.count]}
         request |= {"steps": [steps.start, steps.stop], "threads": conditions.threads, "prefetch": conditions.prefetch}
         request["began"] = time.time()
-        what = f"{config}: the process of host {host.index} of {host.count}"
-        words = ("-P", "-m", "grain_sft.simulate.host_process", json.dumps(request))
-        return run_python(what, *words, environment=environment)
+        title = f"{config}: the process of host {host.index} of {host.count}"
+        arguments = ("-P", "-m", "grain_sft.simulate.host_process", json.dumps(request))
+        return run_python(title, *arguments, environment=environment)
 
 
 def _with_own_caches(environment: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the environment with the caches that it names, and that of derived files, in `folder`."""
-    names = {CACHE_DIR_VARIABLE: "derived"} if files.cache_url() is None else {}
+    """Return the environment with its caches in `folder`: of derived files and, if it has one, of shards."""
+    changed = dict(environment)
+    if files.cache_url() is None:
+        changed[CACHE_DIR_VARIABLE] = os.path.join(folder, "derived")
     if environment.get(SHARD_CACHE_VARIABLE):
-        names[SHARD_CACHE_VARIABLE] = "shards"
-    return {**environment, **{name: os.path.join(folder, own) for name, own in names.items()}}
+        changed[SHARD_CACHE_VARIABLE] = os.path.join(folder, "shards")
+    return changed
 
 
 def _config_with_own_caches(config: str, folder: str) -> Any:
-    """Return the config with the shard caches that its corpora state in `folder`; equal folders stay equal."""
-    folders: dict[str, str] = {}
+    """Return the config with the shard caches of its corpora in `folder`. Corpora that shared a cache still share one."""
+    folders: dict[str, str] = {}  # new folder of a cache, by the folder in the config
 
-    def own(corpus: Mapping[str, Any]) -> dict[str, Any]:
-        sections: dict[str, Any] = {}
+    def changes_of(corpus: Mapping[str, Any]) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
         if cache := (corpus.get("remote") or {}).get("cache"):
-            found = folders.setdefault(cache["folder"], os.path.join(folder, f"shards_{len(folders)}"))
-            sections["remote"] = {"cache": {"folder": found}}
-        sources = {name: own(source) for name, source in (corpus.get("mixture") or {}).items()}
-        return sections | ({"mixture": sources} if any(sources.values()) else {})
+            new_folder = folders.setdefault(cache["folder"], os.path.join(folder, f"shards_{len(folders)}"))
+            changes["remote"] = {"cache": {"folder": new_folder}}
+        sources = {name: changes_of(source) for name, source in (corpus.get("mixture") or {}).items()}
+        if any(sources.values()):
+            changes["mixture"] = sources
+        return changes
 
-    sections = own(read_config(config)[1]["corpus"])
-    return {"inherits": os.path.abspath(config), "corpus": sections} if sections else config
+    changes = changes_of(read_config(config)[1]["corpus"])
+    return {"inherits": os.path.abspath(config), "corpus": changes} if changes else config
 
 
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
-    """Return the figures of one process that, with the model's demand of its steps, give what it measured."""
-    block = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
-    requests, batch_bytes, request_ms = block.requests[:, 0], measured["batch_bytes"], conditions.request_ms
-    if (has_requests := requests > 0).any():
-        rest = np.array(measured["batch_s"])[has_requests] - block.seconds[has_requests, 0]
-        request_ms = max(0.0, 1e3 * float(np.median(rest / requests[has_requests])))
-    base = measured["peak_mb"] - _batches_mb(conditions, batch_bytes, float(block.received.max()))
+    """Return the fit with which the model predicts exactly what one process measured."""
+    demand = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
+    requests = demand.requests[:, 0]
+    request_ms = conditions.request_ms
+    has_requests = requests > 0
+    if has_requests.any():
+        unexplained_s = np.array(measured["batch_s"])[has_requests] - demand.seconds[has_requests, 0]
+        request_ms = max(0.0, 1e3 * float(np.median(unexplained_s / requests[has_requests])))
     fitted = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=request_ms))
-    open_s = max(0.0, measured["start_up_s"] - float(fitted.seconds[0, 0]))
-    return Fit(request_ms, open_s, measured["open_cpu_s"], measured["opening"], base, batch_bytes)
+    batches_mb = _batches_mb(conditions, measured["batch_bytes"], float(demand.received.max()))
+    return Fit(
+        request_ms=request_ms,
+        open_s=max(0.0, measured["start_up_s"] - float(fitted.seconds[0, 0])),
+        open_cpu_s=measured["open_cpu_s"],
+        opening=measured["opening"],
+        base_mb=measured["peak_mb"] - batches_mb,
+        batch_bytes=measured["batch_bytes"],
+    )
 
 
 def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:
     """Return the model's prediction of the figures that a process measured."""
     conditions = dataclasses.replace(conditions, request_ms=fit.request_ms)
-    block = _modelled_demand(pipeline, hosts, measured, conditions)
-    sums = {name: int(getattr(block, name).sum()) for name in ("requests", "received", "local")}
+    demand = _modelled_demand(pipeline, hosts, measured, conditions)
     return {
-        **{name: count + fit.opening[name] for name, count in sums.items()},
-        "start_up_s": fit.start_s(conditions) + float(block.seconds[0, 0]),
-        "peak_mb": fit.memory_mb(conditions, float(block.received.max())),
+        "requests": fit.opening["requests"] + int(demand.requests.sum()),
+        "received": fit.opening["received"] + int(demand.received.sum()),
+        "local": fit.opening["local"] + int(demand.local.sum()),
+        "start_up_s": fit.start_s(conditions) + float(demand.seconds[0, 0]),
+        "peak_mb": fit.memory_mb(conditions, float(demand.received.max())),
     }
 
 
 def _batches_mb(conditions: Conditions, batch_bytes: int, received: float) -> float:
-    """Return the memory of batches that are ready, being made and in use, and of the answers of those being made."""
-    batches_in_memory = max(conditions.prefetch, conditions.threads) + conditions.threads + 1
+    """Return the MB of the batches in memory, and of the answers of the bucket while they become batches."""
+    ready = max(conditions.prefetch, conditions.threads)
+    batches_in_memory = ready + conditions.threads + 1  # each thread makes one, and the trainer uses one
     return (batches_in_memory * batch_bytes + 2 * conditions.threads * received) / 1e6
 
 
-def _modelled_demand(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Block:
+def _modelled_demand(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Demand:
     """Return the demand of the steps that a process made, by the model."""
-    walk = Walk(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), conditions, [measured["host"]])
-    (block,) = walk.blocks(range(*measured["made"]))
-    return block
+    model = DemandModel(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), conditions, [measured["host"]])
+    (demand,) = model.demands(range(*measured["made"]))
+    return demand

@@ -1,4 +1,4 @@
-"""Reads: byte ranges of files that rows are read from, as `grain_sft.source` reads them."""
+"""Reads: the byte ranges of files that the rows of a batch are read from, as `grain_sft.source` reads them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class Ranges(NamedTuple):
-    """Byte ranges of one gather as columns int64 [ranges], ordered by row.
+    """Byte ranges of one gather as columns int64 [ranges].
 
     Attributes:
-      row: Index into the given rows; in a `Walk`, the cell.
+      cell: Number of the batch that the range is read for.
       file: Number of the file in `Gather.files`.
       offset: First byte.
       size: Number of bytes, 1 or more.
     """
 
-    row: Int64[np.ndarray, " ranges"]
+    cell: Int64[np.ndarray, " ranges"]
     file: Int64[np.ndarray, " ranges"]
     offset: Int64[np.ndarray, " ranges"]
     size: Int64[np.ndarray, " ranges"]
@@ -43,17 +43,18 @@ class Ranges(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
-    """Reads that a batch makes concurrently: those of one source's tokens, or of its loss values of one kind. Gathers follow
-    each other.
+    """Reads that a batch makes concurrently: of the tokens of one source, or of its loss values of one kind.
+
+    A batch makes one gather after the other.
 
     Attributes:
       files: Files that are read.
       options: Options of remote files.
       remote: bool [files], whether a read of the file is a request.
-      unversioned: bool [files], whether the index states no version of the file, so that the first read requests it.
+      unversioned: bool [files], whether the index lacks the version of the remote file. The first read then requests it.
       offsets: int64 [files], byte of the file at which the values begin.
       width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
-      has_values: bool [files], whether the gather has values of the shard with the file's number.
+      has_values: bool [files], whether this gather reads the file. A file that it does not read holds a shard's number.
     """
 
     files: Sequence[FileStamp]
@@ -65,51 +66,67 @@ class Gather:
     has_values: npt.NDArray[np.bool_]
 
 
-class _Part:
-    """Reads of the rows of one source, whose first gather has the number `first`."""
+class _SourceReads:
+    """Reads of the rows of one source. Its gathers have the numbers `first`, `first + 1`, … among those of the batch."""
 
     def __init__(self, layout: Layout, first: int, *, shifted: bool, all_remote: bool) -> None:
-        corpus, self._layout, self._first = layout.corpus, layout, first
+        self._layout = layout
+        self._first = first
+        self._all_remote = all_remote
         self.gathers: list[Gather] = []
-
-        def add(
-            stamps: Sequence[FileStamp], width: int, has_values: Sequence[bool] = (True,) * len(corpus.shards)
-        ) -> None:
-            away = np.array([files.is_remote(each.path) for each in stamps], np.bool_)
-            unversioned = away & [each.version is None for each in stamps]
-            offsets = np.array([each.data_offset for each in stamps], np.int64)
-            options = corpus.remote or RemoteOptions.from_environment()
-            gather = Gather(stamps, options, away | all_remote, unversioned, offsets, width, np.array(has_values))
-            self.gathers.append(gather)
-
-        if layout.row_format is not None:
-            length = layout.sequence_length
-            self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
-            add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
-            if corpus.has_loss and (corpus.has_weights or not shifted):
-                add([each for each in corpus.loss_files if each], length * (4 if corpus.has_weights else 1))
+        corpus = layout.corpus
+        if layout.row_format is None:
+            self._add(corpus.shards, corpus.dtype.itemsize)
+            self._add_loss()
             return
-        add(corpus.shards, corpus.dtype.itemsize)
-        for kind, one in {loss.kind: loss for loss in corpus.loss_files if loss is not None}.items():
-            # a file of this kind takes the place of other files, as in `LossReader`
-            of_kind = [loss if loss is not None and loss.kind == kind else one for loss in corpus.loss_files]
-            has_values = [loss is not None and loss.kind == kind for loss in corpus.loss_files]
-            add(of_kind, one.values.dtype.itemsize, has_values)
+        length = layout.sequence_length
+        self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
+        self._add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
+        if corpus.has_loss and (corpus.has_weights or not shifted):
+            loss_bytes = 4 if corpus.has_weights else 1
+            self._add([loss for loss in corpus.loss_files if loss], length * loss_bytes)
 
-    def ranges(self, rows: Ints) -> Iterator[tuple[int, Ranges]]:
+    def _add_loss(self) -> None:
+        """Add a gather for each kind of loss file, as `LossReader` reads them."""
+        loss_files = self._layout.corpus.loss_files
+        last_of_kind = {loss.kind: loss for loss in loss_files if loss is not None}
+        for kind, placeholder in last_of_kind.items():
+            stamps = [loss if loss is not None and loss.kind == kind else placeholder for loss in loss_files]
+            has_values = [loss is not None and loss.kind == kind for loss in loss_files]
+            self._add(stamps, placeholder.values.dtype.itemsize, has_values)
+
+    def _add(self, stamps: Sequence[FileStamp], width: int, has_values: Sequence[bool] | None = None) -> None:
+        """Add the gather of these files; without `has_values`, it reads all of them."""
+        corpus = self._layout.corpus
+        in_bucket = np.array([files.is_remote(stamp.path) for stamp in stamps], np.bool_)
+        self.gathers.append(
+            Gather(
+                files=stamps,
+                options=corpus.remote or RemoteOptions.from_environment(),
+                remote=in_bucket | self._all_remote,
+                unversioned=in_bucket & [stamp.version is None for stamp in stamps],
+                offsets=np.array([stamp.data_offset for stamp in stamps], np.int64),
+                width=width,
+                has_values=np.ones(len(corpus.shards), np.bool_) if has_values is None else np.array(has_values),
+            )
+        )
+
+    def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
         """Yield the number of each gather and its ranges."""
-        values = self._values(rows)
+        row, shard, start, length = self._values(rows)
         for number, gather in enumerate(self.gathers, self._first):
-            row, file, start, length = values.select(gather.has_values[values.file] & (values.size > 0))
-            yield number, Ranges(row, file, gather.offsets[file] + start * gather.width, length * gather.width)
+            is_read = gather.has_values[shard] & (length > 0)
+            file = shard[is_read]  # files of a gather are numbered like shards
+            offset = gather.offsets[file] + start[is_read] * gather.width
+            yield number, Ranges(cells[row[is_read]], file, offset, length[is_read] * gather.width)
 
-    def _values(self, rows: Ints) -> Ranges:
-        """Return the ranges of values: `file` is a shard, and `offset` and `size` count its values instead of bytes."""
+    def _values(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Return which values the rows consist of: index into `rows`, shard, first value and number of values."""
         if self._layout.row_format is None:
-            found = self._layout.pieces(rows)
-            return Ranges(found.row, found.shard, found.start, found.length)
+            pieces = self._layout.pieces(rows)
+            return pieces.row, pieces.shard, pieces.start, pieces.length
         shard = self._begins.searchsorted(rows, side="right") - 1
-        return Ranges(np.arange(len(rows)), shard, rows - self._begins[shard], np.ones(len(rows), np.int64))
+        return np.arange(len(rows)), shard, rows - self._begins[shard], np.ones(len(rows), np.int64)
 
 
 class Reads:
@@ -125,16 +142,24 @@ class Reads:
 
     def __init__(self, pipeline: Pipeline, *, all_remote: bool = False) -> None:
         source = pipeline.source
-        shifted = len(reader_of(source, pipeline.transforms)[1]) < len(pipeline.transforms)
-        self._layout, self._parts = source.layout, dict[str, _Part]()
+        _, transforms_after_reading = reader_of(source, pipeline.transforms)
+        shifted = len(transforms_after_reading) < len(pipeline.transforms)
+        self._layout = source.layout
+        self._sources: dict[str, _SourceReads] = {}
         self.gathers: list[Gather] = []
         for name, layout in source.layout.parts.items():
-            part = self._parts[name] = _Part(layout, len(self.gathers), shifted=shifted, all_remote=all_remote)
-            self.gathers += part.gathers
+            reads = _SourceReads(layout, len(self.gathers), shifted=shifted, all_remote=all_remote)
+            self._sources[name] = reads
+            self.gathers += reads.gathers
 
-    def ranges(self, rows: Ints) -> Iterator[tuple[int, Ranges]]:
-        """Yield (number, ranges) of each gather that reads some of `rows`, int64 [n], without `FILL_ROW`."""
-        for name, index, own in self._layout.split(rows):
-            for gather, found in self._parts[name].ranges(own):
-                if len(found.row):
-                    yield gather, found._replace(row=index[found.row])
+    def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
+        """Yield the number and the ranges of each gather that reads some of the rows.
+
+        Args:
+          rows: int64 [n], row numbers without `FILL_ROW`.
+          cells: int64 [n], number of the batch that each row belongs to.
+        """
+        for name, index, own_rows in self._layout.split(rows):
+            for gather, ranges in self._sources[name].ranges(own_rows, cells[index]):
+                if len(ranges.cell):
+                    yield gather, ranges

@@ -1,4 +1,4 @@
-"""simulate: figures of a run on many hosts, of types that JSON has."""
+"""simulate: the figures of a run on many hosts, as a dict that is ready for JSON."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.pipeline import Pipeline
 from grain_sft.sampling import Host, Sampler
 from grain_sft.simulate.conditions import Conditions, Waits
-from grain_sft.simulate.demand import Block, Walk
+from grain_sft.simulate.demand import Demand, DemandModel
 from grain_sft.simulate.lines import answers
 from grain_sft.simulate.processes import Measured
 from grain_sft.simulate.reads import Ints, Reads
@@ -20,45 +20,56 @@ from grain_sft.version import __version__
 MOST_COUNTED = 1 << 27
 """Maximum number of rows of a layout whose reads are counted row by row."""
 CACHED_HOSTS = 16
-"""Maximum number of hosts whose shard caches are modelled block by block; they stand for all hosts."""
+"""Number of hosts that stand for all hosts if they have shard caches, which are modelled block by block."""
 POINTS = 200
 """Maximum number of points of each curve."""
 
 
 class _Totals:
-    """Sums over the blocks of a walk. Hosts that it leaves out count as the mean of the others."""
+    """Sums of a model's demand over all steps. If the model has 16 of 64 hosts, each counts as 4.
 
-    def __init__(self, layout_rows: int, walk: Walk) -> None:
-        walked = len(walk.hosts)
-        self.scale, self.conditions, self.waits = walk.scale, walk.conditions, Waits(walk.conditions, walked)
-        counted = layout_rows <= MOST_COUNTED and walk.scale == 1
-        self.counts = np.zeros(layout_rows, np.uint32) if counted else None
+    Attributes:
+      rows: Number of rows that the modelled hosts read.
+      counts: uint32 [layout rows], how often each row is read; None if the layout is too large or a host is not modelled.
+      per_host: int64 [hosts], sum over the steps of each figure.
+      checks: int64 [hosts], sum of the requests that check files.
+      first: [hosts], the figures of the first step.
+      per_step: Figures of each step: sums over all hosts, `seconds` and those with "most" of the host with the most.
+    """
+
+    def __init__(self, layout_rows: int, model: DemandModel) -> None:
+        hosts = len(model.hosts)
+        self.scale = model.scale
+        self.conditions = model.conditions
+        self.waits = Waits(model.conditions, hosts)
+        is_counted = layout_rows <= MOST_COUNTED and model.scale == 1
         self.rows = 0
-        self.per_host = {name: np.zeros(walked, np.int64) for name in ("requests", "received", "local")}
-        self.checks = np.zeros(walked, np.int64)
+        self.counts = np.zeros(layout_rows, np.uint32) if is_counted else None
+        self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
+        self.checks = np.zeros(hosts, np.int64)
         self.first: dict[str, Ints] = {}
         names = (*self.per_host, "most_requests", "most_received", "seconds", "waited")
         self.per_step: dict[str, list[float]] = {name: [] for name in names}
 
-    def add(self, block: Block) -> None:
+    def add(self, demand: Demand) -> None:
         """Add the demand of the next steps."""
-        self.rows += len(block.rows)
+        self.rows += len(demand.rows)
         if self.counts is not None:
-            np.add.at(self.counts, block.rows, 1)
+            np.add.at(self.counts, demand.rows, 1)
         for name, total in self.per_host.items():
-            values = getattr(block, name)
+            values = getattr(demand, name)
             total += values.sum(axis=0)
             self.per_step[name] += (values.sum(axis=1) * self.scale).tolist()
-        self.checks += block.checks.sum(axis=0)
-        self.per_step["most_requests"] += block.requests.max(axis=1).tolist()
-        self.per_step["most_received"] += block.received.max(axis=1).tolist()
-        self.per_step["seconds"] += block.seconds.max(axis=1).tolist()
+        self.checks += demand.checks.sum(axis=0)
+        self.per_step["most_requests"] += demand.requests.max(axis=1).tolist()
+        self.per_step["most_received"] += demand.received.max(axis=1).tolist()
+        self.per_step["seconds"] += demand.seconds.max(axis=1).tolist()
         if not self.first:
-            self.first = {name: getattr(block, name)[0].copy() for name in (*self.per_host, "seconds")}
-        begin = len(self.per_step["waited"])
-        asked = (self.per_step[name][begin:] for name in ("requests", "received"))
-        for seconds, requests, received in zip(block.seconds, *asked, strict=True):
-            bucket_seconds = self.conditions.bucket_seconds(requests, received)
+            self.first = {name: getattr(demand, name)[0].copy() for name in (*self.per_host, "seconds")}
+        added = len(demand.seconds)
+        requests, received = self.per_step["requests"][-added:], self.per_step["received"][-added:]
+        for seconds, *asked in zip(demand.seconds, requests, received, strict=True):
+            bucket_seconds = self.conditions.bucket_seconds(*asked)
             self.per_step["waited"].append(self.waits.add(seconds, bucket_seconds))
 
 
@@ -72,13 +83,13 @@ def simulate(
     restart_hosts: int | None = None,
     real: Measured | None = None,
 ) -> dict[str, Any]:
-    """Return the requests, bytes, times and memory of a run on many hosts, the figures that docs/simulate.md describes.
+    """Return the requests, bytes, times and memory of a run on many hosts. docs/simulate.md describes the figures.
 
     Args:
       pipeline: Pipeline of the run, of any host.
       hosts: Number of hosts.
       steps: Steps of the run, or of its stage; the hosts start at the first of them.
-      conditions: Speeds of hosts, network and bucket; with `real`, its conditions apply instead.
+      conditions: Speeds of hosts, network and bucket. Ignored with `real`, which has its own.
       as_bucket: Whether reads of local files count as requests to a bucket.
       restart_hosts: Number of hosts of a restart after these steps; None for `hosts`.
       real: Measurements of real processes; None for a model without start-up time and memory.
@@ -88,10 +99,10 @@ def simulate(
     """
     conditions = (conditions or Conditions()) if real is None else real.conditions
     sampler = _sampler_of(pipeline, hosts, steps)
-    walk = _walk(Reads(pipeline, all_remote=as_bucket), sampler, conditions)
-    totals = _Totals(len(pipeline.source), walk)
-    for block in walk.blocks(steps):
-        totals.add(block)
+    model = _model_of(Reads(pipeline, all_remote=as_bucket), sampler, conditions)
+    totals = _Totals(len(pipeline.source), model)
+    for demand in model.demands(steps):
+        totals.add(demand)
     batch_size = sampler.batch_sizes.at(steps.start)
     figures = {
         "version": __version__,
@@ -99,10 +110,12 @@ def simulate(
         "as_bucket": as_bucket,
         "steps": [steps.start, steps.stop],
         "conditions": vars(conditions),
-        "walked_hosts": len(walk.hosts),
+        "walked_hosts": len(model.hosts),
         "run": {
-            **{"rows": len(pipeline.source), "sequence_length": pipeline.source.layout.sequence_length},
-            **{"rows_per_host": batch_size // hosts, "global_batch_size": batch_size},
+            "rows": len(pipeline.source),
+            "sequence_length": pipeline.source.layout.sequence_length,
+            "rows_per_host": batch_size // hosts,
+            "global_batch_size": batch_size,
         },
         "coverage": _coverage(totals, sampler, steps),
         "per_host": {name: _spread(total) for name, total in totals.per_host.items()},
@@ -111,12 +124,15 @@ def simulate(
         "first_step": {name: _spread(values) for name, values in totals.first.items()},
         "steady": _steady(totals, steps),
         "first_batches": _first_batches(totals, real, hosts),
-        "files": _files(walk),
+        "files": _files(model),
         "waits": _waits(totals.per_step["waited"], totals.waits.now),
-        "cache": _cache(walk),
-        "restart": _restart(pipeline, walk, restart_hosts or hosts, steps.stop, real),
+        "cache": _cache(model),
+        "restart": _restart(pipeline, model, restart_hosts or hosts, steps.stop, real),
         "curves": _curves(totals.per_step, steps),
-        **_of_processes(totals, real, hosts),
+        "start": None if real is None else _start(totals, real, hosts),
+        "measured": [] if real is None else [*real.measured],
+        "predicted": [] if real is None else [*real.predicted],
+        "errors": None if real is None else real.errors,
     }
     return figures | {"answers": answers(figures)}
 
@@ -131,12 +147,13 @@ def _sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
     return sampler
 
 
-def _walk(reads: Reads, sampler: Sampler, conditions: Conditions) -> Walk:
-    """Return the walk of all hosts or, where they have shard caches, of some."""
+def _model_of(reads: Reads, sampler: Sampler, conditions: Conditions) -> DemandModel:
+    """Return the model of all hosts or, if they have shard caches, of `CACHED_HOSTS` evenly spaced ones."""
     hosts = sampler.host.count
-    most = hosts if all(gather.options.cache is None for gather in reads.gathers) else CACHED_HOSTS
-    numbers = np.unique(np.linspace(0, hosts - 1, min(hosts, most)).round().astype(np.int64))
-    return Walk(reads, sampler, conditions, numbers.tolist())
+    has_cache = any(gather.options.cache is not None for gather in reads.gathers)
+    modelled = min(hosts, CACHED_HOSTS) if has_cache else hosts
+    numbers = np.unique(np.linspace(0, hosts - 1, modelled).round().astype(np.int64))
+    return DemandModel(reads, sampler, conditions, numbers.tolist())
 
 
 def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
@@ -155,7 +172,8 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
     """Return the means of the second half of the steps, and the mean and highest rates if no step waits."""
-    half, seconds = len(steps) // 2, totals.conditions.step_ms / 1e3
+    half = len(steps) // 2
+    seconds = totals.conditions.step_ms / 1e3
     found: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
@@ -166,13 +184,14 @@ def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
     return found
 
 
-def _files(walk: Walk) -> dict[str, Any]:
-    gathers = walk.reads.gathers
+def _files(model: DemandModel) -> dict[str, Any]:
+    """Return numbers of files, and how many files and connections a host has open at most."""
+    gathers = model.reads.gathers
     local = sum(int((~gather.remote).sum()) for gather in gathers)
     sockets = max((gather.options.requests for gather in gathers if gather.remote.any()), default=0)
-    opened = min(MOST_OPEN_FILES, local) + sockets * walk.conditions.threads
+    opened = min(MOST_OPEN_FILES, local) + sockets * model.conditions.threads
     count = sum(len(gather.files) for gather in gathers)
-    return {"files": count, "local": local, "checked": _spread(walk.checked_files()), "most_descriptors": opened}
+    return {"files": count, "local": local, "checked": _spread(model.checked_files()), "most_descriptors": opened}
 
 
 def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
@@ -186,13 +205,15 @@ def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
     }
 
 
-def _cache(walk: Walk) -> dict[str, Any] | None:
-    if not walk.caches:
+def _cache(model: DemandModel) -> dict[str, Any] | None:
+    """Return hits, misses and bytes of a host's shard caches; None without caches."""
+    if not model.caches:
         return None
-    by_host = list(zip(*walk.caches.values(), strict=True))
-    found: dict[str, Any] = {"hosts": len(by_host)}
-    for key, name in {"hits": "hits", "misses": "misses", "bytes": "used"}.items():
-        found[key] = _spread(np.array([sum(getattr(each, name) for each in caches) for caches in by_host]))
+    caches_of_hosts = list(zip(*model.caches.values(), strict=True))
+    found: dict[str, Any] = {"hosts": len(caches_of_hosts)}
+    for key, attribute in {"hits": "hits", "misses": "misses", "bytes": "used"}.items():
+        sums = [sum(getattr(cache, attribute) for cache in caches) for caches in caches_of_hosts]
+        found[key] = _spread(np.array(sums))
     return found
 
 
@@ -206,44 +227,47 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
     return {"batches": conditions.prefetch, "requests": asked["requests"], "bucket_s": bucket_s}
 
 
-def _of_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return the figures of real processes. `start`: the time and requests until all hosts have the first batch, and the memory
-    of the host with the largest one."""
-    if real is None:
-        return {"start": None, "measured": [], "predicted": [], "errors": None}
-    start = {
-        "seconds": _opened(real, hosts) + totals.waits.first,
-        "opening_requests": real.fit.opening["requests"],
-        "opening_received": real.fit.opening["received"],
-        "requests_of_all": real.fit.opening["requests"] * hosts + totals.per_step["requests"][0],
+def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, Any]:
+    """Return the time and the requests until all hosts have the first batch, and the memory of the largest process."""
+    opening = real.fit.opening
+    return {
+        "seconds": _opened(real, hosts) + totals.per_step["waited"][0],
+        "opening_requests": opening["requests"],
+        "opening_received": opening["received"],
+        "requests_of_all": opening["requests"] * hosts + totals.per_step["requests"][0],
         "memory_mb": real.fit.memory_mb(real.conditions, max(totals.per_step["most_received"])),
     }
-    return {"start": start, "measured": [*real.measured], "predicted": [*real.predicted], "errors": real.errors}
 
 
 def _opened(real: Measured, hosts: int) -> float:
     """Return the seconds until all hosts have opened the corpus."""
-    opening = (real.fit.opening[name] * hosts for name in ("requests", "received"))
-    return max(real.fit.start_s(real.conditions), real.conditions.bucket_seconds(*opening))
+    opening = real.fit.opening
+    bucket_s = real.conditions.bucket_seconds(opening["requests"] * hosts, opening["received"] * hosts)
+    return max(real.fit.start_s(real.conditions), bucket_s)
 
 
-def _restart(pipeline: Pipeline, walk: Walk, hosts: int, step: int, real: Measured | None) -> dict[str, Any] | None:
-    """Return the cost of `step` for new processes on `hosts` hosts after a walk to it. None if the run ends before it."""
+def _restart(
+    pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
+) -> dict[str, Any] | None:
+    """Return what `step` costs new processes on `hosts` hosts. They have the shard caches that `model` has after the steps
+    before, and have checked no file. None if the run ends before `step`."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:
         return None
     sampler.check_from(step)
-    again = _walk(walk.reads, sampler, walk.conditions)
-    for options, caches in again.caches.items():
-        caches[: len(walk.caches[options])] = walk.caches[options][: len(caches)]
-    (block,) = again.blocks(range(step, step + 1))
-    sums = (float(values.sum()) * again.scale for values in (block.requests, block.received))
-    seconds = max(float(block.seconds.max()), walk.conditions.bucket_seconds(*sums))
+    restarted = _model_of(model.reads, sampler, model.conditions)
+    for options, caches in restarted.caches.items():
+        kept = model.caches[options][: len(caches)]
+        caches[: len(kept)] = kept
+    (demand,) = restarted.demands(range(step, step + 1))
+    requests = float(demand.requests.sum()) * restarted.scale
+    received = float(demand.received.sum()) * restarted.scale
+    seconds = max(float(demand.seconds.max()), model.conditions.bucket_seconds(requests, received))
     return {
         "hosts": hosts,
         "step": step,
-        "requests": _spread(block.requests[0]),
-        "received": _spread(block.received[0]),
+        "requests": _spread(demand.requests[0]),
+        "received": _spread(demand.received[0]),
         "first_batch_s": seconds,
         "recover_s": None if real is None else _opened(real, hosts) + seconds,
     }

@@ -17,7 +17,7 @@ from grain_sft.cli.main import main
 from grain_sft.errors import PipelineError
 from grain_sft.simulate import Conditions, lines, processes, simulate
 from grain_sft.simulate.conditions import Waits
-from grain_sft.simulate.demand import Walk
+from grain_sft.simulate.demand import DemandModel
 from grain_sft.simulate.host_process import measure
 from grain_sft.simulate.reads import Reads
 from grain_sft.storage import activity
@@ -32,9 +32,9 @@ def config_of(corpus, layout, batch, **sampler):
 
 def demand(pipeline, hosts, number, steps):
     """The model's figures of one host, per step."""
-    walk = Walk(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), ONE_THREAD, [number])
-    blocks = list(walk.blocks(steps))
-    return {name: np.concatenate([getattr(block, name)[:, 0] for block in blocks]).tolist() for name in COUNTS}
+    model = DemandModel(Reads(pipeline), pipeline.sampler.with_host(Host(0, hosts)), ONE_THREAD, [number])
+    demands = list(model.demands(steps))
+    return {name: np.concatenate([getattr(each, name)[:, 0] for each in demands]).tolist() for name in COUNTS}
 
 
 def measured(pipeline, hosts, number, steps):
@@ -171,7 +171,7 @@ def test_waits_are_those_of_threads_that_read_ahead():
     seconds = np.array([3.0, 0.5])
     # ready at 3, 3, 6, 6, 9, ...: two batches each 3 s; a step starts when the one before has taken its second
     assert [waits.add(seconds) for _ in range(6)] == [3.0, 0.0, 1.0, 0.0, 1.0, 0.0]
-    assert waits.first == 3.0 and waits.now == 11.0
+    assert waits.now == 11.0
 
 
 def test_processes_that_share_a_core_take_longer_for_each_request(chats):
