@@ -1,7 +1,10 @@
-"""Artifacts: named arrays that take long to make, made once per machine or bucket, checked, and memory-mapped.
+"""Artifacts: named arrays that take long to make. They are made once per machine or bucket, and then memory-mapped.
 
-A file has 16 bytes of magic and header length, a JSON header (what the arrays depend on; name, dtype, shape and offset of
-each; a hash of all this and of their bytes, see `hashing`), and the arrays, each at a multiple of 64 bytes.
+A file has, in this order:
+- 8 bytes of magic, and the length of the header as 8 bytes;
+- the header, as JSON: `depends` (what the arrays depend on), `arrays` (dtype, shape and offset of each), and `checksum`,
+  the hash of the other two and of the arrays' bytes;
+- the arrays, each aligned to 64 bytes.
 """
 
 import concurrent.futures
@@ -25,14 +28,18 @@ from grain_sft.storage.remote import files as remote_files
 Arrays = Mapping[str, npt.NDArray[Any]]
 Check = Callable[[Arrays], None]
 
-MAGIC, SUFFIX = b"GSFTART2", ".arrays"
-"""First bytes of an artifact, and the end of its name."""
+MAGIC = b"GSFTART2"
+"""First bytes of an artifact."""
 
+SUFFIX = ".arrays"
+"""End of an artifact's name."""
+
+_HEADER_START = 16  # bytes: the magic, and the length of the header
 _ALIGN = 64
 _DAMAGED = (
     ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError, SyntaxError, EOFError,
 )  # fmt: skip
-"""What a damaged header may raise in json and numpy."""
+"""What json and numpy may raise for a header of arbitrary bytes."""
 
 
 def load_or_make(
@@ -49,33 +56,38 @@ def load_or_make(
       kind: Subfolder of the cache.
       depends: JSON value that names all that the arrays depend on.
       make: Function that makes the arrays; called at most once per machine, under a lock.
-      folder: Folder of the cache, or its URL; None means $GRAIN_SFT_CACHE_DIR, or the user's cache. From a bucket, arrays
-        are copied once per machine to the user's cache; arrays that it lacks are made, and sent there.
+      folder: Folder of the cache, or its URL; None means $GRAIN_SFT_CACHE_DIR, or the user's cache. With a URL, the user's
+        cache has a copy of the arrays, and arrays that the bucket lacks are uploaded when they are made.
       check: Function that raises ValueError for arrays that `make` can't have returned; they are made again.
     """
-    target, url = place(kind, depends, folder), files.cache_url() if folder is None else os.fspath(folder)
-    shared = files.join(url, kind, target.name) if url is not None and files.is_remote(url) else None
-    if (found := open_cached(target, depends, check)) is not None:
-        return found
+    target = place(kind, depends, folder)
+    cache_url = files.cache_url() if folder is None else os.fspath(folder)
+    url = None
+    if cache_url is not None and files.is_remote(cache_url):
+        url = files.join(cache_url, kind, target.name)
+    arrays = open_cached(target, depends, check)
+    if arrays is not None:
+        return arrays
     with contextlib.ExitStack() as locks:
         try:
             locks.enter_context(files.locked(target))
         except StorageError as error:
             logging.warning("%s Working without a cache.", error)
             return dict(make())
-        if (found := open_cached(target, depends, check)) is not None:  # another process has made it meanwhile
-            return found
-        if shared is not None and _fetch(shared, target) and (found := open_cached(target, depends, check)) is not None:
-            return found
-        made = dict(make())
+        arrays = open_cached(target, depends, check)  # another process may have made it meanwhile
+        if arrays is None and url is not None and _download(url, target):
+            arrays = open_cached(target, depends, check)
+        if arrays is not None:
+            return arrays
+        arrays = dict(make())
         try:
-            save(target, depends, made)
-            if shared is not None:
-                _share(target, shared)
+            save(target, depends, arrays)
+            if url is not None:
+                _upload(target, url)
             return open_file(target)[0]
         except StorageError as error:
             logging.warning("%s Working without a cache.", error)
-            return made
+            return arrays
 
 
 def open_or_write(
@@ -86,11 +98,13 @@ def open_or_write(
     Raises:
       StorageError: The file can't be written or opened.
     """
-    if (found := open_cached(target, depends, check)) is not None:
-        return found
+    arrays = open_cached(target, depends, check)
+    if arrays is not None:
+        return arrays
     with files.locked(target):
-        if (found := open_cached(target, depends, check)) is not None:  # another process has made it meanwhile
-            return found
+        arrays = open_cached(target, depends, check)  # another process may have made it meanwhile
+        if arrays is not None:
+            return arrays
         write()
         return open_file(target)[0]
 
@@ -101,14 +115,21 @@ def fingerprint(depends: Mapping[str, Any]) -> str:
 
 
 def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = None) -> Path:
-    """Return the path of the arrays that depend on `depends` on this machine; `folder` as in `load_or_make`."""
-    local = None if folder is None or files.is_remote(os.fspath(folder)) else Path(folder)
-    name = f"{fingerprint(depends).removeprefix('sha256:')[:32]}{SUFFIX}"
-    return (local or files.cache_dir()) / kind / name
+    """Return the path on this machine of the arrays that depend on `depends`.
+
+    Args:
+      kind: Subfolder of the cache.
+      depends: JSON value that names all that the arrays depend on.
+      folder: Folder of the cache. None or a URL means the user's cache.
+    """
+    is_url = folder is not None and files.is_remote(os.fspath(folder))
+    cache = files.cache_dir() if folder is None or is_url else Path(folder)
+    name = fingerprint(depends).removeprefix("sha256:")[:32]
+    return cache / kind / f"{name}{SUFFIX}"
 
 
-def _fetch(url: str, target: Path) -> bool:
-    """Copy arrays from a bucket if it has them and can be reached."""
+def _download(url: str, target: Path) -> bool:
+    """Copy an artifact from a bucket to `target`. Return False if the bucket lacks it or can't be reached."""
     try:
         if not files.is_file(url):
             return False
@@ -120,8 +141,8 @@ def _fetch(url: str, target: Path) -> bool:
         return False
 
 
-def _share(target: Path, url: str) -> None:
-    """Copy arrays to a bucket if it can be reached."""
+def _upload(target: Path, url: str) -> None:
+    """Copy an artifact to a bucket. If that fails, log a warning."""
     try:
         files.upload(target, url)
     except (StorageError, CorpusFileError) as error:
@@ -130,21 +151,27 @@ def _share(target: Path, url: str) -> None:
 
 def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
     """Write the arrays to `path`, which appears when it is complete."""
-    flat = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
-    described, at = {}, 0
-    for (name, array), data in zip(arrays.items(), flat, strict=True):
-        described[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "at": at}
-        at += data.nbytes + -data.nbytes % _ALIGN
-    blocks = [data[at : at + hashing.BLOCK] for data in flat for at in range(0, len(data), hashing.BLOCK)]
+    contents = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays.values()]
+    described = {}
+    offset = 0  # from the end of the header
+    for (name, array), content in zip(arrays.items(), contents, strict=True):
+        described[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "at": offset}
+        offset += content.nbytes + _padding(content.nbytes)
+    blocks = [content[at : at + hashing.BLOCK] for content in contents for at in range(0, len(content), hashing.BLOCK)]
     with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
-        checksum = hashing.joined(pool.map(hashing.of_block, blocks), _header_digest(depends, described))
+        checksum = hashing.joined(pool.map(hashing.of_block, blocks), _header_hash(depends, described))
     header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum}).encode()
-    header += b" " * (-(len(header) + 16) % _ALIGN)
+    header += b" " * _padding(_HEADER_START + len(header))
     with files.atomic_write(path, "wb") as file:
         file.write(MAGIC + len(header).to_bytes(8, "little") + header)
-        for data in flat:
-            file.write(data.data)
-            file.write(b"\0" * (-data.nbytes % _ALIGN))
+        for content in contents:
+            file.write(content.data)
+            file.write(b"\0" * _padding(content.nbytes))
+
+
+def _padding(size: int) -> int:
+    """Return the number of bytes from `size` to the next multiple of the alignment: 28 for 100."""
+    return -size % _ALIGN
 
 
 def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
@@ -169,43 +196,46 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
 
 def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Return the arrays of an open file and their dependencies, or raise one of `_DAMAGED`."""
-    first = os.pread(fd, 16, 0)
-    if len(first) < 16 or not first.startswith(MAGIC):
+    start = os.pread(fd, _HEADER_START, 0)
+    if len(start) < _HEADER_START or not start.startswith(MAGIC):
         raise ValueError("it is not a file of arrays, or has another version")
-    size = int.from_bytes(first[8:], "little")
-    if 16 + size > os.fstat(fd).st_size:
+    header_size = int.from_bytes(start[len(MAGIC) :], "little")
+    header_end = _HEADER_START + header_size
+    if header_end > os.fstat(fd).st_size:
         raise ValueError("its header is cut short")
-    header = json.loads(os.pread(fd, size, 16))
-    found, ranges = {}, []
+    header = json.loads(os.pread(fd, header_size, _HEADER_START))
+    arrays, ranges = {}, []
     with os.fdopen(os.dup(fd), "rb") as file:
         for name, entry in header["arrays"].items():
-            shape, dtype = tuple(map(int, entry["shape"])), np.dtype(str(entry["dtype"]))
-            at = 16 + size + int(entry["at"])
+            shape = tuple(map(int, entry["shape"]))
+            dtype = np.dtype(str(entry["dtype"]))
+            offset = header_end + int(entry["at"])
             if dtype.kind not in "biuf":
                 raise ValueError(f"an array of {dtype}")
-            if at < 0:
+            if offset < 0:
                 raise ValueError("an array before the file's first byte")
-            array: npt.NDArray[Any] = np.empty(shape, dtype) if 0 in shape else np.memmap(file, dtype, "r", at, shape)
-            ranges.append((fd, at, at + array.nbytes))
-            found[name] = array
-    checksum = hashing.joined(hashing.blocks_of(ranges), _header_digest(header["depends"], header["arrays"]))
+            is_empty = 0 in shape  # zero bytes can't be mapped
+            array: npt.NDArray[Any] = np.empty(shape, dtype) if is_empty else np.memmap(file, dtype, "r", offset, shape)
+            ranges.append((fd, offset, offset + array.nbytes))
+            arrays[name] = array
+    checksum = hashing.joined(hashing.blocks_of(ranges), _header_hash(header["depends"], header["arrays"]))
     if checksum != header["checksum"]:
         raise ValueError("its arrays are not those that were written")
-    return found, dict(header["depends"])
+    return arrays, dict(header["depends"])
 
 
 def open_cached(
     target: Path, depends: Mapping[str, Any], check: Check | None = None
 ) -> dict[str, npt.NDArray[Any]] | None:
-    """Return the arrays of a file of the cache. If it is missing, unreadable, damaged or of other arrays, return None.
+    """Return the arrays of a file of the cache. Return None if it is missing, unreadable or damaged, or fails a check.
 
-    The file stays: it may be sound, and unreadable only for now or for this process. What is made next replaces it.
+    Such a file is not removed, since it may be sound and unreadable only now. The caller makes the arrays and replaces it.
     """
     if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None
     try:
-        arrays, found = open_file(target)
-        if found != json.loads(json.dumps(depends)):
+        arrays, stored_depends = open_file(target)
+        if stored_depends != json.loads(json.dumps(depends)):
             raise StorageError(f"{target}: its dependencies do not match its name; making it again.")
         if check is not None:
             check(arrays)
@@ -217,6 +247,6 @@ def open_cached(
     return None
 
 
-def _header_digest(depends: Any, described: Any) -> bytes:
-    """Return the hash of what a header states, which is hashed again with the arrays."""
+def _header_hash(depends: Any, described: Any) -> bytes:
+    """Return the hash of the header's `depends` and `arrays`."""
     return hashlib.sha256(json.dumps([depends, described], sort_keys=True).encode()).digest()

@@ -1,6 +1,8 @@
-"""Files of the shard cache: 64 bytes that name the block, a CRC-32 of each 32 KiB, and the bytes of the block.
+"""Files of the shard cache. Each has one block: consecutive bytes of one remote file.
 
-An unfinished file has the suffix .part, and its maker holds its lock. Files are not synced: the checksums reveal a power cut.
+A file has, in this order: 64 bytes with a hash that identifies the block, a CRC-32 of each 32 KiB, and the block's bytes.
+An unfinished file has the suffix .part, and the process that fetches it holds its lock. Files are not synced to disk: after a
+power cut, the checksums reveal what was not written.
 """
 
 import contextlib
@@ -13,21 +15,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grain_sft.storage.locks import HeldLock, is_at, remove_abandoned
+from grain_sft.storage.atomic_file import remove_abandoned
+from grain_sft.storage.locks import HeldLock, is_at
 from grain_sft.storage.regular_files import pread
 from grain_sft.storage.remote.files import RemoteFile, RemotePiece
 
 PART = ".part"
 BLOCKS = "blocks"
-"""Folder within the cache's folder that has the files: whatever else is in the cache's folder is left alone."""
+"""Subfolder of the cache's folder for the files of blocks. Other files in the cache's folder are left alone."""
+
+LOCK_BYTES = 4096
+"""Largest size of the lock file of `Space`."""
+
+SPARE = 10
+"""When the cache is full, at least 1/SPARE of it is freed, so that not every new block needs a listing of the folder."""
 
 _MAGIC = b"GSFTBLK1"
 _HEADER = 64
-_CHECKED_BYTES = 1 << 15  # per checksum
+_CHECKED_BYTES = 1 << 15  # bytes per checksum
+_CHECKSUM = 4  # bytes
 _LOCK = "space"
-LOCK_BYTES = 4096  # largest size of the lock file
 _NAME = re.compile(r"[0-9a-f]{32}-\d+-\d+(\.part)?")
-SPARE = 10  # 1/10 of the cache is freed at once, so that the folder is not listed for every block
 
 
 class DamagedBlockError(Exception):
@@ -36,7 +44,12 @@ class DamagedBlockError(Exception):
 
 def file_size(size: int) -> int:
     """Return the bytes that a block of `size` bytes takes on the disk."""
-    return _HEADER - 4 * (-size // _CHECKED_BYTES) + size
+    return _HEADER + _CHECKSUM * _num_checked(size) + size
+
+
+def _num_checked(size: int) -> int:
+    """Return the number of stretches of `_CHECKED_BYTES` in `size` bytes; the last one may be shorter."""
+    return -(-size // _CHECKED_BYTES)
 
 
 class Block(NamedTuple):
@@ -52,13 +65,13 @@ class Block(NamedTuple):
         return self.stop - self.start
 
     @property
-    def _data_offset(self) -> int:
-        return self.file_size - self.size
-
-    @property
     def file_size(self) -> int:
         """Bytes that the block takes on the disk."""
         return file_size(self.size)
+
+    @property
+    def _data_offset(self) -> int:
+        return self.file_size - self.size
 
     def path(self, folder: str) -> str:
         """Return the path of the block's file."""
@@ -66,27 +79,41 @@ class Block(NamedTuple):
         return os.path.join(folder, key[:2], f"{key}-{self.start}-{self.stop}")
 
     def read(self, fd: int, pieces: Sequence[RemotePiece], out: memoryview) -> None:
-        """Copy pieces of the block from its open file."""
+        """Copy pieces of the block from its open file to `out`, and check them.
+
+        Raises:
+          DamagedBlockError: The file has another block, or a checksum is wrong.
+        """
         if pread(fd, _HEADER, 0) != self._header():
             raise DamagedBlockError("its first bytes do not name this block")
-        for _, offset, place, size in pieces:
-            start = offset - self.start
-            first, last = start // _CHECKED_BYTES, -(-(start + size) // _CHECKED_BYTES)
-            begin, end = first * _CHECKED_BYTES, min(self.size, last * _CHECKED_BYTES)
-            expected = np.frombuffer(pread(fd, 4 * (last - first), _HEADER + 4 * first), "<u4")
-            data = memoryview(pread(fd, end - begin, self._data_offset + begin))
-            if len(data) != end - begin or len(expected) != last - first or expected.tolist() != _sums(data):
-                raise DamagedBlockError(f"bytes {begin} to {end} are not those that were written")
-            out[place : place + size] = data[start - begin : start - begin + size]
+        for piece in pieces:
+            start = piece.offset - self.start
+            stop = start + piece.size
+            # the checked stretches that hold the piece
+            first, last = start // _CHECKED_BYTES, _num_checked(stop)
+            checked_start, checked_stop = first * _CHECKED_BYTES, min(self.size, last * _CHECKED_BYTES)
+            checksums = np.frombuffer(pread(fd, _CHECKSUM * (last - first), _HEADER + _CHECKSUM * first), "<u4")
+            data = memoryview(pread(fd, checked_stop - checked_start, self._data_offset + checked_start))
+            is_whole = len(data) == checked_stop - checked_start and len(checksums) == last - first
+            if not is_whole or checksums.tolist() != _checksums(data):
+                raise DamagedBlockError(f"bytes {checked_start} to {checked_stop} are not those that were written")
+            out[piece.place : piece.place + piece.size] = data[start - checked_start : stop - checked_start]
 
     def write(self, fd: int, offset: int, data: bytes) -> None:
-        """Write bytes from `offset` of the remote file on, which is N * 32 KiB after the block's start, and their checksums."""
+        """Write part of the block, and its checksums.
+
+        Args:
+          fd: Descriptor of the block's file.
+          offset: Offset of the part in the remote file; a multiple of 32 KiB after the start of the block.
+          data: The part. Unless it is the last one, its size is a multiple of 32 KiB too.
+        """
         start = offset - self.start
-        _write_all(fd, np.array(_sums(memoryview(data)), "<u4").tobytes(), _HEADER + 4 * (start // _CHECKED_BYTES))
+        checksums = np.array(_checksums(memoryview(data)), "<u4").tobytes()
+        _write_all(fd, checksums, _HEADER + _CHECKSUM * (start // _CHECKED_BYTES))
         _write_all(fd, data, self._data_offset + start)
 
     def finish(self, fd: int) -> None:
-        """Name the block in its file, after all bytes are written."""
+        """Write the file's first bytes, after all parts are written."""
         _write_all(fd, self._header(), 0)
 
     def _header(self) -> bytes:
@@ -94,7 +121,7 @@ class Block(NamedTuple):
         return (_MAGIC + name).ljust(_HEADER, b"\0")
 
 
-def _sums(data: memoryview) -> list[int]:
+def _checksums(data: memoryview) -> list[int]:
     return [zlib.crc32(data[at : at + _CHECKED_BYTES]) for at in range(0, len(data), _CHECKED_BYTES)]
 
 
@@ -102,7 +129,8 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
     view = memoryview(data)
     while view:
         count = os.pwrite(fd, view, offset)
-        view, offset = view[count:], offset + count
+        view = view[count:]
+        offset += count
 
 
 def claim(path: str) -> HeldLock | None:
@@ -111,7 +139,7 @@ def claim(path: str) -> HeldLock | None:
     while True:
         try:
             lock = HeldLock(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), wait=False)
-        except FileNotFoundError:  # its folder: new, or emptied meanwhile
+        except FileNotFoundError:  # its folder does not exist yet, or was removed by hand
             os.makedirs(os.path.dirname(path), exist_ok=True)
             continue
         except BlockingIOError:
@@ -122,42 +150,48 @@ def claim(path: str) -> HeldLock | None:
 
 
 class Space:
-    """Bound on the bytes of the files in a folder. The least recently used files make room for new ones.
+    """Bound on the total size of the files in a folder. The least recently used files make room for new ones.
 
-    A lock file counts the bytes: before they are written, and until they are removed, so that a killed process leaves the
-    count too high, never too low. The first use in a process, and every search for room, counts the files anew.
+    A lock file holds the number of bytes in use. A file is counted before its bytes are written, and until after it is removed:
+    a process that is killed in between leaves the number too high, never too low. To correct it, the files are counted anew
+    on the first use in a process, and whenever room is needed.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
-        self._folder, self._max, self._counted = folder, max_bytes - LOCK_BYTES, False
+        self._folder = folder
+        self._max = max_bytes - LOCK_BYTES
+        self._has_counted = False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Make the claimed file `fd` `size` bytes long; return False if the folder has no room for it."""
+        """Make the claimed file `fd` `size` bytes long. If the folder has no room for it, make it empty and return False."""
         with self._locked() as lock:
-            used = self._used(lock) - os.fstat(fd).st_size  # bytes that a killed maker left
+            left_by_killed = os.fstat(fd).st_size  # bytes of a process that was killed while it fetched the block
+            used = self._used(lock) - left_by_killed
             os.ftruncate(fd, 0)
             if used + size > self._max:
                 used = self._make_room(size)
-            fits = used + size <= self._max
-            self._record(lock, used + size if fits else used)
+            if used + size > self._max:
+                self._record(lock, used)
+                return False
+            self._record(lock, used + size)
             try:
-                if fits:
-                    os.posix_fallocate(fd, 0, size)
+                os.posix_fallocate(fd, 0, size)
             except OSError:
                 os.ftruncate(fd, 0)
                 raise
-            return fits
+            return True
 
     def remove(self, path: str, fd: int) -> None:
         """Remove the file `path` if it is still the file that is open as `fd`."""
         with self._locked() as lock:
             if is_at(fd, path):
-                used, size = self._used(lock), os.fstat(fd).st_size
+                used = self._used(lock)
+                size = os.fstat(fd).st_size
                 os.unlink(path)
                 self._record(lock, max(0, used - size))
 
     def publish(self, path: str) -> None:
-        """Give the whole file `path`.part its name; not while another process lists the folder."""
+        """Rename the finished file `path`.part to `path`. The lock keeps it from being listed under both names, or neither."""
         with self._locked():
             os.replace(path + PART, path)
 
@@ -165,41 +199,50 @@ class Space:
         return HeldLock(os.open(os.path.join(self._folder, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666))
 
     def _used(self, lock: HeldLock) -> int:
-        """Return the number of bytes that are taken or reserved."""
-        count = os.pread(lock.fd, 64, 0).strip()
-        if not (self._counted and count.isdigit()):
-            whole, unfinished = self._list()
-            return unfinished + sum(size for _, size, _ in whole)
-        return int(count)
+        """Return the number of bytes in use, from the lock file or, on the first use in this process, from a listing."""
+        recorded = os.pread(lock.fd, 64, 0).strip()
+        if self._has_counted and recorded.isdigit():
+            return int(recorded)
+        finished, unfinished_bytes = self._list()
+        return unfinished_bytes + sum(file_bytes for _, file_bytes, _ in finished)
 
     def _record(self, lock: HeldLock, used: int) -> None:
         os.pwrite(lock.fd, b"%-64d" % used, 0)
-        self._counted = True
+        self._has_counted = True
 
     def _make_room(self, size: int) -> int:
-        """Remove files until there is room for `size` bytes and some more; return the bytes still taken."""
-        whole, unfinished = self._list()
-        used = unfinished + sum(size for _, size, _ in whole)
-        goal = max(unfinished, min(self._max - size, self._max - self._max // SPARE))
-        for _, freed, path in sorted(whole) if unfinished + size <= self._max else ():
+        """Remove files until there is room for `size` bytes and `SPARE` is free. Return the bytes still in use.
+
+        Unfinished files stay. If these alone leave no room, nothing is removed.
+        """
+        finished, unfinished_bytes = self._list()
+        used = unfinished_bytes + sum(file_bytes for _, file_bytes, _ in finished)
+        if unfinished_bytes + size > self._max:
+            return used
+        goal = max(unfinished_bytes, min(self._max - size, self._max - self._max // SPARE))
+        for _, file_bytes, path in sorted(finished):  # the least recently used first
             if used <= goal:
                 break
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
-            used -= freed
+            used -= file_bytes
         return used
 
     def _list(self) -> tuple[list[tuple[int, int, str]], int]:
-        """Return (last use, size, path) of whole files, and the bytes of unfinished ones; remove those of dead processes."""
-        whole, unfinished = [], 0
-        for folder in os.scandir(self._folder):
-            for file in os.scandir(folder.path) if folder.is_dir(follow_symlinks=False) else ():
+        """Return (last use, size, path) of each finished file, and the total size of unfinished ones.
+
+        Unfinished files of dead processes are removed.
+        """
+        finished, unfinished_bytes = [], 0
+        subfolders = [entry.path for entry in os.scandir(self._folder) if entry.is_dir(follow_symlinks=False)]
+        for subfolder in subfolders:
+            for file in os.scandir(subfolder):
                 if not _NAME.fullmatch(file.name):
                     continue
                 with contextlib.suppress(FileNotFoundError):  # removed by hand
-                    found = file.stat(follow_symlinks=False)
+                    status = file.stat(follow_symlinks=False)
                     if not file.name.endswith(PART):
-                        whole.append((found.st_mtime_ns, found.st_size, file.path))
+                        finished.append((status.st_mtime_ns, status.st_size, file.path))
                     elif not remove_abandoned(file.path):
-                        unfinished += found.st_size
-        return whole, unfinished
+                        unfinished_bytes += status.st_size
+        return finished, unfinished_bytes

@@ -1,4 +1,4 @@
-"""File stamps: size, hash of both ends, and version of a file. They reveal a replaced file."""
+"""File stamps: the size of a file and a hash of its first and last bytes. They reveal that a file was replaced."""
 
 import dataclasses
 import hashlib
@@ -13,7 +13,8 @@ from grain_sft.storage.regular_files import inside, open_regular, pread
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
-DIGEST_BYTES = 4096  # hashed at each end of a file's data
+DIGEST_BYTES = 4096
+"""Bytes that are hashed at the start of a file's data, and at its end."""
 
 MOST_HEADER_BYTES = 10_000
 """Most bytes before the data of an array file, as for `numpy.load`; numpy's own headers of tokens take 128."""
@@ -41,7 +42,7 @@ class FileStamp:
 
 
 def describe(path: str, data_offset: int = 0) -> FileStamp:
-    """Return the stamp of the present file, whose data begin at byte `data_offset`."""
+    """Return the stamp of the file as it is now. Its data begin at byte `data_offset`."""
     size, head, version = read_head(path)
     if data_offset:
         head = files.read_range(path, data_offset, data_offset + DIGEST_BYTES, version=version)
@@ -50,21 +51,31 @@ def describe(path: str, data_offset: int = 0) -> FileStamp:
 
 
 def read_whole(stored: FileStamp) -> bytes:
-    """Return all bytes of a stamped file."""
+    """Return all bytes of a file.
+
+    Raises:
+      CorpusFileError: The file can't be read, or is not the one that `stored` describes.
+    """
     with inside(stored.root):
         data = files.read_bytes(stored.path, version=stored.version)
     if len(data) != stored.size:
         raise CorpusFileError(size_change(stored, len(data)))
-    tail = max(stored.data_offset, stored.size - DIGEST_BYTES)
-    if digest_of(data[stored.data_offset : stored.data_offset + DIGEST_BYTES], data[tail:]) != stored.digest:
+    head = data[stored.data_offset : stored.data_offset + DIGEST_BYTES]
+    tail = data[_tail_offset(stored) :]
+    if digest_of(head, tail) != stored.digest:
         raise CorpusFileError(replaced(stored))
     return data
 
 
 def read_digest(fd: int, stored: FileStamp) -> str:
     """Return the digest of the open local file `fd`, to be compared with `stored.digest`."""
-    tail_start = max(stored.data_offset, stored.size - DIGEST_BYTES)
-    return digest_of(pread(fd, DIGEST_BYTES, stored.data_offset), pread(fd, DIGEST_BYTES, tail_start))
+    head = pread(fd, DIGEST_BYTES, stored.data_offset)
+    return digest_of(head, pread(fd, DIGEST_BYTES, _tail_offset(stored)))
+
+
+def _tail_offset(stored: FileStamp) -> int:
+    """Return the offset of the last `DIGEST_BYTES` of the data."""
+    return max(stored.data_offset, stored.size - DIGEST_BYTES)
 
 
 def digest_of(head: bytes, tail: bytes) -> str:
@@ -72,11 +83,11 @@ def digest_of(head: bytes, tail: bytes) -> str:
     return hashlib.blake2b(head + b"\0" + tail, digest_size=16).hexdigest()
 
 
-def size_change(stored: FileStamp, found: int) -> str:
-    """Return the message for a file whose size changed after it was indexed."""
-    verb = "shrank" if found < stored.size else "grew"
+def size_change(stored: FileStamp, size: int) -> str:
+    """Return the message for a file whose size, now `size` bytes, changed after it was indexed."""
+    verb = "shrank" if size < stored.size else "grew"
     return (
-        f"{stored.path}: the file {verb} since it was indexed: {found} bytes, expected {stored.size}. "
+        f"{stored.path}: the file {verb} since it was indexed: {size} bytes, expected {stored.size}. "
         "Restore it, or index the corpus again (and then don't resume an old run on it: its rows move)."
     )
 
@@ -90,7 +101,10 @@ def replaced(stored: FileStamp) -> str:
 
 
 def read_head(path: str) -> tuple[int, bytes, str | None]:
-    """Return the size of a file, its first bytes (any header, and `DIGEST_BYTES` of data), and the version of a remote one."""
+    """Return the size of a file, its first bytes, and its version, which is None for a local file.
+
+    The first bytes include the whole header, if the file has one, and `DIGEST_BYTES` of the data.
+    """
     want = MOST_HEADER_BYTES + DIGEST_BYTES
     if files.is_remote(path):
         size, version = files.size_and_version(path)

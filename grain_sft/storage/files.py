@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from grain_sft.errors import CorpusFileError, GrainSftError, StorageError
-from grain_sft.storage import locks
+from grain_sft.storage import atomic_file
+from grain_sft.storage.atomic_file import sync_folder as sync_folder
 from grain_sft.storage.locks import CACHE_DIR_VARIABLE as CACHE_DIR_VARIABLE
 from grain_sft.storage.locks import locked as locked
-from grain_sft.storage.locks import sync_folder as sync_folder
 from grain_sft.storage.regular_files import read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.clients import filesystem as filesystem
@@ -192,7 +192,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
                 upload(local, name)
         else:
             _check_replaceable(name)
-            with locks.write_whole(Path(name), mode) as file:
+            with atomic_file.write_whole(Path(name), mode) as file:
                 yield file
     except GrainSftError:  # raised by the caller; some are OSErrors
         raise

@@ -1,4 +1,7 @@
-"""Content hashes: SHA-256 over the SHA-256 of each 4 MiB, so that several threads hash one file (about 1 GB/s a core)."""
+"""Content hashes of files: the SHA-256 of the SHA-256s of their 4 MiB blocks.
+
+Several threads can hash the blocks of one file. A core hashes about 1 GB/s.
+"""
 
 import concurrent.futures
 import hashlib
@@ -10,16 +13,16 @@ from typing import Any, Self
 from grain_sft.storage.regular_files import pread
 
 BLOCK = 1 << 22
-"""Bytes that are hashed together."""
+"""Bytes of a block."""
 
 THREADS = min(8, os.cpu_count() or 1)
 
 _PARALLEL_FROM = 4 * BLOCK  # bytes; fewer are hashed before threads could start
 
 
-def joined(blocks: Iterable[bytes], start: bytes = b"") -> str:
-    """Return the hash, in hexadecimal digits, of `start` and the hashes of blocks."""
-    return hashlib.sha256(start + b"".join(blocks)).hexdigest()
+def joined(block_hashes: Iterable[bytes], prefix: bytes = b"") -> str:
+    """Return the hash, in hexadecimal digits, of `prefix` followed by the hashes of blocks."""
+    return hashlib.sha256(prefix + b"".join(block_hashes)).hexdigest()
 
 
 def of_block(data: Any) -> bytes:
@@ -34,36 +37,52 @@ def of_bytes(data: bytes | memoryview) -> str:
 
 
 def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
-    """Return the hashes of the blocks of each range, a descriptor and the bytes [start, stop), or raise OSError or EOFError."""
-    parts = [(fd, at, min(at + BLOCK, stop)) for fd, start, stop in ranges for at in range(start, stop, BLOCK)]
-    if sum(stop - at for _, at, stop in parts) < _PARALLEL_FROM:
-        return [_of_part(part) for part in parts]
+    """Return the hashes of the blocks of all ranges, in order.
+
+    Args:
+      ranges: Descriptor of an open file, and first and last byte + 1, of each range.
+
+    Raises:
+      OSError: A file can't be read.
+      EOFError: A file ends before its range.
+    """
+    blocks = [
+        (fd, offset, min(BLOCK, stop - offset)) for fd, start, stop in ranges for offset in range(start, stop, BLOCK)
+    ]
+    if sum(size for _, _, size in blocks) < _PARALLEL_FROM:
+        return [_of_file_block(*block) for block in blocks]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(_of_part, parts))
+        return list(pool.map(lambda block: _of_file_block(*block), blocks))
 
 
-def _of_part(part: tuple[int, int, int]) -> bytes:
-    fd, at, stop = part
-    data = pread(fd, stop - at, at)
-    if len(data) < stop - at:
-        raise EOFError(f"it ends at byte {at + len(data)}")
+def _of_file_block(fd: int, offset: int, size: int) -> bytes:
+    data = pread(fd, size, offset)
+    if len(data) < size:
+        raise EOFError(f"it ends at byte {offset + len(data)}")
     return of_block(data)
 
 
 class BlockHasher:
-    """Context that hashes blocks in threads while the caller works on them: `add` each block of each file, in order."""
+    """Hasher of several files that works in threads, while the caller works on the same blocks. Use it as a context.
 
-    def __init__(self, files: int) -> None:
-        self._blocks: list[list[concurrent.futures.Future[bytes]]] = [[] for _ in range(files)]
-        self._waiting: deque[concurrent.futures.Future[bytes]] = deque()
+    The caller adds the blocks of each file in order; blocks of different files may alternate.
+
+    Args:
+      num_files: Number of files.
+    """
+
+    def __init__(self, num_files: int) -> None:
+        self._blocks: list[list[concurrent.futures.Future[bytes]]] = [[] for _ in range(num_files)]
+        self._pending: deque[concurrent.futures.Future[bytes]] = deque()
         self._pool = concurrent.futures.ThreadPoolExecutor(THREADS)
 
     def add(self, file: int, data: Any) -> None:
         """Hash the next block of file number `file`, a buffer that does not change."""
-        if len(self._waiting) > THREADS:  # bounds the memory
-            self._waiting.popleft().result()
-        self._waiting.append(self._pool.submit(of_block, data))
-        self._blocks[file].append(self._waiting[-1])
+        if len(self._pending) > THREADS:  # bounds the memory of blocks that are not hashed yet
+            self._pending.popleft().result()
+        block = self._pool.submit(of_block, data)
+        self._pending.append(block)
+        self._blocks[file].append(block)
 
     def joined(self, file: int) -> str:
         """Return the hash of file number `file`, whose blocks were all added."""

@@ -1,18 +1,35 @@
-"""Read access restricted to regular local files: opening a FIFO can block, and reading a device may never end."""
+"""Read access to regular local files only, and only inside one folder where the caller sets one.
+
+Other kinds are refused because opening a FIFO can block, and reading a device may never end.
+"""
 
 import contextlib
 import os
 import stat
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from grain_sft.errors import CorpusError, CorpusFileError
 
-_root: ContextVar[tuple[tuple[str, ...], str] | None] = ContextVar("grain_sft_root", default=None)
-"""Folders, one of which must contain every opened file, and the one path that may lie outside."""
+_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
-_KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-_KINDS |= dict.fromkeys((stat.S_IFCHR, stat.S_IFBLK), "a device")
+
+class _Allowed(NamedTuple):
+    """Files that may be opened: those in one of `folders` (real paths that end with a slash), and the file `exception`."""
+
+    folders: tuple[str, ...]
+    exception: str
+
+
+_allowed: ContextVar[_Allowed | None] = ContextVar("grain_sft_allowed", default=None)
+"""Files that the current context allows; None allows all."""
 
 
 @contextlib.contextmanager
@@ -23,29 +40,35 @@ def inside(root: str | None, but: str = "") -> Iterator[None]:
       root: Real path of the folder, with a slash at its end; None keeps the outer context's folder.
       but: Path that the user gave, which may lie outside of `root`.
     """
-    token = _root.set(_root.get() if root is None else ((root,), but))
+    token = _allowed.set(_allowed.get() if root is None else _Allowed((root,), but))
     try:
         yield
     finally:
-        _root.reset(token)
+        _allowed.reset(token)
 
 
 @contextlib.contextmanager
 def inside_also(folder: str) -> Iterator[None]:
-    """Make `open_regular` also accept files in `folder`, a root as in `inside`, for files that this package itself names."""
-    bound = _root.get()
-    token = _root.set(bound and ((*bound[0], folder), bound[1]))
+    """Within `inside`, make `open_regular` also accept files in `folder`, such as this package's own cache.
+
+    Args:
+      folder: Real path of the folder, with a slash at its end.
+    """
+    allowed = _allowed.get()
+    if allowed is not None:
+        allowed = allowed._replace(folders=(*allowed.folders, folder))
+    token = _allowed.set(allowed)
     try:
         yield
     finally:
-        _root.reset(token)
+        _allowed.reset(token)
 
 
 def outside(path: str, real: str, root: str) -> CorpusError:
     """Return the error for `path`, whose real path `real` lies outside of the folder `root`."""
-    at = "" if real == path else f" (it is {real})"
+    target = "" if real == path else f" (it is {real})"
     return CorpusError(
-        f"{path}: lies outside of {root}{at}, which was given as the root of all files. Fix the mix, the index or the "
+        f"{path}: lies outside of {root}{target}, which was given as the root of all files. Fix the mix, the index or the "
         "link that leads there, or give a root that holds it."
     )
 
@@ -62,17 +85,13 @@ def open_regular(path: str | os.PathLike[str]) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         if os.path.exists(path):
-            _check_mode(path, os.stat(path).st_mode)
+            _check_is_regular(path, os.stat(path).st_mode)
         if not isinstance(error, BlockingIOError):
             raise
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # waits for another program to release its lease of the file
     try:
-        _check_mode(path, os.fstat(fd).st_mode)
-        bound = _root.get()
-        if bound is not None and os.fspath(path) != bound[1]:  # a link in the path may have changed since its check
-            real = os.readlink(f"/proc/self/fd/{fd}") if os.path.exists("/proc/self/fd") else os.path.realpath(path)
-            if not real.startswith(bound[0]):
-                raise outside(os.fspath(path), real, bound[0][0])
+        _check_is_regular(path, os.fstat(fd).st_mode)
+        _check_is_allowed(os.fspath(path), fd)
         os.set_blocking(fd, True)
     except BaseException:
         os.close(fd)
@@ -84,7 +103,8 @@ def read_regular(path: str | os.PathLike[str], start: int = 0, stop: int | None 
     """Return the bytes [start, stop) of the regular file `path`, or fewer at its end. None for `stop` reads to the end."""
     fd = open_regular(path)
     try:
-        return pread(fd, max(0, (os.fstat(fd).st_size if stop is None else stop) - start), start)
+        end = os.fstat(fd).st_size if stop is None else stop
+        return pread(fd, max(0, end - start), start)
     finally:
         os.close(fd)
 
@@ -94,13 +114,24 @@ def pread(fd: int, count: int, offset: int) -> bytes:
     parts: list[bytes] = []
     while count and (data := os.pread(fd, count, offset)):
         parts.append(data)
-        count, offset = count - len(data), offset + len(data)
+        count -= len(data)
+        offset += len(data)
     return b"".join(parts)
 
 
-def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
+def _check_is_regular(path: str | os.PathLike[str], mode: int) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
         raise CorpusFileError(
             f"{os.fspath(path)}: can't be read, since it is {kind}; expected a regular file. Give the path of one."
         )
+
+
+def _check_is_allowed(path: str, fd: int) -> None:
+    """Check where the open file `fd` is. Its path alone does not tell: a link in it may have changed since."""
+    allowed = _allowed.get()
+    if allowed is None or path == allowed.exception:
+        return
+    real = os.readlink(f"/proc/self/fd/{fd}") if os.path.exists("/proc/self/fd") else os.path.realpath(path)
+    if not real.startswith(allowed.folders):
+        raise outside(path, real, allowed.folders[0])

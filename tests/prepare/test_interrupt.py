@@ -18,7 +18,7 @@ _PROGRAM = """
 import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 from grain_sft.prepare import CHAT_TOKENS, Dataset, Request, prepare
-from grain_sft.storage import locks
+from grain_sft.storage import atomic_file
 from grain_sft.prepare.records import inputs
 from prepared import digests, save_trained
 
@@ -33,7 +33,7 @@ request = Request(
 )
 
 def run(out):
-    locks._cleaned.clear()  # as in a new process
+    atomic_file._cleaned_folders.clear()  # as in a new process
     prepare(request, out, workers=workers)
 
 begin = time.perf_counter()

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from grain_sft.errors import StorageError
-from grain_sft.storage import files, locks
+from grain_sft.storage import atomic_file, files, locks
 
 KILLED = """
 import os, signal, sys
@@ -38,10 +38,10 @@ def test_what_dead_writers_left_is_removed_by_the_next_that_writes_there_and_not
     for name in (*alike, new, old):
         (tmp_path / name).write_text("mine")
     os.utime(tmp_path / old, (time.time() - 90_000, time.time() - 90_000))
-    pipe = tmp_path / f".pipe.{locks._host()}-1.01234567.tmp"
+    pipe = tmp_path / f".pipe.{atomic_file._host()}-1.01234567.tmp"
     os.mkfifo(pipe)
     with files.atomic_write(tmp_path / "first") as first:
-        monkeypatch.setattr(locks, "_cleaned", set())  # as in a process that has cleaned nothing yet
+        monkeypatch.setattr(atomic_file, "_cleaned_folders", set())  # as in a process that has cleaned nothing yet
         files.write_bytes(str(tmp_path / "second"), b"2")
         first.write("1")
     assert names_in(tmp_path) == sorted([*alike, new, pipe.name, "first", "second"])
@@ -54,7 +54,7 @@ def test_a_file_whose_name_is_as_long_as_can_be_is_written(tmp_path):
 
 def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
     """A cleaner that comes between a file's making and its locking."""
-    lock, taken = locks.HeldLock, []
+    lock, taken = atomic_file.HeldLock, []
 
     def late(fd, **options):
         if not taken:
@@ -63,7 +63,7 @@ def test_a_taken_file_is_made_again(tmp_path, monkeypatch):
             path.unlink()
         return lock(fd, **options)
 
-    monkeypatch.setattr(locks, "HeldLock", late)
+    monkeypatch.setattr(atomic_file, "HeldLock", late)
     files.write_bytes(str(tmp_path / "out"), b"x")
     assert taken and names_in(tmp_path) == ["out"]
 

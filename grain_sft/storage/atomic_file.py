@@ -1,0 +1,121 @@
+"""Local files that appear under their name when they are complete.
+
+A file is written under a temporary name, `.NAME.HOST-PID.RANDOM.tmp`, while its writer holds its lock. The kernel frees the
+lock however the writer ends, so a temporary file without a holder of its lock is abandoned.
+"""
+
+import atexit
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from grain_sft.storage.locks import HeldLock, is_at
+
+_TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_LONGEST_NAME = 150  # bytes of NAME in a temporary name, which file systems limit to 255
+_ABANDONED_AFTER = 86_400.0  # seconds since the last write; only for files of other hosts, whose locks may be invisible
+
+_cleaned_folders: set[str] = set()  # each is cleaned once per process
+_temporary_paths: set[str] = set()  # files that this process writes now
+
+
+@atexit.register
+def _remove_temporary_files() -> None:
+    """Remove the temporary files that Ctrl-C in native code leaves: it ends the process without running `finally`."""
+    for path in _temporary_paths.copy():
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+os.register_at_fork(after_in_child=_temporary_paths.clear)  # the parent's files are not the child's to remove
+
+
+@contextlib.contextmanager
+def write_whole(target: Path, mode: str) -> Iterator[IO[Any]]:
+    """Yield a new local file that appears as `target` at the end of the context, complete and synced to disk."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _clean(os.path.abspath(target.parent))
+    path, lock = _create(target)
+    _temporary_paths.add(path)
+    try:
+        with lock or contextlib.nullcontext():
+            with open(os.dup(lock.fd) if lock else path, mode, encoding=None if "b" in mode else "utf-8") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(path, target)
+        sync_folder(target.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        _temporary_paths.discard(path)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync the entries of `folder`, such as a new name of a file, to disk. Ignore errors: some network file systems can't."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _create(target: Path) -> tuple[str, HeldLock | None]:
+    """Create a temporary file next to `target`. Return its path and its lock, None if the file system has no locks."""
+    name = os.fsdecode(os.fsencode(target.name)[:_LONGEST_NAME])
+    while True:
+        path = os.path.join(target.parent, f".{name}.{_host()}-{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            lock = HeldLock(fd, wait=False)
+        except BlockingIOError:  # another process, which takes the file for abandoned, has locked it to remove it
+            continue
+        except OSError:
+            return path, None
+        if is_at(lock.fd, path):
+            return path, lock
+        lock.release()  # another process removed the file before it was locked
+
+
+def _clean(folder: str) -> None:
+    """Remove abandoned temporary files from `folder`, once per process."""
+    if folder in _cleaned_folders:
+        return
+    _cleaned_folders.add(folder)
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            match = _TEMPORARY_NAME.fullmatch(entry.name)
+            if match is None or not entry.is_file(follow_symlinks=False):
+                continue
+            with contextlib.suppress(OSError):
+                age = time.time() - entry.stat(follow_symlinks=False).st_mtime
+                if match["host"] == _host() or age > _ABANDONED_AFTER:
+                    remove_abandoned(entry.path)
+
+
+def remove_abandoned(path: str) -> bool:
+    """Remove an unfinished file and return True, or return False if a process holds its lock."""
+    try:
+        with HeldLock(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), wait=False):
+            os.unlink(path)
+        return True
+    except BlockingIOError:
+        return False
+
+
+@functools.cache
+def _host() -> str:
+    """Return a hash of this machine's name and boot, 8 hex digits. It tells apart the machines that write to one folder."""
+    name = socket.gethostname()
+    with contextlib.suppress(OSError):  # a sandbox may have no /proc, or refuse to read it
+        name += Path("/proc/sys/kernel/random/boot_id").read_text()  # containers of two machines may have one name
+    return hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
