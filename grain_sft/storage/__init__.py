@@ -15,6 +15,7 @@ from grain_sft.storage.file_stamp import (
 )
 from grain_sft.storage.files import atomic_write, write_bytes
 from grain_sft.storage.locks import CACHE_DIR_VARIABLE, ForkSafeLock, HeldLock, exclusive, without_interrupts
+from grain_sft.storage.open_files import MOST_OPEN_FILES
 from grain_sft.storage.regular_files import inside, inside_also, open_regular, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote
@@ -22,7 +23,7 @@ from grain_sft.storage.remote.options import SHARD_CACHE_VARIABLE, CacheOptions,
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote.shards import identify
-from grain_sft.storage.shard_reader import MOST_OPEN_FILES, Buffers, Run, ShardReader
+from grain_sft.storage.shard_reader import Buffers, Run, ShardReader
 
 __all__ = [
     "CACHE_DIR_VARIABLE", "DIGEST_BYTES", "MOST_HEADER_BYTES", "MOST_OPEN_FILES", "SHARD_CACHE_VARIABLE", "Buffers",

@@ -5,6 +5,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable
 from threading import get_ident
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,18 +14,29 @@ from grain_sft.storage import activity
 from grain_sft.storage.file_stamp import FileStamp, read_digest, replaced, size_change
 from grain_sft.storage.regular_files import inside, open_regular
 
-_RELEASE_AFTER = 1 << 12  # gathers between two releases of the mapped pages
+_CHECKS_PER_RELEASE = 1 << 12  # checks between two releases of the mapped pages
 
-Identity = tuple[int, int, int]
-"""Device, inode and time of the last write."""
+
+class Identity(NamedTuple):
+    """What changes if a file is replaced or written to."""
+
+    device: int
+    inode: int
+    mtime_ns: int
 
 
 class LocalFile:
-    """An open file that closes itself when the last reader drops it.
+    """An open file. It is closed when the last reference to it is dropped.
+
+    Args:
+      shard: Stamp of the file.
+      verified: Identity of the file when its first and last bytes were last compared with the stamp; None if never.
+      scattered: Whether reads are far apart, so that the system need not read ahead.
 
     Attributes:
-      address: Address of the first byte; 0 where the file is not mapped.
-      identity: Identity of the file when its ends were last checked.
+      fd: Descriptor.
+      address: Address of the first byte in memory; 0 unless the file is mapped.
+      identity: Identity of the file when its first and last bytes were last compared with the stamp.
     """
 
     fd = -1  # so that `__del__` works if Ctrl-C arrives before `__init__`
@@ -37,81 +49,92 @@ class LocalFile:
                 self.fd = open_regular(shard.path)
             if scattered and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            size, self.identity, ends_differ = self._state(verified)
+            size, self.identity, ends_match = self._state(verified)
         except GrainSftError:
             raise
         except OSError as error:
             raise CorpusFileError(
                 f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
             ) from error
-        if size != shard.size or ends_differ:
-            raise CorpusFileError(replaced(shard) if size == shard.size else size_change(shard, size))
+        if size != shard.size:
+            raise CorpusFileError(size_change(shard, size))
+        if not ends_match:
+            raise CorpusFileError(replaced(shard))
         self.address = 0
         self._map: mmap.mmap | None = None
-        self._gathers = 0
+        self._num_checks = 0
 
     def map(self) -> None:
-        """Map the file, if possible. The map has a second descriptor and lives as long as this object. No two threads call
-        this at once."""
+        """Map the file into memory, if its file system allows. The map has a descriptor of its own, and is closed with the
+        file. Callers hold a lock: two threads must not call this at once."""
         if self._map is not None:
             return
         try:
             self._map = mmap.mmap(self.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ)
-        except (OSError, ValueError):  # a file system without maps, or a file that is empty now
+        except (OSError, ValueError):  # ValueError: the file has been cut to 0 bytes
             return
         with contextlib.suppress(OSError):  # without it each page that is read brings megabytes of readahead
             self._map.madvise(mmap.MADV_RANDOM)
         self.address = np.frombuffer(self._map, np.uint8).ctypes.data
 
     def check_unchanged(self) -> None:
-        """Check, after a read, the size of the file and, if it was written to since the last check, both ends."""
+        """Raise a CorpusFileError if the file is no longer the one that was indexed. Call this after each read.
+
+        If size and time of the last write are unchanged, the content is not compared.
+        """
         try:
             status = os.fstat(self.fd)
-            if status.st_mtime_ns == self.identity[2] and status.st_size == self.shard.size:
+            if status.st_mtime_ns == self.identity.mtime_ns and status.st_size == self.shard.size:
                 if self._map is not None:
-                    self._gathers += 1
-                    if not self._gathers % _RELEASE_AFTER:  # otherwise the whole file would become resident
+                    self._num_checks += 1
+                    if not self._num_checks % _CHECKS_PER_RELEASE:  # otherwise the whole file would become resident
                         with contextlib.suppress(OSError):
                             self._map.madvise(mmap.MADV_DONTNEED)
                 return
-            size, identity, ends_differ = self._state(self.identity)
+            size, identity, ends_match = self._state(self.identity)
         except OSError as error:
             raise CorpusFileError(f"{self.shard.path}: can't be checked after a read ({error.strerror}).") from error
         if size != self.shard.size:
-            raise self._cut(size)
-        if ends_differ:
+            raise self._size_changed(size)
+        if not ends_match:
             raise CorpusFileError(replaced(self.shard))
         self.identity = identity
 
-    def _cut(self, size: int) -> CorpusFileError:
+    def _size_changed(self, size: int) -> CorpusFileError:
         change = "cut short" if size <= self.shard.size else "appended to"
         return CorpusFileError(
             f"{self.shard.path}: the file has {size} bytes, expected {self.shard.size}: it was {change} while in use."
         )
 
-    def _state(self, known: Identity | None) -> tuple[int, Identity, bool]:
-        """Return the size, the identity, and whether the ends differ from the indexed ones; `known` ends are not read."""
+    def _state(self, verified: Identity | None) -> tuple[int, Identity, bool]:
+        """Return the size, the identity, and whether the first and last bytes match the stamp.
+
+        The bytes are not read if the identity is `verified`.
+        """
         status = os.fstat(self.fd)
-        identity = status.st_dev, status.st_ino, status.st_mtime_ns  # before the read, so that a later write is noticed
-        if identity == known:
-            return status.st_size, identity, False
-        ends_differ = read_digest(self.fd, self.shard) != self.shard.digest
+        # of the time before the read, so that a write during the read is noticed next time
+        identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
+        if identity == verified:
+            return status.st_size, identity, True
+        ends_match = read_digest(self.fd, self.shard) == self.shard.digest
         # The size again, so that a file that was just cut is reported as cut, not as replaced.
-        return os.fstat(self.fd).st_size, identity, ends_differ
+        return os.fstat(self.fd).st_size, identity, ends_match
 
     def read_again(self, offset: int, buffers: Iterable[memoryview]) -> None:
         """Fill `buffers` in turn from byte `offset`, after a vectored read that failed or came back short."""
-        for out in buffers:
-            while out:
+        for buffer in buffers:
+            unfilled = buffer
+            while unfilled:
                 try:
-                    count = os.preadv(self.fd, (out,), offset)
+                    count = os.preadv(self.fd, (unfilled,), offset)
                 except OSError as error:
                     raise CorpusFileError(
                         f"{self.shard.path}: can't be read at byte {offset} ({error.strerror})."
                     ) from error
                 if not count:
-                    raise self._cut(os.fstat(self.fd).st_size)
-                out, offset = out[count:], offset + count
+                    raise self._size_changed(os.fstat(self.fd).st_size)
+                unfilled = unfilled[count:]
+                offset += count
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:  # `os` may be gone when the interpreter exits
         if self.fd >= 0:

@@ -1,9 +1,9 @@
-"""Reader of values of indexed files, such as the tokens of a corpus's shards. It keeps a bounded number of files open."""
+"""Reader of values of indexed files, such as the tokens of a corpus's shards."""
 
 import itertools
 import os
 import resource
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from threading import get_ident
 
 import numpy as np
@@ -11,16 +11,14 @@ import numpy.typing as npt
 
 from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import FileStamp
-from grain_sft.storage.local_file import Identity, LocalFile
-from grain_sft.storage.locks import ForkSafeLock
+from grain_sft.storage.open_files import OpenFiles
 from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.shards import RemoteShards
-from grain_sft.storage.vectored_copy import Ints, copies
+from grain_sft.storage.vectored_copy import Ints, copy_pieces
 
-MOST_OPEN_FILES = 1024
-_MANY_PIECES = 24  # least pieces of a gather that is copied; 8 of 180 tokens are read in 0.6 of the time of a copy
-_SMALL_PIECE = 1 << 13  # bytes, most that its pieces have on average
-_MIN_PIECES_PER_WAIT = 16  # a copy with fewer pieces per wait for the disk is slower than reads
+_FEWEST_COPIED = 24  # pieces of a gather that is copied; 8 pieces of 180 tokens are read in 0.6 of the time of a copy
+_LARGEST_COPIED = 1 << 13  # bytes of such a piece, on average
+_PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
 _READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, after such a copy
 
 IntsOrList = Sequence[int] | Ints
@@ -28,23 +26,23 @@ Buffers = tuple[memoryview, ...]
 """Buffers of bytes that one `os.preadv` fills in order."""
 
 Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
-"""Pieces of files: each piece's file number, first value and buffers; last, the number of bytes of all pieces together."""
+"""Pieces of files, as (file number of each, first value of each, buffers of each, total number of bytes)."""
 
 Run = tuple[Sequence[int], Sequence[int], Sequence[int], memoryview]
-"""Pieces that fill one memory without gaps: each piece's file number, first value, and end in the memory. Then the memory,
-whose items are values."""
+"""Pieces that fill one memory without gaps, as (file number of each, first value of each, end of each in the memory, memory).
+
+The ends count values, and so do the items of the memory. A run ([0, 0], [50, 7], [3, 5], memory) fills memory[0:3] with values
+50 to 52 of file 0, and memory[3:5] with its values 7 and 8.
+"""
 
 
 class ShardReader:
     """Reader of values of a set of files, such as a corpus's tokens. Safe in threads.
 
     Long pieces are read with `preadv` straight into the batch. Many small pieces are copied from maps of their files by one
-    system call (see `vectored_copy`), because a read costs a microsecond or more whatever its size. Where the files are not in
-    the page cache, a copy is slower than reads: it waits for every page, and takes 1.3 times as long for pieces of 1 KB and
-    twice as long for pieces of 6 KB. After a copy that often waited, the next gathers use `preadv`; then a copy is tried again.
-
-    At most `max_open_files` stay open. The file that has been open longest is checked and makes room. It is closed when no
-    thread reads from it.
+    system call, since each read costs a microsecond or more. A copy waits for each page that is not in the page cache. It then
+    takes 1.3 times as long as reads for pieces of 1 KB, and twice as long for pieces of 6 KB. After a copy that often waited,
+    the next gathers therefore read.
 
     Args:
       shards: Files.
@@ -53,8 +51,8 @@ class ShardReader:
       scattered: Whether reads are far apart and not repeated. Then the system reads nothing ahead and no file is mapped: a
         trace of a corpus that is not in the page cache takes a third of the time.
       remote: Options of remote files. None means those of the environment.
-      whole_rows: Whether a value is a whole stored row, the tokens and the arrays after them. Otherwise, in files of stored
-        rows, a value is a token.
+      whole_rows: For files of materialized rows: whether a value is a whole row, with the arrays after its tokens. If not, a
+        value is a token.
 
     Attributes:
       plain: Whether no file is remote, and the values of a file have no gaps between them.
@@ -70,20 +68,14 @@ class ShardReader:
         remote: RemoteOptions | None = None,
         whole_rows: bool = False,
     ) -> None:
-        if max_open_files is None:
-            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            max_open_files = MOST_OPEN_FILES if soft == resource.RLIM_INFINITY else min(MOST_OPEN_FILES, soft // 4)
-        self._shards = shards
+        self._shards, self._itemsize, self._scattered = shards, itemsize, scattered
         any_remote = any(files.is_remote(shard.path) for shard in shards)
         self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
-        rows = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
-        self._row: tuple[int, int] | None = rows.pop() if len(rows) == 1 else None
-        self.plain = not self._remote and self._row is None
-        self._itemsize, self._scattered, self._max_open_files = itemsize, scattered, max(1, max_open_files)
-        self._open: dict[int, LocalFile] = {}  # oldest first
-        self._verified: dict[int, Identity] = {}
-        self._lock = ForkSafeLock()
-        self._left_to_read = 0  # gathers until the next copy is tried
+        row_sizes = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
+        self._row_size: tuple[int, int] | None = row_sizes.pop() if len(row_sizes) == 1 else None
+        self.plain = not self._remote and self._row_size is None
+        self._open = OpenFiles(shards, max_open_files, scattered=scattered)
+        self._reads_until_copy = 0  # gathers that read, before the next copy is tried
 
     def gather(
         self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview
@@ -93,71 +85,46 @@ class ShardReader:
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
         """
-        columns = [np.asarray(each, np.int64) for each in (shards, starts, places, sizes)]
-        if self._row is not None:
-            columns = self._by_row(self._row, columns)
+        columns = [np.asarray(column, np.int64) for column in (shards, starts, places, sizes)]
+        if self._row_size is not None:
+            columns = _cut_at_rows(columns, *self._row_size, self._itemsize)
         if not (self._remote or self._scattered) and self._copy(columns, out):
             return
         if self._remote:
-            columns = self._remote.gather(columns, out)
-        numbers, begins, offsets, lengths = (each.tolist() for each in columns)
+            columns = self._remote.gather(columns, out)  # those of local files are left
+        numbers, firsts, offsets, lengths = (column.tolist() for column in columns)
         total = sum(lengths)
         activity.count("local_bytes", total)
-        buffers = [(out[place : place + size],) for place, size in zip(offsets, lengths, strict=True)]
-        self._read((numbers, begins, buffers, total))
-        self._check(set(numbers))
-
-    def _by_row(self, row: tuple[int, int], columns: list[Ints]) -> list[Ints]:
-        """Return the pieces cut at the ends of rows. Their starts count the gaps between rows too, in values.
-
-        Args:
-          row: Number of values of a row, and the distance from one row to the next, in values.
-          columns: Shards, starts, places and sizes, as in `gather`.
-        """
-        shards, starts, places, sizes = columns
-        length, stride = row
-        stops = starts + sizes // self._itemsize
-        first = starts // length
-        counts = np.maximum(1, -(-stops // length) - first)
-        piece = np.arange(len(starts)).repeat(counts)
-        of_row = first[piece] + np.arange(len(piece)) - (counts.cumsum() - counts)[piece]
-        begins = np.maximum(starts[piece], of_row * length)
-        ends = np.minimum(stops[piece], (of_row + 1) * length)
-        in_file = of_row * stride + begins - of_row * length
-        to = places[piece] + (begins - starts[piece]) * self._itemsize
-        return [shards[piece], in_file, to, (ends - begins) * self._itemsize]
+        buffers = [(out[offset : offset + length],) for offset, length in zip(offsets, lengths, strict=True)]
+        self._read((numbers, firsts, buffers, total))
+        self._open.check(set(numbers))
 
     def _read(self, pieces: Pieces) -> None:
-        """Read pieces of local files. The caller calls `_check` before the values are used."""
-        (shards, starts, buffers, num_bytes), num_read = pieces, 0
-        opened, itemsize, preadv = self._open, self._itemsize, os.preadv
+        """Read pieces of local files. The caller checks the files before the values are used."""
+        shards, starts, buffers, num_bytes = pieces
+        open_files, itemsize, preadv = self._open, self._itemsize, os.preadv
         if shards:
             first = self._shards[shards[0]]
             activity.doing[get_ident()] = activity.READING, len(shards), first, first.data_offset + starts[0] * itemsize
+        num_read = 0
         try:
             for shard, start, out in zip(shards, starts, buffers):  # noqa: B905
-                file = opened.get(shard) or self._open_file(shard)
+                file = open_files[shard]
                 num_read += preadv(file.fd, out, file.data_offset + start * itemsize)
         except OSError:
             num_read = -1
         if num_read != num_bytes:  # read the rest of a short read, or raise its error
             for shard, start, out in zip(shards, starts, buffers, strict=True):
-                file = opened.get(shard) or self._open_file(shard)
+                file = open_files[shard]
                 file.read_again(file.data_offset + start * itemsize, out)
-
-    def _check(self, shards: Iterable[int]) -> None:
-        """Check, after reads, that the files have not changed since they were indexed. `_make_room` checked those it closed."""
-        for shard in shards:
-            if (file := self._open.get(shard)) is not None:
-                file.check_unchanged()
 
     def values(self, shards: Ints | None, starts: Ints) -> npt.NDArray[np.uint8]:
         """Return value `starts[i]` of file `shards[i]` for each i: uint8 [n, itemsize]. `shards` None means the first file."""
         count, size = len(starts), self._itemsize
-        found: npt.NDArray[np.uint8] = np.empty((count, size), np.uint8)
+        values: npt.NDArray[np.uint8] = np.empty((count, size), np.uint8)
         numbers = [0] * count if shards is None else shards.tolist()
-        self.gather(numbers, starts.tolist(), range(0, count * size, size), [size] * count, found.reshape(-1).data)
-        return found
+        self.gather(numbers, starts.tolist(), range(0, count * size, size), [size] * count, values.reshape(-1).data)
+        return values
 
     def fill(self, runs: Sequence[Run]) -> Iterator[None]:
         """Fill the memory of each run in turn, and yield after each, so that the caller uses it while it is in the processor's
@@ -166,117 +133,120 @@ class ShardReader:
             yield from self.read_groups([self._pieces(run) for run in runs])
             return
         # one file needs no lists of buffers, which make batches of padded rows 20 to 27 % slower
-        file = self._open.get(0) or self._open_file(0)
-        fd, begin, size, preadv, total = file.fd, file.data_offset, self._itemsize, os.preadv, 0
-        first = runs[0][1] if runs else ()
-        activity.doing[get_ident()] = activity.READING, len(runs), file.shard, begin + (first[0] if first else 0) * size
+        file = self._open[0]
+        fd, data_offset, itemsize, preadv = file.fd, file.data_offset, self._itemsize, os.preadv
+        first_values = runs[0][1] if runs else ()
+        first_offset = data_offset + (first_values[0] if first_values else 0) * itemsize
+        activity.doing[get_ident()] = activity.READING, len(runs), file.shard, first_offset
+        total = 0
         for run in runs:
-            _, starts, stops, memory = run
+            _, starts, ends, memory = run
             place = num_read = 0
             try:
-                for start, stop in zip(starts, stops):  # noqa: B905
-                    num_read += preadv(fd, (memory[place:stop],), begin + start * size)
-                    place = stop
+                for start, end in zip(starts, ends):  # noqa: B905
+                    num_read += preadv(fd, (memory[place:end],), data_offset + start * itemsize)
+                    place = end
             except OSError:
                 num_read = -1
-            if num_read != place * size:
+            if num_read != place * itemsize:
                 self._read(self._pieces(run))
-            total += stops[-1] * size if stops else 0
+            total += ends[-1] * itemsize if ends else 0
             yield
         file.check_unchanged()
         activity.count("local_bytes", total)
 
     def _pieces(self, run: Run) -> Pieces:
-        shards, starts, stops, memory = run
-        buffers = [(memory[at:to].cast("B"),) for at, to in zip([0, *stops], stops, strict=False)]
+        shards, starts, ends, memory = run
+        buffers = [(memory[place:end].cast("B"),) for place, end in zip([0, *ends], ends, strict=False)]
         return shards, starts, buffers, sum(len(out) for (out,) in buffers)
 
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
         """Fill the buffers of each group in turn, and yield after each. The files are checked after the last group."""
         if self.plain:
-            used, total = set[int](), 0
+            shards_read, total = set[int](), 0
             for group in groups:
                 self._read(group)
-                used.update(group[0])
-                total += group[3]
+                shards, _, _, num_bytes = group
+                shards_read.update(shards)
+                total += num_bytes
                 yield
-            self._check(used)
+            self._open.check(shards_read)
             activity.count("local_bytes", total)
             return
-        sizes = [sum(map(len, out)) for _, _, buffers, _ in groups for out in buffers]
-        places = [0, *itertools.accumulate(sizes)]
-        found = memoryview(bytearray(places.pop()))
-        shards = [shard for group in groups for shard in group[0]]
-        starts = [start for group in groups for start in group[1]]
-        self.gather(shards, starts, places, sizes, found)
-        for _, _, buffers, _ in groups:
-            for view in itertools.chain.from_iterable(buffers):
-                view[:], found = found[: len(view)], found[len(view) :]
+        # gather all groups at once, so that a bucket is asked once
+        sizes = [sum(map(len, buffers)) for _, _, buffers_of, _ in groups for buffers in buffers_of]
+        *places, total = [0, *itertools.accumulate(sizes)]
+        data = memoryview(bytearray(total))
+        all_shards = [shard for shards, _, _, _ in groups for shard in shards]
+        all_starts = [start for _, starts, _, _ in groups for start in starts]
+        self.gather(all_shards, all_starts, places, sizes, data)
+        place = 0
+        for _, _, buffers_of, _ in groups:
+            for buffer in itertools.chain.from_iterable(buffers_of):
+                buffer[:] = data[place : place + len(buffer)]
+                place += len(buffer)
             yield
 
     def _copy(self, columns: list[Ints], out: memoryview) -> bool:
-        """Copy many small pieces from maps of their files. Return False if they are still to be read, with `preadv`."""
+        """Copy many small pieces from maps of their files. Return False if the caller has to read them instead."""
         shards, starts, places, sizes = columns
-        if len(sizes) < _MANY_PIECES or (total := int(sizes.sum())) > len(sizes) * _SMALL_PIECE:
+        if len(sizes) < _FEWEST_COPIED or (total := int(sizes.sum())) > len(sizes) * _LARGEST_COPIED:
             return False
-        if self._left_to_read:
-            self._left_to_read -= 1
+        if self._reads_until_copy:
+            self._reads_until_copy -= 1
             return False
-        distinct = sorted(set(shards.tolist())) if len(self._shards) > 1 else [0]
-        if 2 * len(distinct) > self._max_open_files:  # a mapped file has two descriptors
+        numbers = sorted(set(shards.tolist())) if len(self._shards) > 1 else [0]
+        if 2 * len(numbers) > self._open.max_descriptors:  # a mapped file has two
             return False
-        files = [self._mapped(shard) for shard in distinct]  # this list keeps them open while other threads make room
-        if not all(file.address for file in files):
+        mapped = [self._open.mapped(number) for number in numbers]  # keeps them open while other threads make room
+        if not all(file.address for file in mapped):
             return False
-        ranges = [(file.address + file.data_offset, file.shard.size - file.data_offset) for file in files]
-        base, length = np.array(ranges).T
-        if len(files) > 1:
-            at = np.searchsorted(distinct, shards)
-            base, length = base[at], length[at]
-        from_start, ends = starts * self._itemsize, places + sizes
-        left = length - (from_start + sizes)
-        if np.minimum.reduce(left | from_start | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
+        data_ranges = [(file.address + file.data_offset, file.shard.size - file.data_offset) for file in mapped]
+        addresses, lengths = np.array(data_ranges).T
+        if len(mapped) > 1:  # else the address and the length of the only file, [1], are those of all pieces
+            file_of_piece = np.searchsorted(numbers, shards)
+            addresses, lengths = addresses[file_of_piece], lengths[file_of_piece]
+        offsets = starts * self._itemsize
+        ends = places + sizes
+        left_in_file = lengths - (offsets + sizes)
+        # the bits of negative numbers are set in `|`: one reduction checks all four
+        if np.minimum.reduce(left_in_file | offsets | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
             return False  # wrong pieces: a read raises the error
-        activity.doing[get_ident()] = activity.COPYING, len(sizes), files[0].shard, len(files) - 1
-        waits = _disk_waits()
-        done = copies(from_start + base, places, ends, out)
-        if (_disk_waits() - waits) * _MIN_PIECES_PER_WAIT > len(sizes):
-            self._left_to_read = _READS_AFTER_SLOW_COPY
-        for file in files:
+        activity.doing[get_ident()] = activity.COPYING, len(sizes), mapped[0].shard, len(mapped) - 1
+        waits_before = _disk_waits()
+        is_complete = copy_pieces(offsets + addresses, places, ends, out)
+        if (_disk_waits() - waits_before) * _PIECES_PER_WAIT > len(sizes):
+            self._reads_until_copy = _READS_AFTER_SLOW_COPY
+        for file in mapped:
             file.check_unchanged()
-        if done:
+        if is_complete:
             activity.count("local_bytes", total)
-        return done
+        return is_complete
 
-    def _mapped(self, shard: int) -> LocalFile:
-        file = self._open.get(shard) or self._open_file(shard)
-        if not file.address:
-            with self._lock.lock:
-                self._make_room(file)
-                file.map()
-        return file
 
-    def _open_file(self, shard: int) -> LocalFile:
-        """Return the open file of a shard; open it, and make room for it, if it is not open."""
-        with self._lock.lock:
-            found = self._open.get(shard)
-            if found is None:
-                self._make_room()
-                found = LocalFile(self._shards[shard], self._verified.get(shard), self._scattered)
-                self._verified[shard] = found.identity
-                self._open[shard] = found
-            return found
+def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -> list[Ints]:
+    """Return pieces of materialized rows, cut where rows end. The new starts count what is between the rows too.
 
-    def _make_room(self, keep: LocalFile | None = None) -> None:
-        """Check and drop the files that have been open longest, until one more descriptor may be opened."""
-        in_use = len(self._open) + sum(1 for file in self._open.values() if file.address)
-        for shard, file in list(self._open.items()):
-            if in_use < self._max_open_files:
-                return
-            if file is not keep:
-                file.check_unchanged()  # a batch that is being read may have tokens of it
-                del self._open[shard]
-                in_use -= 2 if file.address else 1
+    With rows of 4 tokens at a distance of 6, a piece of tokens 2 to 5 becomes two: from value 2 and from value 6 of the file.
+
+    Args:
+      columns: Shards, starts, places and sizes, as in `ShardReader.gather`.
+      length: Number of values of a row.
+      stride: Distance from one row to the next, in values.
+      itemsize: Bytes of a value.
+    """
+    shards, starts, places, sizes = columns
+    stops = starts + sizes // itemsize
+    first_rows = starts // length
+    num_parts = np.maximum(1, -(-stops // length) - first_rows)
+    piece = np.arange(len(starts)).repeat(num_parts)  # of each part
+    part_in_piece = np.arange(len(piece)) - (num_parts.cumsum() - num_parts)[piece]
+    row = first_rows[piece] + part_in_piece
+    part_starts = np.maximum(starts[piece], row * length)
+    part_stops = np.minimum(stops[piece], (row + 1) * length)
+    starts_in_file = row * stride + part_starts - row * length
+    part_places = places[piece] + (part_starts - starts[piece]) * itemsize
+    return [shards[piece], starts_in_file, part_places, (part_stops - part_starts) * itemsize]
 
 
 def _disk_waits() -> int:

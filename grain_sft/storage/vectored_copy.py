@@ -1,6 +1,7 @@
-"""Copies of many pieces of mapped files by one `pwritev(2)` to an in-memory file, four times as fast as a read per piece.
+"""Copies of many pieces of memory-mapped files by one system call, four times as fast as a read per piece.
 
-If a page of a mapped file is gone, the call writes fewer bytes. A plain copy from the mapping would kill the process (SIGBUS).
+`pwritev(2)` writes the pieces to an in-memory file, from which they are copied to the output. If a mapped file was cut, a plain
+copy from its map would kill the process (SIGBUS); `pwritev` writes fewer bytes.
 """
 
 import ctypes
@@ -15,8 +16,8 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-_AT_ONCE = 1 << 10  # pieces per call: IOV_MAX of Linux
-_LEAST = 1 << 20  # bytes of an in-memory file
+_MOST_PER_CALL = 1 << 10  # pieces: IOV_MAX of Linux
+_SMALLEST_FILE = 1 << 20  # bytes of an in-memory file
 
 
 _pwritev: Any = None  # the C library's function; None on systems without in-memory files, such as macOS
@@ -26,7 +27,7 @@ if hasattr(os, "memfd_create"):
     _pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
 
 
-class _Memory:
+class _MemoryFile:
     """An in-memory file, and a view of its bytes."""
 
     def __init__(self, size: int) -> None:
@@ -44,49 +45,60 @@ class _Memory:
             close(self.fd)
 
 
-_of_thread = threading.local()
+_thread_state = threading.local()  # `memory_file`: the thread's _MemoryFile
 
 
-def _memory(size: int) -> _Memory:
-    """Return this thread's in-memory file of at least `size` bytes; a forked child makes its own."""
-    found: _Memory | None = getattr(_of_thread, "memory", None)
-    if found is None or len(found.bytes) < size or found.process != os.getpid():
-        found = _of_thread.memory = _Memory(max(_LEAST, 1 << (size - 1).bit_length()))
-    return found
+def _memory_file(size: int) -> _MemoryFile:
+    """Return this thread's in-memory file of at least `size` bytes. A forked child makes its own."""
+    file: _MemoryFile | None = getattr(_thread_state, "memory_file", None)
+    if file is None or len(file.bytes) < size or file.process != os.getpid():
+        power_of_two = 1 << (size - 1).bit_length()
+        file = _thread_state.memory_file = _MemoryFile(max(_SMALLEST_FILE, power_of_two))
+    return file
 
 
-def copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    """Copy a piece of this process's memory from each address to `out[place:end]`; return whether all pieces were copied.
+def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
+    """Copy pieces of this process's memory to `out`, which is fastest if each place is the previous end.
 
-    Copying is fastest if each place is the previous end. It fails if a page of a mapped file is gone, the system has no
-    `pwritev`, or memory or file descriptors run out; some pieces may then have been copied.
+    Args:
+      addresses: int64 [n], address of each piece.
+      places: int64 [n], offset in `out` of each piece's first byte.
+      ends: int64 [n], offset in `out` of the byte after each piece.
+      out: Bytes that are filled.
+
+    Returns:
+      Whether all pieces were copied. If not, some may have been: a page of a mapped file is gone, the system has no `pwritev`,
+      or memory or file descriptors ran out.
     """
     if _pwritev is None:
         return False
     try:
-        if len(ends) <= _AT_ONCE:
-            return _copies(addresses, places, ends, out)
-        parts = (slice(begin, begin + _AT_ONCE) for begin in range(0, len(ends), _AT_ONCE))
-        return all(_copies(addresses[part], places[part], ends[part], out) for part in parts)
+        if len(ends) <= _MOST_PER_CALL:
+            return _copy_by_one_call(addresses, places, ends, out)
+        parts = (slice(first, first + _MOST_PER_CALL) for first in range(0, len(ends), _MOST_PER_CALL))
+        return all(_copy_by_one_call(addresses[part], places[part], ends[part], out) for part in parts)
     except OSError:  # no memory or file descriptor left
         return False
 
 
-def _copies(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    vectors = np.empty((len(ends), 2), np.int64)
+def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
+    vectors = np.empty((len(ends), 2), np.int64)  # `struct iovec` of each piece: its address and its size
     vectors[:, 0] = addresses
     np.subtract(ends, places, out=vectors[:, 1])
-    gaps = (places[1:] - ends[:-1]).nonzero()[0]
-    runs = [(int(places[0]), int(ends[-1]))]
-    if len(gaps):
-        begins, last = [runs[0][0], *places[gaps + 1].tolist()], runs[0][1]
-        runs = list(zip(begins, [*ends[gaps].tolist(), last], strict=True))
-    total = sum([end - begin for begin, end in runs])
-    memory = _memory(total)
+    # the stretches of `out` that consecutive pieces fill without a gap
+    last_before_gap = (places[1:] - ends[:-1]).nonzero()[0]
+    begins, stops = [int(places[0])], [int(ends[-1])]
+    if len(last_before_gap):
+        begins += places[last_before_gap + 1].tolist()
+        stops = [*ends[last_before_gap].tolist(), *stops]
+    stretches = list(zip(begins, stops, strict=True))
+    total = sum([stop - begin for begin, stop in stretches])
+    memory = _memory_file(total)
     if _pwritev(memory.fd, vectors.ctypes.data, len(ends), 0) != total:
         return False
-    source, at = memory.bytes, 0
-    for begin, end in runs:
-        out[begin:end] = source[at : at + end - begin]
-        at += end - begin
+    copied = 0
+    for begin, stop in stretches:
+        size = stop - begin
+        out[begin:stop] = memory.bytes[copied : copied + size]
+        copied += size
     return True
