@@ -1,5 +1,7 @@
 """ColumnsLayout: some columns of the rows of another layout."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from grain_sft.corpus import Documents
@@ -8,12 +10,39 @@ from grain_sft.layout.from_pieces import LeftOut
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.pieces import Ints, Pieces
 
+_SAME_TRAITS = (
+    "corpus",
+    "of_pairs",
+    "takes_weights",
+    "highest_token",
+    "follows_documents",
+    "one_segment",
+    "transforms",
+)
+"""Traits of whole rows that their columns have, too."""
+
+
+class _Segment(NamedTuple):
+    """The tokens of one segment that are in the columns.
+
+    Attributes:
+      number: Number of segments of the whole row before this one.
+      position: Position in the segment of the first token in the columns.
+      start: That token, counted through the corpus.
+      length: Number of tokens in the columns.
+    """
+
+    number: int
+    position: int
+    start: int
+    length: int
+
 
 class ColumnsLayout(Layout):
     """Columns [start, stop) of the rows of a layout, under the same row numbers.
 
-    Segments keep their numbers, and positions count from the first token of the segment in the whole row. A row that has
-    only padding in these columns has no pieces.
+    Segments keep the numbers and positions that they have in the whole row: if column 500 begins segment 2, column 512 is
+    position 12 of segment 2. A row that has only padding in these columns has no pieces.
 
     Args:
       layout: Layout of whole rows.
@@ -39,10 +68,9 @@ class ColumnsLayout(Layout):
         if layout.row_lengths:
             raise LayoutError(f"columns of {layout!r}: expected rows of one length. Read whole rows, and cut them.")
         self._layout, self._stop = layout, stop
-        self.corpus, self.sequence_length, self.first_column = layout.corpus, stop - start, start
-        self.follows_documents, self.one_segment = layout.follows_documents, layout.one_segment
-        self.of_pairs, self.takes_weights = layout.of_pairs, layout.takes_weights
-        self.highest_token, self.transforms = layout.highest_token, layout.transforms
+        self.sequence_length, self.first_column = stop - start, start
+        for name in _SAME_TRAITS:
+            setattr(self, name, getattr(layout, name))
         if layout.row_segments is not None:
             self.row_segments, self.row_begin = self._row_segments, self._row_begin
 
@@ -59,8 +87,8 @@ class ColumnsLayout(Layout):
             cut = cut._replace(position=whole.position + skipped)
         if length.min(initial=1) > 0:
             return cut
-        kept = np.flatnonzero(length > 0)
-        return cut._replace(**{name: each[kept] for name, each in cut._asdict().items() if each is not None})
+        kept = np.flatnonzero(length > 0)  # the other pieces have no token in these columns
+        return Pieces(*[None if values is None else values[kept] for values in cut])  # type: ignore[arg-type]
 
     @property
     def mean_segments(self) -> float:
@@ -69,26 +97,26 @@ class ColumnsLayout(Layout):
 
     def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
         """Return `Layout.row_segments` of these columns."""
-        found = self._segments_of(row)
-        return [start for _, _, start, _ in found], [length for _, _, _, length in found]
+        segments = self._segments_of(row)
+        return [segment.start for segment in segments], [segment.length for segment in segments]
 
     def _row_begin(self, row: int) -> tuple[int, int]:
         """Return `Layout.row_begin` of these columns."""
-        found = self._segments_of(row)
-        return found[0][:2] if found else (0, 0)
+        segments = self._segments_of(row)
+        return (segments[0].number, segments[0].position) if segments else (0, 0)
 
-    def _segments_of(self, row: int) -> list[tuple[int, int, int, int]]:
-        """Return, for each segment in these columns: its index in the whole row, and the position of its first token here, that
-        token, and the number of its tokens here."""
+    def _segments_of(self, row: int) -> list[_Segment]:
+        """Return the segments of a row that have tokens in these columns."""
         assert self._layout.row_segments is not None
-        found, column = [], 0
+        segments = []
+        column = 0  # of the whole row, where the segment begins
         for number, (start, length) in enumerate(zip(*self._layout.row_segments(row), strict=True)):
             position = max(0, self.first_column - column)
-            kept = min(length, self._stop - column) - position
-            if kept > 0:
-                found.append((number, position, start + position, kept))
+            num_tokens = min(length, self._stop - column) - position
+            if num_tokens > 0:
+                segments.append(_Segment(number, position, start + position, num_tokens))
             column += length
-        return found
+        return segments
 
     @property
     def documents(self) -> Documents | None:

@@ -15,8 +15,10 @@ from grain_sft.layout.run_documents import parts_by_documents, split_documents
 
 
 class MixtureLayout(Layout):
-    """Rows of several layouts of one sequence length, numbered layout after layout. Shards, and the documents of layouts that
-    follow documents, are numbered in the same way.
+    """Rows of several layouts of one sequence length, numbered layout after layout.
+
+    If the first layout has 20 rows, row 0 of the second is row 20. Shards are numbered in the same way, and so are documents:
+    first those of the layouts that follow documents, then those of the others.
 
     Args:
       parts: Layouts by the names of their sources; a source of a source is "outer/inner".
@@ -31,13 +33,13 @@ class MixtureLayout(Layout):
     """
 
     kind = "mixture"
-    parts: Mapping[str, Layout] = {}
+    parts: Mapping[str, Layout] = {}  # an attribute, where `Layout` has a property
 
     def __init__(self, parts: Mapping[str, Layout]) -> None:
         lengths = {name: part.sequence_length for name, part in parts.items()}
         if len(set(lengths.values())) != 1:
-            stated = ", ".join(f"{name}: {length}" for name, length in lengths.items())
-            raise LayoutError(f"the sources of a mixture have one sequence length, and these have {stated or 'none'}.")
+            listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+            raise LayoutError(f"the sources of a mixture have one sequence length, and these have {listed or 'none'}.")
         if "" in parts:
             raise LayoutError("a source of a mixture has no name. Give it one that is not empty.")
         if names := [name for name, part in parts.items() if part.row_lengths]:
@@ -45,17 +47,19 @@ class MixtureLayout(Layout):
                 f"source {names[0]} has rows of several lengths, each in batches of its own, but a mixture's batches hold "
                 "rows of all sources. Take another layout."
             )
-        of_pairs = {part.of_pairs for part in parts.values()}
-        if True in of_pairs and (len(of_pairs) > 1 or len({repr(part.transforms) for part in parts.values()}) > 1):
-            stated = ", ".join(f"{name}: {part.transforms}" for name, part in parts.items())
+        of_pairs = [part.of_pairs for part in parts.values()]
+        transforms = {name: str(part.transforms) for name, part in parts.items()}
+        if any(of_pairs) and (not all(of_pairs) or len(set(transforms.values())) > 1):
+            listed = ", ".join(f"{name}: {text}" for name, text in transforms.items())
             raise LayoutError(
                 "either all sources of a mixture are preference pairs, with one prompt_length and one pad_token_id, or none "
-                f"is. The transforms of these are {stated}."
+                f"is. The transforms of these are {listed}."
             )
         self.parts, self._layouts = dict(parts), tuple(parts.values())
-        self.sequence_length, self.transforms = self._layouts[0].sequence_length, self._layouts[0].transforms
+        first = self._layouts[0]
+        self.sequence_length, self.transforms = first.sequence_length, first.transforms
+        self.of_pairs, self.segment_names = first.of_pairs, first.segment_names
         self.corpus = MixtureCorpus.of(tuple(part.corpus for part in self._layouts))
-        self.of_pairs, self.segment_names = self._layouts[0].of_pairs, self._layouts[0].segment_names
         self.follows_documents = any(part.follows_documents for part in self._layouts)
         self._ends: Ints = np.cumsum([len(part) for part in self._layouts])
         self.first_rows: Ints = np.append(0, self._ends[:-1])
@@ -79,6 +83,7 @@ class MixtureLayout(Layout):
 
     @functools.cached_property
     def _first_documents(self) -> list[int]:
+        """Number of the first document of each part; 0 for a part that does not follow documents."""
         return [self.first_document(name) if part.follows_documents else 0 for name, part in self.parts.items()]
 
     @property
@@ -111,31 +116,35 @@ class MixtureLayout(Layout):
 
     def pieces(self, rows: Ints) -> Pieces:
         """See `Layout.pieces`. Shards and documents are numbered through all sources."""
+        if not len(rows):
+            return self._layouts[0].pieces(rows)
 
         def columns_of(number: int, index: Ints) -> tuple[Ints, ...]:
-            found = self._layouts[number].pieces(rows[index] - self.first_rows[number])
-            document = np.full(len(found.row), -1, np.int64)
-            if found.document is not None:
-                document = np.where(found.document < 0, -1, found.document + self._first_documents[number])
-            shard = found.shard + self.first_shards[number]
-            return (found.row, found.column, shard, found.start, found.length, *found.segment_columns, document)
+            """Return the columns of the pieces of `rows[index]`, which are rows of part `number`."""
+            pieces = self._layouts[number].pieces(rows[index] - self.first_rows[number])
+            shard = pieces.shard + self.first_shards[number]
+            document = np.full(len(pieces.row), -1, np.int64)
+            if pieces.document is not None:
+                document = np.where(pieces.document < 0, -1, pieces.document + self._first_documents[number])
+            return (pieces.row, pieces.column, shard, pieces.start, pieces.length, *pieces.segment_columns, document)
 
-        return Pieces(*join_parts(self.parts_of(rows), columns_of)) if len(rows) else self._layouts[0].pieces(rows)
+        return Pieces(*join_parts(self.parts_of(rows), columns_of))
 
     def rows_of_documents(self, documents: Ints) -> Ints:
-        """Return the rows that hold a token of `documents`, int64 [n]. Documents of parts that follow documents come first.
-        Those of the other parts are counted, which may read all of their tokens, only if `documents` has one of them."""
-        found, known = [np.zeros(0, np.int64)], 0
+        rows = [np.zeros(0, np.int64)]
+        num_found = 0
         for name, part, _, own in split_documents(self, documents):
-            found.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
-            known += len(own)
-        if known < len(documents):
+            rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
+            num_found += len(own)
+        if num_found < len(documents):  # only then: to check documents is to count them, which may read all tokens
             self._check_documents(documents)
-        return np.unique(np.concatenate(found))
+        return np.unique(np.concatenate(rows))
 
     def left_out(self) -> list[LeftOut]:
-        lines = [(name, line) for name, part in self.parts.items() for line in part.left_out()]
-        return [(f"{name}: {what}", documents, tokens) for name, (what, documents, tokens) in lines]
+        lines: list[LeftOut] = []
+        for name, part in self.parts.items():
+            lines += [(f"{name}: {what}", documents, tokens) for what, documents, tokens in part.left_out()]
+        return lines
 
     @property
     def receipt(self) -> dict[str, str]:

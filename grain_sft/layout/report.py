@@ -24,26 +24,32 @@ if TYPE_CHECKING:
 
 ROWS_A_DEVICE = (1, 2, 4)
 
-_DEVICES = 64
-_STEPS = 1000  # most steps of random rows that are measured
+_DEVICES = 64  # most devices that share a step
+_STEPS = 1000  # most steps that are measured
 
 
 def packing_report(layout: PackedLayout) -> dict[str, Any]:
-    """Return figures of all epochs of a layout together, ready for JSON. `batch_rows` is None for an algorithm that does not
-    pack whole batches; `split_documents` are those that rows hold in several pieces; `attention` is an `attention_spread`."""
-    found, packing = layout.statistics, layout.packing
+    """Return figures of all epochs of a layout together, ready for JSON.
+
+    `batch_rows` is None for an algorithm that does not pack whole batches. `split_documents` is the number of documents that
+    are in several pieces. `attention` is an `attention_spread`.
+    """
+    counts, packing = layout.statistics, layout.packing
     segments = np.concatenate([np.diff(plan.ends, prepend=0) for plan in layout.plans])
     return {
         "algorithm": packing.algorithm,
         "sequence_length": layout.sequence_length,
         "epochs": layout.epochs,
         "batch_rows": packing.batch_rows if ALGORITHMS[packing.algorithm].whole_batches else None,
-        **{name: found[name] for name in ("rows", "tokens", "padding")},
-        "padding_share": padding_share(found["tokens"], found["rows"] * layout.sequence_length),
-        "documents": found["documents"],
-        "truncated_documents": found["cut_documents"],
-        "truncated_tokens": found["cut_tokens"],
-        **{name: found[name] for name in ("dropped_documents", "dropped_tokens")},
+        "rows": counts["rows"],
+        "tokens": counts["tokens"],
+        "padding": counts["padding"],
+        "padding_share": padding_share(counts["tokens"], counts["rows"] * layout.sequence_length),
+        "documents": counts["documents"],
+        "truncated_documents": counts["cut_documents"],
+        "truncated_tokens": counts["cut_tokens"],
+        "dropped_documents": counts["dropped_documents"],
+        "dropped_tokens": counts["dropped_tokens"],
         "split_documents": layout.split_documents,
         "segments_a_row": {name: getattr(np, name)(segments).item() for name in ("mean", "median", "max")},
         "attention": attention_spread(layout.row_costs(), layout.longest_costs),
@@ -51,38 +57,46 @@ def packing_report(layout: PackedLayout) -> dict[str, Any]:
 
 
 def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> Float64[np.ndarray, " steps"]:
-    """Return the highest cost of a device divided by the mean of all devices, for each step. Devices have consecutive rows."""
+    """Return the highest cost of a device divided by the mean cost of a device, for each step. A device computes
+    `rows_a_device` consecutive rows, and its cost is their sum. 1.0 means that no device waits for another."""
     devices = costs.reshape(len(costs), -1, rows_a_device).sum(axis=2)
     spread: Float64[np.ndarray, " steps"] = devices.max(axis=1) / np.maximum(devices.mean(axis=1), 1e-9)
     return spread
 
 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-    """Return how evenly cost spreads over the devices of a step, for each of `ROWS_A_DEVICE`, in steps of up to 64 devices.
+    """Return how evenly cost spreads over the devices of a step, for each of `ROWS_A_DEVICE`. A step has up to 64 devices.
 
     Args:
       costs: Cost of each row.
       longest: Cost of the longest segment of each row.
 
     Returns:
-      Dicts of `rows_a_device`, `devices`, and means over steps: `shuffled`, `over_devices` of random rows; `balanced`, that of
-      rows of similar cost; and `floor`, the lower bound for random rows: the longest segment's cost divided by the mean of
-      all devices, at least 1.
+      Dicts of `rows_a_device`, `devices`, and three means over steps, each of a highest cost divided by a mean cost:
+        shuffled: `over_devices` of steps of random rows.
+        balanced: `over_devices` of steps whose rows cost about the same.
+        floor: What no distribution of the random rows can improve, because one device has the longest segment; 1 or more.
     """
-    rng, found = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    figures = []
     devices = min(_DEVICES, max(1, len(costs) // ROWS_A_DEVICE[-1]))
     for rows_a_device in [rows for rows in ROWS_A_DEVICE if rows * devices <= len(costs)]:
         batch_rows = rows_a_device * devices
-        whole = len(costs) // batch_rows * batch_rows
-        rows = rng.permutation(len(costs))[:whole]
-        by_cost = rng.permuted(rows[np.argsort(costs[rows], kind="stable")].reshape(-1, batch_rows), axis=1)
-        steps = rows.reshape(by_cost.shape)[:_STEPS]
-        floor = longest[steps].max(axis=1) / np.maximum(costs[steps].mean(axis=1) * rows_a_device, 1e-9)
-        spreads = {"shuffled": over_devices(costs[steps], rows_a_device), "floor": np.maximum(floor, 1)}
-        spreads["balanced"] = over_devices(costs[by_cost], rows_a_device)
+        in_whole_steps = len(costs) // batch_rows * batch_rows
+        rows = rng.permutation(len(costs))[:in_whole_steps]
+        by_cost = rows[np.argsort(costs[rows], kind="stable")]
+        balanced = rng.permuted(by_cost.reshape(-1, batch_rows), axis=1)
+        shuffled = rows.reshape(-1, batch_rows)[:_STEPS]
+        mean_of_device = costs[shuffled].mean(axis=1) * rows_a_device
+        floor = longest[shuffled].max(axis=1) / np.maximum(mean_of_device, 1e-9)
+        spreads = {
+            "shuffled": over_devices(costs[shuffled], rows_a_device),
+            "floor": np.maximum(floor, 1),
+            "balanced": over_devices(costs[balanced], rows_a_device),
+        }
         means = {name: float(spread.mean()) for name, spread in spreads.items()}
-        found.append({"rows_a_device": rows_a_device, "devices": devices, **means})
-    return found
+        figures.append({"rows_a_device": rows_a_device, "devices": devices, **means})
+    return figures
 
 
 def padding_share(num_tokens: float, num_positions: float) -> float:
@@ -99,8 +113,10 @@ def algorithm_title(figures: Mapping[str, Any]) -> str:
 def compare_algorithms(
     corpus: Corpus, sequence_length: int, options: Mapping[str, Any], algorithms: Iterable[str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the `packing_report` of one epoch packed by each algorithm, with the `seconds` to make, write and check its plan;
-    or its `algorithm` and `error`, if it can't pack this corpus. Plans are not kept.
+    """Yield the `packing_report` of one epoch for each algorithm. Plans are not kept.
+
+    A report also has the `seconds` that it took to make, write and check the plan. An algorithm that can't pack this corpus
+    has a dict of `algorithm` and `error` instead.
 
     Args:
       corpus: Corpus whose documents are packed.
@@ -128,12 +144,13 @@ def compare_algorithms(
 
 def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
     """Return the fingerprint and path of the plan of each epoch in the cache `folder`; None for the usual cache."""
-    finder, found = finder_of(layout.corpus, layout.packing), []
+    finder = finder_of(layout.corpus, layout.packing)
+    plans = []
     for epoch in range(layout.epochs):
         dependencies = depends_of(finder, dataclasses.replace(layout.packing, epoch=epoch))
         path = str(artifact.place("plans", dependencies, folder))
-        found.append({"fingerprint": artifact.fingerprint(dependencies), "path": path})
-    return found
+        plans.append({"fingerprint": artifact.fingerprint(dependencies), "path": path})
+    return plans
 
 
 def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:

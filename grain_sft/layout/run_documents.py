@@ -1,4 +1,4 @@
-"""RunDocuments: numbers of the documents of a run, through all its stages."""
+"""RunDocuments: one numbering of the documents of all stages of a run."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from grain_sft.layout.pieces import Ints
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NumberedPart:
-    """One part of a layout, and the number of its first document in the run."""
+    """Part of a layout whose documents no earlier stage has, and the number of its first document in the run."""
 
     layout: Layout
     name: str
@@ -24,55 +24,58 @@ class _NumberedPart:
 class RunDocuments:
     """Numbers of the documents of a run, as a trace prints them.
 
-    The documents of the first stage have the numbers of its layout. After them come, stage by stage, the documents that no
-    earlier stage reads. So a stage that is added to a run changes no number. A layout that does not follow documents takes as
-    many numbers as its corpus has tokens, because counting its documents could require scanning them.
+    The documents of the first stage have the numbers of its layout. The documents that only a later stage reads follow, stage
+    by stage. So a stage that is added to a run changes no number. A layout that does not follow documents takes as many numbers
+    as its corpus has tokens, because counting its documents could read all tokens.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share one.
     """
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
-        self.layouts = tuple({id(each): each for each in layouts}.values())
-        # per layout: one entry per part, reused from earlier layouts with the same documents
-        self._numbered: list[list[_NumberedPart]] = []
-        distinct: list[_NumberedPart] = []
-        end = 0
-        for layout in self.layouts if len(self.layouts) > 1 else ():
-            earlier = tuple(distinct)
-            numbered: list[_NumberedPart] = []
-            for name, part in parts_by_documents(layout):
-                candidates = [each for each in earlier if _same_documents(each.part, part)]
-                if candidates:  # several if a mixture has a corpus twice: prefer the same name, else an unused entry
-                    reserved = {id(each) for each in candidates if each.name in layout.parts}
-                    used = reserved.union(map(id, numbered))
-                    entry = min(candidates, key=lambda each: (each.name != name, id(each) in used))
-                else:
-                    entry = _NumberedPart(layout, name, part, end)
-                    distinct.append(entry)
-                    end += _num_numbers(part)
-                numbered.append(entry)
-            self._numbered.append(numbered)
-        self._end_of_first = next((each.first for each in distinct if each.layout is not self.layouts[0]), end)
+        self.layouts = tuple({id(layout): layout for layout in layouts}.values())
+        self._numbered: list[list[_NumberedPart]] = []  # for each layout, the entry of each of its parts
+        self._end = 0
+        self._end_of_first = 0
+        if len(self.layouts) > 1:  # a single layout keeps its own numbers, and its documents need no search
+            for layout in self.layouts:
+                self._numbered.append(self._number_parts(layout))
+            self._end_of_first = sum(_num_numbers(part) for part in self.layouts[0].parts.values())
+
+    def _number_parts(self, layout: Layout) -> list[_NumberedPart]:
+        """Return the entry of each part of `layout`: that of an earlier layout with the same documents, or a new one."""
+        earlier = dict.fromkeys(entry for entries in self._numbered for entry in entries)
+        numbered: list[_NumberedPart] = []
+        for name, part in parts_by_documents(layout):
+            same = [entry for entry in earlier if _same_documents(entry.part, part)]
+            if same:
+                entry = _entry_for(name, same, layout, numbered)
+            else:
+                entry = _NumberedPart(layout, name, part, self._end)
+                self._end += _num_numbers(part)
+            numbered.append(entry)
+        return numbered
 
     @property
     def parts(self) -> Iterator[tuple[str, Layout, Layout]]:
-        """(name in a mixture, part, layout of its stage) of each distinct part. Parts repeat documents only within one
-        stage."""
+        """(name in a mixture, part, layout) of each part whose documents no earlier layout has."""
         if len(self.layouts) == 1:
-            yield from ((name, part, self.layouts[0]) for name, part in self.layouts[0].parts.items())
+            for name, part in self.layouts[0].parts.items():
+                yield name, part, self.layouts[0]
         for layout, numbered in zip(self.layouts, self._numbered, strict=False):  # no entries for a single layout
-            yield from ((each.name, each.part, layout) for each in numbered if each.layout is layout)
+            for entry in numbered:
+                if entry.layout is layout:
+                    yield entry.name, entry.part, layout
 
     def of(self, layout: Layout, documents: Ints) -> Ints:
         """Map `documents`, numbers in `layout`, to numbers in the run, int64 [n]; -1 stays."""
         if layout is self.layouts[0]:
             return documents
-        found = np.full_like(documents, -1)
+        numbers = np.full_like(documents, -1)
         split = split_documents(layout, documents)  # ends after the part of the highest document
         for (_, _, mask, own), entry in zip(split, self._numbered[self.layouts.index(layout)], strict=False):
-            found[mask] = own + self._first(entry)
-        return found
+            numbers[mask] = own + self._first(entry)
+        return numbers
 
     def within(self, layout: Layout, documents: Ints) -> Ints:
         """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop those that it lacks."""
@@ -80,17 +83,34 @@ class RunDocuments:
             return documents
         if layout is self.layouts[0]:
             return documents[documents < self._end_of_first]
-        found = [documents[:0]]
+        numbers = [documents[:0]]
         numbered = self._numbered[self.layouts.index(layout)]
         for (name, part), entry in zip(parts_by_documents(layout), numbered, strict=True):
             own = documents - self._first(entry)
             own = own[(own >= 0) & (own < _num_numbers(part))]
-            if len(own):  # otherwise the ends of documents, which may be unknown, are not asked for
-                found.append(own[own < part.num_documents] + layout.first_document(name))
-        return np.unique(np.concatenate(found))
+            if len(own):  # `num_documents` may read all tokens
+                numbers.append(own[own < part.num_documents] + layout.first_document(name))
+        return np.unique(np.concatenate(numbers))
 
     def _first(self, entry: _NumberedPart) -> int:
-        return entry.first if entry.layout is not self.layouts[0] else entry.layout.first_document(entry.name)
+        """Return the number of the first document of a part in the run; the first layout keeps its own numbers."""
+        if entry.layout is self.layouts[0]:
+            return entry.layout.first_document(entry.name)
+        return entry.first
+
+
+def _entry_for(
+    name: str, same: Sequence[_NumberedPart], layout: Layout, numbered: Sequence[_NumberedPart]
+) -> _NumberedPart:
+    """Return the entry that a part of `layout` takes of those with the `same` documents. Several have them if a mixture has a
+    corpus twice. The part takes the entry of its own name; else one that no other part takes; else the first."""
+    for entry in same:
+        if entry.name == name:
+            return entry
+    for entry in same:
+        if entry.name not in layout.parts and entry not in numbered:
+            return entry
+    return same[0]
 
 
 def _num_numbers(part: Layout) -> int:
@@ -104,8 +124,8 @@ def _same_documents(one: Layout, other: Layout) -> bool:
     if [shard.path for shard in corpus.shards] != [shard.path for shard in other_corpus.shards]:
         return False
     if not (one.follows_documents or other.follows_documents):
-        ends, other_ends = ((each.eos_token_id, each.has_boundary_files) for each in (corpus, other_corpus))
-        return ends == other_ends
+        same_eos = corpus.eos_token_id == other_corpus.eos_token_id
+        return same_eos and corpus.has_boundary_files == other_corpus.has_boundary_files
     documents, other_documents = _documents(one), _documents(other)
     if documents is None or other_documents is None:
         return False
@@ -125,12 +145,12 @@ def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
 
 def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
     """Yield for each part of a layout: its name, the part, a mask of those `documents` (int64 [n]) that it has, and their
-    numbers in the part. Parts are ordered as in `parts_by_documents`. Those after the highest of `documents` are left out,
-    because counting their documents may read all of their tokens."""
+    numbers in the part. Parts are ordered as in `parts_by_documents`. The part of the highest of `documents` is the last:
+    counting the documents of the next ones may read all of their tokens."""
     end, last = 0, int(documents.max(initial=-1))
     for name, part in parts_by_documents(layout):
         if last < end:
             return
         first, end = end, end + part.num_documents
-        here = (documents >= first) & (documents < end)
-        yield name, part, here, documents[here] - first
+        in_part = (documents >= first) & (documents < end)
+        yield name, part, in_part, documents[in_part] - first
