@@ -1,8 +1,10 @@
 """Corpus: what tokens and documents are on disk?"""
 
 from grain_sft.corpus import content
+from grain_sft.corpus.boundary_documents import part_by_part
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.documents import Document, DocumentFinder, Documents, part_by_part
+from grain_sft.corpus.document_finder import DocumentFinder
+from grain_sft.corpus.documents import Document, Documents
 from grain_sft.corpus.formats import (
     FORMATS,
     CorpusMetadata,
@@ -22,7 +24,8 @@ from grain_sft.corpus.formats.scanning import SUBSETS, THREADS
 from grain_sft.corpus.loss import IGNORED, KINDS, LossFile, LossReader
 from grain_sft.corpus.mixture import MixtureCorpus
 from grain_sft.corpus.open import AUTO, check_tokenizer, open_corpus
-from grain_sft.corpus.shard import TOKEN_DTYPES, RowFormat, Shard, TokenDtype, are_long, check_signed
+from grain_sft.corpus.row_format import RowFormat, are_long
+from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, TokenDtype, check_signed
 
 __all__ = [
     "AUTO", "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "PREPARE", "ROWS_FORMAT",

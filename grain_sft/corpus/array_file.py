@@ -1,4 +1,4 @@
-"""Array files: one-dimensional arrays, with a .npy header or raw (AI2's raw files are named .npy, too).
+"""Array files: files of a one-dimensional array, with a .npy header or raw. Raw files may be named .npy, as AI2's are.
 
 The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html
 """
@@ -16,7 +16,8 @@ Dtype = np.dtype[Any]
 
 MAGIC = b"\x93NUMPY"
 
-_PARSING = ForkSafeLock()  # CPython 3.11 counts the parser's depth for all threads together, and raises SystemError
+# CPython 3.11 counts the depth of its parser for all threads together, so parallel calls may raise SystemError
+_PARSER = ForkSafeLock()
 
 
 class ArrayFile(NamedTuple):
@@ -29,45 +30,50 @@ class ArrayFile(NamedTuple):
     last: bytes
 
 
-def scan_array(path: str, raw: Dtype, parse: Callable[[object], Dtype]) -> ArrayFile:
-    """Return the array file at `path`. Its content decides whether it has a header. Arguments are as in `locate_values`."""
+def scan_array(path: str, raw_dtype: Dtype, check_dtype: Callable[[object], Dtype]) -> ArrayFile:
+    """Return the array file at `path`, of which only the first and last bytes are read.
+
+    A file that begins with the magic of .npy files has a header; any other is raw.
+
+    Args:
+      path: Path or URL of the file.
+      raw_dtype: Dtype of the values if the file is raw.
+      check_dtype: Function that takes the dtype as the header states it, and returns it as a numpy dtype or raises CorpusError.
+    """
     size, head, version = read_head(path)
-    dtype, count, offset = locate_values(path, head, size, raw, parse)
+    dtype, count, offset = locate_values(path, head, size, raw_dtype, check_dtype)
     first = head[offset : offset + DIGEST_BYTES]
     last = files.read_range(path, max(offset, size - DIGEST_BYTES), size, version=version)
     return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
 
 
 def header_of(path: str, headers: tuple[str, ...], dtype: Dtype) -> Callable[[object], Dtype]:
-    """Return a `parse` for `scan_array` that returns `dtype` if a header states one of the dtypes `headers`."""
+    """Return a `check_dtype` for `scan_array`: it takes the dtypes `headers`, such as "<f4", and returns `dtype` for them."""
 
-    def parse(stated: object) -> Dtype:
-        if stated not in headers:
-            raise CorpusError(f"{path}: its .npy header states dtype {stated!r}; expected {headers[0]!r}.")
+    def check_dtype(header_dtype: object) -> Dtype:
+        if header_dtype not in headers:
+            raise CorpusError(f"{path}: its .npy header states dtype {header_dtype!r}; expected {headers[0]!r}.")
         return dtype
 
-    return parse
+    return check_dtype
 
 
 def locate_values(
-    path: str, head: bytes, size: int, raw: Dtype, parse: Callable[[object], Dtype]
+    path: str, head: bytes, size: int, raw_dtype: Dtype, check_dtype: Callable[[object], Dtype]
 ) -> tuple[Dtype, int, int]:
-    """Return (dtype, number of values, offset of the first) of a file of `size` bytes that begins with `head`.
+    """Return the dtype, the number of values and the byte offset of the first value of a file.
 
-    Args:
-      raw: Dtype of a file without a header.
-      parse: Function that returns the dtype that a header states, or raises CorpusError.
+    `head` are the first bytes of the file, and `size` is its size in bytes. The other arguments are those of `scan_array`.
     """
     if not head.startswith(MAGIC):
-        count, rest = divmod(size, raw.itemsize)
-        if rest:
+        if size % raw_dtype.itemsize:
             raise CorpusError(
-                f"{path}: {size} bytes is not a multiple of {raw.itemsize}, the size of a {raw.name}. It was cut short, or "
-                "its dtype is another: tokens are uint8, uint16, uint32 or uint64, as `dtype` states."
+                f"{path}: {size} bytes is not a multiple of {raw_dtype.itemsize}, the size of a {raw_dtype.name}. It was cut "
+                "short, or its dtype is another: tokens are uint8, uint16, uint32 or uint64, as `dtype` states."
             )
-        return raw, count, 0
-    stated, shape, offset = parse_header(path, head, size)
-    dtype = parse(stated)
+        return raw_dtype, size // raw_dtype.itemsize, 0
+    header_dtype, shape, offset = parse_header(path, head, size)
+    dtype = check_dtype(header_dtype)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
         raise CorpusError(f"{path}: the array has shape {shape}; expected one dimension. Save array.reshape(-1).")
     if shape[0] * dtype.itemsize != size - offset:
@@ -79,7 +85,7 @@ def locate_values(
 
 
 def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[object, ...], int]:
-    """Return (dtype as the header states it, shape, bytes before the data) of a .npy file of `size` bytes.
+    """Return the dtype as the header states it, the shape, and the byte offset of the data of a .npy file of `size` bytes.
 
     Raises:
       CorpusError: The header is damaged, or of a version that numpy does not write.
@@ -96,7 +102,7 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
             f"at most {MOST_HEADER_BYTES}. The file is damaged."
         )
     try:
-        with _PARSING.lock:
+        with _PARSER.lock:
             header = ast.literal_eval(head[start:offset].decode("utf-8" if version[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
         header["fortran_order"]  # required, but meaningless for one dimension

@@ -1,4 +1,4 @@
-"""Boundary files: sidecar files of five kinds with the ends of a shard's documents."""
+"""Boundary files: sidecar files that state where the documents of a shard begin and end, in five formats."""
 
 import dataclasses
 import functools
@@ -20,12 +20,10 @@ from grain_sft.storage import Count, FileStamp, describe
 Ints = npt.NDArray[np.int64]
 BoundaryKind = Literal["csv", "pairs", "starts", "preference", "megatron"]
 CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
-"""Kinds of boundary files for shards that may cut through documents."""
-SEQUENCE_KINDS = {"megatron": megatron_index.parse}
-"""Kinds of boundary files that group sequences to documents, and how they are parsed."""
+"""Kinds of boundary files whose shards may cut through documents."""
 
-_BLOCK = 1 << 18  # bytes of lines that are parsed at once, while they are in the processor's cache
-_LONGEST_LINE = 1 << 16  # bytes of a line behind a block; Dolma's tokenizer writes names and paths of documents, too
+_BLOCK = 1 << 18  # bytes that are parsed at once, few enough for the processor's cache
+_LONGEST_LINE = 1 << 16  # bytes; lines of Dolma's tokenizer also hold the name and path of a document
 _MORE_COLUMNS = re.compile(rb"^(\d+,\d+),[^\n]*", re.MULTILINE)
 _PAIR = re.compile(rb"\d{1,18},\d{1,18}")  # 18 digits always fit into int64
 
@@ -38,8 +36,8 @@ class BoundaryFile(FileStamp):
       kind: "csv" (gzipped lines `start,end`; more columns are ignored), "pairs" (uint64 pairs of start and length),
         "starts" (int64 starts), "preference" (uint64 start, and lengths of prompt, chosen and rejected response) or
         "megatron" (an `.idx` file).
-      continues: Whether the shard's first document began in the shard before; None: unknown.
-      sequences: Range of the file's sequences that the shard holds; None: all, or the file has none.
+      continues: Whether the shard's first document began in the shard before; None if unknown.
+      sequences: For "megatron", the first sequence that the shard holds and the one after its last; None for all.
     """
 
     kind: BoundaryKind
@@ -47,55 +45,65 @@ class BoundaryFile(FileStamp):
     sequences: tuple[Count, Count] | None = None
 
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
-        """Return (first token, length) of each document, int64 [documents], counted from the shard's first token.
+        """Return first token and length of each document, int64 [documents] each, counted from the shard's first token.
 
-        With `by_sequence`, return them of each sequence, if the file groups sequences to documents.
+        With `by_sequence`, return those of each sequence, if the file groups sequences into documents.
         """
-        if self.kind in SEQUENCE_KINDS:
-            parse = SEQUENCE_KINDS[self.kind]
-            return parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
-        return BOUNDARY_KINDS[self.kind](self.path, data, num_tokens)
+        if self.groups_sequences:
+            return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
+        return _PARSERS[self.kind](self.path, data, num_tokens)
+
+    @property
+    def groups_sequences(self) -> bool:
+        """Whether each document of this file is a group of sequences, as in Megatron's files."""
+        return self.kind == "megatron"
 
 
 def describe_boundaries(path: str, kind: BoundaryKind, continues: bool | None = None) -> BoundaryFile:
-    """Return the stamp of the present file."""
+    """Return the boundary file at `path`. Only its size and its first and last bytes are read."""
     return BoundaryFile(**vars(describe(path)), kind=kind, continues=continues)
 
 
 def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Parse lines `start,end`, ascending, with or without gaps.
+    """Parse gzipped lines `start,end`, ascending, with or without gaps.
 
-    Memory is bounded by the number of documents, which can't exceed that of tokens, whatever the file unpacks to.
+    The file is unpacked block by block, so that a small file that unpacks to many GB fails before it fills the memory.
     """
     if not data:
         raise CorpusError(f"{path}: is empty; expected gzipped lines 'start,end'. It was cut short.")
-    parsed, stream = bytearray(), gzip.GzipFile(fileobj=io.BytesIO(data))
-    line, before = 1, 0
+    stream = gzip.GzipFile(fileobj=io.BytesIO(data))
+    parsed = bytearray()
+    line, previous_end = 1, 0
     while True:
         try:
-            lines, rest = stream.read(_BLOCK), stream.readline(_LONGEST_LINE)
+            block = stream.read(_BLOCK)
+            end_of_line = stream.readline(_LONGEST_LINE)
         except (OSError, EOFError, zlib.error) as error:
             raise CorpusError(
                 f"{path}: can't be unpacked after line {line - 1} ({error}). It is cut short or damaged."
             ) from error
-        if not lines:
+        if not block:
             break
-        if len(rest) == _LONGEST_LINE:
-            raise CorpusError(f"{path}:{line + lines.count(10)}: expected 'start,end', found {_shown(rest)}.")
-        numbers = _parse_lines(path, line, lines + rest)
-        _check_order(path, line, numbers, before, num_tokens)
-        before = int(numbers[-1, 1])
+        if len(end_of_line) == _LONGEST_LINE:
+            last_line = line + block.count(b"\n")
+            raise CorpusError(f"{path}:{last_line}: expected 'start,end', found {_shown(end_of_line)}.")
+        numbers = _parse_lines(path, line, block + end_of_line)
+        _check_order(path, line, numbers, previous_end, num_tokens)
+        previous_end = int(numbers[-1, 1])
         line += len(numbers)
         parsed += numbers.tobytes()
     if not parsed and num_tokens:
         raise CorpusError(f"{path}: lists no document, but the part has {num_tokens} tokens.")
     start, end = np.frombuffer(parsed, np.int64).reshape(-1, 2).T
-    end -= start
+    end -= start  # in place: there may be many millions
     return start, end
 
 
 def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
-    """Return int64 [lines, 2] of whole lines, parsed all at once: about 12 ns a byte."""
+    """Return the numbers in whole lines, int64 [lines, 2]. All lines are parsed at once, which takes about 12 ns a byte.
+
+    `line` is the number of the first line, for messages.
+    """
     if b"\r" in lines:
         lines = lines.replace(b"\r\n", b"\n")
     if not lines.endswith(b"\n"):  # the last line of the file
@@ -104,51 +112,65 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
         lines = _MORE_COLUMNS.sub(rb"\1", lines)
     numbers = lines.replace(b"\n", b",")
     separators = lines.translate(None, b"0123456789")
-    are_pairs = separators == b",\n" * (len(separators) // 2) and b",," not in numbers and numbers[:1] != b","
-    if not are_pairs or (values := np.fromstring(numbers, np.int64, sep=",")).max() >= 10**18:
-        found = ((number, text) for number, text in enumerate(lines.split(b"\n"), line) if not _PAIR.fullmatch(text))
-        number, text = next(found)
-        raise CorpusError(f"{path}:{number}: expected 'start,end' in digits, found {_shown(text)}.")
-    return values.reshape(-1, 2)
+    has_two_fields = separators == b",\n" * (len(separators) // 2)
+    has_empty_field = b",," in numbers or numbers.startswith(b",")
+    if has_two_fields and not has_empty_field:
+        values = np.fromstring(numbers, np.int64, sep=",")
+        if values.max() < 10**18:
+            return values.reshape(-1, 2)
+    texts = lines.split(b"\n")
+    wrong = next(i for i, text in enumerate(texts) if not _PAIR.fullmatch(text))
+    raise CorpusError(f"{path}:{line + wrong}: expected 'start,end' in digits, found {_shown(texts[wrong])}.")
 
 
-def _check_order(path: str, line: int, numbers: Ints, before: int, num_tokens: int) -> None:
-    """Check that each document has a token, begins where the one before ends or later, and lies within the part."""
+def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tokens: int) -> None:
+    """Check that each document has a token, begins where the one before ends or later, and ends within the shard.
+
+    `line` is the number of the first line; `previous_end` is the end of the document before it.
+    """
     start, end = numbers[:, 0], numbers[:, 1]
-    earlier = np.concatenate([[before], end[:-1]])
-    wrong = (start >= end) | (start < earlier) | (end > num_tokens)
+    previous_ends = np.concatenate([[previous_end], end[:-1]])
+    wrong = (start >= end) | (start < previous_ends) | (end > num_tokens)
     if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        if end[at] > num_tokens:
+        i = int(np.flatnonzero(wrong)[0])
+        if end[i] > num_tokens:
             why = f"the part has {num_tokens} tokens"
-        elif start[at] >= end[at]:
+        elif start[i] >= end[i]:
             why = "it holds no token"
         else:
-            why = f"the document before it ends at {int(earlier[at])}: they overlap"
-        raise CorpusError(f"{path}:{line + at}: {start[at]},{end[at]}, but {why}. It is damaged, or of another part.")
+            why = f"the document before it ends at {int(previous_ends[i])}: they overlap"
+        raise CorpusError(f"{path}:{line + i}: {start[i]},{end[i]}, but {why}. It is damaged, or of another part.")
 
 
 def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, noun: str) -> tuple[Ints, Ints]:
-    """Parse uint64 entries of a start and the lengths of a document's parts, in any order, with or without gaps."""
+    """Parse documents in any order, with or without gaps: uint64 [documents, columns].
+
+    Column 0 is the first token of the document. The other columns are the lengths of its parts, such as prompt and responses.
+    """
     size = 8 * columns
     if len(data) % size:
         raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of {size}, one {noun}. It was cut short.")
-    entries, limit = np.frombuffer(data, "<u8").reshape(-1, columns), np.uint64(num_tokens)
-    start, parts = entries[:, 0], entries[:, 1:]
-    length = parts.sum(axis=1, dtype=np.uint64)  # may overflow only where a part is too long
-    wrong = (start > limit) | (parts > limit).any(axis=1) | (length > limit - np.minimum(start, limit))
+    entries = np.frombuffer(data, "<u8").reshape(-1, columns)
+    start, part_lengths = entries[:, 0], entries[:, 1:]
+    length = part_lengths.sum(axis=1, dtype=np.uint64)  # overflows only if a part is too long, which is refused
+    limit = np.uint64(num_tokens)
+    longest = limit - np.minimum(start, limit)
+    wrong = (start > limit) | (part_lengths > limit).any(axis=1) | (length > longest)
     if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
+        i = int(np.flatnonzero(wrong)[0])
         raise CorpusError(
-            f"{path}: {noun} {at} is {length[at]} tokens from token {start[at]} on, but there are {num_tokens}. It is damaged."
+            f"{path}: {noun} {i} is {length[i]} tokens from token {start[i]} on, but there are {num_tokens}. It is damaged."
         )
     return start.astype(np.int64), length.astype(np.int64)
 
 
 def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
-    """Parse int64 starts, ascending from 0, in a .npy file or raw. A last one equal to the number of tokens is the end."""
+    """Parse int64 starts of documents without gaps, ascending from 0, in a .npy file or raw.
+
+    A last start that equals `num_tokens` begins no document.
+    """
     dtype: np.dtype[Any] = np.dtype("<i8")
-    offset = locate_values(path, data, len(data), dtype, header_of(path, ("<i8",), dtype))[2]
+    _, _, offset = locate_values(path, data, len(data), dtype, header_of(path, ("<i8",), dtype))
     starts = np.frombuffer(data, dtype, offset=offset).astype(np.int64)
     if len(starts) and starts[-1] == num_tokens:
         starts = starts[:-1]
@@ -157,19 +179,20 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     bounds = np.append(starts, num_tokens)
     wrong = np.append(bounds[:1] != 0, np.diff(bounds) <= 0)
     if len(starts) and wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        raise CorpusError(f"{path}: start {at} is {bounds[at]}; expected starts from 0, ascending, below {num_tokens}.")
+        i = int(np.flatnonzero(wrong)[0])
+        raise CorpusError(f"{path}: start {i} is {bounds[i]}; expected starts from 0, ascending, below {num_tokens}.")
     return starts, np.diff(bounds)
 
 
 def _shown(text: bytes) -> str:
+    """Return the start of a line, quoted, for a message."""
     return repr(shortened(text.decode("latin1")))
 
 
-BOUNDARY_KINDS: dict[BoundaryKind, Callable[[str, bytes, int], tuple[Ints, Ints]]] = {
+_PARSERS: dict[BoundaryKind, Callable[[str, bytes, int], tuple[Ints, Ints]]] = {
     "csv": _parse_csv,
     "pairs": functools.partial(_parse_entries, columns=2, noun="episode"),
     "starts": _parse_starts,
     "preference": functools.partial(_parse_entries, columns=4, noun="pair"),
 }
-"""How boundary files of each kind are parsed: from their path, their bytes and the number of tokens."""
+"""Parsers by kind: functions of the file's path, its bytes and the shard's number of tokens."""

@@ -1,6 +1,8 @@
-"""Content hashes: keys of everything that is derived from the bytes of a corpus.
+"""Hashes of the files of a corpus: its fingerprint, and hashes of all bytes, which are cached because they take long.
 
-A full hash reads every byte, about 1 GB/s a core, so this machine caches the hashes of files; see `_depends`.
+`fingerprint_of` combines the digests of the first and last 4 KiB of each file, which an opened corpus already has. The other
+functions hash every byte, at about 1 GB/s a core. This machine caches the hash of each file under the file's identity: its
+inode, size and times, or the version of an object in a bucket.
 """
 
 from __future__ import annotations
@@ -38,45 +40,45 @@ PREFIX = "content-sha256:"
 FINGERPRINT_VERSION = 1
 
 _VERSION = 1
-_SETTLED = 2.0  # seconds without a write after which any later write changes a file's times
-_REMEMBERED_FROM = 1 << 20  # bytes of all files; for fewer, a look into the cache takes as long as hashing
+_SETTLED = 2.0  # seconds; a second write within this time may leave a file's times as they are
+_CACHED_FROM = 1 << 20  # bytes of all files; to hash fewer takes no longer than to open the cache
 _AT_ONCE = 16 * hashing.BLOCK  # bytes of a remote file that are fetched together
 _VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change with an object's bytes
-
-Read = Callable[[], list[str]]
 
 
 class _ChangedError(Exception):
     """Files changed while they were hashed. The hashes are right for the bytes that were read."""
 
 
-def hashes_of(stored: Sequence[FileStamp], read: Read | None = None, *, of: str = "bytes") -> list[str]:
+def hashes_of(
+    stored: Sequence[FileStamp], read: Callable[[], list[str]] | None = None, *, of: str = "bytes"
+) -> list[str]:
     """Return the hash of each file's data, from the cache if it has them.
 
     Args:
-      stored: Files.
-      read: Function that reads all files and returns their hashes; None: `read_hashes`.
-      of: Name of what `read` hashes, where that is not the bytes from `data_offset` on.
+      stored: Files to hash.
+      read: Function that reads all files and returns their hashes; None for `read_hashes`.
+      of: Name of what `read` hashes, which is part of the cache's key. "bytes" are those from `data_offset` on.
     """
     read = read or (lambda: read_hashes(stored))
-    depends = _depends(stored, of)
+    depends = _cache_key(stored, of)
     if depends is None:
         return read()
     hashes: list[str] = []
 
     def make() -> artifact.Arrays:
         hashes[:] = read()
-        if _depends(stored, of) != depends:
+        if _cache_key(stored, of) != depends:
             raise _ChangedError
-        return {"sha256": np.array([list(bytes.fromhex(each)) for each in hashes], np.uint8)}
+        return {"sha256": np.array([list(bytes.fromhex(text)) for text in hashes], np.uint8)}
 
+    all_remote = all(files.is_remote(file.path) for file in stored)
+    folder = None if all_remote else files.cache_dir()  # None is the cache that machines may share
     try:
-        # None: the cache that machines share
-        folder = None if all(files.is_remote(file.path) for file in stored) else files.cache_dir()
         arrays = artifact.load_or_make("content", depends, make, folder)
     except _ChangedError:
         return hashes
-    return [bytes(each).hex() for each in arrays["sha256"]]
+    return [bytes(row).hex() for row in arrays["sha256"]]
 
 
 def read_hashes(stored: Sequence[FileStamp]) -> list[str]:
@@ -98,24 +100,25 @@ def _read_local(file: FileStamp) -> str:
 
 
 def _read_remote(file: FileStamp) -> str:
-    blocks: list[bytes] = []
-    for start in range(file.data_offset, file.size, _AT_ONCE):
-        ranges = [
-            Range(file.path, at, min(at + hashing.BLOCK, file.size), version=file.version)
-            for at in range(start, min(start + _AT_ONCE, file.size), hashing.BLOCK)
-        ]
-        blocks += map(hashing.of_block, remote_files.fetch_exactly(ranges))
-    return hashing.joined(blocks)
+    block_hashes: list[bytes] = []
+    starts = range(file.data_offset, file.size, hashing.BLOCK)
+    ranges = [Range(file.path, start, min(start + hashing.BLOCK, file.size), version=file.version) for start in starts]
+    at_once = _AT_ONCE // hashing.BLOCK
+    for first in range(0, len(ranges), at_once):
+        block_hashes += map(hashing.of_block, remote_files.fetch_exactly(ranges[first : first + at_once]))
+    return hashing.joined(block_hashes)
 
 
-def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
-    """Return the key of cached hashes, which changes whenever one of the files is written to; None: cache no hashes.
+def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
+    """Return the key of the cached hashes of files. It changes whenever one of the files is written to.
 
-    A local file is identified by its device, inode, size, and times of the last change of bytes and of metadata; an object in
-    a bucket by its URL, size and version. Hashes are not cached if the files are small, if an object has no version, or if a
-    file was written to in the last two seconds: another write could leave its times as they are.
+    A local file is identified by its device, inode, size, and times of the last change of bytes and of metadata. An object in
+    a bucket is identified by its URL, size and version.
+
+    The result is None if hashes must not be cached: the files are small, an object has no version, or a file was written to in
+    the last two seconds, since a further write could leave its times as they are.
     """
-    if sum(file.size for file in stored) < _REMEMBERED_FROM:
+    if sum(file.size for file in stored) < _CACHED_FROM:
         return None
     stamps: list[list[Any]] = []
     remote = [file for file in stored if files.is_remote(file.path)]
@@ -135,7 +138,7 @@ def _depends(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None:
             times = status.st_mtime_ns, status.st_ctime_ns
             stamps.append([status.st_dev, status.st_ino, *times, file.size, file.data_offset])
     except OSError:
-        return None  # reading the file says why
+        return None  # the caller reads the file next, which raises an error that gives the reason
     return {"content": _VERSION, "of": of, "files": stamps}
 
 
@@ -165,55 +168,61 @@ def fingerprint_of(corpus: Corpus) -> str:
 
 
 def content_of_boundaries(corpus: Corpus, hashes: list[str]) -> str:
-    """Return the key of the documents of boundary files that have these hashes.
+    """Return a hash of all that decides where documents begin and end, for boundary files that have the given hashes.
 
-    The key also covers what decides whether a document continues in the next part: the last token of each shard, by the
-    shard's digest, and the number of sources.
+    Whether a document continues in the next shard depends on more than the boundary files. The hash therefore covers the last
+    token of each shard, as part of the shard's digest, and the size of the file of sources.
     """
-    of_files = [
-        [shard.num_tokens, shard.digest, file.kind, file.continues, found, *(file.sequences or ())]
-        for shard, found in zip(corpus.shards, hashes, strict=True)
-        if (file := shard.boundaries) is not None
-    ]
-    sources = None if corpus.sources_file is None else corpus.sources_file.size
-    return _hash("boundaries", corpus.dtype.name, corpus.eos_token_id, sources, of_files)
+    facts = []
+    for shard, file_hash in zip(corpus.shards, hashes, strict=True):
+        file = shard.boundaries
+        if file is not None:
+            sequences = file.sequences or ()
+            facts.append([shard.num_tokens, shard.digest, file.kind, file.continues, file_hash, *sequences])
+    sources_size = None if corpus.sources_file is None else corpus.sources_file.size
+    return _hash("boundaries", corpus.dtype.name, corpus.eos_token_id, sources_size, facts)
 
 
 def content_of_tokens(corpus: Corpus, hashes: list[str], bos_token_id: int | None) -> str:
-    """Return the key of the documents that EOS tokens end in shards that have these hashes."""
+    """Return a hash of all that decides which documents EOS tokens end, for shards whose tokens have the given hashes."""
     return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 
 def hash_of_tokens(corpus: Corpus, hashes: list[str]) -> str:
-    """Return the hash of every token of shards that have these hashes."""
-    of_files = [[shard.num_tokens, found] for shard, found in zip(corpus.shards, hashes, strict=True)]
-    return _hash("tokens", corpus.dtype.name, of_files)
+    """Return a hash of every token of the corpus, for shards whose tokens have the given hashes."""
+    facts = [[shard.num_tokens, tokens_hash] for shard, tokens_hash in zip(corpus.shards, hashes, strict=True)]
+    return _hash("tokens", corpus.dtype.name, facts)
 
 
 def content_of_corpus(corpus: Corpus) -> str:
     """Return the hash of every byte of all files of tokens, loss and boundaries."""
-    listed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
-    rest = iter(hashes_of(listed))
-    of_files: list[Any] = []
+    hashed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
+    hashes = iter(hashes_of(hashed))  # in the order in which the loop takes them
+    facts: list[Any] = []
     for shard in corpus.shards:
-        of_files.append([shard.num_tokens, shard.row, next(rest)])
+        facts.append([shard.num_tokens, shard.row, next(hashes)])
         if shard.loss is not None:
-            of_files.append(["loss", shard.loss.kind, next(rest)])
+            facts.append(["loss", shard.loss.kind, next(hashes)])
         if shard.boundaries is not None:
             file = shard.boundaries
-            of_files.append(["boundaries", file.kind, file.continues, next(rest), *(file.sequences or ())])
+            facts.append(["boundaries", file.kind, file.continues, next(hashes), *(file.sequences or ())])
     weights = [corpus.weights] if corpus.weights else []
-    return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, of_files, *weights)
+    return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, facts, *weights)
 
 
-def hashed_of(corpus: Corpus) -> str:
-    """Return the name of what a scan for EOS hashes, for the argument `of` of `hashes_of`."""
-    ranges = [(shard.num_tokens, shard.boundaries.sequences) for shard in corpus.shards if shard.boundaries is not None]
-    if any(sequences is not None for _, sequences in ranges):
-        return f"tokens of ranges {[num_tokens for num_tokens, _ in ranges]}"
+def name_of_scan(corpus: Corpus) -> str:
+    """Return the name, for the argument `of` of `hashes_of`, of the bytes that a scan of all tokens of the corpus hashes.
+
+    Shards may hold a part of their file: a range of Megatron's sequences, or the tokens of rows without the other arrays. The
+    hash of such a part must not be cached as the hash of the whole file.
+    """
+    ranges = [shard.boundaries.sequences for shard in corpus.shards if shard.boundaries is not None]
+    if any(sequences is not None for sequences in ranges):
+        return f"tokens of ranges {[shard.num_tokens for shard in corpus.shards]}"
     return "bytes" if corpus.rows is None else "tokens in rows"
 
 
-def _hash(*what: Any) -> str:
-    text = json.dumps(["grain_sft content", 1, *what])
+def _hash(*facts: Any) -> str:
+    """Return the content hash of a list of JSON values."""
+    text = json.dumps(["grain_sft content", 1, *facts])
     return f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"

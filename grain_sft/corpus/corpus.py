@@ -1,4 +1,4 @@
-"""Corpus: the tokens of files in a fixed order, and their documents."""
+"""Corpus: the tokens, the documents and the loss masks in a list of files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import index_writer
-from grain_sft.corpus.boundaries import SEQUENCE_KINDS
+from grain_sft.corpus.boundary_documents import sequences_of
 from grain_sft.corpus.content import content_of_corpus, fingerprint_of
-from grain_sft.corpus.documents import Document, DocumentFinder, Documents, iter_documents, read_documents, sequences_of
+from grain_sft.corpus.document_finder import DocumentFinder
+from grain_sft.corpus.documents import Document, Documents, iter_documents, read_documents, read_sources
 from grain_sft.corpus.loss import LossFile, LossReader
-from grain_sft.corpus.shard import RowFormat, Shard, check_signed, highest_token
-from grain_sft.errors import CorpusError, RowIndexError
+from grain_sft.corpus.row_format import RowFormat
+from grain_sft.corpus.shard import Shard, as_token_id, check_signed
+from grain_sft.errors import RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.storage import FileStamp, RemoteOptions, ShardReader, read_whole
+from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped, UInt
@@ -28,14 +30,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Token files of one dtype in a fixed order, with sidecar files that state which tokens take loss and where documents
-    end. `grain_sft.open_corpus` returns one. A corpus opens files on first use; its pickle holds no open file.
+    """Token files of one dtype, in order, with sidecar files that state which tokens take loss and where documents end.
+
+    `grain_sft.open_corpus` returns one. A corpus opens its files on first use. Its pickle holds no open file.
 
     Attributes:
       shards: Token files, in the order of the corpus.
       dtype: Dtype of the tokens on disk: uint8, uint16, uint32 or uint64.
       eos_token_id: Token that ends a document; None if unknown.
-      tokenizer: Name of the tokenizer; None if unknown. Rows do not depend on it.
+      tokenizer: Name of the tokenizer; None if unknown. No batch depends on it.
       tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
       pad_token_id: Token for padding; None if unknown.
       sources_file: File that `sources` reads; None if there is no such file.
@@ -43,7 +46,7 @@ class Corpus:
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
       weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
       signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
-      remote: Options for reading remote files; None for those of the environment. Tokens and loss do not depend on it.
+      remote: Options for reading remote files; None for those of the environment variables.
       ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
 
     Raises:
@@ -66,16 +69,7 @@ class Corpus:
 
     def __post_init__(self) -> None:
         for name in ("eos_token_id", "pad_token_id"):
-            if (number := getattr(self, name)) is not None:  # as int: json can't write numpy's integers
-                object.__setattr__(self, name, self._checked_id(name, number))
-
-    def _checked_id(self, name: str, number: object) -> int:
-        highest = highest_token(self.dtype, self.signed)
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number <= highest:
-            raise CorpusError(
-                f"{name}={number!r}: expected an id that {self.dtype.name} holds, 0 to {highest}. Fix it."
-            )
-        return int(number)
+            object.__setattr__(self, name, as_token_id(name, getattr(self, name), self.dtype, self.signed))
 
     @functools.cached_property
     def num_tokens(self) -> int:
@@ -85,7 +79,9 @@ class Corpus:
     @property
     def padding_token_id(self) -> int:
         """Token that fills the end of a row: `pad_token_id`, else `eos_token_id`, else 0."""
-        return next((number for number in (self.pad_token_id, self.eos_token_id) if number is not None), 0)
+        if self.pad_token_id is not None:
+            return self.pad_token_id
+        return 0 if self.eos_token_id is None else self.eos_token_id
 
     @property
     def has_loss(self) -> bool:
@@ -94,12 +90,12 @@ class Corpus:
 
     @property
     def loss_files(self) -> list[LossFile | None]:
-        """Loss file of each shard."""
+        """Loss file of each shard, or None for a shard without one."""
         return [shard.loss for shard in self.shards]
 
     @property
     def has_weights(self) -> bool:
-        """Whether some loss files hold weights."""
+        """Whether a loss file holds weights instead of a mask."""
         return any(shard.loss is not None and shard.loss.values.weighted for shard in self.shards)
 
     @property
@@ -113,26 +109,28 @@ class Corpus:
         return any(shard.boundaries is not None for shard in self.shards)
 
     def files(self) -> list[FileStamp]:
-        """Return all files: tokens, then their sidecars, then the documents' sources."""
+        """Return all files: token files, then their sidecar files, then `sources_file`."""
         sidecars = [file for shard in self.shards for file in (shard.loss, shard.boundaries)]
         return [file for file in (*self.shards, *sidecars, self.sources_file) if file is not None]
 
     def map_files(self, change: Callable[[Any], Any]) -> Self:
-        """Return a copy of the corpus with `change(file)` in place of each file."""
+        """Return a copy of the corpus with `change(file)` in place of each file that `files` returns."""
 
         def changed(file: Any) -> Any:
             return None if file is None else change(file)
 
-        sidecars = [{"loss": changed(shard.loss), "boundaries": changed(shard.boundaries)} for shard in self.shards]
-        shards = [dataclasses.replace(change(shard), **new) for shard, new in zip(self.shards, sidecars, strict=True)]
+        shards = []
+        for shard in self.shards:
+            loss, boundaries = changed(shard.loss), changed(shard.boundaries)
+            shards.append(dataclasses.replace(change(shard), loss=loss, boundaries=boundaries))
         return dataclasses.replace(self, shards=tuple(shards), sources_file=changed(self.sources_file))
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of the dtype, the EOS id, and the length and first and last 4 KiB of each token, loss and boundary file.
 
-        Access reads no file. Paths are left out, so a copy in another folder or in a bucket has the same fingerprint. A
-        change in the middle of a file also leaves the fingerprint as it is: see `content_hash`.
+        Access reads no file. A copy in another folder or in a bucket has the same fingerprint, because paths are not part of
+        it. A change in the middle of a file does not change the fingerprint; it changes `content_hash`.
         """
         return fingerprint_of(self)
 
@@ -163,7 +161,7 @@ class Corpus:
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """Start and length of each document, in order. The first access reads the boundary files.
+        """Start and length of each document, in order. The first access reads the boundary files, or else all tokens.
 
         Without boundary files, each EOS ends a document, and tokens after a shard's last EOS are in no document.
 
@@ -175,52 +173,56 @@ class Corpus:
 
     @functools.cached_property
     def sequences(self) -> Documents:
-        """Start and length of each sequence, in order. Megatron's documents are groups of sequences; in any other corpus, a
-        document is one sequence. Errors are those of `documents`."""
-        files = [shard.boundaries for shard in self.shards]
-        return sequences_of(self) if any(file and file.kind in SEQUENCE_KINDS for file in files) else self.documents
+        """Start and length of each sequence, in order. Errors are those of `documents`.
+
+        Documents of Megatron's files are groups of sequences. In any other corpus, each document is one sequence.
+        """
+        if any(shard.boundaries is not None and shard.boundaries.groups_sequences for shard in self.shards):
+            return sequences_of(self)
+        return self.documents
 
     @functools.cached_property
     def _finder(self) -> DocumentFinder:
         return DocumentFinder(self)
 
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
-        """Return a `DocumentFinder` for these arguments: the one behind `documents` if both find the same documents. A
-        `bos_token_id` that `dtype` can't hold is a CorpusError."""
-        if bos_token_id is not None:
-            self._checked_id("bos_token_id", bos_token_id)  # an id that no token can have would begin no document
-        own = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
-        return self._finder if own else DocumentFinder(self, boundaries, bos_token_id)
+        """Return a `DocumentFinder` with these arguments. A `bos_token_id` that `dtype` can't hold is a CorpusError.
+
+        Arguments that find the same documents as `documents` return one cached finder, so that files are read once.
+        """
+        as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
+        finds_own_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
+        return self._finder if finds_own_documents else DocumentFinder(self, boundaries, bos_token_id)
 
     @functools.cached_property
     def sources(self) -> npt.NDArray[np.int64] | None:
-        """int64 [documents, 2]: index into `source_names`, and line or row of that input, from 1; None without `sources_file`.
+        """Input that each document was made from, int64 [documents, 2]; None without `sources_file`.
 
-        Access raises a CorpusFileError if the file is missing, or a CorpusError if it does not fit the documents.
+        Column 0 is an index into `source_names`. Column 1 is the line or row of that input, counted from 1.
+
+        Raises:
+          CorpusFileError: The file is missing.
+          CorpusError: The file does not have one entry for each document.
         """
-        if self.sources_file is None:
-            return None
-        data, documents = read_whole(self.sources_file), len(self.documents)
-        if len(data) != 16 * documents:
-            raise CorpusError(
-                f"{self.sources_file.path}: {len(data)} bytes; expected {16 * documents}, 16 for each of {documents} "
-                "documents. It is damaged, or of another corpus."
-            )
-        return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)
+        return None if self.sources_file is None else read_sources(self.sources_file, len(self.documents))
 
     @functools.cached_property
     def _readers(self) -> tuple[npt.NDArray[np.int64], ShardReader, LossReader | None]:
-        """Token offsets of the shards and of the corpus's end, and thread-safe readers of tokens and loss."""
+        """Token offsets at which shards begin, int64 [shards + 1] (the last is `num_tokens`); readers of tokens and loss.
+
+        The readers may be used by several threads.
+        """
         bounds = np.cumsum([0, *(shard.num_tokens for shard in self.shards)], dtype=np.int64)
+        tokens = ShardReader(self.shards, self.dtype.itemsize, remote=self.remote)
         loss = LossReader(self.loss_files, remote=self.remote) if self.has_loss else None
-        return bounds, ShardReader(self.shards, self.dtype.itemsize, remote=self.remote), loss
+        return bounds, tokens, loss
 
     def read(self, start: int, stop: int) -> tuple[UInt[np.ndarray, " tokens"], Shaped[np.ndarray, " tokens"] | None]:
-        """Return the tokens in [start, stop), counted through all shards, and their loss.
+        """Return tokens `start` to `stop - 1`, counted through all shards, and their loss.
 
         Returns:
-          Tokens, `dtype` [stop - start]; and loss, bool [stop - start], float32 [stop - start] where the corpus has
-          weights, or None where all tokens take loss.
+          The tokens, `dtype` [stop - start]. Their loss, bool [stop - start], or float32 [stop - start] if the corpus has
+          weights, or None if all tokens of the corpus take loss.
 
         Raises:
           RowIndexError: The range is not within [0, num_tokens].
@@ -231,18 +233,19 @@ class Corpus:
         if not 0 <= start <= stop <= self.num_tokens:
             raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self.num_tokens}.")
         bounds, token_reader, loss_reader = self._readers
-        shard = np.flatnonzero((bounds[1:] > start) & (bounds[:-1] < stop))
-        first = np.maximum(bounds[shard], start)
-        length = np.minimum(bounds[shard + 1], stop) - first
-        in_shard, in_result = first - bounds[shard], first - start
+        shard = np.flatnonzero((bounds[1:] > start) & (bounds[:-1] < stop))  # one piece of each is read
+        piece_start = np.maximum(bounds[shard], start)
+        length = np.minimum(bounds[shard + 1], stop) - piece_start
+        start_in_shard = piece_start - bounds[shard]
+        start_in_result = piece_start - start
         tokens: npt.NDArray[Any] = np.empty(stop - start, self.dtype)
         width = tokens.itemsize
-        token_reader.gather(shard, in_shard, in_result * width, length * width, tokens.data.cast("B"))
+        token_reader.gather(shard, start_in_shard, start_in_result * width, length * width, tokens.data.cast("B"))
         if self.signed:
-            check_signed(tokens, self.shards, self.dtype, lambda: (shard, in_shard, in_result))
+            check_signed(tokens, self.shards, self.dtype, lambda: (shard, start_in_shard, start_in_result))
         if loss_reader is None:
             return tokens, None
-        return tokens, loss_reader.gather(shard, in_shard, in_result, length, len(tokens))
+        return tokens, loss_reader.gather(shard, start_in_shard, start_in_result, length, len(tokens))
 
     def document(self, number: int) -> Document:
         """Return document `number`, counted from 0. Errors are those of `documents` and `read`."""
@@ -252,7 +255,7 @@ class Corpus:
         return next(read_documents(self, number, number + 1))
 
     def iter_documents(self) -> Iterator[Document]:
-        """Yield every document in order, as views of blocks of a few MB. Errors are those of `documents` and `read`."""
+        """Yield every document in order. Errors are those of `documents` and `read`."""
         return iter_documents(self)
 
     def content_hash(self) -> str:
@@ -274,10 +277,10 @@ class Corpus:
         """Write an index that `open_corpus` opens without scanning the files again.
 
         Args:
-          path: Path of the JSON file, written atomically. Paths of shards below its folder are stored relative to it, so
-            the folder can be moved.
+          path: Path of the JSON file, written atomically. Paths of files below its folder are stored relative to it, so
+            that the folder can be moved.
           format: "grain_sft", or "maxtext" for an index that MaxText's `olmo_grain` reads.
-          sequence_length: Number of tokens in a row. Only "maxtext" needs it: such an index is for one length.
+          sequence_length: Number of tokens in a row, which a "maxtext" index states; not used by "grain_sft".
           tokenizer: Name of the tokenizer in a "maxtext" index; None for that of the corpus.
 
         Raises:

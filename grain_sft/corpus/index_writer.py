@@ -26,7 +26,7 @@ MAXTEXT_VERSION = "1"
 def save(
     corpus: Corpus, path: str | os.PathLike[str], format: str, sequence_length: int | None, tokenizer: str | None
 ) -> None:
-    """Write an index of `corpus`; see `Corpus.save`."""
+    """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
     path = files.normalize(path)
     if corpus.rows is not None:
         raise CorpusError(
@@ -43,13 +43,18 @@ def save(
 
 
 def _own_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+    """Return the content of this project's index at `path`. The last two arguments are those of MaxText's index."""
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
+        """Return the fields of a shard, a sidecar or the file of sources, without those that are None."""
         fields = {key: value for key, value in vars(file).items() if value is not None and key != "root"}
-        sidecars = {key: entry(fields[key]) for key in ("loss", "boundaries") if key in fields}
-        stored = file.path if files.is_remote(file.path) else os.path.abspath(file.path).removeprefix(folder)
-        return {**fields, **sidecars, "path": stored}
+        for key in ("loss", "boundaries"):
+            if key in fields:
+                fields[key] = entry(fields[key])
+        if not files.is_remote(file.path):
+            fields["path"] = os.path.abspath(file.path).removeprefix(folder)
+        return fields
 
     optional = {
         "tokenizer_sha256": corpus.tokenizer_sha256,
@@ -59,6 +64,9 @@ def _own_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer:
         "weights": corpus.weights or None,
         "signed": corpus.signed or None,
     }
+    use_loss_mask = None
+    if corpus.has_loss or corpus.ignores_loss:
+        use_loss_mask = corpus.has_loss
     return {
         "format": INDEX_FORMAT,
         "version": INDEX_VERSION,
@@ -67,13 +75,14 @@ def _own_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer:
         "eos_token_id": corpus.eos_token_id,
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
-        "use_loss_mask": True if corpus.has_loss else False if corpus.ignores_loss else None,
+        "use_loss_mask": use_loss_mask,
         **{key: value for key, value in optional.items() if value is not None},
         "shards": [entry(shard) for shard in corpus.shards],
     }
 
 
 def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+    """Return the content of MaxText's index. Its paths are those of the corpus, so `path` is not used."""
     if sequence_length is None:
         raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")
     sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)
@@ -89,20 +98,26 @@ def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokeni
         )
     tokenizer = tokenizer or corpus.tokenizer or ""
     entries: list[dict[str, Any]] = []
-    rows = 0
+    total_rows = 0
     for shard in corpus.shards:
         if shard.data_offset:
             logging.warning("%s: MaxText 0.2.5 reads the .npy header as tokens. Store the file without it.", shard.path)
-        count = shard.num_tokens // sequence_length
-        stated = {"path": shard.path, "label": shard.label, "n_tokens": shard.num_tokens}
-        entries.append({**stated, "n_instances": count, "instance_offset": rows})
-        rows += count
+        num_rows = shard.num_tokens // sequence_length
+        entry = {
+            "path": shard.path,
+            "label": shard.label,
+            "n_tokens": shard.num_tokens,
+            "n_instances": num_rows,
+            "instance_offset": total_rows,
+        }
+        entries.append(entry)
+        total_rows += num_rows
     return {
         "format_version": MAXTEXT_VERSION,
         "sequence_length": sequence_length,
         "dtype": corpus.dtype.name,
         "tokenizer": tokenizer,
-        "total_instances": rows,
+        "total_instances": total_rows,
         "total_tokens": corpus.num_tokens,
         "fingerprint": maxtext_fingerprint(sequence_length, corpus.dtype.name, tokenizer, entries),
         "files": entries,

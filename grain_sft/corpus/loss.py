@@ -31,10 +31,10 @@ class LossValues:
       dtype: Dtype of the values in the file.
       headers: Dtypes that a .npy header may state.
       expected: Description of valid values, for error messages.
-      wrong: Function of the values and their tokens that returns a mask of the invalid values.
+      wrong: Function that returns a mask of the invalid values, given the values and the tokens that they belong to.
       no_loss: Value of a token that takes no loss.
       weighted: Whether values are weights.
-      follow_tokens: Whether `wrong` needs the tokens.
+      follow_tokens: Whether `wrong` depends on the tokens; if not, any array may stand for them.
     """
 
     dtype: np.dtype[Any]
@@ -56,17 +56,19 @@ def _invalid_labels(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.N
     return wrong
 
 
-_LABELS = f"the token itself or {IGNORED}, not shifted"
+_LABEL = f"the token itself or {IGNORED}, not shifted"
 KINDS: dict[LossKind, LossValues] = {
-    "bool": LossValues(np.dtype(np.uint8), ("|b1", "|u1"), "0 or 1", lambda values, _: values > 1),
-    "float32": LossValues(np.dtype("<f4"), ("<f4",), "a finite weight, 0 or more", _invalid_weights, weighted=True),
-    "labels": LossValues(np.dtype("<i4"), ("<i4",), _LABELS, _invalid_labels, IGNORED, follow_tokens=True),
+    "bool": LossValues(np.dtype(np.uint8), ("|b1", "|u1"), "0 or 1", wrong=lambda values, tokens: values > 1),
+    "float32": LossValues(
+        np.dtype("<f4"), ("<f4",), "a finite weight, 0 or more", wrong=_invalid_weights, weighted=True
+    ),
+    "labels": LossValues(np.dtype("<i4"), ("<i4",), _LABEL, wrong=_invalid_labels, no_loss=IGNORED, follow_tokens=True),
 }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossFile(FileStamp):
-    """Loss file of one shard, with the attributes of `FileStamp`. Value i applies where token i is the target.
+    """Loss file of one shard, with the attributes of `FileStamp`. Value i is the loss of predicting token i.
 
     Attributes:
       kind: "bool", "float32" (weights) or "labels" (int32, loss where it is not -100).
@@ -86,15 +88,16 @@ class LossFile(FileStamp):
 
 
 def scan_loss(path: str, kind: LossKind) -> LossFile:
-    """Return the loss file at `path`, after a check of its first and last values, unless the check needs the tokens."""
+    """Return the loss file at `path`. Its first and last values are checked, except labels, which need the tokens."""
     values = KINDS[kind]
-    found = scan_array(path, values.dtype, header_of(path, values.headers, values.dtype))
-    for data in () if values.follow_tokens else (found.first, found.last):
-        array: npt.NDArray[Any] = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
-        wrong = values.wrong(array, array)
+    array = scan_array(path, values.dtype, header_of(path, values.headers, values.dtype))
+    ends = () if values.follow_tokens else (array.first, array.last)
+    for data in ends:
+        losses: npt.NDArray[Any] = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
+        wrong = values.wrong(losses, losses)
         if wrong.any():
-            raise CorpusError(f"{path}: holds {array[wrong][0]}; expected {values.expected} for each token.")
-    return LossFile(**vars(found.stamp), kind=kind)
+            raise CorpusError(f"{path}: holds {losses[wrong][0]}; expected {values.expected} for each token.")
+    return LossFile(**vars(array.stamp), kind=kind)
 
 
 class LossReader:
@@ -102,8 +105,8 @@ class LossReader:
 
     Args:
       losses: Loss file of each shard, in order, or None for a shard without one.
-      max_open_files: Limit of open files, as in `ShardReader`.
-      scattered: Whether reads are scattered, as in `ShardReader`.
+      max_open_files: Maximum number of open files of each kind; None for the default of `ShardReader`.
+      scattered: Whether reads are short and far apart, so that the operating system should not read ahead.
       remote: Options for reading remote files.
 
     Attributes:
@@ -118,16 +121,18 @@ class LossReader:
         scattered: bool = False,
         remote: RemoteOptions | None = None,
     ) -> None:
-        self._losses, self._readers = losses, dict[LossKind, ShardReader]()
-        for kind, stand_in in {loss.kind: loss for loss in losses if loss is not None}.items():
-            # Shards of other kinds are never read with this reader. A file of this kind takes their place in the list, so
-            # that shard numbers are indices into it.
-            of_kind = [loss if loss is not None and loss.kind == kind else stand_in for loss in losses]
-            width = KINDS[kind].dtype.itemsize
-            self._readers[kind] = ShardReader(of_kind, width, max_open_files, scattered=scattered, remote=remote)
+        self._losses = losses
         self._kinds = np.array(["" if loss is None else loss.kind for loss in losses])
+        self._readers: dict[LossKind, ShardReader] = {}
+        example_of_kind = {loss.kind: loss for loss in losses if loss is not None}
+        for kind, example in example_of_kind.items():
+            # The reader of a kind finds files by shard number, so its list has an entry for every shard. Entries of shards of
+            # other kinds are never read: any file of this kind fills them.
+            listed = [loss if loss is not None and loss.kind == kind else example for loss in losses]
+            width = KINDS[kind].dtype.itemsize
+            self._readers[kind] = ShardReader(listed, width, max_open_files, scattered=scattered, remote=remote)
         self.weighted = any(KINDS[kind].weighted for kind in self._readers)
-        self._uniform = len(self._readers) == 1 and None not in losses
+        self._only_kind = next(iter(self._readers)) if len(self._readers) == 1 and None not in losses else None
 
     def gather(
         self,
@@ -137,48 +142,52 @@ class LossReader:
         length: Int64[np.ndarray, " pieces"],
         count: int,
     ) -> Shaped[np.ndarray, " count"]:
-        """Return bool or float32 [count]: the loss of pieces of shards, and no loss elsewhere.
+        """Return the loss of pieces of shards, each copied to its place in an array that is otherwise 0.
 
         Args:
           shard: Shard of each piece.
           start: Token offset of each piece in its shard.
-          place: Index in the result at which each piece begins.
+          place: Index in the result at which each piece begins. Pieces don't overlap in the result.
           length: Number of tokens in each piece.
           count: Length of the result.
+
+        Returns:
+          float32 [count] if `weighted`, else bool [count].
 
         Raises:
           CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
           CorpusError: A weight is negative or not finite.
         """
-        if self._uniform:  # without this path, a batch of packed chats takes 6 % longer
-            return self._gather_kind(self._losses[0].kind, shard, start, place, length, count)  # type: ignore[union-attr]
-        out: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
+        if self._only_kind is not None:  # without this path, a batch of packed chats takes 6 % longer
+            return self._gather_kind(self._only_kind, shard, start, place, length, count)
+        result: npt.NDArray[Any] = np.zeros(count, np.float32 if self.weighted else np.bool_)
         kinds = self._kinds[shard]
         for kind in self._readers:
             own = kinds == kind
-            found = self._gather_kind(kind, shard[own], start[own], place[own], length[own], count)
-            out = np.add(out, found, dtype=out.dtype)
-        for first, size in zip(place[kinds == ""].tolist(), length[kinds == ""].tolist(), strict=True):
-            out[first : first + size] = 1
-        return out
+            # pieces of other kinds are 0 in this array, so the sum has the loss of each piece
+            result += self._gather_kind(kind, shard[own], start[own], place[own], length[own], count)
+        without_file = kinds == ""
+        for begin, size in zip(place[without_file].tolist(), length[without_file].tolist(), strict=True):
+            result[begin : begin + size] = 1
+        return result
 
     def _gather_kind(
         self, kind: LossKind, shard: Ints, start: Ints, place: Ints, length: Ints, count: int
     ) -> npt.NDArray[Any]:
-        """Return what `gather` returns, for pieces of shards whose loss files are of one kind."""
+        """Return what `gather` returns, for pieces of shards whose loss files are of this kind."""
         values = KINDS[kind]
         raw: npt.NDArray[Any] = np.full(count, values.no_loss, values.dtype)
         width = raw.itemsize
         self._readers[kind].gather(shard, start, place * width, length * width, raw.data.cast("B"))
         if not values.weighted:
-            taken: npt.NDArray[np.bool_] = raw != values.no_loss
-            return taken
+            takes_loss: npt.NDArray[np.bool_] = raw != values.no_loss
+            return takes_loss
         if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both comparisons are False for NaN
-            at = int(np.flatnonzero(values.wrong(raw, raw))[0])
-            piece = int(np.flatnonzero((place <= at) & (at < place + length))[0])
+            index = int(np.flatnonzero(values.wrong(raw, raw))[0])
+            piece = int(np.flatnonzero((place <= index) & (index < place + length))[0])
             path = self._losses[shard[piece]].path
             raise CorpusError(
-                f"{path}: the weight of token {start[piece] + at - place[piece]} is {raw[at]}; "
+                f"{path}: the weight of token {start[piece] + index - place[piece]} is {raw[index]}; "
                 "expected a finite number, 0 or more. Prepare the corpus again."
             )
         return raw

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grain_sft import open_corpus
-from grain_sft.corpus import content, eos_scan
-from grain_sft.corpus import documents as documents_module
+from grain_sft.corpus import content, document_finder, eos_scan
 
 EOS, BOS = 1, 2
 
@@ -35,7 +34,7 @@ def plainly(files: list[list[int]], bos: int | None) -> list[tuple[int, int]]:
 )
 def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eos_scan, "_SCAN_BYTES", np.dtype(dtype).itemsize * block)
+        patch.setattr(eos_scan, "_CHUNK_BYTES", np.dtype(dtype).itemsize * block)
         paths = [tmp_path_factory.getbasetemp() / f"blocks-{number}.npy" for number in range(len(files))]
         for path, tokens in zip(paths, files, strict=True):
             np.array(tokens, dtype).tofile(path)
@@ -47,12 +46,12 @@ def test_blocks_change_nothing(tmp_path_factory, files, bos, block, dtype):
 
 def test_a_scan_is_kept_and_found_again(tmp_path, write_tokens, monkeypatch, own_cache):
     """Scans and hashes of small files, and of files that were just written, are kept too."""
-    monkeypatch.setattr(documents_module, "_KEPT_FROM", 0)
-    monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
+    monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
+    monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1)
     scans = []
-    scan = documents_module.scan
-    monkeypatch.setattr(documents_module, "scan", lambda *given: scans.append(given) or scan(*given))
+    scan = document_finder.scan
+    monkeypatch.setattr(document_finder, "scan", lambda *given: scans.append(given) or scan(*given))
     tokens = np.random.default_rng(0).integers(0, 5, 10_000)
     path = write_tokens("0.npy", tokens, "uint16")
 

@@ -15,8 +15,7 @@ from megatron_corpora import write_prefix
 from mutators import changed_bytes
 
 from grain_sft import IndexSampler, NpyDataSource, PackedLayout, PaddedLayout, open_corpus
-from grain_sft.corpus import content
-from grain_sft.corpus import documents as documents_module
+from grain_sft.corpus import boundary_documents, content, document_finder
 from grain_sft.errors import LayoutError
 from grain_sft.layout.report import plan_files
 from grain_sft.prepare.materialize import materialize
@@ -37,8 +36,8 @@ EPISODES = 900  # 16 bytes each in the index, of which the first and the last 25
 def cache(tmp_path, monkeypatch):
     """A folder that caches also what small and new files, and short orders, are made into."""
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(documents_module, "_KEPT_FROM", 0)
-    monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
+    monkeypatch.setattr(document_finder, "_CACHED_FROM", 0)
+    monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setattr(content, "_SETTLED", -1.0)
     monkeypatch.setattr(exact, "IN_MEMORY_ROWS", 1)
     return tmp_path / "cache"
@@ -169,8 +168,8 @@ def test_a_boundary_file_is_read_once(tmp_path, cache, monkeypatch):
     """The next process knows the content of its documents without reading it, until it changes."""
     prefix = write_prefix(tmp_path, "a", documents=9, seed=0)
     reads = []
-    read_whole = documents_module.read_whole
-    monkeypatch.setattr(documents_module, "read_whole", lambda file: reads.append(file.path) or read_whole(file))
+    read_whole = boundary_documents.read_whole
+    monkeypatch.setattr(boundary_documents, "read_whole", lambda file: reads.append(file.path) or read_whole(file))
     first = open_corpus(prefix).documents.content
     assert open_corpus(prefix).find_documents().content == first and len(reads) == 1
     write_prefix(tmp_path, "a", documents=9, seed=1)
@@ -179,7 +178,7 @@ def test_a_boundary_file_is_read_once(tmp_path, cache, monkeypatch):
 
 def test_a_file_that_was_written_just_now_is_hashed_again(tmp_path, monkeypatch):
     """Times may not change when a file is written to twice within a tick of the clock."""
-    monkeypatch.setattr(content, "_REMEMBERED_FROM", 0)
+    monkeypatch.setattr(content, "_CACHED_FROM", 0)
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", str(tmp_path / "cache"))
     write_plain(tmp_path / "corpus", 0)
     corpus = opened(tmp_path / "corpus")

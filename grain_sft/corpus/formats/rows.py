@@ -18,7 +18,8 @@ from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json
 from grain_sft.corpus.formats.scanning import ReadOptions, corpus_of, in_threads
 from grain_sft.corpus.loss import scan_loss
-from grain_sft.corpus.shard import Positive, RowFormat, Shard, TokenDtype, token_dtype
+from grain_sft.corpus.row_format import Positive, RowFormat
+from grain_sft.corpus.shard import Shard, TokenDtype, token_dtype
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, describe, files
 

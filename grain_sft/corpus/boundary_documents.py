@@ -1,0 +1,145 @@
+"""The documents that the boundary files of a corpus state, joined where a document continues in the next shard."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from grain_sft.corpus import content
+from grain_sft.corpus.boundaries import CUTTING_KINDS, BoundaryFile, Ints
+from grain_sft.corpus.documents import SOURCE_BYTES, Documents
+from grain_sft.errors import CorpusError
+from grain_sft.storage import ShardReader, hashing, read_whole
+
+if TYPE_CHECKING:
+    from grain_sft.corpus.corpus import Corpus
+    from grain_sft.corpus.shard import Shard
+
+Pieces = tuple[Ints, Ints]
+"""First token and length of each entry of a shard's boundary file, int64 [entries] each. An entry is a document, or the piece
+of a document that lies in this shard."""
+
+
+def read_documents_of_files(corpus: Corpus) -> tuple[Documents, list[str]]:
+    """Return the documents that the boundary files state, and the hash of each file."""
+    pieces, hashes = _read_pieces(corpus)
+    _join_continued(pieces, _continued(corpus, pieces))
+    return _joined(corpus, pieces, hashes), hashes
+
+
+def sequences_of(corpus: Corpus) -> Documents:
+    """Return the sequences of a corpus whose boundary files group sequences into documents, as Megatron's do."""
+    return _joined(corpus, *_read_pieces(corpus, by_sequence=True))
+
+
+def part_by_part(corpus: Corpus) -> Documents:
+    """Return the entries of the boundary files, which every shard must have. A document in two shards stays two entries."""
+    return _joined(corpus, *_read_pieces(corpus))
+
+
+def _read_pieces(corpus: Corpus, *, by_sequence: bool = False) -> tuple[list[Pieces], list[str]]:
+    """Return the entries of each shard's boundary file, and the hash of each file. Starts are counted through all shards."""
+
+    def read(shard: Shard, file: BoundaryFile) -> tuple[Pieces, str]:
+        data = read_whole(file)
+        return file.parse(data, shard.num_tokens, by_sequence=by_sequence), hashing.of_bytes(data)
+
+    with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:  # 1.5 times as fast with two processors
+        results = list(pool.map(read, corpus.shards, boundary_files(corpus)))
+    first_token = 0
+    for shard, ((start, _), _) in zip(corpus.shards, results, strict=True):
+        start += first_token
+        first_token += shard.num_tokens
+    return [pieces for pieces, _ in results], [file_hash for _, file_hash in results]
+
+
+def boundary_files(corpus: Corpus) -> list[BoundaryFile]:
+    """Return the boundary file of each shard. A shard without one is a CorpusError."""
+    boundaries = []
+    for shard in corpus.shards:
+        if shard.boundaries is None:
+            raise CorpusError(f"{shard.path}: has no document boundaries, but others have.")
+        boundaries.append(shard.boundaries)
+    return boundaries
+
+
+def _joined(corpus: Corpus, pieces: list[Pieces], hashes: list[str]) -> Documents:
+    """Return the entries of all shards as one `Documents`. The list `pieces` is emptied, so that memory holds them once."""
+    ends = np.cumsum([len(start) for start, _ in pieces], dtype=np.int64)
+    start, length = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
+    while pieces:
+        start_in_shard, length_in_shard = pieces.pop()
+        end = ends[len(pieces)]
+        own = slice(end - len(start_in_shard), end)
+        start[own] = start_in_shard
+        length[own] = length_in_shard
+    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes), shard_ends=ends)
+
+
+def _join_continued(pieces: list[Pieces], continued: list[tuple[int, int]]) -> None:
+    """Append the first piece of each shard in `continued` to the last piece of the shard before.
+
+    The last shard comes first, so that a document may continue through several shards.
+    """
+    for number, before in reversed(continued):
+        start, length = pieces[number]
+        _, length_before = pieces[before]
+        length_before[-1] += length[0]
+        pieces[number] = start[1:], length[1:]
+
+
+def _continued(corpus: Corpus, pieces: list[Pieces]) -> list[tuple[int, int]]:
+    """Return (shard, shard before) for each shard whose first document began in the shard before.
+
+    That is possible only in formats whose shards cut through documents, and only where no token lies between the last piece
+    of one shard and the first piece of the next. There, `BoundaryFile.continues` decides. If it is None, the document continues
+    unless the shard before ends with an EOS. A file of sources states the number of documents, which overrules the EOS.
+    """
+    files = boundary_files(corpus)
+    with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
+    touching = []
+    for before, number in itertools.pairwise(with_pieces):
+        if files[number].kind not in CUTTING_KINDS or files[number].continues is False:
+            continue
+        start_before, length_before = pieces[before]
+        start, _ = pieces[number]
+        if start_before[-1] + length_before[-1] == start[0]:
+            touching.append((number, before))
+    if all(files[number].continues for number, _ in touching):
+        return touching
+
+    by_eos = None
+    if corpus.eos_token_id is not None:
+        last_tokens = _last_tokens(corpus, [before for _, before in touching])
+        by_eos = []
+        for (number, before), last_token in zip(touching, last_tokens, strict=True):
+            if files[number].continues or last_token != corpus.eos_token_id:
+                by_eos.append((number, before))
+    if corpus.sources_file is None:
+        if by_eos is None:
+            raise CorpusError(
+                f"{corpus.shards[touching[0][0]].path}: whether its first document continues one of the part before is "
+                "unknown without the token that ends documents. Give eos_token_id."
+            )
+        return by_eos
+
+    num_pieces = sum(len(start) for start, _ in pieces)
+    num_documents = corpus.sources_file.size // SOURCE_BYTES
+    for continued in (by_eos, touching, []):
+        if continued is not None and num_pieces - len(continued) == num_documents:
+            return continued
+    raise CorpusError(
+        f"{corpus.sources_file.path}: lists {num_documents} documents, but the boundary files hold {num_pieces} pieces, and "
+        f"{len(touching)} of these may continue one of the part before. They don't belong together, or eos_token_id "
+        f"({corpus.eos_token_id}) is wrong."
+    )
+
+
+def _last_tokens(corpus: Corpus, shards: list[int]) -> list[int]:
+    """Return the last token of each of these shards."""
+    ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
+    reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)
+    return reader.values(np.array(shards, np.int64), ends).view(corpus.dtype).reshape(-1).tolist()

@@ -1,0 +1,109 @@
+"""DocumentFinder: where the documents of a corpus begin and end, by its boundary files or its EOS tokens."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from grain_sft.corpus import content
+from grain_sft.corpus.boundaries import Ints
+from grain_sft.corpus.boundary_documents import boundary_files, read_documents_of_files
+from grain_sft.corpus.documents import Documents
+from grain_sft.corpus.eos_scan import scan
+from grain_sft.errors import CorpusError, CorpusFileError
+from grain_sft.storage import artifact
+
+if TYPE_CHECKING:
+    from grain_sft.corpus.corpus import Corpus
+
+_CACHED_FROM = 1 << 23  # bytes of tokens; a scan of fewer takes milliseconds and is not cached
+
+
+class DocumentFinder:
+    """Finder of a corpus's documents, by its boundary files or its EOS tokens.
+
+    `content` and `tokens` identify the documents by hashes of files, and read no file whose hash this machine has cached. A
+    file without a cached hash has to be read. The documents are then found in the same pass, and kept for `documents`.
+
+    Args:
+      corpus: Corpus whose documents are found.
+      boundaries: "auto" for its boundary files if it has any, else its EOS tokens; "eos" for its EOS tokens.
+      bos_token_id: Token that must follow each EOS that ends a document, except at the end of a shard; implies "eos".
+    """
+
+    def __init__(self, corpus: Corpus, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
+        self.corpus = corpus
+        self._bos = bos_token_id
+        self._by_files = corpus.has_boundary_files and boundaries == "auto" and bos_token_id is None
+        self._documents_of_hashing: Documents | None = None
+
+    @functools.cached_property
+    def _hashes(self) -> list[str]:
+        """Hashes of the boundary files, or of each shard's tokens, from the cache if it has them."""
+
+        def read() -> list[str]:
+            self._documents_of_hashing, hashes = self._read()
+            return hashes
+
+        corpus = self.corpus
+        if self._by_files:
+            return content.hashes_of(boundary_files(corpus), read)
+        if corpus.eos_token_id is None:
+            raise CorpusError(
+                f"{corpus.shards[0].path}: the ends of documents are unknown without boundary files. Give eos_token_id."
+            )
+        return content.hashes_of(corpus.shards, read, of=content.name_of_scan(corpus))
+
+    def _read(self) -> tuple[Documents, list[str]]:
+        """Return the documents, and the hashes of the boundary files or of each shard's tokens, from one pass over them."""
+        if self._by_files:
+            return read_documents_of_files(self.corpus)
+        start, length, highest, hashes = scan(self.corpus, self._bos)
+        key = content.content_of_tokens(self.corpus, hashes, self._bos)
+        return Documents(start, length, highest, key, content.hash_of_tokens(self.corpus, hashes)), hashes
+
+    @functools.cached_property
+    def content(self) -> str:
+        """Hash of the bytes that decide where documents begin and end, as `Documents.content`."""
+        if self._by_files:
+            return content.content_of_boundaries(self.corpus, self._hashes)
+        return content.content_of_tokens(self.corpus, self._hashes, self._bos)
+
+    @functools.cached_property
+    def tokens(self) -> str | None:
+        """Hash of every token, as `Documents.tokens`; None for a corpus with boundary files."""
+        return None if self.corpus.has_boundary_files else content.hash_of_tokens(self.corpus, self._hashes)
+
+    @functools.cached_property
+    def documents(self) -> Documents:
+        """The documents. Where EOS tokens end them, those of 8 MiB of tokens or more are cached on disk.
+
+        Raises:
+          CorpusFileError: A file is missing, not the one that was indexed, or changed since `content` was computed.
+          CorpusError: A boundary file is damaged or does not fit, or there are neither boundary files nor `eos_token_id`.
+        """
+        key = self.content
+
+        def find() -> Documents:
+            documents = self._documents_of_hashing or self._read()[0]
+            self._documents_of_hashing = None
+            if documents.content != key:
+                path = self.corpus.shards[0].path
+                raise CorpusFileError(
+                    f"{path}, or another file of its corpus, is being written to. Wait until it is complete."
+                )
+            return documents
+
+        def make() -> dict[str, Ints]:
+            documents = find()
+            highest = np.array([documents.highest_token])
+            return {"start": documents.start, "length": documents.length, "highest_token": highest}
+
+        if self._by_files or self.corpus.num_tokens * self.corpus.dtype.itemsize < _CACHED_FROM:
+            return find()
+        arrays = artifact.load_or_make("documents", {"documents": 3, "content": key}, make)
+        start, length = arrays["start"].view(np.ndarray), arrays["length"].view(np.ndarray)
+        tokens = content.hash_of_tokens(self.corpus, self._hashes)
+        return Documents(start, length, int(arrays["highest_token"][0]), key, tokens)

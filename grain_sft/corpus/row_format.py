@@ -1,0 +1,84 @@
+"""RowFormat: the arrays in each row that `grain-sft pack --materialize` writes."""
+
+import dataclasses
+from typing import Annotated, Any, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.storage import Count
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+IndexDtype = Annotated[str, msgspec.Meta(pattern="^(uint8|uint16|uint32)?$")]
+LONG_SEGMENT = 1 << 10  # tokens
+
+_ROW_ALIGNMENT = 8  # bytes, so that int64 ends are aligned
+
+
+@dataclasses.dataclass(frozen=True)
+class RowFormat:
+    """The layout of materialized rows on disk: each row's tokens, followed by the arrays that belong to them.
+
+    One read gets a whole row. Segments are stored in one of two ways. Rows of short segments have a position and a segment id
+    for each token. Rows of long segments have the index at which each segment ends, which is smaller.
+
+    Attributes:
+      sequence_length: Number of tokens in every row. A shard holds whole rows.
+      positions_dtype: "uint8", "uint16" or "uint32"; "" where rows store the ends of segments.
+      segments_dtype: "uint8", "uint16" or "uint32"; "" where rows store the ends of segments and all tokens take loss.
+      most_segments: Highest number of segments in a row, where rows store the ends of segments; else 0.
+      made_of: Corpus and layout that the rows come from, with their fingerprints, as text.
+    """
+
+    sequence_length: Positive
+    positions_dtype: IndexDtype
+    segments_dtype: IndexDtype
+    most_segments: Count
+    made_of: Annotated[str, msgspec.Meta(min_length=1)]
+
+    @classmethod
+    def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:
+        """Return the smallest format for rows of `mean_segments` segments on average, and at most `most_segments`."""
+        segments_dtype = np.min_scalar_type(most_segments).name
+        if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:
+            return cls(sequence_length, "", segments_dtype if has_loss else "", most_segments, made_of)
+        positions_dtype = np.min_scalar_type(sequence_length - 1).name
+        return cls(sequence_length, positions_dtype, segments_dtype, 0, made_of)
+
+    def dtype(self, tokens: npt.DTypeLike) -> np.dtype[Any]:
+        """Return the structured dtype of one row whose tokens have the dtype `tokens`.
+
+        Fields are `tokens`, `positions`, `segment_ids` and `target_segment_ids` (0 where no loss is taken), each
+        [sequence_length]. Rows that store the ends of segments have `ends` in place of `positions` and `segment_ids`: int64
+        [1 + most_segments], the number of segments, then the index after the last token of each. They have no
+        `target_segment_ids` where all tokens take loss.
+        """
+        length = self.sequence_length
+        fields: dict[str, tuple[npt.DTypeLike, int]] = {"tokens": (tokens, length)}
+        if self.most_segments:
+            fields["ends"] = (np.int64, 1 + self.most_segments)
+        else:
+            fields["positions"] = (self.positions_dtype, length)
+            fields["segment_ids"] = (self.segments_dtype, length)
+        if self.segments_dtype:
+            fields["target_segment_ids"] = (self.segments_dtype, length)
+
+        formats, offsets, size = [], [], 0
+        for name, (dtype, count) in fields.items():
+            field = np.dtype((np.dtype(dtype).newbyteorder("<"), (count,)))
+            offset = _aligned(size) if name == "ends" else size
+            formats.append(field)
+            offsets.append(offset)
+            size = offset + field.itemsize
+        return np.dtype({"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": _aligned(size)})
+
+
+def are_long(sequence_length: int, mean_segments: float) -> bool:
+    """Return whether segments are so long on average that a copy of each segment beats an array operation on whole rows."""
+    return sequence_length >= LONG_SEGMENT * mean_segments
+
+
+def _aligned(size: int) -> int:
+    """Return `size` rounded up to a multiple of `_ROW_ALIGNMENT`."""
+    return -(-size // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
