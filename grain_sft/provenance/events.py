@@ -1,23 +1,30 @@
-"""Events of a pipeline's epochs, and their entries in an audit log."""
+"""Entries of an audit log: a run is loaded or resumed, an epoch starts or is complete."""
 
 import heapq
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from grain_sft.pipeline import Pipeline, layout_receipt
-from grain_sft.sampling import EpochStream
+from grain_sft.sampling import EpochStream, Sampler
 from grain_sft.version import __version__
 
 Fields = dict[str, Any]
 
-VERSION = 1  # of the fields of entries
+VERSION = 1  # increases when the fields of entries change
 LOAD, RESUME, START, COMPLETE = "dataset_load", "resume", "epoch_start", "epoch_complete"
 
-_SHOWN = 10  # rows of an epoch's order
+_SHOWN = 10  # first rows of an epoch that its entry lists
 
 
 class Event(NamedTuple):
-    """Start or completion of an epoch of a stream, with the batch of `step`; `stream` is an index into `Events.streams`."""
+    """Start or completion of an epoch.
+
+    Attributes:
+      step: Step whose batch has the first or the last row of the epoch.
+      action: `START` or `COMPLETE`.
+      epoch: Number of the epoch, from 0.
+      stream: Index in `Events.streams` of the stream whose epoch it is.
+    """
 
     step: int
     action: str
@@ -26,7 +33,7 @@ class Event(NamedTuple):
 
 
 class StreamOfStage(NamedTuple):
-    """A stream of a stage of a run, and the stage's number from 1; None in a run without stages."""
+    """One stream of the sampler of one stage. `number` counts the stages from 1; it is None in a run without stages."""
 
     number: int | None
     stage: Pipeline
@@ -34,11 +41,14 @@ class StreamOfStage(NamedTuple):
 
 
 class Events:
-    """The events of a pipeline, and their entries.
+    """Events of a pipeline's epochs, and the entries of an audit log.
 
-    An epoch starts with the step of its first row and is complete with the step of its last row. Rows that the sampler drops
-    because they don't fill a batch do not count. Where a batch straddles two epochs, one is complete and the next starts in
-    the same step. The last epoch of a run is complete with the run's last step.
+    An epoch starts with the step that reads its first row, and is complete with the step that reads its last row. If the
+    sampler drops an incomplete batch, the dropped rows do not count. A batch with rows of two epochs completes one and starts
+    the other. The last step of a run completes its last epoch.
+
+    Attributes:
+      streams: Streams of all stages, in order. An epoch belongs to one stream.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -58,61 +68,87 @@ class Events:
         return heapq.merge(*streams, key=lambda event: event.step)
 
     def _of_stream(self, number: int, step: int) -> Iterator[Event]:
+        """Yield the events of `streams[number]` from `step` on."""
         _, stage, stream = self.streams[number]
         if step >= stage.end_step:
             return
         epoch, _ = stream.begin(max(step, stage.first_step))
         while (span := stream.span(epoch)) is not None:
-            for at, action in ((span.first, START), (span.last, COMPLETE)):
-                if at >= step and span.rows:  # all steps of an epoch may be skipped
-                    yield Event(at, action, epoch, number)
+            if span.rows and span.first >= step:  # an epoch whose steps are all skipped has no rows
+                yield Event(span.first, START, epoch, number)
+            if span.rows and span.last >= step:
+                yield Event(span.last, COMPLETE, epoch, number)
             epoch += 1
 
     def load(self, hosts: int) -> Fields:
         """Return the entry of a process that begins a run on `hosts` hosts."""
-        first = self._pipeline.stages[0]
-        sampler, layout = first.sampler, first.source.layout
-        sources = [stream.source for stream in sampler.streams]
-        names = {"epoch_seed": "seed", "epoch_shuffle": "shuffle", "order": "order"}
-        fields: Fields = {field: [getattr(source, name) for source in sources] for field, name in names.items()}
-        if sampler.steps_per_epoch is not None:
-            fields = {field: values[0] for field, values in fields.items()}
-            fields |= {"steps_per_epoch": sampler.steps_per_epoch, "epochs": sampler.epochs}
-        else:
-            fields = {"sources": [stream.name for stream in sampler.streams], **fields}
-            fields["rows_of_sources"] = [source.num_instances for source in sources]
-            fields["epochs"] = [source.epochs for source in sources]
+        sampler = self._pipeline.stages[0].sampler
+        layout = self._pipeline.stages[0].source.layout
         return {
-            **{"action": LOAD, "audit_version": VERSION, "grain_sft": __version__},
-            **fields,
-            **{"num_episodes": sampler.num_instances, "num_rows": sampler.num_instances},
-            **{"sequence_length": layout.sequence_length, "global_batch_size": sampler.global_batch_size},
-            **{"hosts": hosts, "corpus": layout.corpus.ends_fingerprint, "layout": layout_receipt(layout)},
-            **{"receipt_parts": self._pipeline.receipt.parts, **self._receipt},
+            "action": LOAD,
+            "audit_version": VERSION,
+            "grain_sft": __version__,
+            **_fields_of_order(sampler),
+            "num_episodes": sampler.num_instances,
+            "num_rows": sampler.num_instances,
+            "sequence_length": layout.sequence_length,
+            "global_batch_size": sampler.global_batch_size,
+            "hosts": hosts,
+            "corpus": layout.corpus.ends_fingerprint,
+            "layout": layout_receipt(layout),
+            "receipt_parts": self._pipeline.receipt.parts,
+            **self._receipt,
         }
 
     def resume(self, step: int) -> Fields:
         """Return the entry of a run that continues at `step` instead of the step after the last delivered batch."""
-        begins = {stream.name: stream.begin(step) for stream in self._pipeline.at(step).sampler.streams}
-        epochs, before = ({name: begin[at] for name, begin in begins.items()} for at in range(2))
-        begun = {"step": step, "epoch": epochs.get("", epochs), "epoch_offset": before.get("", before)}
-        return {"action": RESUME, **begun, **self._receipt}
+        epochs: dict[str, int] = {}
+        offsets: dict[str, int] = {}
+        for stream in self._pipeline.at(step).sampler.streams:
+            epochs[stream.name], offsets[stream.name] = stream.begin(step)
+        # The stream of a run without a mixture has the name "".
+        epoch, offset = epochs.get("", epochs), offsets.get("", offsets)
+        return {"action": RESUME, "step": step, "epoch": epoch, "epoch_offset": offset, **self._receipt}
 
     def entry(self, event: Event, since: int) -> Fields:
         """Return the entry of an event in a run whose batches began at step `since`."""
-        (number, stage, stream), epoch = self.streams[event.stream], event.epoch
-        fields: Fields = {"action": event.action, **({} if number is None else {"stage": number})}
-        fields |= {**({"source": stream.name} if stream.name else {}), "epoch": epoch}
-        seed, step = stream.source.epoch_seed(epoch), {"step": event.step, **self._receipt}
+        number, stage, stream = self.streams[event.stream]
+        fields: Fields = {"action": event.action}
+        if number is not None:
+            fields["stage"] = number
+        if stream.name:
+            fields["source"] = stream.name
+        fields["epoch"] = event.epoch
+        seed = stream.source.epoch_seed(event.epoch)
         if event.action == START:
-            rows = stream.first_rows(epoch, _SHOWN).tolist()
-            documents, part = rows, stage.source.layout.parts[stream.name]
-            if part.one_segment and part.follows_documents:
-                documents = [part.spans(row)[0].document for row in rows]
-            shown = {"first_episode_ids": documents, "first_rows": rows, "num_episodes": stream.source.num_instances}
-            return {**fields, "seed": seed, **shown, **step}
-        span = stream.span(epoch)
-        assert span is not None
-        seen = {"episodes_seen": span.rows, "rows_seen": span.rows}
-        begun = {"first_step": span.first, "since_step": max(span.first, since)}
-        return {**fields, "seed_used": seed, **seen, **begun, **step}
+            rows = stream.first_rows(event.epoch, _SHOWN).tolist()
+            part = stage.source.layout.parts[stream.name]
+            row_is_document = part.one_segment and part.follows_documents
+            documents = [part.spans(row)[0].document for row in rows] if row_is_document else rows
+            fields |= {"seed": seed, "first_episode_ids": documents, "first_rows": rows}
+            fields["num_episodes"] = stream.source.num_instances
+        else:
+            span = stream.span(event.epoch)
+            assert span is not None
+            fields |= {"seed_used": seed, "episodes_seen": span.rows, "rows_seen": span.rows}
+            fields |= {"first_step": span.first, "since_step": max(span.first, since)}
+        return {**fields, "step": event.step, **self._receipt}
+
+
+def _fields_of_order(sampler: Sampler) -> Fields:
+    """Return what decides the order of a sampler's rows. In a mixture, each value is a list with an item for each source."""
+    sources = [stream.source for stream in sampler.streams]
+    seeds = [source.seed for source in sources]
+    shuffles = [source.shuffle for source in sources]
+    orders = [source.order for source in sources]
+    if sampler.steps_per_epoch is not None:
+        fields = {"epoch_seed": seeds[0], "epoch_shuffle": shuffles[0], "order": orders[0]}
+        return {**fields, "steps_per_epoch": sampler.steps_per_epoch, "epochs": sampler.epochs}
+    return {
+        "sources": [stream.name for stream in sampler.streams],
+        "epoch_seed": seeds,
+        "epoch_shuffle": shuffles,
+        "order": orders,
+        "rows_of_sources": [source.num_instances for source in sources],
+        "epochs": [source.epochs for source in sources],
+    }

@@ -1,0 +1,137 @@
+"""Columns of a trace, computed from the slots of one stage of a run."""
+
+import collections
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from grain_sft.layout import FILL_ROW, Layout, Pieces
+from grain_sft.pipeline import Pipeline
+from grain_sft.provenance.columns import Ints, Sources, TrainableTokens
+from grain_sft.sampling import BatchSlots
+
+_ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that are 0, not -1, where a slot has no row
+
+
+class Names:
+    """Names in all stages of a run, such as the paths of shards, and their numbers.
+
+    A name that several stages have has one number. A name that occurs twice in one stage has two numbers: stages with the names
+    (a, b) and (b, b) together have the names (a, b, b).
+
+    Attributes:
+      texts: Names in the order of their numbers.
+    """
+
+    def __init__(self, stages: Iterable[Sequence[str]]) -> None:
+        occurrences = dict.fromkeys(each for names in stages for each in _occurrences(names))
+        self.texts = tuple(name for name, _ in occurrences)
+        self._numbers = {each: number for number, each in enumerate(occurrences)}
+
+    def numbers(self, names: Sequence[str]) -> Ints:
+        """Return the number of each of a stage's `names`. A last element maps the index -1, which means none, to -1."""
+        return np.array([*(self._numbers[each] for each in _occurrences(names)), -1], np.int64)
+
+
+def _occurrences(names: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """Yield each name with the number of equal names before it: ("b", 0) and ("b", 1) for ["b", "b"]."""
+    counts: collections.Counter[str] = collections.Counter()
+    for name in names:
+        yield name, counts[name]
+        counts[name] += 1
+
+
+class RunNames:
+    """Names and numbers that the traces of all stages of a run share.
+
+    Attributes:
+      sources_of_stages: Sources of each stage.
+      sources, shards: Names of the sources, and paths of the shards, of all stages.
+      documents: Numbers of the documents of all stages.
+      receipt: Code of the run's receipt.
+      withdraws: Whether an amendment withdraws documents in any stage.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        layouts = [stage.source.layout for stage in pipeline.stages]
+        self.sources_of_stages = [Sources(layout) for layout in layouts]
+        self.sources = Names(sources.names for sources in self.sources_of_stages)
+        self.shards = Names([shard.path for shard in layout.corpus.shards] for layout in layouts)
+        self.documents = pipeline.documents
+        self.receipt = pipeline.receipt.code
+        self.withdraws = any(stage.withdrawals is not None for stage in pipeline.stages)
+
+
+class StageColumns:
+    """Columns of the trace of one stage, computed from slots of its batches.
+
+    Args:
+      stage: Pipeline of the stage.
+      sources: Sources of its layout.
+      run: Names of the whole run, whose numbers the columns hold.
+      trainable: Whether to count tokens that take loss.
+    """
+
+    def __init__(self, stage: Pipeline, sources: Sources, run: RunNames, *, trainable: bool) -> None:
+        self._layout: Layout = stage.source.layout
+        self._withdrawals = stage.withdrawals
+        self._trainable = TrainableTokens(stage) if trainable else None
+        self._sources = sources
+        self._run = run
+        self._source_numbers = run.sources.numbers(sources.names)
+        self._shard_numbers = run.shards.numbers([shard.path for shard in self._layout.corpus.shards])
+
+    def of(self, slots: BatchSlots) -> dict[str, Ints | None]:
+        """Return the columns of a `Trace` by name, int64 [lines] each, with the lines of `slots` in their order.
+
+        A slot has one line for each piece of its row. A slot without a row has one line too.
+        """
+        with_row, without_row = np.flatnonzero(slots.row != FILL_ROW), np.flatnonzero(slots.row == FILL_ROW)
+        pieces = self._layout.pieces(slots.row[with_row])
+        columns = self._columns_of_pieces(pieces, slots.select(with_row))
+        slot_of_line = with_row[pieces.row]
+        if len(without_row):
+            slot_of_line = np.append(slot_of_line, without_row)
+            order = np.argsort(slot_of_line, kind="stable")
+            slot_of_line = slot_of_line[order]
+            for name, column in columns.items():
+                filling = 0 if name in _ZERO_WITHOUT_ROW else -1
+                columns[name] = np.append(column, np.full(len(without_row), filling))[order]
+        lines = slots.select(slot_of_line)
+        of_slots = {"step": lines.step, "epoch": self._epochs(lines), "row": lines.slot}
+        of_slots |= {"host": lines.host, "instance": lines.row}
+        return {**of_slots, "trainable": None, "withdrawn": None, **columns}
+
+    def _columns_of_pieces(self, pieces: Pieces, slots: BatchSlots) -> dict[str, Ints]:
+        """Return the columns that depend on the pieces of the rows of `slots`, with a line for each piece."""
+        document = np.full_like(pieces.row, -1) if pieces.document is None else pieces.document
+        source, record = self._sources.of(pieces.shard, document)
+        columns = {
+            "segment": np.ones_like(pieces.row) if pieces.segment is None else pieces.segment,
+            "shard": self._shard_numbers[pieces.shard],
+            "start": pieces.start,
+            "stop": pieces.start + pieces.length,
+            "document": self._run.documents.of(self._layout, document),
+            "source": self._source_numbers[source],
+            "record": record,
+        }
+        if self._withdrawals is not None:
+            columns["withdrawn"] = self._withdrawals.tokens_of_pieces(slots.row, slots.step, pieces)
+        elif self._run.withdraws:
+            columns["withdrawn"] = np.zeros_like(pieces.row)
+        if self._trainable is not None:
+            columns["trainable"] = self._trainable.count(slots.row, pieces)
+            if "withdrawn" in columns:
+                changed = np.unique(pieces.row[columns["withdrawn"] > 0])
+                self._trainable.recount(columns["trainable"], changed, slots.step, slots.row, pieces)
+        return columns
+
+    def _epochs(self, lines: BatchSlots) -> Ints:
+        """Return the epoch of each line. One epoch of the sampler is several epochs of a layout that packs each epoch anew."""
+        epochs = lines.epoch.copy()
+        with_row = np.flatnonzero(lines.row != FILL_ROW)
+        for name, indices, rows in self._layout.split(lines.row[with_row]):
+            part = self._layout.parts[name]
+            own = with_row[indices]
+            epochs[own] = epochs[own] * part.epochs + part.epoch_of(rows)[0]
+        return epochs
