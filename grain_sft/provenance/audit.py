@@ -1,4 +1,4 @@
-"""AuditLog: record of the data that a run was given, written during the run.
+"""AuditLog: log of the epochs that a run reads and of its restarts, written during the run.
 
 A line is JSON, or text in the form of the episode-indexed loader:
 2026-01-03T16:44:19.629Z | TRAINING | INFO | action=epoch_start | epoch=0 | seed=42 | ... | entry=2
@@ -20,24 +20,26 @@ from grain_sft.pipeline import Delivery, Observer, Pipeline
 from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
-# The last field, `entry`, is the number of the line in its file. Logs before version 0.2 have a hash `chain` after it. It is
-# ignored, because a change of a line can include its hash.
+# The last field of a line, `entry`, is the number of the line in its file. In logs of older versions, a hash `chain` follows.
 CUT = b" | half written"
 """End of an unfinished line. The next process that writes to the file appends it."""
 
 _CHANNEL = "TRAINING | INFO"
-_BARE = re.compile(r"(?!(?:true|false|null)$)[A-Za-z][A-Za-z0-9_.:/+@-]*")
+_UNQUOTED = re.compile(r"(?!(?:true|false|null)$)[A-Za-z][A-Za-z0-9_.:/+@-]*")
 _FIELD = re.compile(r'([A-Za-z_]\w*)=("(?:[^"\\]|\\.)*"|[^\s"|]+)')
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 
 
-FORMATS: dict[str, Callable[[str, Fields], str]] = {
-    ".log": lambda time, fields: " | ".join(
-        [time, _CHANNEL, *(f"{key}={as_text(each)}" for key, each in fields.items())]
-    ),
-    ".jsonl": lambda time, fields: json.dumps({"time": time, **fields}),
-}
-"""Writer of a line, without its newline, by the suffix of the file."""
+def _text_line(time: str, fields: Fields) -> str:
+    return " | ".join([time, _CHANNEL, *(f"{name}={as_text(value)}" for name, value in fields.items())])
+
+
+def _json_line(time: str, fields: Fields) -> str:
+    return json.dumps({"time": time, **fields})
+
+
+FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl": _json_line}
+"""By the suffix of a file: function that returns a line of it, without the newline."""
 
 
 def read_line(line: bytes) -> dict[str, str]:
@@ -47,12 +49,11 @@ def read_line(line: bytes) -> dict[str, str]:
         parsed = json.loads(text)
         fields, time = {name: as_text(value) for name, value in parsed.items()}, parsed.get("time")
     else:
-        time, *channel = text.split(" | ", 3)[:3]
-        rest = text[len(" | ".join([time, *channel])) :]
-        found = _FIELD.findall(rest)
-        if " | ".join(channel) != _CHANNEL or rest != "".join(f" | {name}={value}" for name, value in found):
+        time, _, after_time = text.partition(" | ")
+        named_values = _FIELD.findall(after_time.removeprefix(_CHANNEL))
+        if after_time != _CHANNEL + "".join(f" | {name}={value}" for name, value in named_values):
             raise ValueError("it does not have the form 'time | TRAINING | INFO | name=value | ...'")
-        fields = {"time": as_text(time), **dict(found)}
+        fields = {"time": as_text(time), **dict(named_values)}
     if not isinstance(time, str) or not _TIME.fullmatch(time) or "action" not in fields:
         raise ValueError("it has no time such as 2026-01-03T16:44:19.628Z, or no action")
     return fields
@@ -61,23 +62,24 @@ def read_line(line: bytes) -> dict[str, str]:
 def as_text(value: object) -> str:
     """Return the form of a value in a line of text. Lists and objects become JSON in quotes."""
     if isinstance(value, str):
-        return value if _BARE.fullmatch(value) else json.dumps(value)
+        return value if _UNQUOTED.fullmatch(value) else json.dumps(value)
     if isinstance(value, (list, dict)):
         return json.dumps(json.dumps(value))
     return json.dumps(value)
 
 
 class AuditLog(Observer):
-    """The audit log of a pipeline's batches.
+    """Audit log of the batches that the trainer gets.
 
-    There are four kinds of entries. `dataset_load` is written once per process, with its first batch, and again if the log was
-    moved away. `resume` is written where a batch is not the successor of the last one. `epoch_start` and `epoch_complete` are
-    written with the first and the last batch of an epoch. Only host 0 writes, and only batches that the trainer was given:
-    batches that were only read ahead leave no entry.
+    A log has four kinds of entries:
+      dataset_load: A process reads its first batch, or its log was moved away.
+      resume: A batch does not follow the batch before it.
+      epoch_start, epoch_complete: A batch has the first, or the last, row of an epoch.
+    Only host 0 writes. A batch that was read ahead, but that the trainer never gets, leaves no entry.
 
     Args:
-      path: Local path. A suffix `.log` or `.jsonl` selects one format; without it, both files are written. Entries are
-        appended to existing files.
+      path: Local path. The suffix `.log` selects lines of text, and `.jsonl` JSON. With another suffix or none, both files are
+        written. Entries are appended to existing files.
 
     Raises:
       PipelineError: The path is remote.
@@ -91,11 +93,11 @@ class AuditLog(Observer):
         paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
         self._waiting: dict[str, list[tuple[str, Fields]]] = {path: [] for path in paths}  # entries to write, by file
         self._lock = threading.RLock()
-        self._next = -1  # next step of an uninterrupted run
-        self._quiet_until = -1  # no entry is due from `_next` up to this step
-        self._pending = -1  # step whose entries are not all written
+        self._next = -1  # step of the next batch, if the run is not interrupted
+        self._quiet_until = -1  # first step after `_next` that has an entry
+        self._pending = -1  # step whose entries are in `_waiting`, and perhaps not all written
         self._recorded: Delivery | None = None
-        self._since = 0  # first step of the uninterrupted run
+        self._since = 0  # step at which the run was begun or resumed
         self._events: Events | None = None
 
     @property
@@ -104,12 +106,12 @@ class AuditLog(Observer):
         return list(self._waiting)
 
     def batch_handed_out(self, delivery: Delivery) -> None:
-        """Write the entries of the batch that the trainer gets now. A second call with the same delivery records nothing.
+        """Write the entries of the batch that the trainer gets now. A second call with the same delivery writes nothing.
 
-        Ctrl-C may raise an exception at any point in here, so state changes by single assignments.
+        Ctrl-C may raise an exception between any two statements. So attributes that belong together change in one assignment.
 
         Raises:
-          StorageError: A file can't be written. A second call for the same step writes the missing entries.
+          StorageError: A file can't be written. A second call for the step writes what is missing.
         """
         with self._lock:
             step = delivery.step
@@ -121,6 +123,7 @@ class AuditLog(Observer):
                 self._write(delivery.pipeline, step, delivery)
 
     def _write(self, pipeline: Pipeline, step: int, delivery: Delivery) -> None:
+        """Write the entries of `step`, or those that an earlier call could not write."""
         if step != self._pending:
             events, since, entries = self._entries(pipeline, step)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -135,15 +138,15 @@ class AuditLog(Observer):
         self._pending, self._next, self._quiet_until, self._recorded = -1, step + 1, quiet_until, delivery
 
     def _entries(self, pipeline: Pipeline, step: int) -> tuple[Events, int, list[Fields]]:
-        """Return the events, the first step of the uninterrupted run, and the entries of `step`."""
+        """Return the new values of `_events` and `_since`, and the entries of `step`."""
         existing = [os.path.exists(path) and os.path.getsize(path) > 0 for path in self._waiting]
-        begins = self._events is None or not all(existing)  # true again if a file was moved away during the run
-        again = self._events is not None or any(existing)
+        loads = self._events is None or not all(existing)  # a file may have been moved away during the run
+        run_is_new = self._events is None and not any(existing) and step == 0
         events = self._events or Events(pipeline)
-        jumps = begins or step != self._next
+        jumps = loads or step != self._next
         since = step if jumps else self._since
-        entries = [events.load(pipeline.sampler.host.count)] if begins else []
-        if jumps and (again or step):
+        entries = [events.load(pipeline.sampler.host.count)] if loads else []
+        if jumps and not run_is_new:
             entries.append(events.resume(step))
         for event in itertools.takewhile(lambda event: event.step == step, events.following(step)):
             entries.append(events.entry(event, since))
@@ -154,7 +157,7 @@ class AuditLog(Observer):
 
 
 def _append(path: str, waiting: list[tuple[str, Fields]]) -> None:
-    """Append all entries to a file in one synced write and clear `waiting`. If this raises, neither happens."""
+    """Append all entries to a file, sync it and clear `waiting`. If this raises, the file and `waiting` are unchanged."""
     if not waiting:
         return
     with _locked(path) as fd:
@@ -185,10 +188,10 @@ def _locked(path: str) -> Iterator[int]:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        with contextlib.ExitStack() as undone:
-            undone.callback(os.close, fd)
-            with contextlib.suppress(OSError):  # a file system without locks is safe with one writer
-                undone.callback(HeldLock(os.dup(fd)).release)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(os.close, fd)
+            with contextlib.suppress(OSError):  # some file systems have no locks; one writer is safe without
+                cleanup.callback(HeldLock(os.dup(fd)).release)
             yield fd
     except OSError as error:
         reason = f"the audit log can't be written ({error.strerror or error})"

@@ -1,4 +1,4 @@
-"""Names of checkpoints, and a table of the progress of a run in steps, epochs, rows and tokens."""
+"""Checkpoints: the step that a checkpoint's name states, and a table of the epochs, rows and tokens after each N steps."""
 
 import re
 
@@ -7,39 +7,40 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.pipeline import Pipeline
+from grain_sft.provenance.columns import Ints
 
-_STEP_IN_NAME, _OTHER_IN_NAME = (
-    re.compile(rf"(?:^|[^0-9A-Za-z])(?:{words})[-_]?(\d+)(?![0-9])", re.IGNORECASE)
-    for words in ("step", "checkpoint|iter")
-)
+_WORD_AND_NUMBER = r"(?:^|[^0-9A-Za-z])(?:{words})[-_]?(\d+)(?![0-9])"
+_AFTER_STEP = re.compile(_WORD_AND_NUMBER.format(words="step"), re.IGNORECASE)
+_AFTER_OTHER_WORDS = re.compile(_WORD_AND_NUMBER.format(words="checkpoint|iter"), re.IGNORECASE)
 
 
 def step_of_checkpoint(name: str) -> int:
     """Return the number of steps that a run had done when it saved the checkpoint `name`.
 
     "step7000", "7000" and "gs://bucket/run/step7000-unsharded/" give 7000, as do "checkpoint-7000" of Hugging Face's trainer
-    and "iter_0007000" of Megatron. All of these are saved after steps 0 to 6999. A number of `step` goes before the others.
+    and "iter_0007000" of Megatron. All of these are saved after steps 0 to 6999. If a name has several of these words, the
+    number after `step` is returned.
 
     Raises:
-      RowIndexError: The name is not a number, and does not contain such a word with a number exactly once.
+      RowIndexError: The name has none of these forms, or one word with two numbers.
     """
     folder = name.rstrip("/").rpartition("/")[2]
     if folder.isascii() and folder.isdigit():
         return int(folder)
-    found = _STEP_IN_NAME.findall(folder) or _OTHER_IN_NAME.findall(folder)
-    if len(found) != 1:
+    numbers = _AFTER_STEP.findall(folder) or _AFTER_OTHER_WORDS.findall(folder)
+    if len(numbers) != 1:
         raise RowIndexError(
             f"checkpoint {name!r}: expected a name such as step7000, checkpoint-7000 or iter_0007000, or a number of "
             "steps. Write one of these."
         )
-    return int(found[0])
+    return int(numbers[0])
 
 
 def steps_between(pipeline: Pipeline, first: str, last: str) -> range:
     """Return the steps between the checkpoints `first` and `last`.
 
     Raises:
-      RowIndexError: A name has no step, there is no step between the names, or `last` is after the end of the run.
+      RowIndexError: A name has no step, `first` is not before `last`, or `last` is after the end of the run.
     """
     steps = range(step_of_checkpoint(first), step_of_checkpoint(last))
     if not steps:
@@ -61,12 +62,14 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
         epoch, or in a mixture when every source has been read once.
 
     Returns:
-      Columns by name: `step`, the number of steps done; `epoch`, in which the next step begins, from 0; `steps_into_epoch`, the
-      number of steps done that read only rows of that epoch; `rows_into_epoch`, the number of rows of that epoch that earlier
-      steps read; `rows` and `tokens`, totals of all batches so far, padding and filling rows included.
-
-      A mixture has the columns `epoch of NAME` and `rows into epoch of NAME` of each source instead of the three columns of
-      epochs. A run with stages has neither.
+      Columns by name.
+        step: Number of steps done.
+        epoch: Epoch in which the next step begins, from 0.
+        steps_into_epoch: Number of steps done that read only rows of that epoch.
+        rows_into_epoch: Number of rows of that epoch that were read.
+        rows, tokens: Totals of all batches so far, with padding and filling rows.
+      A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,
+      `steps_into_epoch` and `rows_into_epoch`. A run with stages has neither.
 
     Raises:
       SamplerError: `epochs` is more than the run has, or `every` is not an integer of at least 1.
@@ -84,29 +87,37 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
         names += ["epoch", "steps_into_epoch", "rows_into_epoch"]
         columns += np.array([_into_epoch(pipeline, step) for step in steps.tolist()]).T.tolist()
     rows = sampler.batch_sizes.begins(steps)[0]
-    tokens = np.zeros_like(rows)
-    for stage in pipeline.stages:
-        first, length = np.array([stage.first_step]), stage.sampler.row_length(stage.first_step)
-        done, sizes = np.minimum(steps, stage.end_step), sampler.batch_sizes
-        if length is not None:  # rows differ in length between steps, but each step has the same number of tokens
-            tokens += np.maximum(done - first, 0) * sizes.at(stage.first_step) * length
-        else:
-            rows_done = sizes.begins(done)[0] - sizes.begins(first)[0]
-            tokens += np.maximum(rows_done, 0) * stage.source.layout.sequence_length
+    tokens = sum((_tokens_of_stage(pipeline, stage, steps) for stage in pipeline.stages), np.zeros_like(rows))
     table = zip([*names, "rows", "tokens"], [*columns, rows, tokens], strict=True)
     return {name: np.asarray(column).tolist() for name, column in table}
 
 
+def _tokens_of_stage(pipeline: Pipeline, stage: Pipeline, steps: Ints) -> Ints:
+    """Return the number of tokens of a stage's batches before each of `steps`, int64 [n]."""
+    sizes = pipeline.sampler.batch_sizes
+    first = np.array([stage.first_step])
+    end = np.maximum(np.minimum(steps, stage.end_step), first)
+    row_length = stage.sampler.row_length(stage.first_step)
+    if row_length is None:
+        num_tokens: Ints = (sizes.begins(end)[0] - sizes.begins(first)[0]) * stage.source.layout.sequence_length
+    else:  # rows differ in length between steps, but each step has the same number of tokens
+        num_tokens = (end - first) * sizes.at(stage.first_step) * row_length
+    return num_tokens
+
+
 def _into_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
-    """Return the epoch in which `step` begins, and the numbers of its whole steps and of its rows before `step`."""
+    """Return the columns `epoch`, `steps_into_epoch` and `rows_into_epoch` of the table, after `step` steps."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
-    if layout.epochs > 1:
+    if layout.epochs > 1:  # the layout packs each epoch anew, and numbers the rows of all epochs
         rows = sampler.batch_sizes.before(step)
-        epoch, into = (int(number) for number in layout.epoch_of(np.array(rows)))
-        begin = rows - into
-        first = sampler.batch_sizes.step_of(begin)
-        return epoch, step - first - (sampler.batch_sizes.before(first) < begin), into
-    stream = sampler.streams[0]
-    epoch, into = stream.begin(step)
-    first = sampler.steps_of_epochs(epoch) if epoch else 0
-    return epoch, step - first - (stream.begin(first) < (epoch, 0)), into
+        epoch, rows_into = (int(number) for number in layout.epoch_of(np.array(rows)))
+        first_row = rows - rows_into
+        first = sampler.batch_sizes.step_of(first_row)
+        first_is_shared = sampler.batch_sizes.before(first) < first_row
+    else:
+        stream = sampler.streams[0]
+        epoch, rows_into = stream.begin(step)
+        first = sampler.steps_of_epochs(epoch) if epoch else 0
+        first_is_shared = stream.begin(first) < (epoch, 0)
+    # The step with the epoch's first row does not count if it also has rows of the epoch before.
+    return epoch, step - first - first_is_shared, rows_into

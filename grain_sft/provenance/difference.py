@@ -1,4 +1,4 @@
-"""Difference: the first step at which two pipelines have different batches, and what differs from there on."""
+"""Difference: the first step at which two pipelines have different batches, and how many rows and documents differ."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,6 +10,8 @@ from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, RunDocuments
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.lines import iter_trace
+from grain_sft.sampling import BatchSlots
+from grain_sft.source import Element
 
 _BLOCK_ROWS = 1 << 16  # rows compared together
 
@@ -20,13 +22,13 @@ class Difference:
 
     Attributes:
       reasons: A sentence for each part of their receipts that differs; "here" is the first pipeline.
-      compared: Steps that were searched, up to the end of the longer run.
+      compared: Steps that were searched. They end with the longer run at the latest.
       first_step: First step with different batches, or that only one run has; None if all of `compared` are equal.
-      counted: Steps over which rows and documents were counted, from `first_step` on.
-      total_rows: Number of rows in `counted`. Where the batches of a step differ in size, the larger one counts.
+      counted: Steps from `first_step` on whose rows and documents were counted.
+      total_rows: Number of rows in `counted`. If the batches of a step differ in size, the larger one counts.
       differing_rows: Number of these rows that differ.
-      documents: Number of documents in `counted` that only the first pipeline reads, and number that only the second reads;
-        None where a layout does not follow documents.
+      documents: Numbers of documents in `counted` that only the first and only the second pipeline reads; None if a layout
+        does not follow documents.
     """
 
     reasons: list[str]
@@ -41,13 +43,14 @@ class Difference:
 def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, count: int = 100) -> Difference:
     """Return the first step at which two pipelines have different global batches, why, and how many rows and documents differ.
 
-    Pipelines whose receipts differ only in the sampler and in amendments are compared by row numbers and withdrawn documents,
-    without reading tokens. Others are compared by their batches.
+    If the receipts differ only in the sampler and in amendments, row numbers and withdrawn documents are compared, without
+    reading tokens. Otherwise the batches are compared.
 
     Args:
       one, other: Pipelines of host 0 of 1.
-      steps: Consecutive steps to search. None means all steps up to 10,000 after the last change of a schedule or amendment.
-      count: Number of steps, from the first different one on, over which rows and documents are counted.
+      steps: Consecutive steps to search. None searches from step 0 to 10,000 steps after the last amendment or change of a
+        schedule.
+      count: Number of steps whose rows and documents are counted, beginning with the first different one.
 
     Raises:
       RowIndexError: `steps` are not consecutive, or begin before step 0.
@@ -62,21 +65,22 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
     if steps.step != 1 or steps.start < 0:
         raise RowIndexError(f"{steps}: expected consecutive steps from 0 on. Give a range such as range(1000, 2000).")
     reasons = one.receipt.differences(other.receipt.parts)
-    shorter, longer = sorted((one.end_step, other.end_step))
-    steps = steps[: max(0, longer - steps.start)]
-    shared = steps[: max(0, shorter - steps.start)]
-    differs = _by_rows if _same_rows(one, other) else _by_batches
-    first = next((step for step, rows in differs(one, other, shared) if rows), None)
+    shorter_end, longer_end = sorted((one.end_step, other.end_step))
+    steps = steps[: max(0, longer_end - steps.start)]
+    shared = steps[: max(0, shorter_end - steps.start)]
+    differing_rows = _by_row_numbers if _same_numbers_mean_same_rows(one, other) else _by_batches
+    first = next((step for step, num_rows in differing_rows(one, other, shared) if num_rows), None)
     if first is None and len(shared) < len(steps):
         first = shared.stop  # only one run has this step
     if first is None:
         return Difference(reasons, steps, None, range(0))
-    counted = range(first, min(first + count, longer))
-    both = counted[: max(0, shorter - first)]
+    counted = range(first, min(first + count, longer_end))
+    counted_in_both = counted[: max(0, shorter_end - first)]
     sizes = np.maximum(_sizes(one, counted), _sizes(other, counted))
-    total_rows, unpaired = int(sizes.sum()), int(sizes[len(both) :].sum())
-    differing = unpaired + sum(rows for _, rows in differs(one, other, both))
-    return Difference(reasons, steps, first, counted, total_rows, differing, _documents(one, other, counted))
+    in_one_run = int(sizes[len(counted_in_both) :].sum())
+    in_both_runs = sum(num_rows for _, num_rows in differing_rows(one, other, counted_in_both))
+    documents = _documents_of_one(one, other, counted)
+    return Difference(reasons, steps, first, counted, int(sizes.sum()), in_one_run + in_both_runs, documents)
 
 
 def _sizes(pipeline: Pipeline, steps: range) -> npt.NDArray[np.int64]:
@@ -91,87 +95,104 @@ def _last_change(*pipelines: Pipeline) -> int:
     return max([0, *steps, *(amendment.step for each in pipelines for amendment in each.amendments)])
 
 
-def _same_rows(one: Pipeline, other: Pipeline) -> bool:
-    """Return whether equal row numbers mean equal rows, apart from withdrawn documents."""
-    if max(len(one.stages), len(other.stages)) > 1:  # each stage has row numbers of its own
+def _same_numbers_mean_same_rows(one: Pipeline, other: Pipeline) -> bool:
+    """Return whether rows of equal numbers are equal, apart from withdrawn documents."""
+    if max(len(one.stages), len(other.stages)) > 1:  # row numbers count within a stage
         return False
     parts, other_parts = one.receipt.parts, other.receipt.parts
     differing = (name for name in parts | other_parts if parts.get(name) != other_parts.get(name))
     return all(name == "sampler" or name.startswith("amendment ") for name in differing)
 
 
-def _by_rows(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
-    """Yield each step and the number of rows that differ, by row numbers and withdrawn documents."""
+def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
+    """Yield each step with its number of differing rows, from a comparison of row numbers and withdrawn documents."""
     size = max(*one.sampler.batch_sizes.sizes, *other.sampler.batch_sizes.sizes)
     block = max(1, _BLOCK_ROWS // size)
     for begin in range(steps.start, steps.stop, block):
-        some = range(begin, min(begin + block, steps.stop))
-        both = [each.sampler.slots(some) for each in (one, other)]
-        for step in some:
-            pair = [slots.row[slice(*slots.step.searchsorted((step, step + 1)))] for slots in both]
-            shorter = min(map(len, pair))
-            differing = pair[0][:shorter] != pair[1][:shorter]
-            if not differing.all() and any(each.at(step).withdrawals for each in (one, other)):
-                withdrawn = [
-                    _withdrawn(each, step, rows[:shorter]) for each, rows in zip((one, other), pair, strict=True)
-                ]
-                differing |= (withdrawn[0] != withdrawn[1]).any(axis=1)
-            yield step, int(differing.sum()) + abs(len(pair[0]) - len(pair[1]))
+        block_steps = range(begin, min(begin + block, steps.stop))
+        slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
+        for step in block_steps:
+            rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
+            num_paired = min(len(rows), len(other_rows))
+            num_unpaired = max(len(rows), len(other_rows)) - num_paired
+            rows, other_rows = rows[:num_paired], other_rows[:num_paired]
+            differing = rows != other_rows
+            if not differing.all() and (one.at(step).withdrawals or other.at(step).withdrawals):
+                differing |= (_withdrawn(one, step, rows) != _withdrawn(other, step, other_rows)).any(axis=1)
+            yield step, int(differing.sum()) + num_unpaired
+
+
+def _rows_of_step(slots: BatchSlots, step: int) -> npt.NDArray[np.int64]:
+    """Return the row numbers of the batch of `step`."""
+    begin, end = slots.step.searchsorted((step, step + 1))
+    return slots.row[begin:end]
 
 
 def _withdrawn(pipeline: Pipeline, step: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return whether each token of `rows` is withdrawn at `step`, bool [rows, L]."""
     pipeline = pipeline.at(step)
-    found = np.zeros((len(rows), pipeline.source.layout.width(rows)), np.bool_)
-    for starts, stops in () if pipeline.withdrawals is None else pipeline.withdrawals.spans(rows, step):
+    withdrawn = np.zeros((len(rows), pipeline.source.layout.width(rows)), np.bool_)
+    if pipeline.withdrawals is None:
+        return withdrawn
+    for starts, stops in pipeline.withdrawals.spans(rows, step):
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            found.reshape(-1)[start:stop] = True
-    return found
+            withdrawn.reshape(-1)[start:stop] = True
+    return withdrawn
 
 
 def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[int, int]]:
-    """Yield each step and the number of rows that differ, by the arrays of the batches."""
+    """Yield each step with its number of differing rows, from a comparison of the arrays of the batches."""
     for step in steps:
-        pair = one[step], other[step]
-        sizes = [len(next(iter(batch.values()))) for batch in pair]
-        shorter = min(sizes)
-        shapes, other_shapes = ({key: array.shape[1:] for key, array in batch.items()} for batch in pair)
-        differing = np.full(shorter, shapes != other_shapes)
-        for key in shapes if shapes == other_shapes else ():
-            unequal = pair[0][key][:shorter] != pair[1][key][:shorter]
+        batch, other_batch = one[step], other[step]
+        shapes = {key: array.shape[1:] for key, array in batch.items()}
+        if shapes != {key: array.shape[1:] for key, array in other_batch.items()}:
+            yield step, max(_num_rows(batch), _num_rows(other_batch))
+            continue
+        num_paired = min(_num_rows(batch), _num_rows(other_batch))
+        num_unpaired = max(_num_rows(batch), _num_rows(other_batch)) - num_paired
+        differing = np.zeros(num_paired, np.bool_)
+        for key, array in batch.items():
+            unequal = array[:num_paired] != other_batch[key][:num_paired]
             differing |= unequal.any(axis=tuple(range(1, unequal.ndim)))
-        yield step, int(differing.sum()) + max(sizes) - shorter
+        yield step, int(differing.sum()) + num_unpaired
 
 
-def _documents(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
-    """Return how many documents only `one` reads in `steps`, and how many only `other`; None if a layout follows none.
+def _num_rows(batch: Element) -> int:
+    return len(next(iter(batch.values())))
 
-    Documents of different files are the same if they come from the same record of an input.
+
+def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
+    """Return how many documents only `one` reads in `steps`, and how many only `other` reads.
+
+    Two documents are the same if they have the same number in a run of the stages of both pipelines, or if both come from the
+    same record of an input. If a layout does not follow documents, return None.
     """
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
-    seen = [_seen(each, range(steps.start, min(steps.stop, each.end_step)), both) for each in (one, other)]
-    only = [{seen[at][number] for number in seen[at].keys() - seen[1 - at].keys()} for at in range(2)]
-    return len(only[0] - only[1]), len(only[1] - only[0])
+    read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
+    records = {read[number] for number in read.keys() - other_read.keys()}
+    other_records = {other_read[number] for number in other_read.keys() - read.keys()}
+    return len(records - other_records), len(other_records - records)
 
 
-def _seen(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return the documents with a token in `steps` that is not withdrawn, by number in `run`: (source, record), or ("", number)
-    for a document without a record."""
-    found: dict[int, tuple[str, int]] = {}
+def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
+    """Return the documents of which `steps` read a token that is not withdrawn, by number in `run`.
+
+    A value is (source, record), or ("", number) for a document without a record.
+    """
+    documents: dict[int, tuple[str, int]] = {}
     for stage in pipeline.stages:
         own = range(max(steps.start, stage.first_step), min(steps.stop, stage.end_step))
-        for lines in iter_trace(stage, own, trainable=False) if own else ():
+        if not own:
+            continue
+        for lines in iter_trace(stage, own, trainable=False):
             kept = (lines.instance != FILL_ROW) & (lines.document >= 0)
             if lines.withdrawn is not None:
                 kept &= lines.withdrawn < lines.stop - lines.start
-            some = lines.select(kept)
-            numbers = run.of(stage.source.layout, some.document).tolist()
-            columns = zip(numbers, some.source.tolist(), some.record.tolist(), strict=True)
-            found |= {
-                number: ("", number) if record < 0 else (some.source_names[source], record)
-                for number, source, record in columns
-            }
-    return found
+            lines = lines.select(kept)
+            numbers = run.of(stage.source.layout, lines.document).tolist()
+            for number, source, record in zip(numbers, lines.source.tolist(), lines.record.tolist(), strict=True):
+                documents[number] = ("", number) if record < 0 else (lines.source_names[source], record)
+    return documents

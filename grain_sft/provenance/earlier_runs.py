@@ -1,37 +1,61 @@
-"""Earlier versions of a run, which wrote its audit log before the latest amendments and stages were added."""
+"""Earlier versions of a run: a log may begin before the newest amendments and stages were added to the config."""
 
 import contextlib
 import json
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from grain_sft.errors import GrainSftError
 from grain_sft.pipeline import Pipeline
 
 
+class Change(NamedTuple):
+    """Amendment or later stage of a run.
+
+    Attributes:
+      kind: "an amendment" or "a stage", for messages.
+      text: Text in the receipt. It begins with the first step that changes.
+    """
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        """Return the text for a message, without the data of a stage."""
+        return self.text.partition(":")[0] if self.kind == "a stage" else self.text
+
+
+def changes_of(pipeline: Pipeline) -> list[Change]:
+    """Return the amendments of a run, then its stages after the first."""
+    amendments = [Change("an amendment", str(amendment)) for amendment in pipeline.amendments]
+    return amendments + [Change("a stage", text) for text in pipeline.later_stages]
+
+
 def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
-    """Return the versions of a run that may have written the entry `load`. Each has some of the amendments and stages of
-    `pipeline`, the first ones, and may have ended with `last_step`."""
+    """Return the versions of a run that may have written the log's entry `load`.
+
+    The receipt in the entry says how many amendments and stages the run had. These were the first ones of `pipeline`. Its
+    last stage may have had another end, so several versions are possible.
+
+    Args:
+      pipeline: Pipeline of the run as it is now.
+      load: Fields of the entry.
+      last_step: Last step with which that version may have ended.
+    """
     parts = receipt_parts(load.get("receipt_parts"))
     if not parts:
         return [pipeline]
-    amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
-    stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
-    now = pipeline if amendments == len(pipeline.amendments) else pipeline.replace(num_amendments=amendments)
-    with contextlib.suppress(GrainSftError):  # an entry that was changed may be of no run
-        found = now.with_first_stages(stages, last_step)
-        return found if stages <= len(pipeline.later_stages) else [now, *found]
-    return [now]
-
-
-def changes_of(pipeline: Pipeline) -> list[tuple[str, str]]:
-    """Return (kind, text) of each amendment and each later stage of a run. A text begins with the first step that changes."""
-    changes = [("an amendment", str(each)) for each in pipeline.amendments]
-    return changes + [("a stage", each) for each in pipeline.later_stages]
-
-
-def shown(kind: str, text: str) -> str:
-    """Return the text of a change for a message, without the data of a stage."""
-    return text if kind == "an amendment" else text.partition(":")[0]
+    num_amendments = sum(f"amendment {number}" in parts for number in range(1, len(pipeline.amendments) + 1))
+    num_stages = 1 + sum(f"stage {number}" in parts for number in range(2, len(pipeline.later_stages) + 2))
+    amended = pipeline
+    if num_amendments < len(pipeline.amendments):
+        amended = pipeline.replace(num_amendments=num_amendments)
+    try:
+        versions = amended.with_first_stages(num_stages, last_step)
+    except GrainSftError:  # the entry was changed, so no version fits
+        return [amended]
+    has_all_stages = num_stages > len(pipeline.later_stages)
+    return [amended, *versions] if has_all_stages else versions
 
 
 def receipt_parts(text: str | None) -> dict[str, str]:

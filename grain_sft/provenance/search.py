@@ -1,4 +1,4 @@
-"""Search for documents by their text."""
+"""Search for the documents that contain a text."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from grain_sft.storage import files
 if TYPE_CHECKING:
     from grain_sft.prepare import Tokenizer
 
-_BLOCK = 1 << 22  # tokens searched together
+_BLOCK = 1 << 22  # tokens searched at a time
 
 
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    The corpus is searched for the inner tokens of the text, because its first and last token depend on their neighbours.
-    Documents that contain the inner tokens are decoded. A text of one or two tokens has none, so every document is decoded.
-    Where the tokenizer divides the middle of a text differently in context, the text is missed; search for a shorter one.
+    First the tokens of the corpus are searched for the inner tokens of the text: all but the first and the last, which depend
+    on the words around the text. Then the documents with these tokens are decoded and compared with the text. A text of one
+    or two tokens has no inner tokens, so every document is decoded.
+
+    A document is missed if its context changes the inner tokens too. A shorter text finds it.
 
     Raises:
       CorpusError: The text is empty, the documents can't be found, or a token is not in the tokenizer's vocabulary.
@@ -33,8 +35,9 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
     if not text:
         raise CorpusError("text: expected some words, found an empty text, which every document contains. Give some.")
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
-    chosen = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
-    return np.array([number for number in chosen.tolist() if text in _decode(corpus, tokenizer, number)], np.int64)
+    candidates = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
+    matches = [number for number in candidates.tolist() if text in _decode(corpus, tokenizer, number)]
+    return np.array(matches, np.int64)
 
 
 def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
@@ -52,7 +55,7 @@ def _decode(corpus: Corpus, tokenizer: Tokenizer, number: int) -> str:
 def find_tokenizer(corpus: Corpus) -> str | None:
     """Return the path of the folder `tokenizer` next to a corpus, or up to two folders above; None if it does not exist.
 
-    It is logged if the corpus states no hash to compare it with, because it may belong to another corpus.
+    Log a warning if the corpus does not record the hash of its tokenizer: the folder may belong to another corpus.
     """
     path = files.sidecar(corpus.shards[0].path, "tokenizer")
     if path is not None and corpus.tokenizer_sha256 is None:
@@ -71,29 +74,39 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
 
     path = find_tokenizer(corpus) if path is None else path
     if path is None:
-        missing = f"{corpus.shards[0].path}: no folder 'tokenizer' is next to the corpus"
-        raise CorpusError(f"{missing}. Give the path of its tokenizer: --tokenizer.")
+        raise CorpusError(
+            f"{corpus.shards[0].path}: no folder 'tokenizer' is next to the corpus. "
+            "Give the path of its tokenizer: --tokenizer."
+        )
     tokenizer = load_tokenizer(path)
     if corpus.tokenizer_sha256 not in (None, tokenizer.sha256):
-        other = f"is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with"
-        raise CorpusError(f"{path}: {other} ({corpus.tokenizer_sha256}). Give the corpus's own tokenizer.")
+        raise CorpusError(
+            f"{path}: is another tokenizer (sha256 {tokenizer.sha256}) than the corpus was made with "
+            f"({corpus.tokenizer_sha256}). Give the corpus's own tokenizer."
+        )
     return tokenizer
 
 
 def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
-    """Return the documents that contain one of `needles`, token for token. Documents may be in any order and share tokens."""
+    """Return the numbers of the documents that contain the tokens of one of `needles` in a row, ascending.
+
+    Documents may be in any order, and may share tokens.
+    """
     longest = max(map(len, needles))
-    found = {needle: [np.zeros(0, np.int64)] for needle in needles}
+    matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
+        # A block includes the tokens of a needle that begins in it and ends in the next block.
         tokens, _ = corpus.read(begin, min(begin + _BLOCK + longest - 1, corpus.num_tokens))
         for needle in needles:
-            at = np.flatnonzero(tokens[: max(0, min(_BLOCK, len(tokens) - len(needle) + 1))] == needle[0])
+            num_begins = max(0, min(_BLOCK, len(tokens) - len(needle) + 1))
+            begins = np.flatnonzero(tokens[:num_begins] == needle[0])
             for offset, token in enumerate(needle[1:], 1):
-                at = at[tokens[at + offset] == token]
-            found[needle].append(at + begin)
+                begins = begins[tokens[begins + offset] == token]
+            matches[needle].append(begins + begin)
     start, length = corpus.documents
     contained = np.zeros(len(start), np.bool_)
-    for needle, blocks in found.items():
-        at = np.concatenate(blocks)  # ascending
-        contained |= at.searchsorted(start) < at.searchsorted(start + length - len(needle), side="right")
+    for needle, blocks in matches.items():
+        begins = np.concatenate([np.zeros(0, np.int64), *blocks])  # ascending
+        last_begin = start + length - len(needle)
+        contained |= begins.searchsorted(start) < begins.searchsorted(last_begin, side="right")
     return np.flatnonzero(contained)

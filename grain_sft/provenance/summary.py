@@ -8,17 +8,17 @@ import numpy.typing as npt
 
 from grain_sft.provenance.lines import Trace
 
-_BLOCK = 1 << 20  # documents per array of `seen`
+_BLOCK = 1 << 20  # documents in each array of `_SeenDocuments`
 
 
 def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
-    """Return the number of documents and tokens of each source. It takes about a byte of memory per document of the run.
+    """Return the number of documents and tokens of each source, in about one byte of memory per document of the run.
 
     Args:
       parts: Trace, or the parts that `iter_trace` yields.
 
     Returns:
-      Columns by name, with a line for each source that occurs, even if all its tokens are withdrawn.
+      Columns by name, with a line for each source in the trace. A source is listed even if all its tokens are withdrawn.
         source: Name of the source, or its number if it has no name.
         documents: Number of distinct documents; 0 if the layout does not follow documents.
         segments, tokens: Number of segments, and of tokens that are not withdrawn.
@@ -26,25 +26,20 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         trainable: Number of tokens that take loss; absent if the trace did not count them.
     """
     counts: dict[str, Any] = dict.fromkeys(("documents", "segments", "tokens"), np.zeros(1, np.int64))
-    # by block of document numbers, which may exceed 10^12 after a stage of windows
-    seen: dict[int, npt.NDArray[np.bool_]] = {}
+    seen = _SeenDocuments()
     names: tuple[str, ...] = ()
     for part in parts if isinstance(parts, Iterable) else [parts]:
         part = part.select(part.instance >= 0)  # without rows of padding
         names, size = part.source_names, len(part.source_names)
         documents, lines = np.unique(part.document, return_index=True)
         documents, lines = documents[documents >= 0], lines[documents >= 0]
-        first = np.ones(len(documents), np.bool_)
-        for block in np.unique(documents // _BLOCK).tolist():
-            here = slice(*documents.searchsorted((block * _BLOCK, (block + 1) * _BLOCK)))
-            of_block = seen.setdefault(block, np.zeros(_BLOCK, np.bool_))
-            first[here] = ~of_block[documents[here] - block * _BLOCK]
-            of_block[documents[here] - block * _BLOCK] = True
-        new = lines[first]
-        where = np.stack([part.step, part.row, part.segment])
-        begins = np.append(True, (where[:, 1:] != where[:, :-1]).any(axis=0))[: len(part)]
-        added = {"documents": np.bincount(part.source[new], minlength=size)}
-        added["segments"] = np.bincount(part.source[begins], minlength=size)
+        lines_of_new_documents = lines[seen.add(documents)]
+        segment_of_line = np.stack([part.step, part.row, part.segment])
+        begins_segment = np.append(True, (segment_of_line[:, 1:] != segment_of_line[:, :-1]).any(axis=0))[: len(part)]
+        added = {
+            "documents": np.bincount(part.source[lines_of_new_documents], minlength=size),
+            "segments": np.bincount(part.source[begins_segment], minlength=size),
+        }
         tokens = part.stop - part.start - (0 if part.withdrawn is None else part.withdrawn)
         for name, values in (("tokens", tokens), ("trainable", part.trainable)):
             if values is not None:  # `bincount` adds float64, which is exact up to 2^53
@@ -55,3 +50,24 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {"source": [names[number] or str(number) for number in used.tolist()]}
     order = [name for name in ("documents", "segments", "tokens", "share", "trainable") if name in counts]
     return columns | {name: counts[name][used].tolist() for name in order}
+
+
+class _SeenDocuments:
+    """Set of document numbers, with one byte per document.
+
+    Numbers may exceed 10^12 after a stage of windows, but they are dense in places. So the set has one array for each block of
+    numbers that occurs.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, npt.NDArray[np.bool_]] = {}
+
+    def add(self, documents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Add `documents`, int64 [n] ascending. Return which of them are new, bool [n]."""
+        new = np.ones(len(documents), np.bool_)
+        for block in np.unique(documents // _BLOCK).tolist():
+            some = slice(*documents.searchsorted((block * _BLOCK, (block + 1) * _BLOCK)))
+            seen = self._blocks.setdefault(block, np.zeros(_BLOCK, np.bool_))
+            new[some] = ~seen[documents[some] - block * _BLOCK]
+            seen[documents[some] - block * _BLOCK] = True
+        return new

@@ -1,4 +1,4 @@
-"""Writers of lines, given as columns, below a receipt: an aligned table, JSON lines, CSV or Parquet."""
+"""Output of `trace`: writers of columns as an aligned table, CSV, JSON lines or Parquet, each with the run's receipt."""
 
 import contextlib
 import csv
@@ -15,10 +15,11 @@ from grain_sft.pipeline import Receipt
 from grain_sft.storage import files
 
 SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
+"""Name of the writer for a file, by its suffix."""
 
 
 class Labels(NamedTuple):
-    """Column of repeated texts. `numbers`, int64 [lines], holds the index in `texts` of each line's text; -1 is ""."""
+    """Column of texts, many of them equal. `numbers`, int64 [lines], is the index in `texts` of each line's text; -1 is ""."""
 
     numbers: npt.NDArray[np.int64]
     texts: Sequence[str]
@@ -27,18 +28,18 @@ class Labels(NamedTuple):
 Column = npt.NDArray[Any] | Labels | list[Any]
 Columns = Mapping[str, Column]
 Writer = Callable[[Columns], None]
-"""Function that appends lines to a file. Every call passes columns of the same names and types."""
+"""Function that appends lines, given as columns, to a file. Every call must have columns of the same names and types."""
 
 
 @contextlib.contextmanager
 def open_writer(kind: str, output: str | None, receipt: Receipt, about: str) -> Iterator[Writer]:
-    """Yield a function that writes lines to a file. The file appears under its name when the block ends without an error.
+    """Yield a `Writer` of a file. The file appears under its name when the block ends without an error.
 
     Args:
       kind: Name of one of `WRITERS`.
       output: Local path or URL; None or "" for standard output.
-      receipt: Receipt of the pipeline. CSV and tables begin with a line `# <code> <about>`, and JSON lines with an object
-        of the receipt and its parts. A Parquet file has them in its metadata.
+      receipt: Receipt of the pipeline. CSV and tables begin with a line `# <code> <about>`. JSON lines begin with an object of
+        the receipt, its parts and `about`, and a Parquet file has this object in its metadata.
       about: Description of the lines, in a few words.
 
     Raises:
@@ -61,13 +62,16 @@ def _table(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
     widths: dict[str, int] = {}
 
     def write(columns: Columns) -> None:
-        head, lines = not widths, []
+        is_first_call = not widths
+        aligned_columns = []
         for name, column in columns.items():
             cells = _cells(column)
-            widths[name] = max(widths.get(name, 0), len(name), *map(len, cells), 0)
+            widths[name] = max(widths.get(name, len(name)), *map(len, cells), 0)
+            if is_first_call:
+                cells = [name, *cells]
             align = str.ljust if _is_text(column) else str.rjust
-            lines.append([align(cell, widths[name]) for cell in ([name] if head else []) + cells])
-        file.writelines("  ".join(line).rstrip() + "\n" for line in zip(*lines, strict=True))
+            aligned_columns.append([align(cell, widths[name]) for cell in cells])
+        file.writelines("  ".join(line).rstrip() + "\n" for line in zip(*aligned_columns, strict=True))
 
     yield write
 
@@ -95,8 +99,10 @@ def _jsonl(file: IO[str], receipt: Receipt, about: str) -> Iterator[Writer]:
 
     def write(columns: Columns) -> None:
         values = [
-            list(map(json.dumps, _values(each))) if _is_text(each) else _values(each) for each in columns.values()
+            list(map(json.dumps, _values(column))) if _is_text(column) else _values(column)
+            for column in columns.values()
         ]
+        # One format string for all lines: 0.7 s for 200,000 lines of 13 columns, 2.2 s with json.dumps of each line.
         form = "{" + ", ".join(f"{json.dumps(name).replace('%', '%%')}: %s" for name in columns) + "}\n"
         file.writelines(form % line for line in zip(*values, strict=True))
 
@@ -136,10 +142,11 @@ WRITERS: dict[str, tuple[Callable[..., Any], bool]] = {
     "csv": (_csv, False),
     "parquet": (_parquet, True),
 }
-"""Writers by name, each with whether its file is binary."""
+"""By name: function that opens a writer, and whether the file is binary."""
 
 
 def _values(column: Column) -> list[Any]:
+    """Return the value of each line."""
     if isinstance(column, Labels):
         texts = [*column.texts, ""]
         return [texts[number] for number in column.numbers.tolist()]
@@ -151,6 +158,7 @@ def _is_text(column: Column) -> bool:
 
 
 def _cells(column: Column) -> list[str]:
+    """Return the text of each line in a table. Floats are shares, printed in percent."""
     values = _values(column)
     if _is_text(column):
         return values

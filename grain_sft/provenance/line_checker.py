@@ -1,0 +1,273 @@
+"""LineChecker: checks the lines of an audit log, one after the other, against the pipeline of the run."""
+
+import copy
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+from grain_sft.pipeline import Pipeline, begins_before
+from grain_sft.provenance.audit import as_text
+from grain_sft.provenance.earlier_runs import Change, changes_of, receipt_parts
+from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, Events
+
+_NOT_COMPUTED = {"time", "entry", "chain", "grain_sft"}  # fields that do not follow from the pipeline
+
+
+class Finding(NamedTuple):
+    """Message about line `line` of a log, counted from 1."""
+
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.message}"
+
+
+@dataclasses.dataclass
+class Checked:
+    """Result of a check.
+
+    Attributes:
+      findings: Lines that contradict the pipeline.
+      notes: Observations that contradict nothing.
+      entries, loads, resumes: Number of all entries, of `dataset_load` entries and of `resume` entries.
+      epochs: Epochs that were completed.
+      receipt: Code of the pipeline's receipt.
+    """
+
+    findings: list[Finding] = dataclasses.field(default_factory=list)
+    notes: list[Finding] = dataclasses.field(default_factory=list)
+    entries: int = 0
+    loads: int = 0
+    resumes: int = 0
+    epochs: set[int] = dataclasses.field(default_factory=set)
+    receipt: str = ""
+
+    @property
+    def accepted(self) -> bool:
+        """Whether nothing in the log contradicts the pipeline's batches."""
+        return not self.findings
+
+
+class LineChecker:
+    """Checks the lines of an audit log in their order.
+
+    The checker follows the run: it computes the next event (the start or the end of an epoch) and compares it with the next
+    line. If a line is missing or was changed, the checker continues with the step that the next intact line states. So one
+    mistake in the log gives about one finding.
+
+    Args:
+      pipeline: Pipeline of the run, as the config describes it now.
+
+    Attributes:
+      checked: Result so far.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.checked = Checked(receipt=pipeline.receipt.code)
+        self._pipeline = pipeline
+        self._events = Events(pipeline)
+        self._upcoming: Iterator[Event] = iter(())
+        self._due: Event | None = None  # next event of the run
+        self._line = 0  # number of the line that is checked, from 1
+        self._shifts = {0}  # accepted values of: number that an entry states, less the number of its line
+        self._changes = changes_of(pipeline)  # amendments and stages at the last load
+        self._num_stages = len(pipeline.stages)
+        self._added: list[Change] = []  # those of `_changes` that the load before did not have
+        self._loaded = False  # whether a load was read
+        self._running = False  # whether the step of the first batch after the last load was read
+        self._since: int | None = 0  # this step; None if a changed line may have stated another
+        self._step_unknown = False  # whether a line was changed, so that the step is only known at the next event
+        self._reach = -1  # steps below it may have been delivered; -1 before the first load
+        self._delivered = -1  # last step that was certainly delivered since the batches last began
+
+    def as_written_by(self, pipeline: Pipeline) -> Self:
+        """Return a copy of this checker whose next lines are entries of `pipeline`, a version of the run."""
+        copied = copy.copy(self)
+        checked = self.checked
+        copied.checked = dataclasses.replace(
+            checked, findings=[*checked.findings], notes=[*checked.notes], epochs={*checked.epochs}
+        )
+        if pipeline is not self._pipeline:
+            copied._pipeline = pipeline
+            copied._events = Events(pipeline)
+            copied._upcoming = iter(())
+        return copied
+
+    def check(self, fields: Mapping[str, str]) -> None:
+        """Check the next line.
+
+        Args:
+          fields: Fields of the line. An unfinished line has none. A line that is not an entry has the field `unreadable`.
+        """
+        self._line += 1
+        if not fields:
+            self._note("was being written when its process ended.")
+            return
+        if "unreadable" in fields:
+            self._lose_step(f"can't be read: {fields['unreadable']}. It was changed or added.")
+            return
+        self._check_entry_number(fields)
+        self.checked.entries += 1
+        action = fields["action"]
+        kinds = {LOAD: self._load, RESUME: self._resume, START: self._event, COMPLETE: self._event}
+        if action not in kinds:
+            self._lose_step(f"action={action}; expected one of {', '.join(kinds)}.")
+            return
+        if action != LOAD and not self._loaded:
+            self._report(f"action={action} before any {LOAD}; expected {LOAD} first.")
+            self._loaded = True
+        kinds[action](fields)
+
+    def _check_entry_number(self, fields: Mapping[str, str]) -> None:
+        """Check that the entry states the number of its line. After a missing or an added line, accept the shifted numbers."""
+        shift = natural_number(fields.get("entry")) - self._line
+        if shift in self._shifts:
+            self._shifts = {shift}
+        elif "chain" not in fields:  # an older log, whose lines have a `chain`, does not count unfinished lines
+            expected = f"expected {self._line + min(self._shifts)}"
+            reason = "A line before it is missing, or it was changed, added or moved."
+            self._report(f"entry={fields.get('entry')}; {expected}. {reason}")
+            self._shifts = self._shifts | {shift}
+
+    def check_end(self, pipeline: Pipeline) -> None:
+        """Check that the last process had all amendments and stages of `pipeline` that change the steps it delivered."""
+        for change in changes_of(pipeline):
+            if change not in self._changes and begins_before(self._delivered + 1, [change.text]):
+                without = f"without {change.kind} of the config: {change}"
+                self._report(f"steps up to {self._delivered} were handed out {without}.")
+
+    def _load(self, fields: Mapping[str, str]) -> None:
+        self.checked.loads += 1
+        self._note_changes()
+        sizes = self._pipeline.sampler.batch_sizes.sizes
+        hosts = natural_number(fields.get("hosts"))
+        if hosts < 1 or all(
+            rows % hosts for rows in sizes
+        ):  # steps of other sizes may have had another number of hosts
+            rows = " or ".join(map(str, sizes))
+            self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
+        self._compare(fields, self._events.load(hosts), {"hosts"})
+        self._loaded = True
+        self._running = self._reach < 0
+        if self._running:  # the first load of a run that begins at step 0 is not followed by a resume
+            self._continue_at(0)
+
+    def _note_changes(self) -> None:
+        """Note which amendments and stages the run has since this load, and that it has to continue before they begin."""
+        stages, changes = self._pipeline.stages, changes_of(self._pipeline)
+        is_first_load = self.checked.loads == 1
+        self._added = [] if is_first_load else [change for change in changes if change not in self._changes]
+        added_texts = {change.text for change in self._added}
+        first_steps = [each.step for each in self._pipeline.amendments if str(each) in added_texts]
+        first_steps += [stage.first_step for stage in stages[self._num_stages :]]
+        self._reach = min([self._reach, *first_steps])
+        self._changes = changes
+        self._num_stages = len(stages)
+
+    def _resume(self, fields: Mapping[str, str]) -> None:
+        self.checked.resumes += 1
+        step, end = natural_number(fields.get("step")), self._pipeline.end_step
+        if not 0 <= step < end:
+            self._lose_step(f"step={fields.get('step')}; expected 0 to {end - 1}.")
+            return
+        if step and self.checked.entries == self.checked.loads + 1:
+            self._note(f"the log begins at step {step}, so earlier steps are not checked.")
+        elif step > self._reach and not self._step_unknown:
+            missing = f"no line states that steps {self._reach} to {step - 1} were handed out"
+            self._report(f"step={step}, but {missing}; expected at most {self._reach}.")
+        for change in self._added:
+            if begins_before(step, [change.text]):
+                added = f"{change.kind} that it did not have before: {change}"
+                self._report(f"the run continues at step {step} with {added}.")
+        self._added = []
+        self._running = True
+        if self._compare(fields, self._events.resume(step)):
+            self._step_unknown = False
+            self._continue_at(step)
+        else:
+            self._lose_step()
+
+    def _event(self, fields: Mapping[str, str]) -> None:
+        if not self._running:
+            self._report(f"action={fields['action']} after {LOAD} in a continued log; expected {RESUME} before it.")
+            self._running = True
+        due, event = self._due, self._event_of(fields)
+        if event is None or event != due:
+            if not self._step_unknown:
+                expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
+                self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
+            # Of a known and a stated step that differ, either may be right. If no step was known, the stated one is taken.
+            self._step_unknown = event is None or not self._step_unknown
+            if event is None:
+                return
+            self._upcoming = self._events.following(event.step)
+            while self._due != event:
+                self._advance()
+        self._delivered = event.step
+        unknown = {"since_step"} if self._since is None else set()
+        self._compare(fields, self._events.entry(event, self._since or 0), unknown)
+        if event.action == COMPLETE:
+            self.checked.epochs.add(event.epoch)
+        self._advance()
+
+    def _event_of(self, fields: Mapping[str, str]) -> Event | None:
+        """Return the event with the action, stage, source and epoch of a line; None if the run has no such event."""
+        epoch = natural_number(fields.get("epoch"))
+        if epoch < 0:
+            return None
+        for number, (stage, _, stream) in enumerate(self._events.streams):
+            source = as_text(stream.name) if stream.name else None
+            stage_number = None if stage is None else str(stage)
+            if fields.get("source") != source or fields.get("stage") != stage_number:
+                continue
+            span = stream.span(epoch)
+            if span is not None:
+                step = span.first if fields["action"] == START else span.last
+                return Event(step, fields["action"], epoch, number)
+        return None
+
+    def _lose_step(self, message: str = "") -> None:
+        """Report `message`, if any, and continue without a known step: the line may have been an entry of any kind."""
+        if message:
+            self._report(message)
+        self._loaded = self._running = self._step_unknown = True
+        self._since = None
+
+    def _continue_at(self, step: int) -> None:
+        """Expect the events from `step` on."""
+        self._since = step
+        self._delivered = step - 1
+        self._upcoming = self._events.following(step)
+        self._advance()
+
+    def _advance(self) -> None:
+        """Expect the next event. The run may have delivered all steps before it."""
+        self._due = next(self._upcoming, None)
+        self._reach = max(self._reach, self._pipeline.end_step if self._due is None else self._due.step)
+
+    def _compare(self, fields: Mapping[str, str], expected: Mapping[str, Any], unknown: Collection[str] = ()) -> bool:
+        """Report the fields that differ from `expected`, except the names `unknown`. Return whether none differs."""
+        before = len(self.checked.findings)
+        for name in [name for name in expected if name not in _NOT_COMPUTED.union(unknown)]:
+            stated, computed = fields.get(name), as_text(expected[name])
+            if stated is None:
+                self._report(f"has no {name}; expected {name}={computed}.")
+            elif stated != computed:
+                parts = receipt_parts(stated) if name == "receipt_parts" else {}
+                why = " " + " ".join(self._pipeline.receipt.differences(parts)) if parts else ""
+                self._report(f"{name}={stated}; expected {computed}.{why}")
+        for name in fields.keys() - expected.keys() - _NOT_COMPUTED:
+            self._report(f"{name}={fields[name]}; expected no such field.")
+        return len(self.checked.findings) == before
+
+    def _report(self, message: str) -> None:
+        self.checked.findings.append(Finding(self._line, message))
+
+    def _note(self, message: str) -> None:
+        self.checked.notes.append(Finding(self._line, message))
+
+
+def natural_number(text: str | None) -> int:
+    """Return the value of a decimal number, 0 or more; -1 for any other text."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else -1
