@@ -1,4 +1,4 @@
-"""Recommendation of a setting of `pipeline.iter` from measurements: its reason, and how many accelerators it feeds, as text."""
+"""Recommendation of arguments for `Pipeline.iter` from measured speeds, and the text of `grain-sft bench CONFIG`."""
 
 import math
 import textwrap
@@ -9,10 +9,10 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-TOLERATED_SHARE = 0.02  # largest median wait for a batch, as a share of the step
-TOLERATED_MS = 0.5  # tolerated at any step: on a shared machine, waking a thread takes as long
-AS_FAST = 0.9  # of the fastest: settings of this speed or more count as equally fast
-RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, where none is given
+TOLERATED_SHARE = 0.02  # a step does not wait if its median wait is at most this share of it,
+TOLERATED_MS = 0.5  # or at most this time: on a shared machine, waking a thread takes as long
+AS_FAST = 0.9  # a speed that is at least this share of another counts as the same
+RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, if the user gives none
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
 _WIDTH = 102  # columns
 
@@ -31,21 +31,21 @@ class Setting(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A setting, and the shortest measured step, in ms, that does not wait for its batches; None: each step waits."""
+    """A setting, and the shortest measured step, in ms, that does not wait for its batch; None if every step waits."""
 
     setting: Setting
     step_ms: float | None
 
 
 def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
-    """Return the setting of fewest threads and processes that keeps up with a trainer.
+    """Return the setting with the fewest threads and processes that keeps up with the shortest possible step.
 
-    It has at least one thread, so that the trainer does not wait for a slow read. Worker processes are chosen only where
-    threads keep up with no measured step. Where nothing keeps up, the fastest setting is chosen.
+    A setting has at least one thread, so that the trainer does not wait for a slow read. Settings with worker processes
+    are considered only if threads keep up with no measured step. If nothing keeps up, the fastest setting is chosen.
 
     Args:
       delivered: Figures of the measured settings, fewest resources first.
-      slowest_ms: Longest time that a batch took to make. As many batches are made ahead as steps pass in this time.
+      slowest_ms: Longest time that a batch took to make.
     """
     threads = [row for row in delivered if row["threads"] and not row["worker_count"]]
     workers = [row for row in delivered if row["worker_count"]]
@@ -53,10 +53,11 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                workers_used, being_made = max(1, row["worker_count"]), max(1, row["threads"])
-                # one for each step that passes while the slowest batch is made, and those being made
-                needed = 2 ** math.ceil(math.log2(math.ceil(slowest_ms / step_ms / workers_used) + being_made))
-                prefetch = min(_MOST_PREFETCH, max(_LEAST_PREFETCH, needed))
+                # a batch for each step that passes while the slowest batch is made, and those that threads are making
+                steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
+                needed = steps_passed + max(1, row["threads"])
+                power_of_two = 2 ** math.ceil(math.log2(needed))
+                prefetch = min(_MOST_PREFETCH, max(_LEAST_PREFETCH, power_of_two))
                 return Choice(Setting(row["threads"], prefetch, row["worker_count"]), step_ms)
     able = threads + workers
     fastest = min(row["ms_per_batch"] for row in able)
@@ -87,31 +88,42 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
 
 
 def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> list[dict[str, float]]:
-    """Return how many accelerators of `each` tokens/s (None: each of `RATES`) `tokens_per_second` on each host feed."""
-    fed = [(rate, int(tokens_per_second // rate)) for rate in (RATES if each is None else (each,))]
-    return [{"tokens_per_second": rate, "this_host": here, "all_hosts": here * hosts} for rate, here in fed]
+    """Return how many accelerators of `each` tokens/s the hosts feed; for None, of each of `RATES`.
+
+    Args:
+      tokens_per_second: Speed of this host's batches.
+      hosts: Number of hosts.
+      each: Tokens/s of one accelerator.
+    """
+    rows = []
+    for rate in RATES if each is None else (each,):
+        this_host = int(tokens_per_second // rate)
+        rows.append({"tokens_per_second": rate, "this_host": this_host, "all_hosts": this_host * hosts})
+    return rows
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Return whether steps of `step_ms` do not wait. A batch must take less time than a step: otherwise batches made ahead
-    only delay the waiting."""
+    """Return whether steps of `step_ms` do not wait. A batch must take less time than a step: if it takes more, the batches
+    that were made ahead run out later."""
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 
 
 def _wait_ms(row: Row, step_ms: float) -> float:
+    """Return the median wait of a setting at steps of `step_ms`."""
     return next(float(wait["median_ms"]) for wait in row["waits"] if wait["step_ms"] == step_ms)
 
 
 def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
-    """Yield the figures of `grain_sft.bench.config.measure` as text, for the config that is called `name`."""
+    """Yield lines of text with the figures of `grain_sft.bench.config.measure`; `name` is the name of the config."""
     recommended, count = figures["recommended"], figures["host"]["count"]
     yield from _head(figures, name)
     yield ""
     columns = SPEED | {"of a step": "{of_step:.2f}"}
     yield from Table("", "stages, read before", columns, {row["name"]: row for row in figures["stages"]}).lines()
-    steps = enumerate(wait["step_ms"] for wait in recommended["waits"])
-    columns = SPEED | {f"wait/{step_ms:g} ms": f"{{waits[{at}][median_ms]:.3f}}" for at, step_ms in steps}
+    columns = dict(SPEED)
+    for number, wait in enumerate(recommended["waits"]):
+        columns[f"wait/{wait['step_ms']:g} ms"] = f"{{waits[{number}][median_ms]:.3f}}"
     delivered = {"delivered, step after step": figures["delivered"], "recommended": [recommended]}
     for title, rows in delivered.items():
         yield ""
@@ -122,23 +134,28 @@ def lines(figures: Mapping[str, Any], name: str) -> Iterator[str]:
     ready = f"The batches that are kept ready take {_size(recommended['buffer_bytes'])} of memory."
     yield from textwrap.wrap(f"{recommended['reason']}. {ready}", _WIDTH, initial_indent="  ", subsequent_indent="  ")
     yield ""
-    columns = {"on this host": "{this_host:,}"} | ({} if count == 1 else {f"on {count} such hosts": "{all_hosts:,}"})
+    columns = {"on this host": "{this_host:,}"}
+    if count > 1:
+        columns[f"on {count} such hosts"] = "{all_hosts:,}"
     fed = {f"{row['tokens_per_second']:,.0f} tokens/s": row for row in figures["accelerators"]}
     yield from Table("", "it feeds accelerators of", columns, fed).lines()
 
 
 def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
+    """Yield the lines before the tables: the config, its batch, the machine and the first reading."""
     layout, batch, host, first = (figures[key] for key in ("layout", "batch", "host", "first_reading"))
     padding = "" if batch["padding_share"] is None else f", padding {batch['padding_share']:.3%}"
     sizes = f"{batch['rows']:,} rows, {batch['tokens']:,.0f} tokens{padding}"
-    read = f"{first['ms_per_batch']:.3f} ms a batch, {first['mtok_per_s']:.1f} Mtok/s; the slowest {first['slowest_ms']:.3f} ms"
-    shorter = f"{layout['shortest_row']:,} to " if layout["shortest_row"] < layout["sequence_length"] else ""
-    length = f"{shorter}{layout['sequence_length']:,}"
+    speed = f"{first['ms_per_batch']:.3f} ms a batch, {first['mtok_per_s']:.1f} Mtok/s"
+    slowest = f"the slowest {first['slowest_ms']:.3f} ms"
+    length = f"{layout['sequence_length']:,}"
+    if layout["shortest_row"] < layout["sequence_length"]:
+        length = f"{layout['shortest_row']:,} to {length}"
     yield f"config         {name}: {layout['rows']:,} rows of {length} tokens, {layout['kind']}"
     yield f"batch          of host {host['index']} of {host['count']}: {sizes}"
     yield f"               {batch['arrays']} arrays, {_size(batch['bytes'])}"
     yield f"machine        {figures['cores']} cores"
-    yield f"first reading  {first['first_ms']:.1f} ms for the first batch, which opens files; then {read}"
+    yield f"first reading  {first['first_ms']:.1f} ms for the first batch, which opens files; then {speed}; {slowest}"
     yield f"taken          {figures['seconds']:.0f} s; {figures['rows_read']:,.2f} times as many rows were read as there are"
 
 

@@ -1,5 +1,7 @@
-"""Loaders measured in turn, in one process, with a plain copy of rows in memory as the limit: of windows, with MaxText's loader
-if it is installed; of packed rows, with Grain's packing."""
+"""Benchmarks of loaders: of windows, compared with MaxText's loader, and of packed rows, compared with Grain's packing.
+
+The loaders run in turn, in one process. A plain copy of rows in memory is the limit of their speed.
+"""
 
 import contextlib
 import itertools
@@ -24,15 +26,15 @@ from grain_sft.sampling import IndexSampler
 from grain_sft.source import Element, NpyDataSource
 from grain_sft.transforms import NgramFilter, ShiftTargets
 
-VOCABULARY = 100_278  # dolma2's
+VOCABULARY = 100_278  # of the tokenizer dolma2
 
 LIMIT_TOKENS = f"{LIMIT}, tokens only"
 READ = "source.read, tokens only"
-_STEP_S, _STEPS = 0.005, 200  # of a trainer that waits for batches
+_STEP_S, _STEPS = 0.005, 200  # length and number of the training steps whose wait is measured
 
 
 def windows(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield speeds of windows, and how long a trainer waits for its batch."""
+    """Yield a table of the speeds of loaders of windows, and one of how long a trainer waits for its batch."""
     corpus = open_corpus(_make_tokens(folder, scale.files, scale.tokens), dtype="uint32")
     source = NpyDataSource(WindowLayout(corpus, scale.sequence_length))
     sampler = IndexSampler(len(source), global_batch_size=scale.batch_size, seed=SEED)
@@ -50,9 +52,11 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
         **_maxtext(corpus, scale.sequence_length, scale.batch_size),
     }
     medians = seconds_in_turn(loaders, scale.seconds, scale.repeats, warm=20)
-    tokens, figures = scale.sequence_length * scale.batch_size, {}
+    tokens = scale.sequence_length * scale.batch_size
+    figures = {}
     for name, median in medians.items():
-        figures[name] = rate(tokens, median, medians[LIMIT_TOKENS if name in (LIMIT_TOKENS, READ) else LIMIT])
+        limit_name = LIMIT_TOKENS if name in (LIMIT_TOKENS, READ) else LIMIT
+        figures[name] = rate(tokens, median, medians[limit_name])
     with contextlib.closing(filtered.iter()) as batches:
         wait = statistics.median(seconds_waited(batches.__next__, _STEP_S) for _ in range(_STEPS))
     yield Table("throughput", "windows", SPEED, figures)
@@ -61,7 +65,7 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
-    """Write raw uint32 files of random tokens; files of the right size are used again."""
+    """Write raw uint32 files of random tokens, and return their paths. Files of the right size are kept."""
     rng = np.random.default_rng(0)
     paths = []
     try:
@@ -78,7 +82,7 @@ def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
 
 
 def _maxtext(corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
-    """Return MaxText's `olmo_grain` loaders over the same files; none where MaxText is not installed."""
+    """Return MaxText's `olmo_grain` loaders of the same files; none if MaxText is not installed."""
     try:
         from maxtext.input_pipeline import olmo_data, olmo_data_grain
     except ImportError:
@@ -97,8 +101,6 @@ def _maxtext(corpus: Corpus, length: int, batch: int) -> dict[str, Next]:
     }
 
 
-# --- packed rows ---
-
 OURS = "PackedLayout, ShiftTargets"
 WRITTEN = "the same rows written out (materialized)"
 SCATTERED = "limit: documents at random places in memory"
@@ -109,22 +111,23 @@ class Profile(NamedTuple):
     """Documents of log-normal lengths, and the rows that they go to."""
 
     name: str
-    documents: int
-    median: int
+    documents: int  # number of documents
+    median: int  # tokens of the median document
     sequence_length: int
-    batch: int
+    batch: int  # rows of a batch
 
 
 PROFILES = (Profile("chat", 200_000, 180, 4096, 8), Profile("think", 12_000, 5_400, 32_768, 2))
 
 
 def packed(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield speeds of packed rows, for each of `PROFILES`."""
+    """Yield a table of the speeds of loaders of packed rows for each of `PROFILES`."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for profile in PROFILES:
             loaders = _loaders(profile, Path(temporary))
             medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
-            tokens, rows = profile.sequence_length * profile.batch, {}
+            tokens = profile.sequence_length * profile.batch
+            rows = {}
             for name, median in medians.items():
                 rows[name] = rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
             title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
@@ -132,17 +135,19 @@ def packed(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
-    """Return loaders of the same documents: random uint32 tokens with an EOS after each document."""
+    """Return loaders of the same documents, which are random uint32 tokens that end in an EOS."""
     rng = np.random.default_rng(0)
     lengths = np.exp(rng.normal(np.log(profile.median), 1.0, profile.documents))
     ends = np.cumsum(np.clip(lengths, 1, profile.sequence_length).astype(np.int64))
     tokens = rng.integers(2, 100_000, int(ends[-1]), dtype=np.uint32)
-    tokens[ends - 1] = 1
-    path, rows = folder / f"{profile.name}.npy", folder / f"{profile.name}-rows"
+    tokens[ends - 1] = 1  # EOS
+    path = folder / f"{profile.name}.npy"
+    rows = folder / f"{profile.name}-rows"
     tokens.tofile(path)
     layout = PackedLayout(open_corpus(path, dtype="uint32", eos_token_id=1), profile.sequence_length, cache_dir=folder)
     materialize(layout, rows)
-    source, written = NpyDataSource(layout), NpyDataSource(MaterializedLayout(open_corpus(rows)))
+    source = NpyDataSource(layout)
+    written = NpyDataSource(MaterializedLayout(open_corpus(rows)))
     sampler = IndexSampler(len(source), global_batch_size=profile.batch, seed=SEED)
     ours = Pipeline(source, sampler, [ShiftTargets()])
     return {
@@ -155,22 +160,25 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
 
 
 def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: npt.NDArray[np.uint32]) -> Next:
-    """Return a function that copies each document of a batch from `tokens`, and contiguous rows into the other arrays."""
-    pieces = [layout.pieces(sampler.rows(step)) for step in range(sampler.steps_per_epoch)]
-    places = [np.stack([each.offsets(layout.sequence_length), each.start, each.length], axis=1) for each in pieces]
-    in_turn, source, to = itertools.cycle(places), tokens.data, np.empty(batch["inputs"].size, tokens.dtype).data
+    """Return a function that copies a batch: `inputs` document by document from `tokens`, the other arrays like `limit`."""
+    copies = []  # of each step: target, start and length of each document, int64 [documents, 3]
+    for step in range(sampler.steps_per_epoch):
+        pieces = layout.pieces(sampler.rows(step))
+        copies.append(np.stack([pieces.offsets(layout.sequence_length), pieces.start, pieces.length], axis=1))
+    steps = itertools.cycle(copies)
+    source, inputs = tokens.data, np.empty(batch["inputs"].size, tokens.dtype).data
     copy_others = limit({key: array for key, array in batch.items() if key != "inputs"})
 
     def copy() -> None:
-        for place, start, length in next(in_turn).tolist():
-            to[place : place + length] = source[start : start + length]
+        for target, start, length in next(steps).tolist():
+            inputs[target : target + length] = source[start : start + length]
         copy_others()
 
     return copy
 
 
 def _grain(profile: Profile, documents: list[npt.NDArray[np.int32]]) -> Iterator[Any]:
-    """Return batches that Grain packs, without end, of documents that are in memory, in a shuffled order."""
+    """Return batches that Grain packs from documents in memory, shuffled and without end."""
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     elements = [{"tokens": document} for document in documents]
     dataset = grain.MapDataset.source(elements).shuffle(seed=SEED).repeat().to_iter_dataset(options)

@@ -1,4 +1,4 @@
-"""What benchmarks share: the limit that speeds are compared with, clocks, and subprocesses."""
+"""Tools of all benchmarks: the limit that speeds are compared with, clocks, and programs that run in a subprocess."""
 
 import itertools
 import os
@@ -14,15 +14,15 @@ from grain_sft.child_environment import run_python
 from grain_sft.storage import CACHE_DIR_VARIABLE
 
 Next = Callable[[], Any]
-"""Makes the next batch."""
+"""Function that makes the next batch."""
 
 LIMIT = "limit: numpy, contiguous rows"
 SEED = 34521
-TURNS = 8  # of each measurement, where other work of the machine has to slow all loaders the same
+TURNS = 8  # turns into which a measurement is divided, so that other work of the machine slows all loaders the same
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
 """Columns of the figures of `rate`."""
 
-_BYTES, _ROWS = 1 << 27, 4096  # at most, of the rows that are copied
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # of the memory that `limit` copies from
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -34,17 +34,18 @@ def memory():
 
 
 def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
-    """Return a function that copies contiguous rows from memory into as many arrays as the batch has.
+    """Return a function that copies rows from memory into arrays like those of the batch: the fastest that a loader could be.
 
-    The copies have the sizes and dtypes of the batch's arrays, a row each; scalars are left out, and an array under two keys
-    counts once. Their memory is reused, because allocating it would dominate the time.
+    Each call copies the rows one by one, from other memory than the last call. An array under two keys counts once, and a
+    scalar not at all. The memory of the copies is reused, because allocating it would dominate the time.
     """
     arrays = list({id(array): array for array in batch.values() if np.ndim(array)}.values())
-    count, longest = len(arrays[0]), max(array[0].nbytes for array in arrays)
-    ready = np.ones((max(count, min(_ROWS, _BYTES // longest)), longest), np.uint8)
-    sources = [ready[:, : array[0].nbytes].view(array.dtype) for array in arrays]
+    count = len(arrays[0])
+    longest = max(array[0].nbytes for array in arrays)
+    memory = np.ones((max(count, min(_MAX_ROWS, _MAX_BYTES // longest)), longest), np.uint8)
+    sources = [memory[:, : array[0].nbytes].view(array.dtype) for array in arrays]
     copies = [np.empty((count, array[0].size), array.dtype) for array in arrays]
-    starts = itertools.cycle(range(0, len(ready) - count + 1, count))
+    starts = itertools.cycle(range(0, len(memory) - count + 1, count))
 
     def copy() -> list[npt.NDArray[Any]]:
         start = next(starts)
@@ -68,8 +69,10 @@ def seconds_a_batch(next_batch: Next, seconds: float) -> float:
 
 
 def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, warm: int) -> dict[str, float]:
-    """Return each loader's median seconds a batch over `turns` of `seconds`, after `warm` batches. Loaders take turns, so that
-    other work of the machine slows all of them."""
+    """Return the median seconds a batch of each loader over `turns` turns of `seconds`, after `warm` batches.
+
+    Loaders take turns, so that other work of the machine slows all of them.
+    """
     times: dict[str, list[float]] = {name: [] for name in loaders}
     for next_batch in loaders.values():
         for _ in range(warm):
@@ -90,17 +93,24 @@ def seconds_waited(next_batch: Next, step_seconds: float) -> float:
 
 def rate(tokens: float, seconds: float, limit_seconds: float) -> dict[str, float]:
     """Return the figures of a loader whose batch of `tokens` takes `seconds`: Mtok/s, ms per batch, share of the limit."""
-    speed = {"mtok_per_s": tokens / seconds / 1e6, "ms_per_batch": seconds * 1e3}
-    return {**speed, "of_limit": limit_seconds / seconds}
+    millions = tokens / 1e6
+    return {"mtok_per_s": millions / seconds, "ms_per_batch": seconds * 1e3, "of_limit": limit_seconds / seconds}
 
 
 def run_program(program: str, *arguments: str, cache: str | None = None) -> dict[str, Any]:
-    """Run a Python program in a subprocess, with artifacts in the folder `cache`. Errors are those of `run_python`.
+    """Run a Python program in a subprocess, and return the JSON object that it prints last, with `process_s` added.
 
-    The program can use `json`, `os`, `sys`, `time` and `memory()`, the current and the peak MB, and prints JSON last. Return
-    that object, and `process_s`, the seconds from the start of the process to its end.
+    The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. `process_s`
+    is the seconds from the start of the process to its end. Errors are those of `run_python`.
+
+    Args:
+      program: Text of the program.
+      arguments: Its `sys.argv[1:]`.
+      cache: Folder of the plans and orders that it makes; None for the folder of the user.
     """
-    environment = os.environ | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
+    environment = dict(os.environ)
+    if cache is not None:
+        environment[CACHE_DIR_VARIABLE] = cache
     begin = time.perf_counter()
     figures = run_python("a process of the benchmark", "-c", _PREAMBLE + program, *arguments, environment=environment)
     return figures | {"process_s": time.perf_counter() - begin}

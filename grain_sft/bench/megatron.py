@@ -1,4 +1,8 @@
-"""Megatron's indices, compared with megatron-core's compiled helpers and MaxText's loops where these are installed."""
+"""Benchmark of Megatron's indices, compared with megatron-core and MaxText if these are installed.
+
+Two indices are measured: of samples, which cuts documents into samples, and of a blend, which takes them from datasets in turn.
+Each program is `_BEGIN`, one of `_OURS`, `_MEGATRON` and `_MAXTEXT`, and `_END`, and runs in its own process.
+"""
 
 import importlib.util
 import tempfile
@@ -15,7 +19,7 @@ from grain_sft.errors import PipelineError
 
 LENGTH, MEDIAN = 4096, 2_500  # tokens of a sample, and of a document
 DATASETS = (2, 8, 20)
-MAXTEXT_DIVISOR = 100  # MaxText's loops get one in so many documents or samples: all would take minutes
+MAXTEXT_DIVISOR = 100  # MaxText's loops make 1/100 of the index: all of it would take minutes
 
 _BEGIN = """
 import hashlib
@@ -71,11 +75,15 @@ timed(build_blending_indices, *indices, weights / weights.sum(), datasets, count
 """,
 }
 PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTEXT)}
-"""By name of a system: the package that must be installed to compare with it, and its programs."""
+"""Package and programs of each system to compare with, by its name."""
 
 
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield seconds and processor seconds of the index of samples, and of blends. megatron-core's indices must be the same."""
+    """Yield a table of the seconds of the index of samples and of blends.
+
+    Raises:
+      PipelineError: Another system that makes the whole index makes another one.
+    """
     installed = {name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package)}
     figures: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(dir=folder) as here:
@@ -83,16 +91,17 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
         np.save(Path(here) / "sizes.npy", lengths)
         order = np.random.RandomState(0).permutation(len(lengths)).astype(np.int32)
         np.save(Path(here) / "order.npy", order)
-        for what, datasets in (("samples", 0), *(("blend", number) for number in DATASETS)):
-            title = "samples" if not datasets else f"blend of {datasets}"
+        for datasets in (0, *DATASETS):
+            kind = "blend" if datasets else "samples"
+            title = f"blend of {datasets}" if datasets else "samples"
             for name, programs in {"grain_sft": _OURS, **installed}.items():
-                program = _BEGIN + programs[what] + _END
-                found = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
-                ours = figures.get(f"{title}, grain_sft", found)
-                # A system with far fewer samples made only a part: see MAXTEXT_DIVISOR.
-                if found["samples"] > ours["samples"] // 2 and found["digest"] != ours["digest"]:
+                program = _BEGIN + programs[kind] + _END
+                row = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
+                ours = figures.get(f"{title}, grain_sft", row)
+                is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes a part of it: see MAXTEXT_DIVISOR
+                if is_whole and row["digest"] != ours["digest"]:
                     raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
-                found["ns"] = found["seconds"] / max(1, found["samples"]) * 1e9
-                figures[f"{title}, {name}"] = found
+                row["ns"] = row["seconds"] / max(1, row["samples"]) * 1e9
+                figures[f"{title}, {name}"] = row
     columns = {"s": "{seconds:.2f}", "CPU s": "{cpu:.2f}", "ns a sample": "{ns:.1f}", "samples": "{samples:,}"}
     yield Table("megatron", "Megatron's indices", columns, figures)

@@ -1,5 +1,8 @@
-"""Plans, with OLMo-core's packer if it is installed, and traces, of corpora as large as OLMo-3 Think SFT's. Documents have
-log-normal lengths and open-instruct's boundaries. Tokens and masks are holes in sparse files, so disk speed does not matter."""
+"""Benchmarks of plans, compared with OLMo-core's packer, and of the command `trace`, on a corpus like OLMo-3 Think SFT's.
+
+The documents have log-normal lengths and open-instruct's boundary files. Token files and masks are sparse files that take no
+space on the disk, so its speed does not matter.
+"""
 
 import gzip
 import importlib.util
@@ -18,12 +21,12 @@ from grain_sft.errors import PipelineError
 
 Ints = npt.NDArray[np.int64]
 
-DOCUMENTS = 2_268_468  # of OLMo-3 7B Think SFT, by its paper's table 17; 22.7 B tokens
-MEDIAN = 5_400  # tokens of a document that is packed
-TRACED = 6_877  # tokens of the median document that is traced: cut to rows, the mean is the run's 10,007
+DOCUMENTS = 2_268_468  # number of documents of OLMo-3 7B Think SFT, with 22.7 B tokens: table 17 of its paper
+MEDIAN = 5_400  # tokens of the median document for plans
+TRACED = 6_877  # tokens of the median document for traces: the mean, after the cut to rows, is 10,007 as in the run
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
-PART_TOKENS = 1 << 28  # 1 GiB of uint32
-STEPS = (1000, 7000)
+PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
+STEPS = (1000, 7000)  # steps of OLMo-3's run that are traced; fewer for a smaller corpus
 
 OURS = "PackedLayout, a plan for each file"
 GROUPED = "PackedLayout, one of all files"
@@ -69,21 +72,27 @@ os._exit(status)  # as `grain-sft` ends: without the shutdown of the interpreter
 
 
 def plans(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield seconds, rows and megabytes on one core: of layouts from the files to a plan that is written, of packers from
-    lengths to rows. OLMo-core must make as many rows."""
+    """Yield a table of seconds, rows and megabytes on one core.
+
+    Layouts go from the files to a written plan, packers only from lengths to rows.
+
+    Raises:
+      PipelineError: OLMo-core makes another number of rows.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
         lengths = made_up_lengths(scale.plan_documents)
         make_corpus(here, lengths)
         np.save(here / "lengths.npy", lengths)
-        data, stored = str(here / "data"), str(here / "lengths.npy")
+        data = str(here / "data")
+        stored_lengths = str(here / "lengths.npy")
         programs = [
             (OURS, _LAYOUT.replace("GROUP", "1"), data),
             (GROUPED, _LAYOUT.replace("GROUP", "len(corpus.shards)"), data),
-            (PACKED, _ALGORITHM, stored),
+            (PACKED, _ALGORITHM, stored_lengths),
         ]
         if importlib.util.find_spec("olmo_core") is not None:
-            programs.append((OLMO, _OLMO, stored))
+            programs.append((OLMO, _OLMO, stored_lengths))
         figures = {}
         for name, program, argument in programs:
             figures[name] = run_program(_ONE_CORE + program + _AFTER, argument, cache=str(here / name))
@@ -94,7 +103,7 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the seconds and the most memory of processes of the command line: with an empty cache, then with its content."""
+    """Yield a table of the seconds and the memory of commands: one with an empty cache, then others with what it cached."""
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -118,7 +127,7 @@ def traces(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def make_corpus(folder: Path, lengths: Ints) -> str:
-    """Make a corpus of documents of these lengths in `folder`/data, and return the path of the config of its run."""
+    """Make a corpus of documents of these lengths in `folder`/data. Return the path of a config that reads it."""
     data = folder / "data"
     data.mkdir()
     ends = np.cumsum(lengths)
@@ -128,7 +137,7 @@ def make_corpus(folder: Path, lengths: Ints) -> str:
         for name, width in (("token_ids", 4), ("labels_mask", 1)):
             with open(data / f"{name}_part_{number:04d}.npy", "wb") as file:
                 file.truncate((stop - begin) * width)
-        first, last = np.searchsorted(ends, (begin, stop - 1), side="right")  # documents that have a token here
+        first, last = np.searchsorted(ends, (begin, stop - 1), side="right")  # documents in this file
         borders = np.minimum(np.concatenate([[begin], ends[first : last + 1]]), stop) - begin
         lines = "".join(f"{start},{end}\n" for start, end in itertools.pairwise(borders.tolist()))
         (data / f"token_ids_part_{number:04d}.csv.gz").write_bytes(gzip.compress(lines.encode(), 1, mtime=0))
@@ -144,7 +153,7 @@ def make_corpus(folder: Path, lengths: Ints) -> str:
 
 
 def made_up_lengths(documents: int, median: float = MEDIAN, longest: int | None = None) -> Ints:
-    """Return log-normal lengths; without a limit, a few in a hundred are longer than a row."""
+    """Return log-normal lengths, int64 [documents]. Without a limit `longest`, some 4 % are longer than a row of `LENGTH`."""
     normal = np.random.default_rng(0).standard_normal(documents)
     lengths: Ints = np.exp(np.log(median) + normal).astype(np.int64).clip(1, longest)
     return lengths

@@ -15,7 +15,7 @@ from grain_sft.prepare import CHAT_TOKENS, train_tokenizer
 from grain_sft.storage import write_bytes
 
 VOCAB_SIZE = 8000
-MESSAGE, DOCUMENT = 330, 1800  # characters of the median message and document
+MESSAGE, DOCUMENT = 330, 1800  # characters of the median message, and of the median document
 BPE, UNIGRAM, HUGGING_FACE = "SentencePiece bpe", "SentencePiece unigram", "tokenizer.json"
 
 _COMMON = """
@@ -62,29 +62,34 @@ print(json.dumps({**counts, "bare_tokens": tokens, "of_bare": of_bare, "bare_mb_
 
 
 def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the speed of `prepare` and of each tokenizer's own batch call, in CPU time on one core, and of the
-    memory of `prepare` for a tenth of the documents and for all of them."""
-    rows = {}
+    """Yield a table of the speed and the memory of `prepare`, on one core.
+
+    The speed is in CPU time, next to that of the tokenizer's own batch call. The memory is measured for a tenth of the
+    documents and for all of them, to show that it does not grow.
+    """
+    rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
         text = "\n".join(entry.text for entry in docstrings())
         models = _tokenizers(here, text)
-        kinds = {f"documents, {name}": ("text", name, scale.texts) for name in models}
-        for kind, (template, name, largest) in ({"chats": ("primer", BPE, scale.conversations)} | kinds).items():
-            for count in (max(1, largest // 10), largest):
-                path, row = here / f"{template}-{count}.jsonl", f"{kind}, {count:,}"
+        kinds = {"chats": ("primer", BPE, scale.conversations)}
+        kinds |= {f"documents, {name}": ("text", name, scale.texts) for name in models}
+        for kind, (template, model, total) in kinds.items():
+            for count in (max(1, total // 10), total):
+                title = f"{kind}, {count:,}"
+                path = here / f"{template}-{count}.jsonl"
                 if not path.exists():
                     _write(path, text, count, chats=kind == "chats")
-                files = (str(path), models[name])
-                rows[row] = run_program(_COMMON + _MEMORY, *files, str(here / row), template)
-            rows[row] |= run_program(_COMMON + _SPEED, *files, str(here / kind), template, str(scale.repeats))
+                files = (str(path), models[model])
+                rows[title] = run_program(_COMMON + _MEMORY, *files, str(here / title), template)
+            rows[title] |= run_program(_COMMON + _SPEED, *files, str(here / kind), template, str(scale.repeats))
     columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of it": "{of_bare:.2f}"}
     columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}
     yield Table("prepare", "preparing, one core", columns, rows)
 
 
 def _tokenizers(here: Path, text: str) -> dict[str, str]:
-    """Train a tokenizer of each kind on the lines of `text`, and return their paths by name."""
+    """Train a tokenizer of each kind that is installed on the lines of `text`, and return their paths by name."""
     lines = [line for line in text.splitlines() if line]
     paths = {BPE: str(here / "bpe.model"), UNIGRAM: str(here / "unigram.model")}
     for path in paths.values():
@@ -108,7 +113,7 @@ def _tokenizers(here: Path, text: str) -> dict[str, str]:
 
 
 def _write(path: Path, text: str, count: int, *, chats: bool) -> None:
-    """Write `count` conversations of two messages, or plain documents, whose texts are random parts of `text`."""
+    """Write `count` records: conversations of two messages, or plain documents. Their texts are random parts of `text`."""
     draw = random.Random(0)
 
     def cut(median: int, spread: float) -> str:

@@ -1,4 +1,4 @@
-"""Benchmarks of whole processes: start-up, and orders of many rows."""
+"""Benchmarks that start processes: the time to the first batch, and the time and memory of orders of many rows."""
 
 import statistics
 import tempfile
@@ -14,7 +14,10 @@ from grain_sft.corpus import open_corpus
 from grain_sft.errors import StorageError
 
 IMPORT_GRAIN = "import grain"
-SHUFFLE_ROWS, SHUFFLE_FILES = 724_000_000, 950  # rows of 8192 tokens in the OLMo-3 pretraining mix
+SHUFFLE_ROWS, SHUFFLE_FILES = (
+    724_000_000,
+    950,
+)  # numbers of rows of 8192 tokens, and of files, in OLMo-3's pretraining mix
 
 _PIPELINE = """
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus
@@ -61,8 +64,10 @@ print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "
 
 
 def startup(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the median seconds of processes that make one batch, and of a process that only imports grain. The processes run
-    in turn, and the first turn is not counted."""
+    """Yield a table of the seconds of processes that make one batch, next to a process that only imports grain.
+
+    The processes run in turn. The first turn only fills the page cache and is not counted.
+    """
     programs = {IMPORT_GRAIN: ('import grain; print("{}")', "")}
     for count in scale.startup_files:
         index = folder / f"startup-{count}.json"
@@ -77,14 +82,15 @@ def startup(folder: Path, scale: Scale) -> Iterator[Table]:
     for _ in range(scale.repeats + 1):
         for name, program in programs.items():
             times[name].append(run_program(*program)["process_s"])
-    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    medians = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
     rows = {name: {"s": median, "more_s": median - medians[IMPORT_GRAIN]} for name, median in medians.items()}
     yield Table("startup", "start-up", {"s": "{s:.2f}", "on top of import grain": "{more_s:.2f}"}, rows)
 
 
 def orders(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the seconds to the first batch, the time of a step and the memory, for orders of many rows."""
-    rows, name = str(scale.order_rows), f"{scale.order_rows:,} rows"
+    """Yield a table of the seconds to the first batch, the memory, and the time of a step, for orders of many rows."""
+    rows = str(scale.order_rows)
+    name = f"{scale.order_rows:,} rows"
     columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "MB at most": "{peak_mb:.0f}"}
     columns |= {"ms a step": "{step_0_ms:.3f}", "at 10,000,000": "{step_10m_ms:.3f}"}
     with tempfile.TemporaryDirectory(dir=folder) as cache:
@@ -98,14 +104,15 @@ def orders(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def measure_first_batch(folder: Path) -> dict[str, Any]:
-    """Return the seconds, step times and memory of a process that shuffles 724 M rows: 24 TB of sparse files in `folder`."""
+    """Return the figures of a process that shuffles `SHUFFLE_ROWS` rows, from 24 TB of sparse files in `folder`."""
     tokens = folder / "sparse"
     tokens.mkdir()
-    rows = [SHUFFLE_ROWS // SHUFFLE_FILES + (number < SHUFFLE_ROWS % SHUFFLE_FILES) for number in range(SHUFFLE_FILES)]
+    rows_per_file, remainder = divmod(SHUFFLE_ROWS, SHUFFLE_FILES)
     try:
-        for number, count in enumerate(rows):
+        for number in range(SHUFFLE_FILES):
+            rows = rows_per_file + 1 if number < remainder else rows_per_file
             with (tokens / f"{number:04d}.npy").open("wb") as file:
-                file.truncate(count * 8192 * 4)
+                file.truncate(rows * 8192 * 4)
     except OSError as error:
         reason = f"the file system takes no sparse files ({error.strerror})"
         raise StorageError(f"{tokens}: {reason}. Give --dir.") from error

@@ -1,4 +1,4 @@
-"""Speed of batches with 4.4 % of the documents withdrawn (100,000 of 2,270,000), compared with none withdrawn."""
+"""Benchmark of batches with 4.4 % of the documents withdrawn (100,000 of 2,270,000), compared with none withdrawn."""
 
 import itertools
 import tempfile
@@ -18,17 +18,17 @@ from grain_sft.source import NpyDataSource
 from grain_sft.transforms import ShiftTargets
 
 SHARE = 100_000 / 2_270_000
-CHATS, THINK = 136, 5_400  # tokens of the median document
+CHATS, THINK = 136, 5_400  # tokens of the median document, of chats and of long documents
 
 CASES: dict[int, tuple[tuple[str, int, int], ...]] = {
     CHATS: (("packed", 8, 4096), ("padded", 32, 2048), ("windows", 8, 8192)),
     THINK: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),
 }
-"""Kind of the layout, rows of a batch and tokens of a row, for chats and for long documents."""
+"""Kind of the layout, rows of a batch and tokens of a row, by the median document."""
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield the microseconds of a batch without and with the withdrawal, and the share of the speed that is left."""
+    """Yield a table of the microseconds of a batch without and with the withdrawal, and of the share of speed that is left."""
     figures = {}
     for median, cases in CASES.items():
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
@@ -37,14 +37,15 @@ def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
             data = str(here / "data")
             corpus = open_corpus(data, format="olmo", dtype="uint32", eos_token_id=100_257, use_loss_mask=False)
             rng = np.random.default_rng(SEED)
-            gone = rng.choice(scale.plan_documents, int(scale.plan_documents * SHARE), replace=False)
+            count = int(scale.plan_documents * SHARE)
+            withdrawn_documents = rng.choice(scale.plan_documents, count, replace=False)
             for kind, rows, length in cases:
-                options = {"packed": {"cache_dir": here}}.get(kind, {})
+                options = {"packed": {"cache_dir": here}}.get(kind, {})  # others write no plan
                 source = NpyDataSource(LAYOUTS[kind](corpus, length, **options))
                 sampler = IndexSampler(len(source), global_batch_size=rows, seed=SEED)
                 steps = rng.integers(0, sampler.steps_per_epoch, 1000).tolist()
                 loaders = {}
-                for name, amendments in (("plain", []), ("withdrawn", [Amendment(0, withdraw=gone)])):
+                for name, amendments in (("plain", []), ("withdrawn", [Amendment(0, withdraw=withdrawn_documents)])):
                     run = Pipeline(source, sampler, [ShiftTargets()], amendments=amendments)
                     loaders[name] = map(run.__getitem__, itertools.cycle(steps)).__next__
                 plain, amended = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, 100).values()

@@ -126,7 +126,7 @@ def _memory() -> float:
     """Return the peak memory of this process in MB."""
     with open("/proc/self/status") as file:
         fields = dict(line.split(":", 1) for line in file)
-    return int(fields["VmHWM"].split()[0]) / 1e3
+    return int(fields["VmHWM"].split()[0]) * 1024 / 1e6
 
 
 if __name__ == "__main__":

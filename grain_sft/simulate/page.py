@@ -95,19 +95,11 @@ def _errors(figure: Any, figures: Figures) -> None:
     axes.set(xlabel="% of the measured figure")
 
 
-def _always(figures: Figures) -> bool:
-    return True
-
-
-def _has_errors(figures: Figures) -> bool:
-    return bool(figures["errors"])
-
-
 _PICTURES: dict[str, tuple[Callable[[Figures], Any], Callable[[Any, Figures], None]]] = {
-    "requests": (_always, partial(_rates, "requests", 1, "requests/s", "bucket_requests")),
-    "received": (_always, partial(_rates, "received", 1e6, "MB/s", "bucket_mb")),
-    "batch": (_always, partial(_curve, "seconds", "s")),
-    "waited": (_always, partial(_curve, "waited", "s in {:,.0f} steps")),
-    "errors": (_has_errors, _errors),
+    "requests": (lambda figures: True, partial(_rates, "requests", 1, "requests/s", "bucket_requests")),
+    "received": (lambda figures: True, partial(_rates, "received", 1e6, "MB/s", "bucket_mb")),
+    "batch": (lambda figures: True, partial(_curve, "seconds", "s")),
+    "waited": (lambda figures: True, partial(_curve, "waited", "s in {:,.0f} steps")),
+    "errors": (lambda figures: figures["errors"], _errors),
 }
 """By name of a picture: whether the figures have it, and the function that draws it."""

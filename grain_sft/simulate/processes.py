@@ -91,13 +91,9 @@ class Measured:
             opening, reading = measured["opening"], measured["reading"]
             for name, prediction in predicted.items():
                 figure = opening[name] + reading[name] if name in opening else measured[name]
-                if figure:
-                    error = abs(prediction - figure) / figure
-                elif prediction:
-                    error = 1.0
-                else:
-                    continue
-                largest[name] = max(largest.get(name, 0.0), error)
+                if prediction or figure:
+                    error = abs(prediction - figure) / figure if figure else 1.0
+                    largest[name] = max(largest.get(name, 0.0), error)
         return largest
 
 
@@ -184,15 +180,10 @@ def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditio
         unexplained_s = np.array(measured["batch_s"])[has_requests] - demand.seconds[has_requests, 0]
         request_ms = max(0.0, 1e3 * float(np.median(unexplained_s / requests[has_requests])))
     fitted = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=request_ms))
-    batches_mb = _batches_mb(conditions, measured["batch_bytes"], float(demand.received.max()))
-    return Fit(
-        request_ms=request_ms,
-        open_s=max(0.0, measured["start_up_s"] - float(fitted.seconds[0, 0])),
-        open_cpu_s=measured["open_cpu_s"],
-        opening=measured["opening"],
-        base_mb=measured["peak_mb"] - batches_mb,
-        batch_bytes=measured["batch_bytes"],
-    )
+    open_s = max(0.0, measured["start_up_s"] - float(fitted.seconds[0, 0]))
+    batch_bytes = measured["batch_bytes"]
+    base_mb = measured["peak_mb"] - _batches_mb(conditions, batch_bytes, float(demand.received.max()))
+    return Fit(request_ms, open_s, measured["open_cpu_s"], measured["opening"], base_mb, batch_bytes)
 
 
 def predict(pipeline: Pipeline, hosts: int, measured: Figures, fit: Fit, conditions: Conditions) -> Figures:

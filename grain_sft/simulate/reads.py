@@ -99,17 +99,12 @@ class _SourceReads:
         """Add the gather of these files; without `has_values`, it reads all of them."""
         corpus = self._layout.corpus
         in_bucket = np.array([files.is_remote(stamp.path) for stamp in stamps], np.bool_)
-        self.gathers.append(
-            Gather(
-                files=stamps,
-                options=corpus.remote or RemoteOptions.from_environment(),
-                remote=in_bucket | self._all_remote,
-                unversioned=in_bucket & [stamp.version is None for stamp in stamps],
-                offsets=np.array([stamp.data_offset for stamp in stamps], np.int64),
-                width=width,
-                has_values=np.ones(len(corpus.shards), np.bool_) if has_values is None else np.array(has_values),
-            )
-        )
+        unversioned = in_bucket & [stamp.version is None for stamp in stamps]
+        offsets = np.array([stamp.data_offset for stamp in stamps], np.int64)
+        is_read = np.ones(len(corpus.shards), np.bool_) if has_values is None else np.array(has_values)
+        options = corpus.remote or RemoteOptions.from_environment()
+        remote = in_bucket | self._all_remote
+        self.gathers.append(Gather(stamps, options, remote, unversioned, offsets, width, is_read))
 
     def ranges(self, rows: Ints, cells: Ints) -> Iterator[tuple[int, Ranges]]:
         """Yield the number of each gather and its ranges."""

@@ -9,14 +9,14 @@ from mixed_corpora import mixture_config, write_sources
 from pair_files import make_pairs, write_pairs
 from sft_files import documents, write_olmo
 
-from grain_sft.bench import advice, measuring
+from grain_sft.bench import advice, measuring, stages
 from grain_sft.bench import config as of_config
 from grain_sft.bench.advice import Choice, Setting
 from grain_sft.layout import packing_report
 from grain_sft.prepare import materialize
 
 QUICK = ("--seconds", "0.02", "--repeats", "1", "--step-ms", "1", "--step-ms", "2")
-ALWAYS = {measuring.LIMIT, of_config.ROW_NUMBERS, of_config.READING, of_config.PIECES, of_config.WHOLE}
+ALWAYS = {measuring.LIMIT, stages.ROW_NUMBERS, stages.READING, stages.PIECES, stages.WHOLE}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_windows_with_a_filter(bench, tmp_path):
     check(figures, printed)
     assert figures["batch"] == {"rows": 8, "tokens": 256, "padding_share": 0, "bytes": 4 * 5 * 256, "arrays": 5}
     names = [row["name"] for row in figures["stages"]]
-    assert names[3:] == [of_config.PIECES, "NgramFilter", "ShiftTargets", of_config.WHOLE]
+    assert names[3:] == [stages.PIECES, "NgramFilter", "ShiftTargets", stages.WHOLE]
     assert [row["tokens_per_second"] for row in figures["accelerators"]] == list(advice.RATES)
     assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
 
@@ -128,7 +128,7 @@ def test_a_late_stage_is_measured_with_what_was_withdrawn_before_it(tmp_path):
     endless, steps = of_config.first_steps_forever(run.stages[1])
     for step in range(2 * steps):
         np.testing.assert_equal(endless[step], run[3 + step % steps])
-    reading = of_config.stages(endless, [endless[0]])[of_config.READING]()
+    reading = stages.stages(endless, [endless[0]])[stages.READING]()
     assert (reading["loss_mask"] == endless.source_at(0).read(endless.sampler.rows(0))["loss_mask"]).all()
     assert (reading["loss_mask"] != run.stages[1].source.read(run.stages[1].sampler.rows(3))["loss_mask"]).any()
 
@@ -204,6 +204,6 @@ def test_the_report_measures_the_limit_of_the_benchmarks_and_batches_have_the_pa
     figures = of_config.report_speed(pipeline, 0.01)
     assert not list(tmp_path.glob("audit*"))  # nothing was handed out to a trainer
     assert figures["rows"][0]["name"] == measuring.LIMIT and figures["rows"][0]["of_limit"] == 1
-    found = of_config.facts([pipeline[step] for step in range(len(pipeline))])
+    found = stages.facts([pipeline[step] for step in range(len(pipeline))])
     num_tokens = found["tokens"] * len(pipeline) * (1 - found["padding_share"])
     assert num_tokens == pytest.approx(packing_report(pipeline.source.layout)["tokens"])

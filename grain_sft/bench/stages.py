@@ -1,0 +1,88 @@
+"""Stages of a step, as functions to measure: row numbers, reading, each transform, and the whole step."""
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from grain_sft.bench.measuring import LIMIT, Next, limit
+from grain_sft.layout import FILL_ROW, padding_share
+from grain_sft.pipeline import Pipeline
+from grain_sft.source import Element
+
+ROW_NUMBERS = "row numbers"
+READING = "reading"
+PIECES = "  of it, the pieces of rows"
+WHOLE = "a whole step"
+
+_TOKENS = ("inputs", "tokens", "prompt_ids", "chosen_ids", "rejected_ids")  # keys of the tokens of a batch
+_SAMPLE_BYTES = 1 << 27  # limit of the batches that are kept as a sample
+_SAMPLE_BATCHES = 16  # limit of their number
+
+
+def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
+    """Return the batches of the first steps, at most `steps`: as many as are read in `seconds` and fit into memory."""
+    until = time.perf_counter() + seconds
+    batches = [pipeline[0]]
+    count = min(_SAMPLE_BATCHES, steps, _SAMPLE_BYTES // max(1, facts(batches)["bytes"]))
+    while len(batches) < count and time.perf_counter() < until:
+        batches.append(pipeline[len(batches)])
+    return batches
+
+
+def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
+    """Return the stages of a step by name, in order, after the limit. Each call runs a stage for the next of `batches`.
+
+    The input of a stage is in memory: the result of the stage before. A whole step may take less time than its stages
+    together, because `ShiftTargets` as the first transform reads the rows itself, in fewer passes.
+    """
+    steps = range(len(batches))
+    rows = [pipeline.sampler.rows(step) for step in steps]
+
+    def read(step: int) -> Element:
+        return pipeline.source_at(step).read(rows[step])
+
+    timed: dict[str, Next] = {
+        LIMIT: limit(batches[0]),
+        ROW_NUMBERS: _in_turn(steps, pipeline.sampler.rows),
+        READING: _in_turn(steps, read),
+        PIECES: _in_turn([batch[batch != FILL_ROW] for batch in rows], pipeline.source.layout.pieces),
+    }
+    elements = [read(step) for step in steps]
+    for number, transform in enumerate(pipeline.transforms):
+        name = type(transform).__name__
+        timed[name if name not in timed else f"{name} ({number + 1})"] = _in_turn(elements, transform.map)
+        elements = [transform.map(element) for element in elements]
+    timed[WHOLE] = _in_turn(steps, pipeline.__getitem__)
+    return timed
+
+
+def facts(batches: Sequence[Element]) -> dict[str, Any]:
+    """Return facts about batches of one kind.
+
+    Returns:
+      rows, bytes, arrays: Numbers of the first batch. An array under two keys counts once, and a scalar not at all.
+      tokens: Mean number of tokens of a batch, with padding.
+      padding_share: Share of padding in the tokens; None for batches without segments.
+    """
+    arrays = {id(array): array for array in batches[0].values() if np.ndim(array)}.values()
+    keys = [key for key in _TOKENS if key in batches[0]] or [*batches[0]][:1]
+    sizes = [sum(batch[key].size for key in keys) for batch in batches]
+    key = next((key for key in ("inputs_segmentation", "segment_ids") if key in batches[0]), None)
+    unpadded = None if key is None else sum(np.count_nonzero(batch[key]) for batch in batches)
+    return {
+        "rows": len(next(iter(arrays))),
+        "tokens": statistics.mean(sizes),
+        "padding_share": None if unpadded is None else padding_share(int(unpadded), sum(sizes)),
+        "bytes": sum(array.nbytes for array in arrays),
+        "arrays": len(arrays),
+    }
+
+
+def _in_turn(values: Iterable[Any], function: Callable[[Any], Any]) -> Next:
+    """Return a function that calls `function` with the next of `values`, from the first again after the last."""
+    cycle = itertools.cycle(values)
+    return lambda: function(next(cycle))
