@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.columns import ColumnsLayout
-from grain_sft.layout.from_pieces import RECEIPT_VERSION, LeftOut, digest
-from grain_sft.layout.layout import Layout
+from grain_sft.layout.layout import RECEIPT_VERSION, Layout, digest
 from grain_sft.layout.materialized import MaterializedLayout
 from grain_sft.layout.megatron import Cut, MegatronGptLayout, blend, ends_of, normalized, sample_index
 from grain_sft.layout.mixture import MixtureLayout
@@ -22,7 +21,16 @@ from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pairs import PairsLayout
-from grain_sft.layout.pieces import FILL_ROW, FillKey, Pieces, Span, checked_record, checked_rows, expand_counts
+from grain_sft.layout.pieces import (
+    FILL_ROW,
+    FillKey,
+    LeftOut,
+    Pieces,
+    Span,
+    checked_record,
+    checked_rows,
+    expand_counts,
+)
 from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
     ROWS_A_DEVICE,

@@ -1,14 +1,11 @@
 """ColumnsLayout: some columns of the rows of another layout."""
 
-from typing import NamedTuple
-
 import numpy as np
 
 from grain_sft.corpus import Documents
 from grain_sft.errors import LayoutError
-from grain_sft.layout.from_pieces import LeftOut
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, Pieces
+from grain_sft.layout.pieces import Ints, LeftOut, Pieces
 
 _SAME_TRAITS = (
     "corpus",
@@ -20,22 +17,6 @@ _SAME_TRAITS = (
     "transforms",
 )
 """Traits of whole rows that their columns have, too."""
-
-
-class _Segment(NamedTuple):
-    """The tokens of one segment that are in the columns.
-
-    Attributes:
-      number: Number of segments of the whole row before this one.
-      position: Position in the segment of the first token in the columns.
-      start: That token, counted through the corpus.
-      length: Number of tokens in the columns.
-    """
-
-    number: int
-    position: int
-    start: int
-    length: int
 
 
 class ColumnsLayout(Layout):
@@ -96,27 +77,28 @@ class ColumnsLayout(Layout):
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
-        """Return `Layout.row_segments` of these columns."""
-        segments = self._segments_of(row)
-        return [segment.start for segment in segments], [segment.length for segment in segments]
+        """Return `Layout.row_segments` of these columns: 8 rows of 32,768 of 131,072 columns take 0.7 ms, by pieces 0.9 ms."""
+        return self._segments_of(row)[1:]
 
     def _row_begin(self, row: int) -> tuple[int, int]:
         """Return `Layout.row_begin` of these columns."""
-        segments = self._segments_of(row)
-        return (segments[0].number, segments[0].position) if segments else (0, 0)
+        return self._segments_of(row)[0]
 
-    def _segments_of(self, row: int) -> list[_Segment]:
-        """Return the segments of a row that have tokens in these columns."""
+    def _segments_of(self, row: int) -> tuple[tuple[int, int], list[int], list[int]]:
+        """Return `row_begin` of these columns, and the two lists of their `row_segments`."""
         assert self._layout.row_segments is not None
-        segments = []
+        begin, starts, lengths = (0, 0), list[int](), list[int]()
         column = 0  # of the whole row, where the segment begins
         for number, (start, length) in enumerate(zip(*self._layout.row_segments(row), strict=True)):
             position = max(0, self.first_column - column)
             num_tokens = min(length, self._stop - column) - position
             if num_tokens > 0:
-                segments.append(_Segment(number, position, start + position, num_tokens))
+                if not starts:
+                    begin = number, position
+                starts.append(start + position)
+                lengths.append(num_tokens)
             column += length
-        return segments
+        return begin, starts, lengths
 
     @property
     def documents(self) -> Documents | None:

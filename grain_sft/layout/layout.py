@@ -1,18 +1,147 @@
-"""Layout: the spans of documents that make each row."""
+"""Layout: the spans of documents that make each row, and what follows from them, such as hashes and figures."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from grain_sft.corpus import Corpus, RowFormat
 from grain_sft.errors import RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.layout.from_pieces import FromPieces
-from grain_sft.layout.pieces import Ints, Pieces, Span
+from grain_sft.layout.pieces import Ints, LeftOut, Pieces, Span
+from grain_sft.layout.traits import Traits
+
+if TYPE_CHECKING:
+    from jaxtyping import Int64
+
+RECEIPT_VERSION = 2
+"""Version of the content and method of receipt hashes; part of every hash."""
+
+_BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
+
+
+class FromPieces(Traits):
+    """What follows from the pieces of a layout. A layout may override each attribute by a faster way to the same values."""
+
+    row_format: RowFormat | None = None
+    """Format of rows that are stored as they are read, with segments and positions; None if a source makes these of pieces."""
+
+    row_segments: Callable[[int], tuple[list[int], list[int]]] | None = None
+    """Function of a row number that returns two lists with an entry for each segment of the row: its first token, counted
+    through the corpus, and its length. Sources use it instead of `pieces` if rows have few long segments. None if the layout
+    has only `pieces`."""
+
+    row_begin: Callable[[int], tuple[int, int]] | None = None
+    """Function of a row number, for rows that are parts of whole rows (`ColumnsLayout`). It returns how many segments of the
+    whole row end before this part, and the position of the part's first token in its segment. None means (0, 0)."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the layout in reports; `package.module:Name` for a class from another package."""
+        return f"{type(self).__module__}:{type(self).__qualname__}"
+
+    @property
+    def stream_key(self) -> str:
+        """Text that is equal for two layouts of one corpus if their rows are the same tokens in the same order."""
+        return repr(self)
+
+    @property
+    def mean_segments(self) -> float:
+        """Mean number of segments in a row; by default, over at most 65,536 evenly spaced rows."""
+        if self.one_segment:
+            return 1.0
+        rows = np.unique(np.linspace(0, len(self) - 1, min(len(self), _BLOCK_ROWS)).astype(np.int64))
+        return len(self.pieces(rows).segment_begins) / len(rows)
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """Counts over all rows: rows, tokens, padding (in tokens), segments, and max_segments (the most in one row)."""
+        tokens = segments = most = 0
+        for _, pieces in self._blocks():
+            tokens += int(pieces.length.sum())
+            row_of_segment = pieces.row[pieces.segment_begins]
+            segments += len(row_of_segment)
+            most = max(most, int(np.bincount(row_of_segment).max(initial=0)))
+        padding = len(self) * self.sequence_length - tokens
+        return {"rows": len(self), "tokens": tokens, "padding": padding, "segments": segments, "max_segments": most}
+
+    def row_costs(self, rows: Int64[np.ndarray, " rows"] | None = None) -> Int64[np.ndarray, " rows"]:
+        """Return the cost of attention of each of `rows` (None means all): the sum of the squares of its segments' lengths."""
+        rows = np.arange(len(self)) if rows is None else rows
+        costs = np.zeros(len(rows), np.int64)
+        for first in range(0, len(rows), _BLOCK_ROWS):
+            pieces = self.pieces(rows[first : first + _BLOCK_ROWS])
+            begins = pieces.segment_begins
+            lengths = np.add.reduceat(pieces.length, begins)
+            np.add.at(costs, pieces.row[begins] + first, lengths**2)
+        return costs
+
+    def left_out(self) -> list[LeftOut]:
+        """Return the documents and tokens that no row holds, and the padding of the rows."""
+        return [("padding of rows", None, self.statistics["padding"])]
+
+    def rows_of_documents(self, documents: Int64[np.ndarray, " documents"]) -> Int64[np.ndarray, " rows"]:
+        """Return the ascending numbers of the rows with a token of `documents`, int64 [n] in [0, num_documents).
+
+        Raises:
+          RowIndexError: A number is not in [0, num_documents).
+          CorpusError, CorpusFileError: The documents cannot be found.
+        """
+        self._check_documents(documents)
+        tokens = None if self.follows_documents else _TokensOf(self.corpus, documents)
+        rows = [np.zeros(0, np.int64)]
+        for first, pieces in self._blocks():
+            if tokens is None:
+                assert pieces.document is not None
+                has_token = np.isin(pieces.document, documents)
+            else:
+                has_token = tokens.overlap(pieces)
+            rows.append(pieces.row[has_token] + first)
+        return np.unique(np.concatenate(rows))
+
+    @functools.cached_property
+    def _rows_receipt(self) -> str:
+        """Hash of the rows' pieces; the options of a layout whose options decide its rows."""
+        columns = (
+            [pieces.row + first, pieces.column, pieces.shard, pieces.start, pieces.length, *pieces.segment_columns]
+            for first, pieces in self._blocks()
+        )
+        return self._hash_of(columns)
+
+    def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
+        """Return a text with the number and length of the rows, and a hash of columns.
+
+        Args:
+          blocks: Parts of the columns; each has the next values of every column. Each column is hashed for itself, so that
+            the size of the blocks does not matter.
+        """
+        hashes: list[hashlib.blake2b] = []
+        for columns in blocks:
+            hashes = hashes or [hashlib.blake2b(digest_size=16) for _ in columns]
+            for column_hash, column in zip(hashes, columns, strict=True):
+                column_hash.update(np.ascontiguousarray(column, "<i8").view(np.uint8).data)
+        joined = digest(" ".join(column_hash.hexdigest() for column_hash in hashes), 32)
+        return f"{len(self)} {self.kind} rows of {self.sequence_length} tokens, {joined}"
+
+    def _blocks(self) -> Iterator[tuple[int, Pieces]]:
+        """Yield the first row number and the pieces of each block of rows."""
+        for first in range(0, len(self), _BLOCK_ROWS):
+            yield first, self.pieces(np.arange(first, min(first + _BLOCK_ROWS, len(self))))
+
+    def _check_documents(self, documents: Ints) -> None:
+        wrong = documents[(documents < 0) | (documents >= self.num_documents)]
+        if len(wrong):
+            raise RowIndexError(f"document {wrong[0]}: expected 0 to {self.num_documents - 1}, the corpus's documents.")
+
+    def __repr__(self) -> str:
+        """Return the number, length and hash of the rows. A layout that states its options instead needs no hash."""
+        return self._rows_receipt
 
 
 class Layout(FromPieces):
@@ -36,11 +165,13 @@ class Layout(FromPieces):
         super().__init_subclass__(**options)
         if "pieces" not in vars(cls):
             return
-        for name, default in FromPieces.defaults().items():
-            if name not in vars(cls):
+        for name, default in vars(FromPieces).items():
+            is_of_python = name.startswith("__") and name != "__repr__"
+            if not is_of_python and name not in vars(cls):
                 setattr(cls, name, default)
         if not cls.__module__.startswith("grain_sft."):
-            cls.pieces = _checked(cls.pieces)  # type: ignore[method-assign]
+            pieces = cls.pieces
+            cls.pieces = lambda self, rows: Pieces.checked(pieces(self, rows), self, rows)  # type: ignore
 
     def spans(self, row: int) -> list[Span]:
         """Return the spans of `row`, in order.
@@ -91,12 +222,25 @@ class Layout(FromPieces):
         return html_facts(type(self).__name__, facts | {"options": repr(self)})
 
 
-def _checked(pieces: Callable[[Any, Ints], Pieces]) -> Any:
-    """Return the method `pieces` with a check of what it returns."""
+class _TokensOf:
+    """Tokens of some documents of a corpus, which finds the pieces that have one of them."""
 
-    @functools.wraps(pieces)
-    def checked(layout: Layout, rows: Ints) -> Pieces:
-        """Return the pieces of `rows`; raise a `LayoutError` if a reader could not fill the rows from them."""
-        return Pieces.checked(pieces(layout, rows), layout, rows)
+    def __init__(self, corpus: Corpus, documents: Ints) -> None:
+        start, length = corpus.documents.start[documents], corpus.documents.length[documents]
+        start, length = start[length > 0], length[length > 0]
+        order = np.argsort(start)  # some formats list documents in any order
+        self._starts = start[order]
+        self._ends = np.append(0, np.maximum.accumulate((start + length)[order]))  # [n]: the last end of n documents
+        self._shard_begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
 
-    return checked
+    def overlap(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
+        """Return whether each piece has one of the tokens: a document that begins before its end ends after its begin."""
+        begin = pieces.start + self._shard_begins[pieces.shard]
+        begun = self._starts.searchsorted(begin + pieces.length)
+        overlaps: npt.NDArray[np.bool_] = self._ends[begun] > begin
+        return overlaps
+
+
+def digest(text: str, digits: int = 16) -> str:
+    """Return the first `digits` hexadecimal digits of the hash of a receipt's `text`."""
+    return hashlib.sha256(f"grain_sft receipt {RECEIPT_VERSION}\0{text}".encode()).hexdigest()[:digits]

@@ -3,9 +3,8 @@
 from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.from_pieces import LeftOut
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, expand_counts
+from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets, expand_counts
 
 
 class MaterializedLayout(Layout):
@@ -39,10 +38,6 @@ class MaterializedLayout(Layout):
 
     def __len__(self) -> int:
         return self._count
-
-    @property
-    def mean_segments(self) -> float:
-        return len(self.corpus.documents.start) / len(self)
 
     def pieces(self, rows: Ints) -> Pieces:
         starts, lengths = self.corpus.documents

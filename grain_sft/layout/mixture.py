@@ -8,9 +8,8 @@ import numpy as np
 
 from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.from_pieces import LeftOut
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, Pieces, join_parts
+from grain_sft.layout.pieces import Ints, LeftOut, Pieces, join_parts
 from grain_sft.layout.run_documents import parts_by_documents, split_documents
 
 
@@ -72,10 +71,6 @@ class MixtureLayout(Layout):
     def names(self) -> tuple[str, ...]:
         """Names of the sources."""
         return tuple(self.parts)
-
-    @functools.cached_property
-    def mean_segments(self) -> float:
-        return sum(len(part) * part.mean_segments for part in self._layouts) / len(self)
 
     def first_document(self, part: str) -> int:
         before = itertools.takewhile(lambda item: item[0] != part, parts_by_documents(self))

@@ -8,10 +8,9 @@ import numpy as np
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus, Documents, part_by_part
 from grain_sft.errors import LayoutError
-from grain_sft.layout.from_pieces import LeftOut
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.packing import Boundaries
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, expand_counts
+from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets, expand_counts
 from grain_sft.layout.traits import sources_of
 
 

@@ -14,11 +14,10 @@ from grain_sft.arguments import as_integer
 from grain_sft.corpus import Corpus, Documents
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
-from grain_sft.layout.from_pieces import LeftOut
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, join_parts
+from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets, join_parts
 from grain_sft.layout.plan import COUNTS, finder_of, load_plan, sort_made_by
 from grain_sft.layout.traits import sources_of
 from grain_sft.storage import files
@@ -232,12 +231,6 @@ class PackedLayout(Layout):
             return self._offsets.pieces(*self.plans[0].segments(rows))
         epoch, local = self.epoch_of(rows)
         return self._offsets.pieces(*join_parts(epoch, lambda number, index: self.plans[number].segments(local[index])))
-
-    def rows_of_documents(self, documents: Ints) -> Ints:
-        self._check_documents(documents)
-        found = [np.flatnonzero(np.isin(plan.document, documents)) for plan in self.plans]
-        rows = [plan.ends.searchsorted(at, side="right") for plan, at in zip(self.plans, found, strict=True)]
-        return np.unique(np.concatenate([own + begin for own, begin in zip(rows, self._begins.tolist(), strict=False)]))
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped documents of all epochs, and padding."""

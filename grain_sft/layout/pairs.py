@@ -5,9 +5,8 @@ import numpy as np
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus, pair_lengths
 from grain_sft.errors import LayoutError
-from grain_sft.layout.from_pieces import LeftOut
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets
+from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets
 
 
 class PairsLayout(Layout):

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
+LeftOut = tuple[str, int | None, int | None]
+"""What no row holds, in words; how many documents; how many tokens. A number that is not counted is None."""
+
 FILL_ROW = -1
 """Row number of a row that holds only padding and takes no loss. Such rows fill the last batch of an evaluation."""
 

@@ -36,11 +36,9 @@ class RunDocuments:
         self.layouts = tuple({id(layout): layout for layout in layouts}.values())
         self._numbered: list[list[_NumberedPart]] = []  # for each layout, the entry of each of its parts
         self._end = 0
-        self._end_of_first = 0
         if len(self.layouts) > 1:  # a single layout keeps its own numbers, and its documents need no search
             for layout in self.layouts:
                 self._numbered.append(self._number_parts(layout))
-            self._end_of_first = sum(_num_numbers(part) for part in self.layouts[0].parts.values())
 
     def _number_parts(self, layout: Layout) -> list[_NumberedPart]:
         """Return the entry of each part of `layout`: that of an earlier layout with the same documents, or a new one."""
@@ -60,12 +58,9 @@ class RunDocuments:
     def parts(self) -> Iterator[tuple[str, Layout, Layout]]:
         """(name in a mixture, part, layout) of each part whose documents no earlier layout has."""
         if len(self.layouts) == 1:
-            for name, part in self.layouts[0].parts.items():
-                yield name, part, self.layouts[0]
+            yield from ((name, part, self.layouts[0]) for name, part in self.layouts[0].parts.items())
         for layout, numbered in zip(self.layouts, self._numbered, strict=False):  # no entries for a single layout
-            for entry in numbered:
-                if entry.layout is layout:
-                    yield entry.name, entry.part, layout
+            yield from ((entry.name, entry.part, layout) for entry in numbered if entry.layout is layout)
 
     def of(self, layout: Layout, documents: Ints) -> Ints:
         """Map `documents`, numbers in `layout`, to numbers in the run, int64 [n]; -1 stays."""
@@ -82,7 +77,7 @@ class RunDocuments:
         if len(self.layouts) == 1:
             return documents
         if layout is self.layouts[0]:
-            return documents[documents < self._end_of_first]
+            return documents[documents < sum(map(_num_numbers, layout.parts.values()))]
         numbers = [documents[:0]]
         numbered = self._numbered[self.layouts.index(layout)]
         for (name, part), entry in zip(parts_by_documents(layout), numbered, strict=True):

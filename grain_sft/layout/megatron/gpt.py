@@ -12,12 +12,11 @@ import numpy.typing as npt
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import SUBSETS, Corpus
 from grain_sft.errors import LayoutError
-from grain_sft.layout.from_pieces import LeftOut
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.megatron.blending import Blend
 from grain_sft.layout.megatron.recipe import VARIANTS, Recipe, Variants, check_indices
 from grain_sft.layout.megatron.stream import Cut, Stream
-from grain_sft.layout.pieces import Ints, Pieces, ShardOffsets, expand_counts, join_parts
+from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets, expand_counts, join_parts
 from grain_sft.storage import artifact, files
 
 _BLOCK = 1 << 22  # values hashed at a time
