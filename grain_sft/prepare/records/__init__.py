@@ -1,1 +1,1 @@
-"""Records: files of any kind read into records, and records of any schema into conversations."""
+"""Reading of input files (JSONL, Parquet, text, …) into records, and of records into conversations."""

@@ -1,9 +1,9 @@
-"""ArrayRecord files, read by their groups of records. A record is a `tf.train.Example`, an object of JSON, or a text.
+"""ArrayRecord files, cut into parts of whole chunks. A record is a `tf.train.Example`, a JSON object, or a text.
 
 An ArrayRecord is a Riegeli file: chunks of records, a footer chunk with their offsets, and a postscript with the offset of
-the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library reads chunks and checks
-their hashes. This module reads only the headers, to find where the file can be cut into units. Of a remote file, it copies
-only the chunks of a unit and the footer.
+the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library decodes chunks and
+checks their hashes. `describe` reads only the headers, to find where the file can be cut. To read a part of a remote file,
+`rows` copies the part and the footer to a local file, because the library reads no remote files.
 
 Formats: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
 """
@@ -11,19 +11,19 @@ Formats: google/riegeli, doc/riegeli_records_file_format.md; google/array_record
 import contextlib
 import functools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare.records import walk
 from grain_sft.prepare.records.example import fields_of
-from grain_sft.prepare.records.scanner import Scanner
+from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, read_exactly
 from grain_sft.prepare.records.strict_json import parse_json
 from grain_sft.prepare.records.units import Input, Part, Unit
-from grain_sft.prepare.records.unpacked import check_digest, decoded, read_exactly
+from grain_sft.prepare.records.unpacked import decoded
 from grain_sft.storage import files
 
-SAMPLE = 100  # records, at most, that decide the encoding of a file
+SAMPLE = 100  # the encoding of a file is inferred from at most this many of its first records
 
 _MAGIC = b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"
 _POSTSCRIPT_MAGIC = 0x71930E704FDAE05E
@@ -36,54 +36,66 @@ def matches(path: str, head: bytes) -> bool:
     return head.startswith(_MAGIC) or walk.is_array_record(path)
 
 
-def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
-    """Return parts of whole chunks, and the encoding of the records. `read` is called with
-    the number of bytes read so far.
+def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
+    """Return the parts of a file, and the encoding of its records: "example", "json" or "text".
 
-    Each part but the last has at least `least` decompressed bytes. The encoding is "example" or "json" if more than half of
-    the first records are, else "text".
+    Args:
+      path: Path or URL.
+      size: Bytes of the file.
+      least: Least number of decompressed bytes in a part. The last part may have fewer.
+      read: Function that is called as the file is read.
     """
-    scanner, parts = Scanner(path, size, read), list[Part]()
-    stop = _footer_offset(path, size)
-    expected = previous = records = size_decoded = 0
-    for chunk_records, chunk_bytes in _chunks(scanner, stop):
-        if previous != expected:  # the last chunk may be smaller
+    scanner = Scanner(path, size, read)
+    footer_offset = _footer_offset(path, size)
+    parts: list[Part] = []
+    first_chunk_records = previous_chunk_records = 0
+    part_records = part_bytes = 0
+    for chunk_records, chunk_bytes in _chunks(scanner, footer_offset):
+        if previous_chunk_records != first_chunk_records:  # only the last chunk may differ from the first
             raise CorpusFileError(
-                f"{path}: before byte {scanner.position}: a group of {previous} records among those of {expected}. Expected "
-                "groups of one size. Write the file again."
+                f"{path}: before byte {scanner.position}: a group of {previous_chunk_records} records among those of "
+                f"{first_chunk_records}. Expected groups of one size. Write the file again."
             )
-        expected, previous = expected or chunk_records, chunk_records
-        records, size_decoded = records + chunk_records, size_decoded + chunk_bytes
-        if size_decoded >= least:
-            parts.append(scanner.part(records))
-            records = size_decoded = 0
-    if records:
-        parts.append(scanner.part(records))
+        first_chunk_records = first_chunk_records or chunk_records
+        previous_chunk_records = chunk_records
+        part_records += chunk_records
+        part_bytes += chunk_bytes
+        if part_bytes >= least:
+            parts.append(scanner.part(part_records))
+            part_records = part_bytes = 0
+    if part_records:
+        parts.append(scanner.part(part_records))
     if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # only the footer may follow
-        raise _damaged(path, stop)
+        raise _damaged(path, footer_offset)
     return tuple(parts), _encoding(path, size, parts[0]) if parts else "text"
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordError]:
-    """Yield the records of a unit: features, {"text": ...}, or bytes of JSON; a RecordError if features are missing."""
+    """Yield the records of a unit, by the file's encoding: a dict of features, {"text": ...}, or bytes of JSON.
+
+    In a file of Examples, a record that is not one is yielded as a RecordError.
+    """
     for record in _records(entry.path, entry.size, unit, unit.first - 1, unit.records):
         if entry.note == "json":
             yield record
         elif entry.note == "text":
             yield {"text": decoded(record)}
-        elif (found := fields_of(record)) is not None:
-            yield found
+        elif (features := fields_of(record)) is not None:
+            yield features
         else:
             error = RecordError("the record is not a tf.train.Example with features, as most of the first records are.")
             error.record = record
             yield error
 
 
-def _encoding(path: str, size: int, part: Part) -> str:
-    sample = [record for record in _records(path, size, part, 0, min(SAMPLE, part.records)) if record]
-    if 2 * sum(fields_of(record) is not None for record in sample) > len(sample):
+def _encoding(path: str, size: int, first_part: Part) -> str:
+    """Return the encoding that more than half of the first records have: "example", "json", or else "text"."""
+    sample = [record for record in _records(path, size, first_part, 0, min(SAMPLE, first_part.records)) if record]
+    num_examples = sum(fields_of(record) is not None for record in sample)
+    if 2 * num_examples > len(sample):
         return "example"
-    return "json" if 2 * sum(map(_is_object, sample)) > len(sample) else "text"
+    num_objects = sum(map(_is_object, sample))
+    return "json" if 2 * num_objects > len(sample) else "text"
 
 
 def _is_object(record: bytes) -> bool:
@@ -94,7 +106,7 @@ def _is_object(record: bytes) -> bool:
 
 
 def _records(path: str, size: int, part: Part, first: int, count: int) -> list[bytes]:
-    """Return `count` records of a file from record `first`, counted from 0. All are in `part`."""
+    """Return `count` records of `part`, from record `first` of the file on. Records are counted from 0."""
     from array_record.python.array_record_module import ArrayRecordReader
 
     where = f"{path}: bytes {part.start} to {part.stop}"
@@ -104,27 +116,29 @@ def _records(path: str, size: int, part: Part, first: int, count: int) -> list[b
         try:
             reader = ArrayRecordReader(local, _OPTIONS)
             try:
-                found: list[bytes] = reader.read(first, first + count) if count else []
+                records: list[bytes] = reader.read(first, first + count) if count else []
             finally:
                 reader.close()  # raises errors of the file that `read` hides
         except (RuntimeError, ValueError, IndexError, OSError) as error:
             raise CorpusFileError(f"{where}: can't be read as ArrayRecord ({error}). Write the file again.") from error
-    if len(found) != count:
-        raise CorpusFileError(f"{where}: {len(found)} records, expected {count}. Write the file again.")
-    return found
+    if len(records) != count:
+        raise CorpusFileError(f"{where}: {len(records)} records, expected {count}. Write the file again.")
+    return records
 
 
 @contextlib.contextmanager
 def _local(path: str, size: int, start: int, data: bytes) -> Iterator[str]:
-    """Yield the path of a local file with the bytes from `start` on and the footer: the file itself, or a sparse copy."""
+    """Yield the path of a local file with `data` at byte `start` and the footer at the end. The file itself is used if it is
+    local, else a sparse copy."""
     if not files.is_remote(path):
         yield path
         return
     footer = _footer(path, size)
     with tempfile.NamedTemporaryFile(prefix="grain_sft-") as copy:
-        for offset, content in ((start, data), (size - len(footer), footer)):
-            copy.seek(offset)
-            copy.write(content)
+        copy.seek(start)
+        copy.write(data)
+        copy.seek(size - len(footer))
+        copy.write(footer)
         copy.flush()
         yield copy.name
 
@@ -139,48 +153,60 @@ def _footer_offset(path: str, size: int) -> int:
     start = size - _BLOCK
     data = read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size) if start > 0 else b""
     if data[:2] == b"\0\3":  # no compression, three copies of the postscript
-        fields = _varints(data[5 : 5 + data[2]])
-        if fields[::2] == [8, 16] and fields[3:] == [_POSTSCRIPT_MAGIC] and fields[1] <= start:
-            return fields[1]
+        postscript = data[5 : 5 + data[2]]
+        match _varints(postscript):  # tag of protobuf field 1, its value, tag of field 2, its value
+            case [8, footer_offset, 16, magic] if magic == _POSTSCRIPT_MAGIC and footer_offset <= start:
+                return footer_offset
     raise CorpusFileError(
         f"{path}: byte {max(0, start)}: expected the last 64 KiB of an ArrayRecord. Is the file cut short? Copy it again."
     )
 
 
 def _varints(data: bytes) -> list[int]:
-    found, value, shift = [], 0, 0
+    """Return the integers that protobuf encodes in 7 bits a byte, the lowest first; 128 marks a byte that another follows."""
+    values = []
+    value = shift = 0
     for byte in data:
-        value, shift = value | (byte & 127) << shift, shift + 7
+        value |= (byte & 127) << shift
+        shift += 7
         if byte < 128:
-            found.append(value)
+            values.append(value)
             value = shift = 0
-    return found
+    return values
 
 
 def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the number of records and of decompressed bytes of each chunk that has records, after skipping it, up to byte
-    `stop`."""
+    """Skip all chunks up to byte `stop`. Yield (records, decompressed bytes) for each chunk that has records."""
     while scanner.position < stop:
         begin = scanner.position
         header = b"".join(map(scanner.take, _steps(scanner, _CHUNK_HEADER)))
-        size, records = (int.from_bytes(header[place : place + 8], "little") for place in (8, 24))
-        records >>= 8  # the byte before is the type
-        if scanner.position + size > stop:
+        data_size = int.from_bytes(header[8:16], "little")
+        records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
+        if scanner.position + data_size > stop:
             raise _damaged(scanner.path, begin)
-        for step in _steps(scanner, size):
+        for step in _steps(scanner, data_size):
             scanner.skip(step)
-        least_end = begin + records  # each record has a position of its own, also an empty one
-        least_end += max(0, _BLOCK_HEADER - least_end % _BLOCK) if least_end % _BLOCK else 0
-        if max(least_end, scanner.position) > stop:
+        end = max(scanner.position, _least_end(begin, records))
+        if end > stop:
             raise _damaged(scanner.path, begin)
-        scanner.skip(max(0, least_end - scanner.position))
+        scanner.skip(end - scanner.position)
         if records:
             yield records, int.from_bytes(header[32:], "little")
 
 
+def _least_end(begin: int, records: int) -> int:
+    """Return the smallest end of a chunk. Each record, even an empty one, takes a byte of the file. A chunk does not end in a
+    block header."""
+    end = begin + records
+    in_block = end % _BLOCK
+    if 0 < in_block < _BLOCK_HEADER:
+        end += _BLOCK_HEADER - in_block
+    return end
+
+
 def _steps(scanner: Scanner, count: int) -> Iterator[int]:
-    """Yield numbers of bytes that sum to `count`, and skip the block headers between them. The caller takes or skips the
-    bytes."""
+    """Yield numbers of bytes that sum to `count`, one for each block. Skip the block headers between them. The caller advances
+    the scanner by each number."""
     while count:
         if not scanner.position % _BLOCK:
             scanner.skip(_BLOCK_HEADER)

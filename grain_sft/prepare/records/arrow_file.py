@@ -1,4 +1,4 @@
-"""Arrow IPC files and streams of records, such as those of Hugging Face datasets, read by record batches.
+"""Arrow IPC files and streams, such as those of Hugging Face datasets, cut into parts of whole record batches.
 
 A stream is a sequence of messages: the schema, dictionaries, record batches, and an end-of-stream marker. A file is a stream
 between a magic and a footer.
@@ -9,13 +9,12 @@ Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-int
 import contextlib
 import functools
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, GrainSftError, import_extra
-from grain_sft.prepare.records.scanner import Scanner
+from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, read_exactly
 from grain_sft.prepare.records.units import Input, Part, Unit
-from grain_sft.prepare.records.unpacked import check_digest, read_exactly
 from grain_sft.storage import files
 
 _MAGIC = b"ARROW1"
@@ -31,14 +30,14 @@ def matches(path: str, head: bytes) -> bool:
     return head.startswith((_MAGIC, _CONTINUATION)) or path.endswith((".arrow", ".feather"))
 
 
-def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
+def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return parts of whole record batches, each of at least `least` bytes except the last, and an empty note.
 
     A file whose dictionaries change between two batches is one part.
     """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
-    parts, changing = _parts(Scanner(path, size, read), least)
-    if changing:
+    parts, dictionaries_change = _parts(Scanner(path, size, read), least)
+    if dictionaries_change:
         parts, _ = _parts(Scanner(path, size, read), size)
     return parts, ""
 
@@ -47,19 +46,22 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
     from pyarrow import ipc, py_buffer
 
-    found = 0
+    num_rows = 0
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):
-        head = _head(entry.path, entry.size, (entry.parts or (unit,))[0]) if unit.start else b""
+        head = _head(entry.path, entry.size, entry.parts[0]) if unit.start and entry.parts else b""
         data = bytearray(head)
         for start in range(unit.start, unit.stop, _READ):  # in pieces, so that a large batch is in memory once
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
         check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
-        for batch in ipc.open_stream(py_buffer(data).slice(len(_FILE_HEAD) if data.startswith(_MAGIC) else 0)):
+        stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0
+        for batch in ipc.open_stream(py_buffer(data).slice(stream_start)):
             batch.validate(full=True)
-            found += batch.num_rows
+            num_rows += batch.num_rows
             yield from rows_of(batch)
-    if found != unit.records:
-        raise CorpusFileError(f"{entry.path}: has {found} rows, expected {unit.records}. It changed while it was read.")
+    if num_rows != unit.records:
+        raise CorpusFileError(
+            f"{entry.path}: has {num_rows} rows, expected {unit.records}. It changed during the read."
+        )
 
 
 @contextlib.contextmanager
@@ -76,7 +78,8 @@ def errors_named(what: str) -> Iterator[None]:
 
 
 def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a record batch as JSON values, without the keys whose value is None: columns have no absent keys."""
+    """Yield the rows of a record batch as JSON values. Keys whose value is None are left out, because a column has a null
+    where a JSON record lacks the key."""
     if len(set(batch.schema.names)) < batch.num_columns:
         raise ValueError("two columns have the same name")
     for start in range(0, batch.num_rows, _ROWS):
@@ -93,7 +96,7 @@ def _without_none(value: Any) -> Any:
 
 
 class _Stream(io.RawIOBase):
-    """The stream of a file, for pyarrow: from the schema to the end-of-stream marker."""
+    """Raw stream that pyarrow reads, over a scanner. The magic of an Arrow file is skipped."""
 
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
@@ -109,44 +112,60 @@ class _Stream(io.RawIOBase):
 
 
 def _parts(scanner: Scanner, least: int) -> tuple[tuple[Part, ...], bool]:
-    """Return the parts of a file, and whether a dictionary follows a record batch."""
+    """Return the parts of a file, and whether its dictionaries change after the first record batch."""
     from pyarrow import ArrowException, PythonFile, ipc
 
-    path, size, stream = scanner.path, scanner.size, _Stream(scanner)
+    path, size = scanner.path, scanner.size
+    stream = _Stream(scanner)
     parts: list[Part] = []
-    begin = start = rows = batches = dictionaries = 0
+    part_start = part_rows = part_batches = 0
+    batches_end = first_dictionaries = 0  # offset after the last batch; number of dictionaries before the first batch
     try:
         reader = ipc.open_stream(PythonFile(stream, "r"))
-        start = scanner.position
+        batches_end = scanner.position
         for batch in reader:
-            start = scanner.position
-            dictionaries = dictionaries or reader.stats.num_dictionary_batches
-            rows, batches = rows + batch.num_rows, batches + 1
-            if start - begin >= least:
-                parts.append(scanner.part(rows))
-                begin, rows, batches = start, 0, 0
+            batches_end = scanner.position
+            first_dictionaries = first_dictionaries or reader.stats.num_dictionary_batches
+            part_rows += batch.num_rows
+            part_batches += 1
+            if batches_end - part_start >= least:
+                parts.append(scanner.part(part_rows))
+                part_start = batches_end
+                part_rows = part_batches = 0
     except GrainSftError:
         raise
     except (ArrowException, OSError, ValueError) as error:
-        raise CorpusFileError(
-            f"{path}: byte {start}: not a message of Arrow. Is the file damaged? Write it again."
-        ) from error
-    stop = end = scanner.position
-    if read_exactly(path, size, start, stop) != _END_OF_STREAM:
+        raise _damaged(path, batches_end) from error
+    stream_end = scanner.position
+    if read_exactly(path, size, batches_end, stream_end) != _END_OF_STREAM:
         raise CorpusFileError(f"{path}: ends without Arrow's end-of-stream marker. Is it cut short? Copy it again.")
-    if stream.is_file:  # the footer, its length in 4 bytes, and the magic
-        tail = files.read_range(path, max(stop, size - len(_MAGIC) - 4), size)
-        end = stop + int.from_bytes(tail[:4], "little") + len(tail) if tail[4:] == _MAGIC else 0
-    if end != size:
-        raise CorpusFileError(f"{path}: byte {stop}: not a message of Arrow. Is the file damaged? Write it again.")
-    if batches:
-        parts.append(scanner.part(rows))
-    return tuple(parts), reader.stats.num_dictionary_batches != dictionaries
+    if not _is_complete(path, size, stream_end, stream.is_file):
+        raise _damaged(path, stream_end)
+    if part_batches:
+        parts.append(scanner.part(part_rows))
+    return tuple(parts), reader.stats.num_dictionary_batches != first_dictionaries
+
+
+def _is_complete(path: str, size: int, stream_end: int, is_file: bool) -> bool:
+    """Return whether only a footer follows the stream of an Arrow file, and nothing follows a plain stream."""
+    if not is_file:
+        return stream_end == size
+    # the last bytes are the length of the footer and the magic
+    tail = files.read_range(path, max(stream_end, size - len(_MAGIC) - 4), size)
+    footer_size = int.from_bytes(tail[:4], "little")
+    return tail[4:] == _MAGIC and stream_end + footer_size + len(tail) == size
+
+
+def _damaged(path: str, byte: int) -> CorpusFileError:
+    return CorpusFileError(f"{path}: byte {byte}: not a message of Arrow. Is the file damaged? Write it again.")
 
 
 @functools.lru_cache(16)
-def _head(path: str, size: int, first: Part) -> bytes:
-    """Return the schema and the dictionaries of a file. Its first part is a key of the cache, for a file that is replaced."""
+def _head(path: str, size: int, first_part: Part) -> bytes:
+    """Return the bytes of the schema and the dictionaries of a file.
+
+    `first_part` is only a key of the cache: its digest differs after the file was replaced.
+    """
     from pyarrow import PythonFile, ipc
 
     scanner, stop = Scanner(path, size), 0

@@ -1,4 +1,7 @@
-"""Records of `tf.train.Example`, parsed without TensorFlow. Format: tensorflow/core/example/example.proto, feature.proto."""
+"""Parsing of `tf.train.Example` records without TensorFlow.
+
+Format: tensorflow/core/example/example.proto and feature.proto
+"""
 
 import functools
 from typing import Any
@@ -38,26 +41,30 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 
 
 def fields_of(record: bytes) -> dict[str, Any] | None:
-    """Return the features of a serialized Example, sorted by name: {} for an empty record, None if the record cannot be parsed
-    or has no features. Nearly any short text parses as an Example without features.
+    """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
 
-    One value becomes a scalar and several become a list; a feature without values is omitted. Bytes in UTF-8 become a string.
+    An empty record has no features: {}. A short text often parses as an Example without features, so that is None. A feature
+    of one value becomes a scalar, and one of several values a list. A feature without values is omitted.
     """
     if not record:
         return {}
     try:
-        found = _example_class().FromString(record).features.feature
+        features = _example_class().FromString(record).features.feature
     except message.DecodeError:
         return None
-    return {name: value for name in sorted(found) if (value := _value(found[name])) is not None} if found else None
+    if not features:
+        return None
+    values = {name: _values(features[name]) for name in sorted(features)}
+    return {name: items[0] if len(items) == 1 else items for name, items in values.items() if items}
 
 
-def _value(feature: Any) -> Any:
+def _values(feature: Any) -> list[Any]:
+    """Return the values of a feature. Bytes in UTF-8 become strings."""
     kind = feature.WhichOneof("kind")
-    values = (
-        [_text(value) if isinstance(value, bytes) else value for value in getattr(feature, kind).value] if kind else []
-    )
-    return values[0] if len(values) == 1 else values or None
+    if kind is None:
+        return []
+    values = getattr(feature, kind).value
+    return [_text(value) if isinstance(value, bytes) else value for value in values]
 
 
 def _text(value: bytes) -> str | bytes:

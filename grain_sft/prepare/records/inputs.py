@@ -1,43 +1,40 @@
-"""Inputs: files of records, cut into units that can be read in any order and on any machine.
+"""Inputs of a preparation: files of records, cut into units that can be read in any order and on any machine.
 
 Files of lines are cut every few MiB, and a line belongs to the unit that has its first byte. Parquet is cut in its row groups,
 Arrow at its record batches, ArrayRecord at its chunks, compressed files and arrays between records. A text is one unit. Small
-units are rendered in groups. Units and groups depend only on the files, and no output depends on units and groups.
+units are rendered in groups. Units and groups depend only on the files. The prepared corpus does not depend on them.
 """
 
 import concurrent.futures
 import dataclasses
-import functools
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare.records import array_record_file, arrow_file, parquet_file, unpacked, walk
+from grain_sft.prepare.records.scanner import BLOCK, ReadReport, check_digest, read_exactly
 from grain_sft.prepare.records.strict_json import check_name
 from grain_sft.prepare.records.units import Input, Part, Unit
-from grain_sft.prepare.records.unpacked import read_exactly
+from grain_sft.progress import Progress
 from grain_sft.storage import files
 
-BLOCK = 1 << 20  # bytes
 MAX_BLOCKS = 8  # blocks in a unit
-MANY_BLOCKS = 1024  # blocks in an input, above which its units have more than one
+MANY_BLOCKS = 1024  # units of an input of at most this many blocks have one block each
 _TAIL = 1 << 14  # bytes read first to find the end of a unit's last line
 GROUP_BYTES = 1 << 18  # bytes of a group of units
 
 SCAN_THREADS = 8
-PAUSE = 0.2  # seconds between two reports of progress
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
 """Kinds of files whose records are rows: modules with `matches`, `describe` and `rows`."""
 
 
-def list_inputs(
-    datasets: Sequence[Sequence[str]], progress: Callable[[str, int, int], None] | None = None
-) -> list[Input]:
+def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = None) -> list[Input]:
     """Return the files of every dataset, in order.
 
     A file's first bytes, and for some kinds its name, decide its kind. All files except JSONL and Parquet are read whole to
@@ -45,28 +42,29 @@ def list_inputs(
 
     Args:
       datasets: Paths, globs and folders of each dataset, local or remote.
-      progress: Function of the activity, the number of bytes read, and the number of bytes of all files.
+      progress: Function of the activity, the number of bytes read, and the number of bytes of all files. Threads call it,
+        one at a time.
 
     Raises:
       CorpusFileError: A path names no file, or a file is damaged.
       PrepareError: A file is of a kind that can't be read.
     """
     named = _named(datasets)
-    read, total = [0] * len(named), sum(size for _, _, size in named)  # bytes of each file, and of all
+    total = sum(size for _, _, size in named)
+    bytes_read = [0] * len(named)  # of each file
+    lock = threading.Lock()
+
+    def describe(number: int) -> Input:
+        def report(position: int) -> None:
+            bytes_read[number] = position
+            if progress is not None:
+                with lock:
+                    progress("Opening the inputs", sum(bytes_read), total)
+
+        return _describe(*named[number], report)
+
     with concurrent.futures.ThreadPoolExecutor(SCAN_THREADS) as pool:
-        futures = [
-            pool.submit(_describe, *each, functools.partial(read.__setitem__, index))
-            for index, each in enumerate(named)
-        ]
-        try:
-            for future in futures:
-                while not concurrent.futures.wait([future], PAUSE).done:
-                    if progress is not None:
-                        progress("Opening the inputs", sum(read), total)
-                future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    return [future.result() for future in futures]
+        return list(pool.map(describe, range(len(named))))
 
 
 def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
@@ -109,10 +107,11 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
         for start in range(unit.start, unit.stop, BLOCK):
             whole.update(read_exactly(entry.path, entry.size, start, min(start + BLOCK, unit.stop)))
         return dataclasses.replace(unit, digest=whole.hexdigest())
-    before = min(1, unit.start)
-    data = read_exactly(entry.path, entry.size, unit.start - before, unit.stop)
-    starts = data.count(b"\n", 0, len(data) - 1) + 1 - before
-    return dataclasses.replace(unit, records=starts, digest=hashlib.sha256(memoryview(data)[before:]).hexdigest())
+    data, own_data = _read_unit(entry, unit)
+    lines = data.count(b"\n", 0, len(data) - 1)  # newlines that are followed by a line's first byte in the unit
+    if unit.start == 0:
+        lines += 1
+    return dataclasses.replace(unit, records=lines, digest=hashlib.sha256(own_data).hexdigest())
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
@@ -136,13 +135,13 @@ def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Inpu
 def grouped(inputs: Sequence[Input], units: Sequence[Unit]) -> tuple[tuple[Unit, ...], ...]:
     """Return groups of consecutive units of one dataset: units of at most `GROUP_BYTES` in total, or one larger unit.
 
-    Each group has one file of unfinished work, so that thousands of small files don't make thousands of them.
+    A group becomes one chunk file, so thousands of small inputs don't become thousands of chunk files.
     """
     groups: list[list[Unit]] = []
     size = 0
     for unit in units:
-        same = bool(groups) and inputs[groups[-1][0].input].dataset == inputs[unit.input].dataset
-        if not same or size + unit.size > GROUP_BYTES:
+        same_dataset = bool(groups) and inputs[groups[-1][0].input].dataset == inputs[unit.input].dataset
+        if not same_dataset or size + unit.size > GROUP_BYTES:
             groups.append([])
             size = 0
         groups[-1].append(unit)
@@ -176,11 +175,12 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
     if entry.kind == "array":
         yield from enumerate(unpacked.elements(data), unit.first)
         return
-    for number, line in enumerate(data.removeprefix(b"" if unit.start else unpacked.BOM).split(b"\n"), unit.first):
+    if unit.start == 0:
+        data = data.removeprefix(unpacked.BOM)
+    for number, line in enumerate(data.split(b"\n"), unit.first):
         line = line.rstrip(b"\r")
         if len(line) > unpacked.MAX_RECORD:
-            limit = f"expected at most {unpacked.MAX_RECORD}"
-            raise RecordError(f"{entry.path}:{number}: a line of {len(line)} bytes; {limit}.")
+            raise unpacked.too_long(f"{entry.path}:{number}", "line")
         if line.strip():
             yield number, line
 
@@ -188,31 +188,39 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
 def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, bytes | dict[str, Any] | RecordError]]:
     """Yield the path, number from 1, and content of every record of the inputs that `list_inputs` returns; see
     `read_records`. Each file is opened when its turn comes."""
-    for named in _named(datasets):
-        entry, first = _describe(*named, lambda position: None), 1
+    for dataset, path, size in _named(datasets):
+        entry = _describe(dataset, path, size, lambda position: None)
+        first = 1
         for unit in plan_units([entry]):
             for number, raw in read_records(entry, dataclasses.replace(unit, first=first)):
                 yield entry.path, number, raw
             first += unit.records or scan_unit(entry, unit).records
 
 
+def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
+    """Return the bytes of a unit of lines: with the byte before it, which shows whether a line begins there, and without."""
+    begin = max(0, unit.start - 1)
+    data = read_exactly(entry.path, entry.size, begin, unit.stop)
+    return data, memoryview(data)[unit.start - begin :]
+
+
 def _lines_of(entry: Input, unit: Unit) -> bytes:
     """Return the bytes of the lines that begin in a unit, up to the end of the last line."""
-    before = min(1, unit.start)
-    data = read_exactly(entry.path, entry.size, unit.start - before, unit.stop)
-    unpacked.check_digest(entry.path, memoryview(data)[before:], unit.digest)
-    start = data.find(b"\n", 0, len(data) - 1) + 1 if before else 0
-    if start < before:
-        return b""  # no line begins in the unit
-    lines, more, stop = [memoryview(data)[start:]], data, unit.stop
-    while not more.endswith(b"\n") and stop < entry.size:
-        more = read_exactly(entry.path, entry.size, stop, stop + max(_TAIL, stop - unit.stop))
-        stop += len(more)
-        more = more[: more.find(b"\n") + 1] or more
-        lines.append(memoryview(more))
-        if sum(map(len, lines)) > unpacked.MAX_RECORD + unit.size:
-            break  # read_records refuses it
-    return b"".join(lines)
+    data, own_data = _read_unit(entry, unit)
+    check_digest(entry.path, own_data, unit.digest)
+    start = 0
+    if unit.start:
+        start = data.find(b"\n", 0, len(data) - 1) + 1
+        if start == 0:
+            return b""  # no line begins in the unit
+    tail = bytearray()  # of the last line, after the unit
+    while not (data.endswith(b"\n") or b"\n" in tail) and unit.stop + len(tail) < entry.size:
+        if len(tail) > unpacked.MAX_RECORD:
+            break  # `read_records` refuses the line
+        stop = unit.stop + len(tail)
+        tail += read_exactly(entry.path, entry.size, stop, stop + max(_TAIL, len(tail)))
+    tail_end = tail.find(b"\n") + 1 or len(tail)  # after the newline, if the line has one
+    return b"".join([memoryview(data)[start:], memoryview(tail)[:tail_end]])
 
 
 def _size(path: str) -> int:
@@ -225,7 +233,7 @@ def _size(path: str) -> int:
     return size
 
 
-def _describe(dataset: int, path: str, size: int, read: Callable[[int], None]) -> Input:
+def _describe(dataset: int, path: str, size: int, read: ReadReport) -> Input:
     """Return the input of a file. Call `read` with the number of bytes read so far."""
     head = files.read_range(path, 0, min(size, 16))
     for kind, module in ROW_FILES.items():

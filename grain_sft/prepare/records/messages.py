@@ -1,6 +1,6 @@
-"""Conversations: the form that records of all schemas are parsed into, and the checks of their messages.
+"""`Conversation` and `Message`, which records of all schemas are parsed into, and the parsing of messages.
 
-Errors name the path of a fault in the record.
+Errors name the key that is wrong, such as `messages[2].role`.
 """
 
 import contextlib
@@ -15,17 +15,13 @@ from grain_sft.prepare.records.strict_json import check_json, check_text, found,
 Record = dict[str, Any]
 Roles = tuple[str, ...]
 
-_MESSAGE_KEYS = frozenset(
-    (
-        *("role", "content", "weight", "name", "arguments", "tool_calls", "tool_call_id", "functions"),
-        *("function_calls", "reasoning_content", "thinking", "context", "think", "cite"),
-    )
-)
-_TYPES: Mapping[str, tuple[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("name", "context", "think", "cite", "tool_call_id"), ("a string", (str,))),
-    "tool_calls": ("a list", (list,)),
-    **dict.fromkeys(("function_calls", "functions"), ("a list", (list, str))),  # strings in OLMo's data
-}
+_MESSAGE_KEYS = frozenset([
+    "role", "content", "weight", "name", "arguments", "tool_calls", "tool_call_id", "functions", "function_calls",
+    "reasoning_content", "thinking", "context", "think", "cite",
+])  # fmt: skip
+_STRING_KEYS = ("name", "context", "think", "cite", "tool_call_id")
+_LIST_KEYS = ("tool_calls", "function_calls", "functions")
+_LIST_OR_STRING_KEYS = ("function_calls", "functions")  # a string in OLMo's data
 _MASKS = ("train", "training", "trainable", "loss")  # keys of masks in data for other trainers, such as Axolotl
 _MAX_WEIGHT = 1e30  # well below the largest float32
 
@@ -78,8 +74,8 @@ def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False
     messages = []
     for index, entry in enumerate(entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
-        short = len(entry) == 2 and role != "assistant_toolcall"  # the usual case; a tool call also has a name
-        if short and type(content) is str and type(role) is str and role in roles and "\0" not in content:
+        is_plain = len(entry) == 2 and role != "assistant_toolcall"  # the usual case, without the checks of `_message`
+        if is_plain and type(content) is str and type(role) is str and role in roles and "\0" not in content:
             messages.append(Message(role, content))
         else:
             messages.append(_message(entry, f"{key}[{index}]", roles, exact))
@@ -96,15 +92,18 @@ def _message(entry: Record, where: str, roles: Roles, exact: bool) -> Message:
     check_keys(entry, _MESSAGE_KEYS, where)
     extra = {key: value for key, value in others.items() if key != "weight"}
     check_json(extra, where)
-    for key, (expected, kinds) in _TYPES.items():
-        if key in extra and not isinstance(extra[key], kinds):
-            raise RecordError(f"{where}.{key}: {kind(extra[key])}; expected {expected}.")
+    for key, value in extra.items():
+        if key in _STRING_KEYS and not isinstance(value, str):
+            raise RecordError(f"{where}.{key}: {kind(value)}; expected a string.")
+        is_list = isinstance(value, list) or (key in _LIST_OR_STRING_KEYS and isinstance(value, str))
+        if key in _LIST_KEYS and not is_list:
+            raise RecordError(f"{where}.{key}: {kind(value)}; expected a list.")
     text = _content(entry, role, where, extra)
     return Message(role, text, weight_of(entry, where), extra or None)
 
 
 def _content(entry: Record, role: str, where: str, extra: Record) -> str:
-    """Return the text of a message. Put the JSON of a tool call or result into `extra` instead."""
+    """Return the text of a message; "" if it is a tool call or has a content that is not text, which goes to `extra`."""
     content = entry.get("content")
     if role == "assistant_toolcall":
         if not isinstance(extra.get("name"), str):
@@ -166,8 +165,10 @@ def optional_text(record: Record, key: str) -> str | None:
 
 
 def weight_of(entry: Record, where: str) -> float | None:
-    """Return the weight of a message, or None if it has none: a number from 0 to 1e30, true or false. Refuse a mask of
-    another name."""
+    """Return the weight of a message: a number from 0 to 1e30, true as 1, false as 0; None if it has none.
+
+    A message without a weight, but with a mask under a key such as "train", is refused: that mask would be ignored.
+    """
     weight = entry.get("weight")
     if weight is None:
         if key := next((key for key in _MASKS if isinstance(entry.get(key), bool)), None):
@@ -182,7 +183,7 @@ def weight_of(entry: Record, where: str) -> float | None:
 
 
 def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
-    """Refuse an unknown key that looks like a misspelled known one. Other keys are metadata, or for chat templates."""
+    """Refuse an unknown key that looks like a misspelled known one. Accept other unknown keys: they may be metadata."""
     if entry.keys() <= known:
         return
     absent = tuple(sorted(known - entry.keys()))
@@ -193,4 +194,6 @@ def check_keys(entry: Record, known: frozenset[str], where: str) -> None:
 
 def _misspelled(entry: Record, key: str) -> str:
     """Return a hint if `key` is missing and another key of the entry is similar to it, else ""."""
-    return "" if key in entry else next(filter(None, (suggestion(name, (key,)) for name in entry)), "")
+    if key in entry:
+        return ""
+    return next((hint for name in entry if (hint := suggestion(name, (key,)))), "")

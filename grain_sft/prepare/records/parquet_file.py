@@ -1,16 +1,17 @@
-"""Parquet files of records, read by row groups. A large row group is several parts.
+"""Parquet files of records, cut into parts: one for each row group, or several for a large one.
 
-A part is reached by decoding the rows before it in its row group, so each thread reads a file forward, once.
+To reach the second part of a row group, the reader decodes the first. So each thread keeps its file open, and reads forward.
 """
 
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, import_extra
 from grain_sft.prepare.records.arrow_file import errors_named, rows_of
+from grain_sft.prepare.records.scanner import ReadReport
 from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.storage import files, open_remote
 
@@ -24,23 +25,32 @@ def matches(path: str, head: bytes) -> bool:
     return head.startswith(b"PAR1") or path.endswith(".parquet")
 
 
-def describe(path: str, size: int, least: int, read: Callable[[int], None]) -> tuple[tuple[Part, ...], str]:
-    """Return the parts and the version of a file. The bytes of each part are an equal share of the file, only to be hashed."""
-    version, metadata = _version(path), _open(path).metadata
-    rows: list[int] = []
+def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
+    """Return the parts and the version of a file.
+
+    The rows of a part lie in several ranges of bytes, one for each column. To hash every byte of the file once, part 2 of 5
+    gets the second fifth of the file's bytes.
+    """
+    version = _version(path)
+    metadata = _open(path).metadata
+    rows: list[int] = []  # of each part
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        count = max(1, min(group.num_rows, -(-group.total_byte_size // PART_BYTES)))
-        rows += [group.num_rows * (part + 1) // count - group.num_rows * part // count for part in range(count)]
+        num_parts = max(1, min(group.num_rows, -(-group.total_byte_size // PART_BYTES)))
+        borders = [group.num_rows * part // num_parts for part in range(num_parts + 1)]
+        rows += [stop - start for start, stop in itertools.pairwise(borders)]
     if sum(rows) != metadata.num_rows:
-        found = f"{path}: {metadata.num_rows} rows by its footer, and {sum(rows)} in its row groups"
-        raise CorpusFileError(f"{found}. It is damaged: write the file again.")
-    shares = itertools.pairwise(size * part // max(1, len(rows)) for part in range(len(rows) + 1))
-    return tuple(Part(*share, count) for share, count in zip(shares, rows, strict=True)), version
+        raise CorpusFileError(
+            f"{path}: {metadata.num_rows} rows by its footer, and {sum(rows)} in its row groups. It is damaged: write the "
+            "file again."
+        )
+    borders = [size * part // max(1, len(rows)) for part in range(len(rows) + 1)]
+    return tuple(map(Part, borders, borders[1:], rows)), version
 
 
 _reading = threading.local()
-"""`_reading.rows`: path and version of the file that this thread reads, index of the next row, and an iterator from it on."""
+"""`_reading.rows`: (path, version) of the file that this thread reads, index of its next row, and an iterator over its rows
+from that one on."""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
@@ -48,28 +58,32 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     key, first = (entry.path, entry.note), unit.first - 1
     stop = first + unit.records
     _check_version(entry)
-    open_file, position, following = getattr(_reading, "rows", None) or ((), 0, iter(()))
+    open_file, next_row, rows_left = getattr(_reading, "rows", None) or ((), 0, iter(()))
     _reading.rows = None  # after an error, begin again
     with errors_named(f"{entry.path}: rows {unit.first} to {stop} can't be read"):
-        if (open_file, position) != (key, first):
-            following = _rows_from(entry.path, first)
-        yield from itertools.islice(following, unit.records)
+        if (open_file, next_row) != (key, first):
+            rows_left = _rows_from(entry.path, first)
+        yield from itertools.islice(rows_left, unit.records)
     _check_version(entry)
-    _reading.rows = (key, stop, following)
+    _reading.rows = (key, stop, rows_left)
 
 
 def _rows_from(path: str, first: int) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file from index `first` on."""
     file = _open(path)
+    skip = first  # rows
     for group in range(file.metadata.num_row_groups):
-        left = file.metadata.row_group(group).num_rows
-        if first < left:
-            for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group]):
-                yield from rows_of(batch.slice(first))
-                first, left = max(0, first - batch.num_rows), left - batch.num_rows
-            if left:  # pyarrow yields the rows of damaged columns up to the damage
-                raise ValueError(f"row group {group}: {left} of its rows are missing")
-        first = max(0, first - left)
+        num_rows = file.metadata.row_group(group).num_rows
+        if skip >= num_rows:
+            skip -= num_rows
+            continue
+        missing = num_rows
+        for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group]):
+            yield from rows_of(batch.slice(skip))
+            skip = max(0, skip - batch.num_rows)
+            missing -= batch.num_rows
+        if missing:  # pyarrow yields the rows of damaged columns up to the damage
+            raise ValueError(f"row group {group}: {missing} of its rows are missing")
 
 
 def _check_version(entry: Input) -> None:

@@ -1,4 +1,4 @@
-"""Schemas: the common forms of records, parsed into conversations. Errors name the path of a fault in the record."""
+"""Schemas: the common forms of records (OpenAI, ShareGPT, Alpaca, …), and the parsing of each into conversations."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from grain_sft.prepare.records.messages import (
     text_of,
     weight_of,
 )
-from grain_sft.prepare.records.schema_mapping import TURN_KEYS, command_for, renamed
+from grain_sft.prepare.records.schema_mapping import command_for, renamed
 from grain_sft.prepare.records.strict_json import check_json, kind, parse_json, shown, suggestion
 
 _STRICT_ROLES = ("system", "user", "assistant")
@@ -44,7 +44,7 @@ class Schema:
       parse: Function from a record to its conversation.
       keys: Keys of a record, which `--schema` can map.
       turn_keys: Keys of its messages that `--schema` can map.
-      signs: Keys that only records of this schema have, all of them; empty if "auto" does not infer the schema by such keys.
+      signs: Keys by which "auto" infers this schema: a record that has all of them. Empty if "auto" never infers it by signs.
     """
 
     parse: Callable[[Record], Conversation]
@@ -73,9 +73,9 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         name = _detect(record)
         name = messages if name == "chat" else name
     try:
-        read = renamed(record, keys) if keys else record
-        check_keys(read, _KNOWN[name], "the record")
-        return SCHEMAS[name].parse(read)
+        mapped = renamed(record, keys) if keys else record
+        check_keys(mapped, _KNOWN[name], "the record")
+        return SCHEMAS[name].parse(mapped)
     except RecordError as error:
         if not keys:
             raise
@@ -91,23 +91,21 @@ def read_record(raw: object, schema: str = "auto", *, messages: str = "chat") ->
 
 @functools.lru_cache(maxsize=64)
 def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
-    """Return the name of a schema, and a mapping from its renamed keys to the keys in the file.
+    """Return the name of a schema and its mapped keys: ("text", {"text": "body"}) for "text:text=body".
 
     Raises:
-      PrepareError: The schema does not exist, a pair is not KEY=KEY, or the schema has no such key or has it twice.
+      PrepareError: The schema does not exist, a pair is not KEY=KEY, the schema has no such key, or a key is mapped twice.
     """
-    name, colon, rest = schema.partition(":")
+    name, colon, pairs = schema.partition(":")
     if name not in SCHEMAS and name != "auto":
         raise PrepareError(f"schema {name!r}: expected 'auto', {_listed(SCHEMAS)}.")
     keys: dict[str, str] = {}
-    for pair in rest.split(",") if colon else ():
+    for pair in pairs.split(",") if colon else ():
         key, equals, source = pair.partition("=")
         if not (key and equals and source):
             raise PrepareError(f"schema {schema!r}: {pair!r} is not a pair. Expected NAME:KEY=KEY_IN_THE_FILE,...")
         if name == "auto":
-            raise PrepareError(
-                f"schema {schema!r}: only keys of a named schema can be mapped, not of 'auto'. Name the schema."
-            )
+            raise PrepareError(f"schema {schema!r}: only keys of a named schema can be mapped. Name the schema.")
         known = (*SCHEMAS[name].keys, *SCHEMAS[name].turn_keys)
         if key not in known:
             raise PrepareError(f"schema {schema!r}: has no key {key!r}. Expected one of {_listed(known)}.")
@@ -171,8 +169,8 @@ def _parse_sharegpt(record: Record) -> Conversation:
 
 
 def _parse_alpaca(record: Record) -> Conversation:
-    """{"instruction", "input", "output", "system", "history"}: the input follows the instruction on a new line, as in
-    LLaMA-Factory; `history` is a list of earlier [question, answer]."""
+    """{"instruction", "input", "output", "system", "history"}. As in LLaMA-Factory, the input follows the instruction on a new
+    line, and `history` is a list of earlier [question, answer] pairs."""
     messages: list[Message] = []
     history = record.get("history")
     if history is not None and not isinstance(history, list):
@@ -199,10 +197,11 @@ def _parse_prompt_completion(record: Record) -> Conversation:
 
 def _parse_preference(record: Record) -> Conversation:
     """{"prompt", "chosen", "rejected"}, each a text or a list of messages. Both responses may repeat the prompt. Messages that
-    both responses begin with belong to the prompt, in which the assistant's messages get weight 0."""
+    both responses begin with are moved to the prompt. The assistant's messages in the prompt get weight 0."""
     prompt = [] if record.get("prompt") is None else _messages_of(record, "prompt", "user")
-    document = not prompt and not isinstance(record.get("chosen"), list)
-    responses = [_messages_of(record, key, DOCUMENT if document else "assistant") for key in ("chosen", "rejected")]
+    is_document = not prompt and not isinstance(record.get("chosen"), list)  # two plain texts without a prompt
+    role = DOCUMENT if is_document else "assistant"
+    responses = [_messages_of(record, key, role) for key in ("chosen", "rejected")]
     if all(response[: len(prompt)] == prompt for response in responses):
         responses = [response[len(prompt) :] for response in responses]
     for key, response in zip(("chosen", "rejected"), responses, strict=True):
@@ -213,24 +212,25 @@ def _parse_preference(record: Record) -> Conversation:
                 f"{key}: begins with a message of the {response[0].role}, and not with the messages of 'prompt'. Expected a "
                 "response, or the same prompt before both responses."
             )
-    shared = 0
-    while all(len(each) > shared + 1 for each in responses) and responses[0][shared] == responses[1][shared]:
+    chosen, rejected = responses
+    shared = 0  # messages; the last one of a response is never shared
+    while shared + 1 < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
-    prompt = _untrained((*prompt, *responses[0][:shared]))
+    prompt = _untrained([*prompt, *chosen[:shared]])
     system, tools = optional_text(record, "system"), _tools(record)
-    chosen, rejected = (Conversation((*prompt, *each[shared:]), system=system, tools=tools) for each in responses)
-    return msgspec.structs.replace(chosen, rejected=rejected)
+    other = Conversation((*prompt, *rejected[shared:]), system=system, tools=tools)
+    return Conversation((*prompt, *chosen[shared:]), system=system, tools=tools, rejected=other)
 
 
 def _messages_of(record: Record, key: str, role: str) -> list[Message]:
-    """Return the list of messages under a key, or one message of `role` from its text."""
+    """Return the messages under a key. A text becomes one message of `role`."""
     if isinstance(record.get(key), list):
         return read_messages(record, key, _CHAT_ROLES)
     return [Message(role, text_of(record, key))]
 
 
 def _untrained(messages: Iterable[Message]) -> list[Message]:
-    """Return messages in which those of the assistant have weight 0."""
+    """Return the messages, with weight 0 for those of the assistant."""
     return [
         msgspec.structs.replace(message, weight=0.0) if message.role.startswith("assistant") else message
         for message in messages
@@ -244,7 +244,7 @@ def _parse_text(record: Record) -> Conversation:
 
 _MESSAGES_KEYS = ("messages", "system", "tools")
 _ALPACA, _PAIR, _PREFERENCE = ("instruction", "output"), ("prompt", "completion"), ("chosen", "rejected")
-_ROLE_CONTENT, _FROM_VALUE = TURN_KEYS[:3], TURN_KEYS[2:]
+_ROLE_CONTENT, _FROM_VALUE = ("role", "content", "weight"), ("weight", "from", "value")
 
 SCHEMAS: Mapping[str, Schema] = {
     "messages": Schema(_parse_messages, _MESSAGES_KEYS, _ROLE_CONTENT),
@@ -274,7 +274,7 @@ def _detect(record: Record) -> str:
     if record.keys() == {"messages"}:  # the usual case; the code below costs a tenth of reading a record
         return "chat"
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
-    if len(present) > 1:  # Parquet and some tools write null for what is absent
+    if len(present) > 1:  # Parquet and some tools write null for absent keys
         filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]
         present = filled or present[:1]
     if len(present) == 1:
@@ -284,7 +284,8 @@ def _detect(record: Record) -> str:
         raise RecordError(f"the record has {keys}, so its schema is not clear. Name it with --schema.")
     if "text" in record:
         return "text"
-    hint = command_for(record) or next(filter(None, (suggestion(key, _ALL_KEYS) for key in record)), _NAME_THEM)
+    hints = [command_for(record), *(suggestion(key, _ALL_KEYS) for key in record), _NAME_THEM]
+    hint = next(hint for hint in hints if hint)
     raise RecordError(f"the record's keys are {_keys(record)}; expected {_EXPECTED}.{hint}")
 
 

@@ -1,13 +1,14 @@
-"""Renaming of record keys to the keys of a schema (`--schema NAME:KEY=NAME_IN_THE_FILE,...`), and suggested options."""
+"""The option `--schema NAME:KEY=NAME_IN_THE_FILE,...`: renaming a record's keys, and suggesting the option for a record."""
 
 import re
 from collections.abc import Iterable, Mapping
 
 from grain_sft.prepare.records.messages import Record
 
-TURN_KEYS = ("role", "content", "weight", "from", "value")
+_TURN_KEYS = ("role", "content", "weight", "from", "value")
 """Schema keys of a single message; all other schema keys belong to the record."""
 
+# Usual names of a key, the likeliest first.
 _PROMPTS = ("question", "query", "instruction", "input", "prompt", "problem", "user", "human")
 _COMPLETIONS = ("answer", "response", "output", "completion", "reply", "solution", "chosen", "assistant", "target")
 _SYSTEMS = ("system_prompt", "system_message")
@@ -24,18 +25,21 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
       record: Record with the keys of its file.
       keys: Mapping from schema keys to keys in the file.
     """
-    turn_keys = {key: source for key, source in keys.items() if key in TURN_KEYS}
-    result = _with_keys(record, {key: source for key, source in keys.items() if key not in TURN_KEYS})
-    for key, value in result.items():
-        if turn_keys and isinstance(value, list) and key != "tools":
-            result[key] = [_with_keys(turn, turn_keys) if isinstance(turn, dict) else turn for turn in value]
+    turn_keys = {key: source for key, source in keys.items() if key in _TURN_KEYS}
+    record_keys = {key: source for key, source in keys.items() if key not in _TURN_KEYS}
+    result = _with_keys(record, record_keys)
+    if turn_keys:
+        for key, value in result.items():
+            if isinstance(value, list) and key != "tools":
+                result[key] = [_with_keys(turn, turn_keys) if isinstance(turn, dict) else turn for turn in value]
     return result
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
     """Return `values` with keys renamed by `names`, {new: old}. A renamed key replaces an existing key of its new name."""
     renamed = {name: values[source] for name, source in names.items() if source in values}
-    return {key: value for key, value in values.items() if key not in names.values() and key not in renamed} | renamed
+    others = {key: value for key, value in values.items() if key not in names.values() and key not in renamed}
+    return others | renamed
 
 
 def command_for(record: Record) -> str:
@@ -49,8 +53,9 @@ def _option_for_turns(record: Record) -> str:
     for key, value in record.items():
         if key == "rejected" or not (isinstance(value, list) and value and isinstance(value[0], dict)):
             continue
-        texts = [name for name, text in value[0].items() if isinstance(text, str)]
-        role, content = (next((name for name in names if name in texts), "") for names in (_ROLES, _CONTENTS))
+        text_keys = [name for name, text in value[0].items() if isinstance(text, str)]
+        role = next((name for name in _ROLES if name in text_keys), "")
+        content = next((name for name in _CONTENTS if name in text_keys), "")
         if not (role and content and _needs_no_quotes(key)):
             continue
         if not all(isinstance(turn, dict) and str(turn.get(role)) in _KNOWN_ROLES for turn in value):
@@ -63,14 +68,15 @@ def _option_for_turns(record: Record) -> str:
 
 def _option_for_texts(record: Record) -> str:
     """Return the value of `--schema` for a record with a prompt and a completion, or a text, under other keys, else ""."""
-    texts = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
+    text_keys = [key for key, value in record.items() if isinstance(value, str) and _needs_no_quotes(key)]
 
     def first(names: tuple[str, ...]) -> str:
-        return next((key for name in names for key in texts if key.lower() == name), "")
+        return next((key for name in names for key in text_keys if key.lower() == name), "")
 
-    prompt, completion, system, text = map(first, (_PROMPTS, _COMPLETIONS, _SYSTEMS, _TEXTS))
-    if prompt and completion and "instruction" in texts:  # Dolly calls the instruction's input "context"
-        input_key = "context" if "context" in texts and "input" not in texts else "input"
+    prompt, completion, system, text = first(_PROMPTS), first(_COMPLETIONS), first(_SYSTEMS), first(_TEXTS)
+    if prompt and completion and "instruction" in text_keys:
+        is_dolly = "context" in text_keys and "input" not in text_keys  # Dolly's name of the instruction's input
+        input_key = "context" if is_dolly else "input"
         return _option("alpaca", (("input", input_key), ("output", completion), ("system", system)))
     if prompt and completion:
         return _option("prompt_completion", (("prompt", prompt), ("completion", completion), ("system", system)))
@@ -78,6 +84,7 @@ def _option_for_texts(record: Record) -> str:
 
 
 def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
+    """Return the option that maps `names`, pairs (schema key, key in the file), without absent and equal ones."""
     return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 
 

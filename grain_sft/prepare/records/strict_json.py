@@ -1,4 +1,4 @@
-"""Strict JSON: repeated keys, NaN, NUL and half surrogate pairs are errors. Also descriptions of values for error messages."""
+"""Strict JSON: repeated keys, NaN, NUL and half surrogate pairs are errors. The last functions describe values in messages."""
 
 import collections
 import difflib
@@ -12,7 +12,7 @@ from typing import Any
 from grain_sft.errors import PrepareError, RecordError
 
 _MAX_DEPTH = 64
-"""Maximum depth of objects and lists. Chats need about 10. Functions that recurse over a record stay below Python's limit."""
+"""Maximum depth of objects and lists. Chats need about 10, and recursion to 64 levels stays below Python's limit."""
 
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
 
@@ -40,19 +40,20 @@ def parse_json(line: bytes) -> object:
             f"byte {error.start} of the line (0x{line[error.start]:02x}) is not UTF-8. Convert the file to UTF-8."
         ) from error
     except json.JSONDecodeError as error:
-        cut = error.pos >= len(error.doc.rstrip())
-        hint = " Does a record span several lines? `jq -c . FILE > FILE.jsonl` puts each on one." if cut else ""
         near = error.doc[error.pos : error.pos + 20]
-        what = error.msg.removesuffix(" at").removesuffix(" starting")
+        where = shown(near) if near else "the end of the line"
+        reason = error.msg.removesuffix(" at").removesuffix(" starting")
+        is_cut = error.pos >= len(error.doc.rstrip())
+        hint = " Does a record span several lines? `jq -c . FILE > FILE.jsonl` puts each on one." if is_cut else ""
         raise RecordError(
-            f"not valid JSON at column {error.pos + 1}: {what[0].lower()}{what[1:]}, found "
-            f"{shown(near) if near else 'the end of the line'}. Expected one whole JSON object in a line.{hint}"
+            f"not valid JSON at column {error.pos + 1}: {reason[0].lower()}{reason[1:]}, found {where}. "
+            f"Expected one whole JSON object in a line.{hint}"
         ) from error
     except RecursionError as error:
         raise RecordError(_TOO_DEEP) from error
     except ValueError as error:  # NaN, infinity, or a number of thousands of digits
         raise RecordError(f"a number can't be read: {error}.") from error
-    if text.count("[") + text.count("{") > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
+    if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
         raise RecordError(_TOO_DEEP)
     if _SUSPICIOUS.search(text):
         for path, string in strings(value):
@@ -61,13 +62,12 @@ def parse_json(line: bytes) -> object:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        repeated = next(key for key, count in collections.Counter(key for key, _ in pairs).items() if count > 1)
-        raise RecordError(
-            f"key {shown(repeated)} occurs more than once in an object, so its value is undefined. Keep one."
-        )
-    return found
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        counts = collections.Counter(key for key, _ in pairs)
+        repeated = next(key for key in counts if counts[key] > 1)
+        raise RecordError(f"key {shown(repeated)} occurs more than once in an object. Keep one.")
+    return value
 
 
 def _constant(name: str) -> float:
@@ -84,13 +84,12 @@ def _float(text: str) -> float:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)
 
 
-def _depth(value: object) -> int:
-    """Return the number of levels of lists and objects, without recursion."""
-    levels, level = 0, [value]
-    while level := [each for each in level if isinstance(each, dict | list | tuple)]:
-        level = [entry for each in level for entry in (each.values() if isinstance(each, dict) else each)]
-        levels += 1
-    return levels
+def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
+    """Return whether a value has more than `levels` levels of lists and objects."""
+    if not isinstance(value, dict | list | tuple):
+        return False
+    children = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_too_deep(child, levels - 1) for child in children)
 
 
 def check_text(text: str, where: str) -> None:
@@ -111,8 +110,8 @@ def check_name(name: str, value: object) -> None:
 
 
 def check_json(value: object, where: str) -> None:
-    """Raise a `RecordError` if JSON can't represent a value: rows of Parquet may contain such values."""
-    if _depth(value) > _MAX_DEPTH:
+    """Raise a `RecordError` if JSON can't represent a value, such as a date in a row of Parquet."""
+    if _is_too_deep(value):
         raise RecordError(f"{where}: {_TOO_DEEP}")
     for path, leaf in _leaves(value, where):
         if isinstance(leaf, str):
@@ -142,14 +141,15 @@ def _leaves(value: object, path: str) -> Iterator[tuple[str, object]]:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: in ASCII, on one line, of at most 80 characters or cut."""
+    """Return a value for a message: in ASCII, on one line, and cut if it has more than 80 characters."""
     text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:60]}... ({len(value if isinstance(value, str) else text)} characters)"
+    length = len(value) if isinstance(value, str) else len(text)
+    return text if len(text) <= 80 else f"{text[:60]}... ({length} characters)"
 
 
 @functools.lru_cache(maxsize=1024)
 def suggestion(word: Hashable, choices: tuple[str, ...], least: float = 0.7) -> str:
-    """Return " Did you mean ...?" if one of `choices` is close to `word`, else ""."""
+    """Return " Did you mean ...?" if the similarity of `word` and one of `choices` is at least `least`, else ""."""
     matches = difflib.get_close_matches(word[:100].lower(), choices, 1, least) if isinstance(word, str) else []
     return f" Did you mean {matches[0]!r}?" if matches and matches[0] != word else ""
 

@@ -1,4 +1,4 @@
-"""Input files, their parts, and units: the pieces of work that workers render."""
+"""`Input`, `Part` and `Unit`: an input file, a range of its records, and that range as a piece of work for a worker."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ class Input:
       parts: Parts, each read whole; None for plain lines, which can be cut anywhere.
       records: Number of lines, elements or rows; 0 until the file is scanned.
       digest: SHA-256 of the digests of the file's units; "" until it is scanned.
-      note: Note for the reader of this kind: the encoding of an ArrayRecord's records, or the version of a Parquet file.
+      note: Encoding of an ArrayRecord's records, or version of a Parquet file; "" for other kinds.
     """
 
     dataset: int
@@ -47,7 +47,7 @@ class Input:
 
 @dataclasses.dataclass(frozen=True)
 class Unit(Part):
-    """Consecutive records of one input: one of its parts, or the lines that begin in its bytes `start` to `stop`.
+    """Piece of work: one part of an input, or the lines that begin in bytes `start` to `stop` of a file of plain lines.
 
     Attributes:
       number: Number among the units of all inputs.
@@ -61,5 +61,5 @@ class Unit(Part):
 
     @property
     def size(self) -> int:
-        """Number of bytes after decompression; for Parquet, an equal share of the file for each part."""
+        """Number of bytes after decompression; for Parquet, an equal share of the file."""
         return self.stop - self.start

@@ -15,16 +15,18 @@ _RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|fea
 _ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 _TEXT = re.compile(rf"\.(txt|md){_COMPRESSED}")
 _DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow
-_BESIDE_INFO = ("state.json", "features.json")  # likewise, in the folder of a dataset_info.json
+_BESIDE_INFO = ("state.json", "features.json")  # metadata if dataset_info.json is in the same folder, else records
 _PREPARED = "prepare.json"  # in the folder of a prepared corpus
-_REJECTED = ".rejected.jsonl"  # next to that folder, after its name
-_SPLITS = {  # of the files in a folder of this name, and of a file whose name begins with this word
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing"), "test"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
-}
+_REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` is next to the prepared corpus `chats`
+_SPLITS = {
+    "train": "train", "training": "train",
+    "test": "test", "testing": "test",
+    "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation", "eval": "validation",
+}  # fmt: skip
+"""Split of the files below a folder of this name, and of files whose names begin with this word."""
 
 Folders = tuple[str, ...]
+"""Names of the folders between an input folder and a file: ("a", "b") for `INPUT/a/b/file`."""
 
 
 def is_text(path: str) -> bool:
@@ -47,53 +49,55 @@ def expand(path: str) -> Sequence[str]:
       CorpusFileError: There is no such file, or a folder has several splits of a dataset, or the same folder twice.
     """
     path = files.normalize(path)
-    found: Sequence[str] = [path]
+    paths: Sequence[str] = [path]
     problem = "names no file"
     if glob.has_magic(path) and (files.is_remote(path) or not os.path.exists(path)):
-        found = files.glob(path)
+        paths = files.glob(path)
     elif files.is_folder(path):
-        found = _files_of(path)
+        paths = _files_of(path)
     elif not files.is_remote(path) and not os.path.exists(path):
-        found, problem = [], "no such file"
-    if not found:
+        paths, problem = [], "no such file"
+    if not paths:
         raise CorpusFileError(
             f"{path}: {problem}. Expected .jsonl, .json, .parquet, .arrow, .array_record, .txt or .md files, a glob, or "
             "a folder of them."
         )
-    return found
+    return paths
 
 
 def _files_of(folder: str) -> Sequence[str]:
-    """Return the files that a folder means as an input."""
+    """Return the files of records below a folder or, if there are none, its texts. See `expand`."""
     below = dict(_remote(folder) if files.is_remote(folder) else _local(Path(folder), (), frozenset()))
-    made = {folders for name, folders in below.items() if folders and files.name_of(name) == _PREPARED}
+    prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
 
-    def is_made(name: str) -> bool:
-        parts = (*below[name], files.name_of(name).removesuffix(_REJECTED))
-        return any(parts[:depth] in made for depth in range(1, len(parts) + 1))
+    def is_prepared(path: str) -> bool:
+        parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
+        return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
-    names = sorted(name for name in below if not is_made(name))
-    found = _files_with_data([name for name in names if _RECORDS.search(name) or is_array_record(name)])
-    found = found or [name for name in names if is_text(name)]
+    candidates = sorted(path for path in below if not is_prepared(path))
+    paths = _files_with_data([path for path in candidates if _RECORDS.search(path) or is_array_record(path)])
+    if not paths:
+        paths = [path for path in candidates if is_text(path)]
     if not files.is_remote(folder):
-        files.check_distinct(dict.fromkeys(map(files.parent, found)))
-    splits: dict[str, str] = {}  # a file of each
-    for name in found:
-        for part in (*below[name], re.split("[-_.]", files.name_of(name))[0]):
-            splits.setdefault(_SPLITS.get(part.lower(), ""), name)
-    splits.pop("", None)
-    if len(splits) > 1:
+        files.check_distinct(dict.fromkeys(map(files.parent, paths)))
+    examples: dict[str, str] = {}  # a file of each split
+    for path in paths:
+        first_word = re.split("[-_.]", files.name_of(path))[0]
+        for word in (*below[path], first_word):
+            if split := _SPLITS.get(word.lower()):
+                examples.setdefault(split, path)
+    if len(examples) > 1:
         raise CorpusFileError(
-            f"{folder}: has files of the splits {' and '.join(splits)}: {', '.join(splits.values())}. Expected one of them. "
-            "Name its folder, or its files."
+            f"{folder}: has files of the splits {' and '.join(examples)}: {', '.join(examples.values())}. Expected one of "
+            "them. Name its folder, or its files."
         )
-    return found
+    return paths
 
 
 def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
-    """Yield each file below a remote folder, and the names of the folders between them."""
+    """Yield the path and the folders of each file below a remote folder."""
     with files.remote(folder) as client:
-        path = str(client.info(folder)["name"]).strip("/")  # names may have another protocol: gs for gcs
+        path = str(client.info(folder)["name"]).strip("/")  # `folder` may have another protocol, such as gs for gcs
         for name in client.find(folder):
             folders = tuple(name.strip("/")[len(path) + 1 :].split("/")[:-1])
             if not any(map(_is_hidden, folders)):
@@ -101,9 +105,15 @@ def _remote(folder: str) -> Iterator[tuple[str, Folders]]:
 
 
 def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tuple[str, Folders]]:
-    """Yield the same for a local folder. `above` has the real paths of the folders that it is in."""
-    here = os.path.realpath(folder)
-    if here in above:
+    """Yield the path and the folders of each file below a local folder.
+
+    Args:
+      folder: Folder.
+      folders: Names of the folders from the input folder to this one.
+      above: Real paths of the same folders. A link to one of them would be followed forever, and is refused.
+    """
+    real_path = os.path.realpath(folder)
+    if real_path in above:
         raise CorpusFileError(f"{folder}: is a link to a folder that it is in. Remove the link, or name the files.")
     with files.reading(str(folder)):
         entries = list(folder.iterdir())
@@ -111,25 +121,25 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
         if not entry.is_dir():
             yield str(entry), folders
         elif not _is_hidden(entry.name):
-            yield from _local(entry, (*folders, entry.name), above | {here})
+            yield from _local(entry, (*folders, entry.name), above | {real_path})
 
 
 def _is_hidden(name: str) -> bool:
-    """Return whether a folder of this name is left out, as by the readers of Arrow and Spark."""
+    """Return whether a folder of this name is left out. Arrow and Spark leave out the same ones."""
     return name.startswith((".", "_"))
 
 
-def _files_with_data(names: Sequence[str]) -> list[str]:
-    """Return those of `names` that hold data."""
+def _files_with_data(paths: Sequence[str]) -> list[str]:
+    """Return the `paths` of files that hold data, without a dataset's metadata and caches."""
     by_folder: dict[str, set[str]] = {}
-    for name in names:
-        by_folder.setdefault(files.parent(name), set()).add(files.name_of(name))
-    data = {folder: _names_with_data(folder, own) for folder, own in by_folder.items()}
-    return [name for name in names if files.name_of(name) in data[files.parent(name)]]
+    for path in paths:
+        by_folder.setdefault(files.parent(path), set()).add(files.name_of(path))
+    with_data = {folder: _names_with_data(folder, names) for folder, names in by_folder.items()}
+    return [path for path in paths if files.name_of(path) in with_data[files.parent(path)]]
 
 
 def _names_with_data(folder: str, names: set[str]) -> set[str]:
-    """Return those of the `names` in one folder that hold data. A saved dataset names its own files."""
+    """Return those of the `names` in one folder that hold data. In a folder of `save_to_disk`, state.json lists them."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")
         example = files.join(folder, *splits[:1])
@@ -139,31 +149,25 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
     if "dataset_info.json" not in names:
         return names.difference(_DATASET_INFO)
     data = names.difference(_DATASET_INFO, _BESIDE_INFO)
-    if "state.json" in names:  # written by save_to_disk; other files are caches of a dataset that was loaded from here
+    if "state.json" in names:  # written by save_to_disk; files that it does not list are caches
         if _names(folder, "state.json", "_indices_data_files", "filename"):
-            raise CorpusFileError(
-                f"{folder}: its rows are chosen by an index. Load it and save it again with save_to_disk."
-            )
-        named = _names(folder, "state.json", "_data_files", "filename")
-        if missing := sorted(set(named) - data):
-            raise CorpusFileError(
-                f"{files.join(folder, missing[0])}: is missing, but state.json names it. Copy it again."
-            )
-        return set(named)
+            raise CorpusFileError(f"{folder}: its rows are chosen by an index. Save it again with save_to_disk.")
+        listed = set(_names(folder, "state.json", "_data_files", "filename"))
+        if missing := sorted(listed - data):
+            raise CorpusFileError(f"{files.join(folder, missing[0])}: missing, but state.json names it. Copy it again.")
+        return listed
     splits = _names(folder, "dataset_info.json", "splits")
     if len(splits) > 1 and data:
         pattern = files.join(folder, f"*{splits[0]}*")
-        raise CorpusFileError(
-            f"{folder}: has the splits {', '.join(splits)} of a dataset. Name the files of one: '{pattern}'"
-        )
+        raise CorpusFileError(f"{folder}: has the splits {', '.join(splits)} of a dataset. Name one: '{pattern}'")
     return {name for name in data if not name.startswith("cache-")}
 
 
 def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str]:
-    """Return the names that a JSON file lists under `key`: texts, keys, or the values of `name_key`; [] if it has none."""
+    """Return the names that a JSON file lists under `key`: ["a"] for ["a"], {"a": …} and [{name_key: "a"}]; [] for no key."""
     path = files.join(folder, name)
     try:
-        listed = json.loads(files.read_text(path)).get(key) or ()
-        return [str(each[name_key]) if isinstance(each, dict) else str(each) for each in listed]
+        entries = json.loads(files.read_text(path)).get(key) or ()
+        return [str(entry[name_key]) if isinstance(entry, dict) else str(entry) for entry in entries]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise CorpusFileError(f"{path}: is not what a dataset has there ({error}). Copy the dataset again.") from error

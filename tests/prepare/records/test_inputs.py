@@ -220,7 +220,6 @@ def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypat
 @ANY
 def test_opening_a_file_that_is_read_for_it_shows_progress(tmp_path, monkeypatch, compression):
     """Until it has been shown, no further byte is read."""
-    monkeypatch.setattr(inputs, "PAUSE", 0.001)
     monkeypatch.setattr(unpacked, "BLOCK", 100)
     parts = [b"[0", *(b"," + json.dumps(n * 7919).encode() for n in range(400)), b"]"]
     path = written(tmp_path / "a", b"".join(COMPRESS[compression](part) for part in parts))
