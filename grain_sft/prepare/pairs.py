@@ -1,46 +1,48 @@
-"""Preference pairs: one document from the two conversations of a pair."""
+"""Preference pairs: the two rendered conversations of a pair, joined to one document."""
 
 import numpy as np
 
 from grain_sft.errors import RecordError
 from grain_sft.prepare.templates import Rendered, Result
 
-CHOSEN, REJECTED = 1, 2
-"""Loss of the tokens of the two responses in the document of a pair; the prompt's is 0."""
+PROMPT, CHOSEN, REJECTED = 0, 1, 2
+"""Loss of the tokens of the three parts of a pair's document."""
 
 
 def pair_of(chosen: Result, rejected: Result) -> Rendered:
-    """Return a prompt, a chosen and a rejected response as one document, in which each token's loss names its part.
+    """Return the document of a pair: prompt, chosen response, rejected response. A token's loss is the number of its part.
 
-    The prompt is the tokens before the first one that takes loss, the same in both conversations. A response is all tokens from
-    there to the last one that takes loss. If every token of both takes loss, the prompt is their longest common prefix, as in
+    Both conversations begin with the prompt, which ends before the first token that takes loss. A response ends with the last
+    token that takes loss. If every token of both conversations takes loss, the prompt is their longest common prefix, as in
     MaxText's `DPODataFormatting`.
 
     Raises:
       RecordError: A conversation could not be rendered, a response takes no loss, the prompts differ, or the responses are
         equal.
     """
-    both: list[Rendered] = []
+    rendered: list[Rendered] = []
     for name, result in (("chosen", chosen), ("rejected", rejected)):
         if isinstance(result, RecordError):
             raise result
         if not result.loss.any():
             raise RecordError(f"{name}: no token of the response takes loss. Remove the weight 0 or the record.")
-        both.append(result)
-    if all(each.loss.all() for each in both):
-        shortest = min(len(each.tokens) for each in both)
-        differing = np.flatnonzero(both[0].tokens[:shortest] != both[1].tokens[:shortest])
-        first = int(differing[0]) if len(differing) else shortest
+        rendered.append(result)
+    chosen, rejected = rendered
+    if chosen.loss.all() and rejected.loss.all():
+        shortest = min(len(chosen.tokens), len(rejected.tokens))
+        is_different = chosen.tokens[:shortest] != rejected.tokens[:shortest]
+        prompt_end = int(np.argmax(is_different)) if is_different.any() else shortest
     else:
-        first, other = (int(np.argmax(each.loss != 0)) for each in both)
-        if other != first or not np.array_equal(both[0].tokens[:first], both[1].tokens[:first]):
+        prompt_end = int(np.argmax(chosen.loss != 0))
+        same_end = prompt_end == int(np.argmax(rejected.loss != 0))
+        if not same_end or not np.array_equal(chosen.tokens[:prompt_end], rejected.tokens[:prompt_end]):
             raise RecordError(
                 "prompt: the template renders it differently before the two responses, so they share none. Choose another "
                 "template."
             )
-    responses = [each.tokens[first : len(each.tokens) - int(np.argmax(each.loss[::-1] != 0))] for each in both]
+    responses = [result.tokens[prompt_end : np.flatnonzero(result.loss)[-1] + 1] for result in (chosen, rejected)]
     if np.array_equal(responses[0], responses[1]):
         raise RecordError("chosen, rejected: the responses are equal. Remove the record.")
-    tokens = np.concatenate([both[0].tokens[:first], *responses])
-    loss = np.repeat(np.array([0, CHOSEN, REJECTED], np.float32), [first, *map(len, responses)])
+    tokens = np.concatenate([chosen.tokens[:prompt_end], *responses])
+    loss = np.repeat(np.array([PROMPT, CHOSEN, REJECTED], np.float32), [prompt_end, *map(len, responses)])
     return Rendered(tokens, loss)

@@ -1,4 +1,4 @@
-"""Writers: formats of corpora on disk, by name."""
+"""Table of the formats in which `prepare` and `convert` write a corpus, by name."""
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task
@@ -11,4 +11,4 @@ _NAMES = ("olmo", "episodes", "primer", "openchat", "pairs", "megatron")
 FORMATS: Registry[Format] = Registry(
     "format", PrepareError, {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in _NAMES}, kinds=(Format,)
 )
-"""Formats of prepared corpora by name."""
+"""Formats by name."""

@@ -1,7 +1,8 @@
-"""Format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
+"""Writer of format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
 
-`train/shard_NNNNN/` and `val/shard_NNNNN/` with `tokens.bin` (uint32, as in that code; its documentation has uint16),
-`mask.bin` (uint8) or `mask_weighted.bin` (float32), `episodes.idx` (uint64 pairs of start and length).
+The folders `train/shard_NNNNN/` and `val/shard_NNNNN/` each contain `tokens.bin` (uint32, as those tools write, although their
+documentation has uint16), `mask.bin` (uint8) or `mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and
+length).
 """
 
 from collections.abc import Callable
@@ -19,32 +20,33 @@ from grain_sft.storage import files
 Array = npt.NDArray[Any]
 
 TOKEN_DTYPE = np.dtype("<u4")
-MAX_SHARDS = 100_000  # of a split: readers sort the folders by name, and names have five digits
+MAX_SHARDS = 100_000  # of a split, because readers sort the folders by names of five digits
 ENDS = ("<myPT_eot>", "<|eot|>")
-"""Special tokens that end a conversation."""
+"""Special tokens that end a conversation, in the tools' own tokenizers and in `train_tokenizer`'s."""
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
-    """Return shards of whole documents, each of at most `shard_tokens`, unless one document is longer.
+    """Return one task for each shard. A shard has whole documents of at most `shard_tokens` in total, or one longer document.
 
     Raises:
       PrepareError: There are more than `MAX_SHARDS`.
     """
-    ends = plan.ends(split)
-    found: list[Task] = []
-    start = before = 0
-    while start < len(ends) or not found:
-        stop = int(np.searchsorted(ends, before + plan.request.shard_tokens, side="right"))
-        stop = min(max(stop, start + 1), len(ends))  # a document longer than a shard fills one alone
-        end = int(ends[stop - 1]) if stop else 0
-        found.append(Task(split, len(found), start, stop, 0, end - before))
-        start, before = stop, end
-    if len(found) > MAX_SHARDS:
+    token_ends = np.append(0, plan.ends(split))  # tokens in the first 0, 1, 2, … documents
+    num_documents = len(token_ends) - 1
+    shards: list[Task] = []
+    start = 0
+    while start < num_documents or not shards:  # an empty split has one empty shard
+        limit = token_ends[start] + plan.request.shard_tokens
+        stop = int(np.searchsorted(token_ends, limit, side="right")) - 1
+        stop = min(max(stop, start + 1), num_documents)
+        shards.append(Task(split, len(shards), start, stop, 0, int(token_ends[stop] - token_ends[start])))
+        start = stop
+    if len(shards) > MAX_SHARDS:
         raise PrepareError(
-            f"shard_tokens={plan.request.shard_tokens}: {len(found)} shards in {split}, and readers order at most {MAX_SHARDS} "
-            "by their names. Give more tokens per shard (--tokens-per-shard)."
+            f"shard_tokens={plan.request.shard_tokens}: {len(shards)} shards in {split}, and readers order at most "
+            f"{MAX_SHARDS} by their names. Give more tokens per shard (--tokens-per-shard)."
         )
-    return found
+    return shards
 
 
 def write(plan: Plan, task: Task) -> None:
@@ -56,8 +58,15 @@ def write(plan: Plan, task: Task) -> None:
 def write_shard(
     plan: Plan, task: Task, index_name: str, mask_name: str, columns: Callable[[Block], tuple[Array, list[Array]]]
 ) -> None:
-    """Write one shard, its index last. `columns` returns the mask of a block's tokens, and the columns of its index that follow
-    the first token of each document."""
+    """Write one shard, its index last.
+
+    Args:
+      plan: Corpus that is written.
+      task: Shard.
+      index_name, mask_name: Names of two of the files.
+      columns: Function that returns the mask of a block's tokens, and the columns of the index after the first one, which is
+        the index of each document's first token.
+    """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]
     if files.exists(paths[0]):
@@ -66,8 +75,8 @@ def write_shard(
     with whole_files(paths) as (index, mask, tokens):
         for block in plan.blocks(task):
             tokens.write(block.tokens.astype(TOKEN_DTYPE).tobytes())
-            values, lengths = columns(block)
-            mask.write(values.tobytes())
+            mask_values, lengths = columns(block)
+            mask.write(mask_values.tobytes())
             starts = start + np.cumsum(block.lengths) - block.lengths
             index.write(np.stack([starts, *lengths], axis=1).astype("<u8").tobytes())
             start += int(block.lengths.sum())
@@ -76,7 +85,7 @@ def write_shard(
 def finish(plan: Plan) -> None:
     """Write sources, metadata and the tokenizer's state."""
     tokenizer = plan.tokenizer
-    plan.write_sources("{}/sources.bin".format)
+    plan.write_sources(lambda split: f"{split}/sources.bin")
     plan.write_metadata(*ENDS)
     metadata: dict[str, Any] = {
         "schema": "episode_indexed_sft_v1",

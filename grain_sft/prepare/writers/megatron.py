@@ -1,6 +1,7 @@
-"""Format megatron: `train/text_document.bin`, its `.idx`, and those of `val/`, as `IndexedDatasetBuilder` of Megatron writes.
+"""Writer of format megatron: the files of Megatron's `IndexedDatasetBuilder`.
 
-Each document is one sequence, and all tokens take loss. Megatron's data path is `OUTPUT/train/text_document`.
+The files are `text_document.bin` and `text_document.idx` in the folders `train` and `val`. Each document is one sequence, and
+all tokens take loss. Megatron's data path is `OUTPUT/train/text_document`.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from grain_sft.prepare.writers.plan import Format, Plan, Task, refuse_weights, w
 from grain_sft.storage import files
 
 NAME = "text_document"
-"""Name of the two files, as Megatron's `preprocess_data` derives it from the key `text` of its records."""
+"""Name of the two files. Megatron's `preprocess_data` gives them this name for records with the key `text`."""
 
 _UINT16_VOCABULARY = 65_500  # megatron-core's `DType.optimal_dtype` stores smaller vocabularies as uint16
 _MAX_LENGTH = (1 << 31) - 1  # tokens of a sequence: its length is int32
@@ -50,7 +51,7 @@ def write(plan: Plan, task: Task) -> None:
 
 def finish(plan: Plan) -> None:
     """Write sources and metadata."""
-    plan.write_sources("{}/sources.bin".format)
+    plan.write_sources(lambda split: f"{split}/sources.bin")
     plan.write_metadata()
 
 

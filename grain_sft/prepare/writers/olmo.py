@@ -1,13 +1,15 @@
-"""Format olmo: the files of open-instruct's `convert_sft_data_for_olmocore.py`, which OLMo-core reads.
+"""Writer of format olmo: the files of open-instruct's `convert_sft_data_for_olmocore.py`, which OLMo-core reads.
 
-Each split has a folder, `train` and, where documents are held out, `val`:
-`token_ids_part_NNNN.npy` (raw, the smallest unsigned dtype that holds the vocabulary), `labels_mask_part_NNNN.npy` (raw
-bool; none where all tokens take loss, as in plain documents), `token_ids_part_NNNN.csv.gz` (`start,end` of each document,
-relative to the part, as Dolma's tokenizer writes). A part may end inside a document.
+The folder of a split, `train` or `val`, has three files for each part:
+  `token_ids_part_NNNN.npy`: tokens without a header, in the smallest unsigned dtype that holds the vocabulary.
+  `labels_mask_part_NNNN.npy`: bool without a header; absent if all tokens take loss, as in plain documents.
+  `token_ids_part_NNNN.csv.gz`: `start,end` of each document, counted from the first token of the part.
+A document may begin in one part and end in the next.
 """
 
 import dataclasses
 import gzip
+import itertools
 from typing import Any
 
 import numpy as np
@@ -19,42 +21,47 @@ from grain_sft.storage import files
 
 
 def tasks(plan: Plan, split: str) -> list[Task]:
-    """Return parts of `part_bytes` of tokens; the last one is shorter."""
-    size = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
+    """Return one task for each part of `part_bytes` of tokens. The last part is shorter."""
+    part_tokens = max(1, plan.request.part_bytes // plan.documents.token_dtype.itemsize)
     ends = plan.ends(split)
-    total = int(ends[-1]) if len(ends) else 0
-    cuts = np.append(np.arange(0, max(1, total), size), total)
-    first = np.searchsorted(ends, cuts[:-1], side="right")  # the document that holds each cut
-    skip = cuts[:-1] - np.append(0, ends)[first]
-    stop = np.append(first[1:] + (skip[1:] > 0), len(ends))
-    parts = np.stack([first, stop, skip, np.diff(cuts)], axis=1).tolist()
-    return [Task(split, number, *part) for number, part in enumerate(parts)]
+    total = int(ends.max(initial=0))
+    parts: list[Task] = []
+    for begin in range(0, max(1, total), part_tokens):  # a split without tokens has one empty part
+        end = min(begin + part_tokens, total)
+        start = int(np.searchsorted(ends, begin, side="right"))  # document of token `begin`
+        stop = int(np.searchsorted(ends, end)) + 1  # after the document of token `end - 1`
+        skip = begin - int(ends[start - 1]) if start else begin
+        parts.append(Task(split, len(parts), start, stop, skip, end - begin))
+    return parts
 
 
 def write(plan: Plan, task: Task) -> None:
     """Write one part: its boundaries and, unless all tokens take loss, its mask, and its tokens last."""
-    names = ("token_ids_part_{:04d}.npy", "token_ids_part_{:04d}.csv.gz", "labels_mask_part_{:04d}.npy")
-    paths = [plan.path(task.split, name.format(task.number)) for name in names[: 3 if plan.masked else 2]]
+    number = f"{task.number:04d}"
+    names = [f"token_ids_part_{number}.npy", f"token_ids_part_{number}.csv.gz"]
+    if plan.masked:
+        names.append(f"labels_mask_part_{number}.npy")
+    paths = [plan.path(task.split, name) for name in names]
     if files.exists(paths[0]):
         return  # a part that an earlier run has finished
     with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
-        skip, left = task.skip, task.tokens
+        written = 0  # tokens
+        start = task.skip  # of the part in the block
         for block in plan.blocks(task):
-            stop = min(len(block.tokens), skip + left)
-            tokens.write(block.tokens[skip:stop].tobytes())
+            stop = min(len(block.tokens), start + task.tokens - written)
+            tokens.write(block.tokens[start:stop].tobytes())
             for mask in masks:
-                mask.write(block.loss[skip:stop].astype(np.bool_).tobytes())
-            ends = np.clip(np.cumsum(block.lengths), skip, stop) - skip + (task.tokens - left)
-            starts = np.concatenate([[task.tokens - left], ends[:-1]])
-            pairs = zip(starts.tolist(), ends.tolist(), strict=True)
-            boundaries.write("".join(f"{start},{end}\n" for start, end in pairs if end > start).encode())
-            left -= stop - skip
-            skip = 0
+                mask.write(block.loss[start:stop].astype(np.bool_).tobytes())
+            ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written
+            borders = itertools.pairwise([written, *ends.tolist()])
+            boundaries.write("".join(f"{first},{end}\n" for first, end in borders if end > first).encode())
+            written += stop - start
+            start = 0
 
 
 def finish(plan: Plan) -> None:
     """Write sources, metadata and statistics of every split."""
-    plan.write_sources("{}/sources.bin".format)
+    plan.write_sources(lambda split: f"{split}/sources.bin")
     plan.write_metadata()
     for split in plan.splits:
         _write_statistics(plan, split)

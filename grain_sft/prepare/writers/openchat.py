@@ -1,8 +1,9 @@
-"""Format openchat: the Parquet files of OpenChat's `generate_dataset`.
+"""Writer of format openchat: the Parquet files of OpenChat's `generate_dataset`, `openchat.train.parquet` and
+`openchat.eval.parquet`.
 
-A row is a document: total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids, nz_shifted_label_ids and
-nz_shifted_loss_weights, the last two shifted one to the left. The weight of a first token, which the shift loses, is in
-`PREFIX.SPLIT.first_weights.bin` (float32) where any is not 0.
+A row is a document. Its columns are total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids, nz_shifted_label_ids and
+nz_shifted_loss_weights. Labels and weights are shifted one to the left, so the weight of the first token is lost. If any first
+token has a weight, `openchat.SPLIT.first_weights.bin` holds those of all documents (float32).
 """
 
 import json
@@ -34,55 +35,60 @@ def write(plan: Plan, task: Task) -> None:
         return  # a split that an earlier run has finished
     arrow, parquet = _arrow()
     integers, weights = arrow.list_(arrow.int32()), arrow.list_(arrow.float32())
-    names = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids")
-    fields = [("total_length", arrow.int32()), ("num_seqs", arrow.float32()), *((name, integers) for name in names)]
-    fields.append(("nz_shifted_loss_weights", weights))
-    metadata = {"model_type": plan.request.source or plan.request.template}
-    name = files.name_of(plan.request.tokenizer) if plan.request.tokenizer else None
-    described = plan.metadata(task.split)
-    described |= {"tokenizer": name, "source_names": []}  # paths are in prepare.json
-    schema = arrow.schema(fields, {"metadata_json": json.dumps(metadata), METADATA_KEY: json.dumps(described)})
+    fields = [
+        ("total_length", arrow.int32()), ("num_seqs", arrow.float32()), ("seqlens", integers), ("nz_input_ids", integers),
+        ("nz_position_ids", integers), ("nz_shifted_label_ids", integers), ("nz_shifted_loss_weights", weights),
+    ]  # fmt: skip
+    openchat_metadata = {"model_type": plan.request.source or plan.request.template}
+    tokenizer_name = files.name_of(plan.request.tokenizer) if plan.request.tokenizer else None
+    metadata = plan.metadata(task.split)
+    metadata |= {"tokenizer": tokenizer_name, "source_names": []}  # paths are in prepare.json
+    schema = arrow.schema(fields, {"metadata_json": json.dumps(openchat_metadata), METADATA_KEY: json.dumps(metadata)})
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
         for block in plan.blocks(task):
             writer.write_table(_table(arrow, schema, block))
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
-    """Return one row group: whole columns at once."""
+    """Return the row group of a block's documents, one document a row."""
     lengths, tokens = block.lengths, block.tokens.astype(np.int32)
     ends = np.cumsum(lengths)
     starts = ends - lengths
+    last_tokens = ends[lengths > 0] - 1
     weights = block.loss.astype(np.float32)
-    labels = np.where(weights != 0, tokens, PAD_TOKEN_ID).astype(np.int32)
-    shifted_labels, shifted_weights = np.roll(labels, -1), np.roll(weights, -1)
-    lasts = ends[lengths > 0] - 1
-    shifted_labels[lasts], shifted_weights[lasts] = PAD_TOKEN_ID, 0
-    sums = np.add.reduceat(np.append(shifted_weights.astype(np.float64), 0.0), starts) if len(lengths) else lengths
+    shifted_weights = np.roll(weights, -1)
+    shifted_weights[last_tokens] = 0
+    shifted_labels = np.roll(np.where(weights != 0, tokens, PAD_TOKEN_ID).astype(np.int32), -1)
+    shifted_labels[last_tokens] = PAD_TOKEN_ID
     positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
-    lengths = arrow.array(lengths.astype(np.int32))
-    ones = arrow.array(np.arange(len(lengths) + 1, dtype=np.int32))
+    # `reduceat` takes indices below the number of values, but an empty last document starts at that number: append a value
+    sums = np.add.reduceat(np.append(shifted_weights.astype(np.float64), 0.0), starts) if len(lengths) else lengths
+    num_seqs = np.where(lengths > 0, sums, 0).astype(np.float32)
+    one_each = arrow.array(np.arange(len(lengths) + 1, dtype=np.int32))  # offsets of lists of one value
     offsets = arrow.array(np.concatenate([[0], ends]).astype(np.int32))
-    of_tokens = (tokens, positions, shifted_labels, shifted_weights)
+    token_columns = (tokens, positions, shifted_labels, shifted_weights)
     columns = [
-        lengths,
-        arrow.array(np.where(block.lengths > 0, sums, 0).astype(np.float32)),
-        arrow.ListArray.from_arrays(ones, lengths),
-        *(arrow.ListArray.from_arrays(offsets, arrow.array(values)) for values in of_tokens),
+        arrow.array(lengths.astype(np.int32)),
+        arrow.array(num_seqs),
+        arrow.ListArray.from_arrays(one_each, arrow.array(lengths.astype(np.int32))),
+        *(arrow.ListArray.from_arrays(offsets, arrow.array(values)) for values in token_columns),
     ]
     return arrow.Table.from_arrays(columns, schema=schema)
 
 
 def finish(plan: Plan) -> None:
     """Write sources, and the weights of first tokens."""
-    stems = {split: f"{PREFIX}.{name}" for split, name in NAMES.items()}
-    plan.write_sources(lambda split: f"{stems[split]}.sources.bin")
-    for split, ids in plan.splits.items() if plan.documents.first_weights else ():
-        with files.atomic_write(plan.path(f"{stems[split]}.first_weights.bin"), "wb") as file:
+    plan.write_sources(lambda split: f"{PREFIX}.{NAMES[split]}.sources.bin")
+    if not plan.documents.first_weights:
+        return
+    for split, ids in plan.splits.items():
+        with files.atomic_write(plan.path(f"{PREFIX}.{NAMES[split]}.first_weights.bin"), "wb") as file:
             for block in plan.documents.blocks(ids):
-                starts, has_tokens = np.cumsum(block.lengths) - block.lengths, block.lengths > 0
-                first = np.zeros(len(starts), "<f4")
-                first[has_tokens] = block.loss[starts[has_tokens]]
-                file.write(first.tobytes())
+                starts = np.cumsum(block.lengths) - block.lengths
+                has_tokens = block.lengths > 0
+                first_weights = np.zeros(len(starts), "<f4")
+                first_weights[has_tokens] = block.loss[starts[has_tokens]]
+                file.write(first_weights.tobytes())
 
 
 def _arrow() -> tuple[Any, Any]:

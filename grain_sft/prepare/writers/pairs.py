@@ -1,12 +1,14 @@
-"""Format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
+"""Writer of format pairs: preference pairs in the files of format episodes, with `pairs.idx` in place of `episodes.idx`.
 
-`pairs.idx` is uint64 (start, prompt, chosen, rejected): the first token of a pair, and the numbers of tokens of its parts.
+`pairs.idx` has four uint64 for each pair: the index of its first token, then the numbers of tokens of its prompt, chosen
+response and rejected response.
 """
 
 import numpy as np
 
 from grain_sft.prepare import splits
 from grain_sft.prepare.documents import Block
+from grain_sft.prepare.pairs import CHOSEN, PROMPT, REJECTED
 from grain_sft.prepare.writers.episodes import TOKEN_DTYPE, Array, tasks, write_shard
 from grain_sft.prepare.writers.plan import Format, Plan, Task
 
@@ -17,16 +19,16 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def _columns(block: Block) -> tuple[Array, list[Array]]:
-    """Return the mask of the tokens, and the numbers of tokens of each pair's parts."""
-    count = len(block.lengths)
-    pair = np.arange(count).repeat(block.lengths)
-    lengths = [np.bincount(pair[block.loss == part], minlength=count) for part in range(3)]
+    """Return the mask of the tokens, and three arrays [pairs]: the tokens of each prompt, chosen and rejected response."""
+    num_pairs = len(block.lengths)
+    pairs = np.arange(num_pairs).repeat(block.lengths)  # of each token
+    lengths = [np.bincount(pairs[block.loss == part], minlength=num_pairs) for part in (PROMPT, CHOSEN, REJECTED)]
     return (block.loss != 0).astype(np.uint8), lengths
 
 
 def finish(plan: Plan) -> None:
     """Write sources and metadata."""
-    plan.write_sources("{}/sources.bin".format)
+    plan.write_sources(lambda split: f"{split}/sources.bin")
     plan.write_metadata()
     ids = {"eot_token_id": plan.end_of_document(), "pad_token_id": plan.tokenizer.get("pad_token_id")}
     plan.write_json("dataset_metadata.json", {"token_dtype": TOKEN_DTYPE.name, **ids})

@@ -1,4 +1,4 @@
-"""Plan: the documents, order and folder of a corpus that is about to be written; and Format, an entry of the table."""
+"""`Format`, an entry of the table of formats, and `Plan`, the documents and their order that a format writes."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ class Task:
     Attributes:
       split: "train" or "val".
       number: Number of the part in its split, from 0.
-      skip: Number of tokens of the first document that the part before holds.
+      skip: Number of the first document's tokens that are in the previous part.
       tokens: Number of tokens of this part.
     """
 
@@ -50,19 +50,19 @@ class SplitStatistics:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A corpus that is about to be written.
+    """A corpus before it is written.
 
     Attributes:
-      folder: Folder that the files are written to, local or remote; a local one is renamed to the output at the end.
+      folder: Folder that the files are written to, local or remote. A local one is renamed to the output at the end.
       request: Request of the corpus.
       tokenizer: Description of the tokenizer, as JSON.
       documents: Documents by number.
-      splits: Order of each split.
+      splits: Numbers of the documents of each split, in order.
       statistics: Counts of each split.
       binary: Whether every weight is 0 or 1.
-      source_names: Paths of the inputs that `sources` counts.
+      source_names: Paths of the inputs, by the input numbers in `documents.sources`.
       tool_calls: Whether the template is made for conversations that call tools.
-      masked: Whether some tokens may take no loss; otherwise a format whose masks are optional writes none.
+      masked: Whether some tokens may take no loss. If not, a format whose masks are optional writes none.
     """
 
     folder: str
@@ -85,7 +85,7 @@ class Plan:
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
-        """Return the tokens of a split up to the end of each document, int64 [documents]."""
+        """Return the index after each document's last token among the tokens of a split, int64 [documents]."""
         return np.cumsum(self.documents.lengths[self.splits[split]], dtype=np.int64)
 
     def write_json(self, name: str, value: Any) -> None:
@@ -95,11 +95,11 @@ class Plan:
     def end_of_document(self, *special: str) -> int | None:
         """Return the token that ends a document: for conversations the first of `special` that the tokenizer has, else EOS."""
         ids = self.tokenizer.get("special_tokens", {}) if self.masked else {}
-        found = [ids[text] for text in special if text in ids]
-        return found[0] if found else self.tokenizer.get("eos_token_id")
+        return next((ids[text] for text in special if text in ids), self.tokenizer.get("eos_token_id"))
 
     def metadata(self, split: str, *special: str) -> dict[str, Any]:
         """Return a split's metadata; for `special`, see `end_of_document`."""
+        label_masks = {} if self.masked else {LABEL_MASKS: False}
         return split_metadata(
             format=self.request.format,
             split=split,
@@ -109,7 +109,7 @@ class Plan:
             tokenizer_sha256=self.tokenizer.get("sha256"),
             vocab_size=self.tokenizer.get("vocab_size"),
             source_names=self.source_names,
-            **({} if self.masked else {LABEL_MASKS: False}),
+            **label_masks,
         )
 
     def write_metadata(self, *special: str) -> None:
@@ -121,8 +121,8 @@ class Plan:
         """Write the sources of each split, int64 little-endian pairs (input, line), to the file `name(split)`."""
         for split, ids in self.splits.items():
             with files.atomic_write(self.path(name(split)), "wb") as file:
-                for some in self.documents.sources(ids):
-                    file.write(some.astype("<i8").tobytes())
+                for sources in self.documents.sources(ids):
+                    file.write(sources.astype("<i8").tobytes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +137,10 @@ class Format:
       finish: Function that writes metadata, after all parts.
       split_paths: Path of each split below the corpus, for `open_corpus`.
       drops_untrainable: Whether documents without a token that takes loss are left out.
-      of_pairs: Whether documents are preference pairs, whose loss is the number of each token's part.
+      of_pairs: Whether documents are preference pairs. A token's loss is then the number of its part, see `pair_of`.
       found_by_eos: Whether the format's own readers find documents by their EOS token.
-      holds_empty: Whether a document without tokens has a place in the files.
-      holds_loss: Whether the files state which tokens take loss. Otherwise all do.
+      holds_empty: Whether the files can hold a document without tokens.
+      holds_loss: Whether the files state which tokens take loss. If not, readers let all tokens take loss.
       max_seed: Largest seed of the split; None for any.
     """
 
@@ -160,19 +160,22 @@ class Format:
     def check_plan(self, plan: Plan) -> None:
         """Raise a PrepareError where the format can't hold the plan's documents, or which of their tokens take loss."""
         self.check(plan)
-        for split, counts in () if self.holds_loss else plan.statistics.items():
-            if (without_loss := counts.tokens - counts.trainable_tokens) > 0:
-                found = f"{without_loss:,} of the {counts.tokens:,} tokens of {split} take none"
+        if self.holds_loss:
+            return
+        for split, counts in plan.statistics.items():
+            without_loss = counts.tokens - counts.trainable_tokens
+            if without_loss > 0:
                 raise PrepareError(
-                    f"format {plan.request.format}: its files have no masks, so all tokens take loss, but {found}. Choose a "
-                    "format with masks: olmo, episodes or openchat."
+                    f"format {plan.request.format}: its files have no masks, so all tokens take loss, but {without_loss:,} of "
+                    f"the {counts.tokens:,} tokens of {split} take none. Choose a format with masks: olmo, episodes or "
+                    "openchat."
                 )
 
 
 @contextlib.contextmanager
 def whole_files(paths: Sequence[str]) -> Iterator[list[IO[bytes]]]:
     """Open new files for writing. They appear under their names when all are complete, the first one last."""
-    with contextlib.ExitStack() as stack:  # which closes, and so renames, in the opposite order
+    with contextlib.ExitStack() as stack:  # closes the files in the opposite order; a file appears when it is closed
         yield [stack.enter_context(files.atomic_write(path, "wb")) for path in paths]
 
 

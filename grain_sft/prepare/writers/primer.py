@@ -1,8 +1,8 @@
-"""Format primer: the SFT token cache of niels_gpt.
+"""Writer of format primer: the SFT token cache of niels_gpt.
 
-The files are `{train,val}_input_ids.bin` (uint16) and `{train,val}_labels.bin` (int32, -100 for no loss), little-endian;
-`{train,val}_idx.npy` (int64 starts of documents); `meta.json`; and `{train,val}/shard_00000*`, links to the two `.bin` files
-and the index.
+For split train the files are `train_input_ids.bin` (little-endian uint16), `train_labels.bin` (little-endian int32, -100 where
+no loss is taken) and `train_idx.npy` (int64, the start of each document). `train/shard_00000.bin`, `…_labels.bin` and
+`…_idx.npy` are links to them. Split val has the same, and `meta.json` describes both.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def write(plan: Plan, task: Task) -> None:
 def finish(plan: Plan) -> None:
     """Write the sources files, the metadata, the links and `meta.json`."""
     special = plan.tokenizer.get("special_tokens", {})
-    plan.write_sources("{}_sources.bin".format)
+    plan.write_sources(lambda split: f"{split}_sources.bin")
     plan.write_metadata(SPECIAL_TOKENS["eot"])
     split_figures: dict[str, Any] = {}
     for split in ("train", "val"):
@@ -78,7 +78,7 @@ def finish(plan: Plan) -> None:
 
 
 def _link(plan: Plan, split: str) -> None:
-    """Link `SPLIT/shard_00000*`, niels_gpt's other names of the files, to the split's files, except in a bucket."""
+    """Link `SPLIT/shard_00000*`, names that niels_gpt also opens, to the split's files. Buckets have no links."""
     if files.is_remote(plan.folder):
         return
     folder = plan.path(split)
