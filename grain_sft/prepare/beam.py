@@ -1,9 +1,9 @@
-"""Preparation by Apache Beam pipelines, for any Beam runner: Dataflow, Flink, Spark, or the cores of this machine.
+"""Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
 The output equals that of `run.prepare`, byte for byte, and each continues the other's unfinished work. Three pipelines run,
-one after the other: one scans, one renders, one writes. Every worker needs access to the inputs, the tokenizer and the
-output, in buckets or on a shared file system, and an installed grain_sft (`--sdk_container_image` or
-`--requirements_file`). The DataflowRunner needs `apache-beam[gcp]`.
+one after the other: one scans, one renders, one writes. Every worker needs an installed grain_sft (`--sdk_container_image` or
+`--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets or on a shared file system. The
+DataflowRunner needs `apache-beam[gcp]`.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Number of a unit or task, the unit where it was scanned, and the failure where the step failed."""
+"""Result of a step: the number of its unit, group or task, then the scanned unit (None for other steps), then its failure."""
 
 
 def prepare(
@@ -66,7 +66,8 @@ def prepare(
     with _quiet():
         beam = import_extra("apache_beam", "a preparation by Beam", "apache-beam", "beam")
     options = _options(beam, pipeline_args)
-    target, name = Target(output), f"beam-{secrets.token_hex(8)}"
+    target = Target(output)
+    name = f"beam-{secrets.token_hex(8)}"
     try:
         runner = Pipelines(None, files.join(target.work, name), beam, options)
         return make_corpus(request, output, runner, overwrite=overwrite)
@@ -79,12 +80,13 @@ class Pipelines(Runner):
     """Runner of a job's steps in Beam pipelines, one for each kind of step.
 
     Attributes:
-      notes: Folder of the files that steps read: inputs, job and plan.
+      workers: None. Beam chooses the number of workers.
+      shared: Folder through which this process passes inputs, job and plan to Beam's workers, and they pass results back.
       beam: The module apache_beam.
       options: Options of the pipelines.
     """
 
-    notes: str
+    shared: str
     beam: Any
     options: Any
 
@@ -101,27 +103,28 @@ class Pipelines(Runner):
         self._save("plan.json", (job.headers, plan.statistics))
         arrays = io.BytesIO()
         np.savez(arrays, lengths=plan.documents.lengths, **plan.splits)  # type: ignore[arg-type]
-        files.write_bytes(files.join(self.notes, "plan.npz"), arrays.getvalue())
+        files.write_bytes(files.join(self.shared, "plan.npz"), arrays.getvalue())
         self.run("Write", write, tasks)
         return tasks
 
     def run(self, name: str, step: Callable[[Any, str], Iterable[Result]], items: Sequence[Any]) -> list[Result]:
-        """Call `step(item, notes)` for each item in a pipeline; return the results in order, or raise the first failure."""
+        """Call `step(item, shared)` for each item in a pipeline. Return the results in order, or raise the first failure."""
         if not items:
             return []
-        beam, path = self.beam, files.join(self.notes, f"{name}.json")
+        beam = self.beam
+        path = files.join(self.shared, f"{name}.json")
         is_local = str(self.options.get_all_options()["runner"]).lower() in LOCAL_RUNNERS
         try:
             with _quiet() if is_local else contextlib.nullcontext(), beam.Pipeline(options=self.options) as pipeline:
-                each = pipeline | "Items" >> beam.Create(items) | "Spread" >> beam.Reshuffle()
-                results = beam.pvalue.AsIter(each | name >> beam.FlatMap(step, self.notes))
+                spread_items = pipeline | "Items" >> beam.Create(items) | "Spread" >> beam.Reshuffle()
+                results = beam.pvalue.AsIter(spread_items | name >> beam.FlatMap(step, self.shared))
                 _ = pipeline | "Once" >> beam.Create([path]) | "Save" >> beam.Map(save_results, results)
         except GrainSftError:
             raise
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
-            last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise PrepareError(
-                f"the Beam pipeline failed ({type(error).__name__}: {last}). Start again to continue from there; the "
+                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). Start again to continue from there; the "
                 "runner's own log says more."
             ) from error
         if not files.exists(path):
@@ -134,38 +137,38 @@ class Pipelines(Runner):
                 raise failure.to_error()
         return results
 
-    def _save(self, name: str, note: Any) -> None:
-        files.write_bytes(files.join(self.notes, name), msgspec.json.encode(note))
+    def _save(self, name: str, value: Any) -> None:
+        files.write_bytes(files.join(self.shared, name), msgspec.json.encode(value))
 
 
-# Steps, on Beam's workers. Any of them may run twice, also at once, and on any machine: each writes files that appear whole
-# and are the same each time.
+# The steps run on Beam's workers. Beam may run a step twice, also concurrently or on two machines. This is harmless: a step
+# writes its files atomically, and with the same content each time.
 
 _lock = threading.RLock()
-"""Lock of the thread that renders or writes: more threads of a process would take memory, and not be faster."""
+"""Held by the thread that renders or writes. Two such threads in a process would take more memory, and not be faster."""
 
 
-def scan(number: int, notes: str) -> Iterator[Result]:
-    """Count and hash a unit."""
-    entries, units = _inputs(notes)
+def scan(number: int, shared: str) -> Iterator[Result]:
+    """Count the records of a unit, and hash its bytes."""
+    entries, units = _inputs(shared)
     yield _result(number, lambda: inputs.scan_unit(entries[units[number].input], units[number]))
 
 
-def render(number: int, notes: str) -> Iterator[Result]:
-    """Make a group's chunk, unless an earlier group has failed, whose error ends the preparation."""
-    failed = files.join(notes, "failed")
+def render(number: int, shared: str) -> Iterator[Result]:
+    """Make a group's chunk. Skip the group if an earlier one has failed, because that error ends the preparation."""
+    failed = files.join(shared, "failed")  # contains the number of a group that failed
     with _lock:
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
-            result = _result(number, lambda: _job(notes).make_chunk(number))
-            if result[-1] is not None:
+            _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
+            if failure is not None:
                 files.write_bytes(failed, b"%d" % number)
             yield result
 
 
-def write(task: Task, notes: str) -> Iterator[Result]:
+def write(task: Task, shared: str) -> Iterator[Result]:
     """Write a part of the corpus."""
     with _lock:
-        yield _result(task.number, lambda: _job(notes).format.write(_plan(notes), task))
+        yield _result(task.number, lambda: _job(shared).format.write(_plan(shared), task))
 
 
 def save_results(path: str, results: Iterable[Result]) -> None:
@@ -174,48 +177,46 @@ def save_results(path: str, results: Iterable[Result]) -> None:
 
 
 def _result(number: int, step: Callable[[], Unit | None]) -> Result:
-    """Return the result of a step. A runner would retry an exception, and show a traceback of its own."""
+    """Return the result of a step. An exception becomes a result, because Beam would retry it, and print a traceback."""
     try:
         return number, step(), None
     except GrainSftError as error:
         return number, None, Failure.of(error)
 
 
-# Notes do not change during a run, so each process reads them once.
+# The shared files do not change during a run, so each process reads them once.
 
 
-def _note(notes: str, name: str, kind: Any) -> Any:
-    return msgspec.json.decode(files.read_bytes(files.join(notes, name)), type=kind)
+def _load(shared: str, name: str, kind: Any) -> Any:
+    return msgspec.json.decode(files.read_bytes(files.join(shared, name)), type=kind)
 
 
 @functools.lru_cache(1)
-def _inputs(notes: str) -> tuple[tuple[Input, ...], list[Unit]]:
-    entries = _note(notes, "inputs.json", tuple[Input, ...])
+def _inputs(shared: str) -> tuple[tuple[Input, ...], list[Unit]]:
+    entries = _load(shared, "inputs.json", tuple[Input, ...])
     return entries, inputs.plan_units(entries)
 
 
 @functools.lru_cache(1)
-def _job(notes: str) -> Job:
-    job: Job = _note(notes, "job.json", Job)
+def _job(shared: str) -> Job:
+    job: Job = _load(shared, "job.json", Job)
     return job
 
 
 @functools.lru_cache(1)
-def _plan(notes: str) -> Plan:
-    job = _job(notes)
-    headers, statistics = _note(notes, "plan.json", tuple[tuple[Header, ...], dict[str, SplitStatistics]])
-    splits = dict(np.load(io.BytesIO(files.read_bytes(files.join(notes, "plan.npz")))))
+def _plan(shared: str) -> Plan:
+    job = _job(shared)
+    headers, statistics = _load(shared, "plan.json", tuple[tuple[Header, ...], dict[str, SplitStatistics]])
+    splits = dict(np.load(io.BytesIO(files.read_bytes(files.join(shared, "plan.npz")))))
     documents = ChunkDocuments(job.chunks, headers, splits.pop("lengths"))
     return job.plan_of(documents, splits, statistics)
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
     """Return Beam's options; raise a `PrepareError` for unknown or invalid ones."""
-    kinds = beam.options.pipeline_options
-    options = kinds.PipelineOptions(list(arguments))
-    standard, streaming, worker = map(
-        options.view_as, (kinds.StandardOptions, kinds.StreamingOptions, kinds.WorkerOptions)
-    )
+    pipeline_options = beam.options.pipeline_options
+    options = pipeline_options.PipelineOptions(list(arguments))
+    standard = options.view_as(pipeline_options.StandardOptions)
     standard.runner = standard.runner or "DirectRunner"
     parsers: list[Any] = []
     printed = io.StringIO()
@@ -226,7 +227,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     except SystemExit as error:  # argparse prints the whole usage first, then the error
         raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
     runner = standard.runner.lower()
-    if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # other runners get theirs from a job server
+    if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # a job server knows the options of other runners
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
     if runner in DATAFLOW_RUNNERS:
         try:
@@ -236,10 +237,12 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
                 "the DataflowRunner needs more of Beam, which is not installed: pip install 'apache-beam[gcp]'"
             ) from error
     if getattr(standard, "no_wait_until_finish", False):
-        raise PrepareError("--no_wait_until_finish: the corpus is renamed when the pipeline has ended.")
+        raise PrepareError("--no_wait_until_finish: the corpus is renamed when the pipeline has ended. Leave it out.")
     if runner in LOCAL_RUNNERS:
         # without a compatibility version, Beam would download Prism, its new local runner
+        streaming = options.view_as(pipeline_options.StreamingOptions)
         streaming.update_compatibility_version = streaming.update_compatibility_version or beam.__version__
+        worker = options.view_as(pipeline_options.WorkerOptions)
         worker.default_sdk_harness_log_level = worker.default_sdk_harness_log_level or "ERROR"
     return options
 

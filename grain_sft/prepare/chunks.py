@@ -1,7 +1,7 @@
-"""Chunks: rendered, truncated documents of one group of a preparation's work, each in one file that is written atomically.
+"""Chunk files: the rendered documents of one group of input units, which a preparation keeps until the corpus is written.
 
-A file contains: magic, header, a `RECORD` for each valid record, tokens, loss where it is not 1 everywhere, and the rejected
-records as lines of JSON.
+A file contains, in this order: a magic, the size of the header, the header as JSON, a `RECORD` for each valid record, the
+tokens, their loss (absent if it is 1 for all), and the rejected records as lines of JSON. It is written atomically.
 """
 
 import concurrent.futures
@@ -25,14 +25,14 @@ RECORD = np.dtype(
         ("length", "<u4"),  # tokens kept; 0 where the document was dropped
         ("trainable", "<u4"),  # of these, tokens that take loss
         ("cut", "<u4"),  # tokens that were cut off
-        ("cut_trainable", "<u4"),
+        ("cut_trainable", "<u4"),  # of these, tokens that take loss
     ]
 )
 DROPPED = ("no trainable token", "fewer than {min_length} tokens", "more than {max_length} tokens", "no text")
 """Reasons why a document was dropped."""
 
-REMOTE_THREADS = 16
-REMOTE_FILES = 8  # whole chunks in memory
+REMOTE_THREADS = 16  # parts of remote chunks that are read at once
+REMOTE_FILES = 8  # whole remote chunks that are read at once
 
 _MAGIC = b"GSFTCHK3"
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """Contents of a chunk, and their offsets in its file in bytes.
+    """Header of a chunk. Properties `tokens_at`, `loss_at`, `rejected_at` and `end` are offsets in the file, in bytes.
 
     Attributes:
       key: Hash of all that the content depends on.
@@ -53,10 +53,10 @@ class Header:
       unended: Number of documents whose last token is not the tokenizer's EOS.
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents for each reason in `DROPPED`.
-      rejected, rejected_bytes: Number of records that were left out, and the bytes of their lines.
-      all_loss: Whether all tokens have the loss 1, which the file leaves out.
+      rejected, rejected_bytes: Number of rejected records, and the bytes of their lines in the file.
+      all_loss: Whether all tokens have the loss 1. The file then contains no loss.
       text_bytes, text_tokens: Bytes of the texts of kept plain documents, and their tokens before a cut.
-      size: Bytes of the header in the file.
+      size: Bytes before the first `RECORD`, from the start of the file.
     """
 
     key: str
@@ -95,7 +95,8 @@ class Header:
 
 @dataclasses.dataclass
 class Contents:
-    """Contents of a chunk that is being made: fields of `RECORD` for each valid record, and the kept documents."""
+    """Contents of a chunk before it is written. `records` has the fields of `RECORD` for each valid record. `tokens` and `loss`
+    have an array for each kept document."""
 
     records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     tokens: list[npt.NDArray[np.uint32]] = dataclasses.field(default_factory=list)
@@ -110,11 +111,12 @@ class Contents:
         tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
         loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
         rejected = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in self.rejected).encode()
-        stops = np.cumsum([len(part) for part in self.tokens], dtype=np.int64)
-        starts = np.concatenate([[0], stops[:-1]]) if len(stops) else stops
+        lengths = np.array([len(document) for document in self.tokens], np.int64)
+        stops = np.cumsum(lengths)
         is_eos = np.zeros(len(tokens), np.bool_) if eos is None else tokens == eos
-        ended = int(np.count_nonzero(is_eos[stops - 1]))
+        ends_with_eos = is_eos[stops - 1]
         is_eos[stops - 1] = False
+        documents_of_inner_eos = np.searchsorted(stops, np.flatnonzero(is_eos), side="right")
         header = Header(
             key=key,
             records=len(self.records),
@@ -122,9 +124,9 @@ class Contents:
             token_dtype=token_dtype.name,
             loss_dtype=loss_dtype.name,
             binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
-            first_weights=bool(loss[starts].any()),
-            unended=len(stops) - ended,
-            inner_eos=len(np.unique(np.searchsorted(stops, np.flatnonzero(is_eos), side="right"))),
+            first_weights=bool(loss[stops - lengths].any()),
+            unended=int(np.count_nonzero(~ends_with_eos)),
+            inner_eos=len(np.unique(documents_of_inner_eos)),
             dropped=tuple(self.dropped),
             rejected=len(self.rejected),
             rejected_bytes=len(rejected),
@@ -132,14 +134,15 @@ class Contents:
             text_bytes=self.text_bytes,
             text_tokens=self.text_tokens,
         )
-        text = msgspec.json.encode(header)
-        stored = b"" if header.all_loss else loss.tobytes()
-        parts = [np.array(self.records, RECORD).tobytes(), tokens.tobytes(), stored, rejected]
-        return b"".join([_MAGIC, len(text).to_bytes(8, "little"), text, *parts])
+        header_json = msgspec.json.encode(header)
+        records_bytes = np.array(self.records, RECORD).tobytes()
+        loss_bytes = b"" if header.all_loss else loss.tobytes()
+        head = [_MAGIC, len(header_json).to_bytes(8, "little"), header_json]
+        return b"".join([*head, records_bytes, tokens.tobytes(), loss_bytes, rejected])
 
 
 class Chunks:
-    """The folder of a preparation's chunks, local or remote."""
+    """Folder of the chunks of one preparation, local or remote. `key` is the key of their headers."""
 
     def __init__(self, folder: str, key: str) -> None:
         self._folder, self._key = folder, key
@@ -157,23 +160,26 @@ class Chunks:
         if not files.exists(path):
             return None
         start = files.read_range(path, 0, 16)
-        data = files.read_range(path, 0, 16 + int.from_bytes(start[8:], "little")) if start[:8] == _MAGIC else b""
+        if start[:8] != _MAGIC:
+            return None
+        size = 16 + int.from_bytes(start[8:], "little")
         try:
-            header = dataclasses.replace(msgspec.json.decode(data[16:], type=Header), size=len(data))
+            header = msgspec.json.decode(files.read_range(path, 16, size), type=Header)
         except ValueError:
             return None
+        header = dataclasses.replace(header, size=size)
         return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:
-        """Return the headers of the first `count` chunks, each as `header` does."""
-        return list(self._each(self.header, range(count), REMOTE_THREADS))
+        """Return the headers of the first `count` chunks. A chunk that `header` does not accept has None."""
+        return list(self._read_each(self.header, range(count), REMOTE_THREADS))
 
     def headers(self, count: int) -> tuple[Header, ...]:
         """Return the headers of the first `count` chunks, which have all been made."""
-        found = self.existing_headers(count)
-        if None in found:
-            raise StorageError(f"{self.path(found.index(None))}: is missing. Prepare again.")
-        return tuple(header for header in found if header is not None)
+        headers = self.existing_headers(count)
+        if None in headers:
+            raise StorageError(f"{self.path(headers.index(None))}: is missing. Prepare again.")
+        return tuple(header for header in headers if header is not None)
 
     def records(self, headers: Sequence[Header]) -> Iterator[npt.NDArray[Any]]:
         """Yield the records [records] of chunks 0 to `len(headers)` - 1, dtype `RECORD`, in order."""
@@ -186,24 +192,24 @@ class Chunks:
 
     def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.integer]:
         """Return one field of the records of all chunks, uint32 [documents]; int64 for lines from 2^32 on."""
-        found: list[npt.NDArray[np.integer]] = [np.empty(0, np.uint32)]
+        columns: list[npt.NDArray[np.integer]] = [np.empty(0, np.uint32)]
         for records in self.records(headers):
             fits = int(records[name].max(initial=0)) < 1 << 32
-            found.append(records[name].astype(np.uint32 if fits else np.int64))
-        return np.concatenate(found)
+            columns.append(records[name].astype(np.uint32 if fits else np.int64))
+        return np.concatenate(columns)
 
     def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
         """Yield the whole files of chunks, in order."""
-        return self._each(lambda number: files.read_bytes(self.path(number)), numbers, REMOTE_FILES)
+        return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers, REMOTE_FILES)
 
     def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
-        """Yield a range of bytes of every chunk, in order."""
-        return self._each(
+        """Yield the bytes `ranges[number]`, (start, stop), of each chunk, in order."""
+        return self._read_each(
             lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)), REMOTE_THREADS
         )
 
-    def _each(self, read: Callable[[int], T], numbers: Sequence[int], at_once: int) -> Iterator[T]:
-        """Yield `read(number)` in order; read up to `at_once` remote chunks concurrently."""
+    def _read_each(self, read: Callable[[int], T], numbers: Sequence[int], at_once: int) -> Iterator[T]:
+        """Yield `read(number)` for each number, in order. Read up to `at_once` remote chunks concurrently."""
         if not self.remote:
             yield from map(read, numbers)
             return

@@ -1,4 +1,4 @@
-"""Conversion of a corpus to another format, with the same documents in the same order."""
+"""`convert`: writing the documents of a corpus in another format, in the same order."""
 
 import glob
 import os
@@ -20,14 +20,8 @@ from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
-VALIDATION = (
-    ("val/token_ids_part_*.npy", "val"),
-    ("val/**/episodes.idx", "val"),
-    ("val_idx.npy", "val"),
-    ("val/*.idx", "val"),
-    ("*.eval.parquet", ""),
-)
-"""Glob patterns of files of a validation split, and the folder to open where one matches; "" opens the file itself."""
+VALIDATION = ("val/token_ids_part_*.npy", "val/**/episodes.idx", "val_idx.npy", "val/*.idx")
+"""Glob patterns of files that show that a corpus has a split val, to be opened at the path `CORPUS/val`."""
 
 
 def convert(
@@ -69,23 +63,23 @@ def convert(
       StorageError: The output can't be written, or would replace a file of the corpus.
       RowIndexError: A document of `without` does not exist.
     """
-    writer, target, where = FORMATS[format], Target(output), files.normalize(corpus)
+    writer = FORMATS[format]
+    target = Target(output)
+    where = files.normalize(corpus)
     target.check_writable()
     splits = _open(where, dtype=dtype, eos_token_id=eos_token_id)
     files.check_inputs_stay(target.output, (file.path for part in splits.values() for file in part.files()))
     if writer.of_pairs or any(part.of_pairs for part in splits.values()):
-        raise PrepareError(
-            f"{where}: preference pairs are not converted. Prepare their records again, in another format."
-        )
+        raise PrepareError(f"{where}: preference pairs are not converted. Prepare their records in another format.")
     documents = _Splits(where, splits, keep_empty=writer.holds_empty, without=without)
     if not len(documents.ids["train"]):
         raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
-    described, tokenizer_files = _tokenizer(where, tokenizer, documents)
+    description, tokenizer_files = _tokenizer(where, tokenizer, documents)
     request = documents.request(tokenizer, format, part_bytes=part_bytes, shard_tokens=shard_tokens)
-    identity = documents.identity(request, described)
+    identity = documents.identity(request, description)
 
     def make() -> dict[str, Any]:
-        plan = documents.plan(target.stage, request, described)
+        plan = documents.plan(target.stage, request, description)
         writer.check_plan(plan)
         tasks = [task for split in plan.splits for task in writer.tasks(plan, split)]
         reported("Writing", write_tasks(plan, tasks), len(tasks), progress)
@@ -116,31 +110,34 @@ def _manifest(where: str) -> dict[str, Any]:
 
 
 class _Splits(Documents):
-    """Documents of all splits of the corpus at `where`, numbered consecutively. Its parts are the splits."""
+    """Documents of all splits of the corpus at `where`, numbered from the first of split train to the last of split val.
 
-    def __init__(
-        self, where: str, corpora: Mapping[str, Corpus], keep_empty: bool, without: Iterable[int | str]
-    ) -> None:
-        self.where, self.corpora, self.manifest = where, list(corpora.values()), _manifest(where)
+    A part is a split. `ids` has the numbers of the documents that are written, by the name of their split. `withdrawn` and
+    `dropped` are the numbers of those that the caller leaves out, and the count of the empty ones that the format can't hold.
+    """
+
+    def __init__(self, where: str, corpora: dict[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:
+        self.where = where
+        self.corpora = list(corpora.values())
+        self.manifest = _manifest(where)
         self.source_names = corpora["train"].source_names or (where,)
-        found = [corpus.documents for corpus in self.corpora]
-        firsts = np.cumsum([0, *map(len, found)])
-        lengths, starts = (np.concatenate([getattr(each, name) for each in found]) for name in ("length", "start"))
+        lengths = np.concatenate([corpus.documents.length for corpus in self.corpora])
+        starts = np.concatenate([corpus.documents.start for corpus in self.corpora])
+        firsts = np.cumsum([0, *(len(corpus.documents) for corpus in self.corpora)])
         loss_dtype = np.float32 if any(corpus.has_weights for corpus in self.corpora) else np.bool_
         token_dtype = np.result_type(*(corpus.dtype for corpus in self.corpora))
         super().__init__(lengths, starts, firsts, token_dtype, loss_dtype)
         self.withdrawn = corpus_documents_named(self.corpora, without)
-        kept = np.ones(len(lengths), np.bool_)
-        kept[self.withdrawn] = False
-        written = kept if keep_empty else kept & (lengths > 0)
-        self.ids = {
-            name: np.flatnonzero(written[slice(*firsts[split : split + 2])]) + firsts[split]
-            for split, name in enumerate(corpora)
-        }
-        self.dropped = int(kept.sum() - written.sum())
+        is_kept = np.ones(len(lengths), np.bool_)
+        is_kept[self.withdrawn] = False
+        is_written = is_kept if keep_empty else is_kept & (lengths > 0)
+        written = np.flatnonzero(is_written)
+        self.ids = dict(zip(corpora, np.split(written, np.searchsorted(written, firsts[1:-1])), strict=True))
+        self.dropped = int(is_kept.sum()) - len(written)
 
     def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
-        """Return the request of the converted corpus. `tokenizer` None is the one of the corpus; `sizes` are those of files."""
+        """Return the request of the converted corpus. `tokenizer` None means the corpus's own. `sizes` are options of the same
+        names."""
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
@@ -149,20 +146,20 @@ class _Splits(Documents):
 
     def identity(self, request: Request, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
         """Return all that decides the output, as JSON, for comparison with later runs. All files are hashed."""
-        stated = request.as_dict()
+        options = request.as_dict()
         if len(self.withdrawn):
-            stated["without"] = f"{len(self.withdrawn)} documents ({hash_of(self.withdrawn.tolist())[:16]})"
+            options["without"] = f"{len(self.withdrawn)} documents ({hash_of(self.withdrawn.tolist())[:16]})"
         contents = {name: corpus.content_hash() for name, corpus in zip(self.ids, self.corpora, strict=True)}
         inputs = self.manifest.get("inputs") or [{"path": name} for name in self.source_names]
-        key = hash_of([stated, contents, tokenizer])
-        return {"key": key, "request": stated, "inputs": inputs, "tokenizer": tokenizer}
+        key = hash_of([options, contents, tokenizer])
+        return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of the new manifest: the dropped documents, and what the corpus's own manifest says of all."""
-        stated = {} if len(self.withdrawn) else self.manifest
-        counts = {name: stated.get(name) for name in ("without_final_eos", "with_inner_eos")}
+        """Return the counts of the new manifest. Those of EOS are the old manifest's, or None if documents were withdrawn."""
+        old = {} if len(self.withdrawn) else self.manifest
+        eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
-        return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **counts}
+        return {"dropped": {reason: count for reason, count in dropped.items() if count}, "rejected": 0, **eos_counts}
 
     def plan(self, folder: str, request: Request, tokenizer: Mapping[str, Any]) -> Plan:
         """Return the plan of the converted corpus, with the statistics of each split. All documents are read."""
@@ -180,51 +177,54 @@ class _Splits(Documents):
         return Plan(folder, request, tokenizer, self, self.ids, statistics, binary, self.source_names, masked=masked)
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
-        tokens[:], found = self.corpora[part].read(start, start + len(tokens))
-        loss[:] = True if found is None else found
+        tokens[:], stored_loss = self.corpora[part].read(start, start + len(tokens))
+        loss[:] = True if stored_loss is None else stored_loss
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """See `Documents.sources`. If the corpus has no sources, input is 0 and line is the number of the document, from 1."""
+        """See `Documents.sources`. The documents `ids` are of one split. In a corpus without sources, the fifth document of a
+        split has the source (0, 5)."""
         if len(ids):
-            part = int(self.parts_of(ids[:1])[0])
-            numbers, sources = ids - self.firsts[part], self.corpora[part].sources
+            split = int(self.parts_of(ids[:1])[0])
+            numbers = ids - self.firsts[split]
+            sources = self.corpora[split].sources
             yield np.stack([np.zeros_like(numbers), numbers + 1], axis=1) if sources is None else sources[numbers]
 
 
 def _open(where: str, **options: Any) -> dict[str, Corpus]:
     """Return the corpora of split train and, if it exists, split val, by name."""
-    inner = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
-    train = open_corpus(files.join(where, "train") if inner else where, **options)
+    is_olmo = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
+    train = open_corpus(files.join(where, "train") if is_olmo else where, **options)
     if train.num_documents is None:
         raise CorpusError(
             f"{where}: the ends of documents are unknown without boundary files. Give eos_token_id (--eos-token-id)."
         )
     if train.weights:
         raise CorpusError(f"{where}: the weights of a blend are not converted. Name a prefix, or a folder of prefixes.")
-    for pattern, name in VALIDATION:
-        if matches := files.glob(files.join(glob.escape(where), pattern)):
-            return {"train": train, "val": open_corpus(files.join(where, name) if name else matches[0], **options)}
-    return {"train": train}
+    val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))
+    if any(files.glob(files.join(glob.escape(where), pattern)) for pattern in VALIDATION):
+        val = [files.join(where, "val")]
+    return {"train": train, "val": open_corpus(val[0], **options)} if val else {"train": train}
 
 
-def _tokenizer(where: str, given: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Return description and files of a tokenizer: the one given, the corpus's own, or one inferred from its tokens."""
+def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the description and the files of a tokenizer: the one at `path`, or else the one in the corpus's folder. If there
+    is none, return a description from the corpus's metadata and tokens, and no files."""
     folder = files.join(where, "tokenizer")
-    if given is not None:
+    if path is not None:
         for corpus in documents.corpora:
-            check_tokenizer(corpus, given)
+            check_tokenizer(corpus, path)
     elif files.exists(folder):
-        given = folder
-    if given is not None:
-        loaded = load_tokenizer(given)
-        return loaded.description(), loaded.files()
+        path = folder
+    if path is not None:
+        tokenizer = load_tokenizer(path)
+        return tokenizer.description(), tokenizer.files()
     corpus = documents.corpora[0]
     highest = (int(block.tokens.max(initial=0)) for ids in documents.ids.values() for block in documents.blocks(ids))
-    described = {
+    description = {
         "kind": "unknown",
         "sha256": corpus.tokenizer_sha256,
         "vocab_size": max(highest, default=0) + 1,
         "eos_token_id": corpus.eos_token_id,
         "pad_token_id": corpus.pad_token_id,
     }
-    return described, {}
+    return description, {}

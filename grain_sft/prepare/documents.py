@@ -1,4 +1,7 @@
-"""Random access by number to documents in several parts: the chunks of a preparation, or the splits of a corpus."""
+"""`Documents`: random access to the documents that a writer writes, which are in the chunk files of a preparation.
+
+Documents lie in parts. Here a part is a chunk file. In `convert.py`, which has another subclass, a part is a split of a corpus.
+"""
 
 import abc
 import functools
@@ -18,11 +21,11 @@ from grain_sft.storage import files
 MAX_OPEN = 256  # chunk files
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
-BLOCK_SOURCES = 1 << 16  # documents, whose inputs and lines are yielded together
-GATHER_BLOCKS = 128  # blocks of remote chunks in memory; a token takes up to 8 bytes
+BLOCK_SOURCES = 1 << 16  # documents
+GATHER_BLOCKS = 128  # blocks that are read from remote chunks at once; a token takes up to 8 bytes of memory
 
 Ids = npt.NDArray[Any]
-"""int32 or int64, numbers of documents. All valid records are numbered in the order of the inputs, dropped ones included."""
+"""Numbers of documents, int32 or int64. All valid records are numbered in the order of the inputs, dropped ones included."""
 
 
 class Block(NamedTuple):
@@ -34,13 +37,13 @@ class Block(NamedTuple):
 
 
 def in_blocks(lengths: npt.NDArray[Any], ids: Ids) -> Iterator[Ids]:
-    """Yield consecutive parts of `ids`: one document, or at most `BLOCK_DOCUMENTS` of at most `BLOCK_TOKENS` tokens."""
+    """Yield `ids` in blocks of at most `BLOCK_DOCUMENTS` documents and `BLOCK_TOKENS` tokens, or of one longer document."""
     begin = 0
     while begin < len(ids):
-        part = ids[begin : begin + BLOCK_DOCUMENTS]
-        totals = np.cumsum(lengths[part], dtype=np.int64)
-        count = max(1, int(np.searchsorted(totals, BLOCK_TOKENS, side="right")))
-        yield part[:count]
+        candidates = ids[begin : begin + BLOCK_DOCUMENTS]
+        token_ends = np.cumsum(lengths[candidates], dtype=np.int64)
+        count = max(1, int(np.searchsorted(token_ends, BLOCK_TOKENS, side="right")))
+        yield candidates[:count]
         begin += count
 
 
@@ -71,32 +74,34 @@ class Documents(abc.ABC):
 
     @abc.abstractmethod
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
-        """Fill `tokens` and `loss`, of one length, from the tokens of a part that begin at `start`."""
+        """Read tokens `start` to `start + len(tokens)` of a part into `tokens`, and their loss into `loss`."""
 
     @abc.abstractmethod
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield int64 [documents, 2], input and line of the documents `ids` in that order, several at a time."""
+        """Yield int64 [documents, 2], (input, line) of the documents `ids` in that order, several at a time."""
 
     def parts_of(self, ids: Ids) -> npt.NDArray[np.int64]:
         """Return the part of each document."""
         return np.searchsorted(self.firsts, ids, side="right") - 1
 
     def blocks(self, ids: Ids) -> Iterator[Block]:
-        """Yield the documents `ids` in that order, several at a time; consecutive documents of a part are filled at once."""
-        for some in in_blocks(self.lengths, ids):
-            lengths, starts = (array[some].astype(np.int64) for array in (self.lengths, self.starts))
-            parts = self.parts_of(some)
-            breaks = np.flatnonzero((starts[1:] != starts[:-1] + lengths[:-1]) | (np.diff(parts) != 0)) + 1
-            offsets = np.concatenate([[0], np.cumsum(lengths)])
-            tokens, loss = (np.empty(int(offsets[-1]), dtype) for dtype in (self.token_dtype, self.loss_dtype))
-            for begin, end in itertools.pairwise([0, *breaks.tolist(), len(some)]):
-                run = slice(int(offsets[begin]), int(offsets[end]))
-                self.fill(int(parts[begin]), int(starts[begin]), tokens[run], loss[run])
+        """Yield the documents `ids` in that order, several at a time."""
+        for block_ids in in_blocks(self.lengths, ids):
+            lengths = self.lengths[block_ids].astype(np.int64)
+            starts = self.starts[block_ids].astype(np.int64)
+            parts = self.parts_of(block_ids)
+            is_adjacent = (starts[1:] == starts[:-1] + lengths[:-1]) & (parts[1:] == parts[:-1])
+            run_starts = np.flatnonzero(~is_adjacent) + 1  # adjacent documents are read at once
+            offsets = np.append(0, np.cumsum(lengths))
+            tokens, loss = np.empty(offsets[-1], self.token_dtype), np.empty(offsets[-1], self.loss_dtype)
+            for first, stop in itertools.pairwise([0, *run_starts.tolist(), len(block_ids)]):
+                run = slice(int(offsets[first]), int(offsets[stop]))
+                self.fill(int(parts[first]), int(starts[first]), tokens[run], loss[run])
             yield Block(lengths, tokens, loss)
 
 
 class ChunkDocuments(Documents):
-    """Documents of a preparation, whose parts are its chunks. It holds 8 bytes per document.
+    """Documents of a preparation, in its chunk files. It takes 8 bytes of memory per document.
 
     Args:
       chunks: Folder of the chunks.
@@ -118,8 +123,8 @@ class ChunkDocuments(Documents):
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """See `Documents.blocks`.
 
-        In a bucket one request per document would be too slow, so the documents of many blocks are gathered at once. That
-        reads each of their chunks once, as a whole.
+        One request per document of a remote chunk would be too slow. So `GATHER_BLOCKS` blocks are gathered at once, from whole
+        chunks, each of which is read once.
         """
         if not self._chunks.remote:
             yield from super().blocks(ids)
@@ -128,8 +133,8 @@ class ChunkDocuments(Documents):
         while window := list(itertools.islice(blocks, GATHER_BLOCKS)):
             tokens, loss = self._gather(np.concatenate(window))
             start = 0
-            for some in window:
-                lengths = self.lengths[some].astype(np.int64)
+            for block_ids in window:
+                lengths = self.lengths[block_ids].astype(np.int64)
                 stop = start + int(lengths.sum())
                 yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
                 start = stop
@@ -142,25 +147,26 @@ class ChunkDocuments(Documents):
 
     def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the concatenated tokens and loss of the documents `ids`."""
-        lengths, starts = (array[ids].astype(np.int64) for array in (self.lengths, self.starts))
-        targets = np.cumsum(lengths) - lengths
-        tokens, loss = (np.empty(int(lengths.sum()), dtype) for dtype in (self.token_dtype, self.loss_dtype))
-        numbers = self.parts_of(ids)
-        order = np.argsort(numbers, kind="stable")
-        needed, firsts = np.unique(numbers[order], return_index=True)
-        parts = np.split(order, firsts[1:])
-        for number, part, data in zip(needed.tolist(), parts, self._chunks.contents(needed.tolist()), strict=True):
+        lengths = self.lengths[ids].astype(np.int64)
+        starts = self.starts[ids].astype(np.int64)  # in the chunk
+        targets = np.cumsum(lengths) - lengths  # first index in the result
+        tokens, loss = np.empty(lengths.sum(), self.token_dtype), np.empty(lengths.sum(), self.loss_dtype)
+        chunk_of = self.parts_of(ids)
+        by_chunk = np.argsort(chunk_of, kind="stable")
+        needed, firsts = np.unique(chunk_of[by_chunk], return_index=True)
+        in_chunk = np.split(by_chunk, firsts[1:])  # indices in `ids` of the documents in each chunk
+        for number, part, data in zip(needed.tolist(), in_chunk, self._chunks.contents(needed.tolist()), strict=True):
             header = self.headers[number]
             if len(data) != header.end:
                 raise StorageError(f"{self._chunks.path(number)}: changed while in use. Prepare again.")
-            its_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
+            chunk_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
             if header.all_loss:
-                its_loss = np.ones(header.tokens, self.loss_dtype)
+                chunk_loss = np.ones(header.tokens, self.loss_dtype)
             else:
-                its_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
+                chunk_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
             for start, target, length in np.stack([starts, targets, lengths], axis=1)[part].tolist():
-                tokens[target : target + length] = its_tokens[start : start + length]
-                loss[target : target + length] = its_loss[start : start + length]
+                tokens[target : target + length] = chunk_tokens[start : start + length]
+                loss[target : target + length] = chunk_loss[start : start + length]
         return tokens, loss
 
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
@@ -173,10 +179,10 @@ class ChunkDocuments(Documents):
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. Reads no tokens."""
-        columns = [self._chunks.column(self.headers, name) for name in ("input", "line")]
+        inputs, lines = (self._chunks.column(self.headers, name) for name in ("input", "line"))
         for begin in range(0, len(ids), BLOCK_SOURCES):
-            some = ids[begin : begin + BLOCK_SOURCES]
-            yield np.stack([column[some].astype(np.int64) for column in columns], axis=1)
+            block_ids = ids[begin : begin + BLOCK_SOURCES]
+            yield np.stack([inputs[block_ids], lines[block_ids]], axis=1).astype(np.int64)
 
 
 def _read_into(file: io.FileIO, offset: int, out: npt.NDArray[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Job: the steps of a preparation, which are a chunk for each group of units, then the plan, its files and the manifest.
+"""`Job`: a preparation after its inputs were scanned. It makes chunk files, a plan, the corpus's files, and the manifest.
 
 Files are written atomically, so a job that was stopped continues with the first file that is missing.
 """
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Job(Renderer):
-    """Preparation of scanned inputs, which processes exchange as JSON.
+    """Preparation of scanned inputs. Worker processes receive it as JSON.
 
     Attributes:
       output: Folder of the corpus.
-      groups: Units of all inputs, by the chunk that they become.
+      groups: Groups of the units of all inputs. Each group becomes one chunk.
     """
 
     output: str
@@ -68,12 +68,12 @@ class Job(Renderer):
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """All that decides the output, as JSON, for comparison with later runs."""
-        described = [
+        files_of_inputs = [
             {"path": entry.path, "size": entry.size, "records": entry.records, "digest": entry.digest}
             for entry in self.inputs
         ]
         request, tokenizer = self.request.as_dict(), self.tokenizer.description()
-        return {"key": self.key, "request": request, "inputs": described, "tokenizer": tokenizer}
+        return {"key": self.key, "request": request, "inputs": files_of_inputs, "tokenizer": tokenizer}
 
     def make_chunk(self, group: int) -> None:
         """Render a group of units to its chunk, unless the chunk exists."""
@@ -81,26 +81,29 @@ class Job(Renderer):
             self.chunks.write(group, self.chunk(self.groups[group]))
 
     def plan(self) -> Plan:
-        """Return the plan of the corpus after all units are rendered. Raise an error if a split has no documents."""
+        """Return the plan of the corpus after all units are rendered. Raise a PrepareError if a split has no documents."""
         documents = ChunkDocuments(self.chunks, self.headers)
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
-                rejected = (line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines())
-                first = next(rejected, None)
-                example = " The first: {file}:{line}: {reason}".format_map(json.loads(first)) if first else ""
-                counts = [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
-                counts.append(f"{sum(header.rejected for header in self.headers)} rejected")
                 raise PrepareError(
-                    f"no document is left for the split {name!r}: {len(documents.lengths)} valid records, "
-                    f"{', '.join(counts)}.{example}"
+                    f"no document is left for the split {name!r}: {len(documents.lengths)} valid records, {self._losses()}"
                 )
         plan = self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
         self.format.check_plan(plan)
         return plan
 
+    def _losses(self) -> str:
+        """Return how many records were dropped and rejected, and the first that was rejected, for a message."""
+        counts = [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
+        counts.append(f"{sum(header.rejected for header in self.headers)} rejected")
+        rejected = (line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines())
+        first = next(rejected, None)
+        example = " The first: {file}:{line}: {reason}".format_map(json.loads(first)) if first else ""
+        return f"{', '.join(counts)}.{example}"
+
     def plan_of(self, documents: ChunkDocuments, splits: Splits, statistics: Mapping[str, SplitStatistics]) -> Plan:
-        """Return the plan of the corpus of `documents`, from their splits and the statistics of each split."""
+        """Return the plan of a corpus with these documents, splits, and statistics of each split."""
         return Plan(
             folder=self.target.stage,
             request=self.request,
@@ -134,21 +137,22 @@ class Job(Renderer):
         return self.dropped(map(sum, zip(*(header.dropped for header in self.headers), strict=True)))
 
     def _datasets(self, documents: Documents) -> list[Ids]:
-        """Return the ids of the documents of each dataset, in order."""
-        dataset_of = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
+        """Return the ids of the documents of each dataset, in order. All units of a group are of one dataset."""
+        dataset_of_group = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
+        first_groups = np.searchsorted(dataset_of_group, np.arange(len(self.request.datasets) + 1))
+        first_documents = documents.firsts[first_groups].tolist()
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
-        borders = np.searchsorted(dataset_of, np.arange(len(self.request.datasets) + 1))
-        return [np.arange(*bounds, dtype=dtype) for bounds in itertools.pairwise(documents.firsts[borders].tolist())]
+        return [np.arange(start, stop, dtype=dtype) for start, stop in itertools.pairwise(first_documents)]
 
     def _count(self, documents: ChunkDocuments, ids: Ids) -> SplitStatistics:
         """Return the statistics of the documents `ids`; a document that occurs twice counts twice."""
-        times = np.bincount(ids, minlength=len(documents.lengths))
+        occurrences = np.bincount(ids, minlength=len(documents.lengths))
         totals = np.zeros(5, np.int64)
         for number, records in enumerate(self.chunks.records(documents.headers)):
-            weight = times[documents.firsts[number] : documents.firsts[number + 1]]
+            times = occurrences[documents.firsts[number] : documents.firsts[number + 1]]
             cut = records["cut"]
             columns = (records["length"], records["trainable"], cut > 0, cut, records["cut_trainable"])
-            totals += [int((column * weight).sum()) for column in columns]
+            totals += [int((column * times).sum()) for column in columns]
         return SplitStatistics(len(ids), *totals.tolist())
 
 
@@ -160,15 +164,15 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Return `steps` as a list, and report each to `progress` as `size(step)` of `total`."""
+    """Return `steps` as a list. Report each to `progress` after it is done: its `size` is added to `done`, of `total`."""
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
-    found = []
+    finished = []
     for step in steps:
-        found.append(step)
+        finished.append(step)
         done += size(step)
         report(what, done, total)
-    return found
+    return finished
 
 
 def write_tasks(plan: Plan, tasks: Iterable[Task]) -> Iterator[Task]:

@@ -1,4 +1,4 @@
-"""Materialising: writing the rows of a packed layout, in order, as a corpus of format rows."""
+"""`materialize`: writing the packed rows of a layout to disk, as a corpus that `MaterializedLayout` reads in order."""
 
 from __future__ import annotations
 
@@ -67,39 +67,40 @@ def materialize(
     if not layout.plans:
         raise LayoutError(f"{layout!r}: only the rows of a PackedLayout can be written. Give one.")
     manifest, row = _describe(layout, as_integer("shard_bytes", shard_bytes, 1, LayoutError))
-    target, identity = _Target(output), {name: manifest[name] for name in ("key", "made_of")}
+    target = _Target(output)
+    identity = {"key": manifest["key"], "made_of": manifest["made_of"]}
     report = progress or (lambda what, done, total: None)
-    found = target.produce(identity, lambda: _write(layout, manifest, row, target, report), overwrite=False, wait=True)
-    if found.pop("already", False):
+    result = target.produce(identity, lambda: _write(layout, manifest, row, target, report), overwrite=False, wait=True)
+    if result.pop("already", False):
         try:
             open_corpus(target.output, format="rows")
         except (CorpusError, OSError) as error:
             raise LayoutError(
                 f"{target.output}: holds these rows, but they are damaged ({error}) Remove the folder, and write them again."
             ) from error
-    return found
+    return result
 
 
 class _Target(Target):
-    """The output folder of rows."""
+    """Output folder of rows, whose finished content is never replaced."""
 
     manifest_name = ROWS_MANIFEST
     work_suffix = "rows"
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Replace unfinished work on other rows, but not in a bucket, where its files already have their final names."""
+        """Replace unfinished work on other rows. In a bucket refuse to, because its files are already in the output folder."""
         super().begin(identity, overwrite=not self.remote)
 
-    def changed(self, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
+    def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
         unfinished = "unfinished work on " if what == "unfinished work" else ""
-        return f"{self.output}: holds {unfinished}other rows ({found.get('made_of')}). Give another folder, or remove this one."
+        return f"{self.output}: holds {unfinished}other rows ({old.get('made_of')}). Give another folder, or remove this one."
 
 
 def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], np.dtype[Any]]:
     """Return the content of rows.json without the fingerprint, and the dtype of a row.
 
-    `Corpus.content_hash` reads all files, unless this machine has cached their hashes.
+    This reads all files of the corpus, unless this machine has cached their hashes.
     """
     corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
@@ -145,7 +146,8 @@ def _write(
                 f"{os.path.dirname(target.output)}: has {free / 1e9:.1f} GB free, but the rows take {needed / 1e9:.1f} GB "
                 "more. Give a folder on another disk."
             )
-    source, begin = NpyDataSource(layout), 0
+    source = NpyDataSource(layout)
+    begin = 0
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
@@ -153,9 +155,9 @@ def _write(
             _write_shard(source, range(begin, begin + count), row, paths, progress)
         begin += count
         progress("rows", begin, len(layout))
-    if layout.corpus.sources is not None and (numbers := layout.sources) is not None:
-        sources = numbers[np.concatenate([plan.document for plan in layout.plans])]
-        files.write_bytes(files.join(target.stage, "sources.bin"), sources.astype("<i8").tobytes())
+    if layout.corpus.sources is not None and (sources := layout.sources) is not None:
+        documents = np.concatenate([plan.document for plan in layout.plans])
+        files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())
     path = files.join(target.stage, ROWS_MANIFEST)
     manifest["fingerprint"] = scan_rows(target.stage, Json(path, manifest)).fingerprint
     files.write_bytes(path, (json.dumps(manifest, indent=2) + "\n").encode())
@@ -174,16 +176,18 @@ def _write_shard(
         for begin in range(rows.start, rows.stop, step):
             element = source.read(range(begin, min(begin + step, rows.stop)))
             row, start, stop = _segments(element["segment_ids"])
-            made = np.zeros(len(element["tokens"]), dtype)
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
-            for name in made.dtype.names or ():
-                if name == "ends":  # the number of segments of a row, then the end of each
-                    counts = np.bincount(row, minlength=len(made))
-                    made[name][:, 0] = counts
-                    made[name][row, 1 + np.arange(len(row)) - (counts.cumsum() - counts)[row]] = stop
+            records = np.zeros(len(element["tokens"]), dtype)
+            for name in dtype.names or ():
+                if name == "ends":  # of the segments of each row, after their number
+                    counts = np.bincount(row, minlength=len(records))
+                    first_segments = counts.cumsum() - counts
+                    number_in_row = np.arange(len(row)) - first_segments[row]
+                    records[name][:, 0] = counts
+                    records[name][row, 1 + number_in_row] = stop
                 else:
-                    made[name] = arrays[name]
-            rows_file.write(made.tobytes())
+                    records[name] = arrays[name]
+            rows_file.write(records.tobytes())
             starts = (begin - rows.start + row) * length + start  # counted from the shard's first token
             documents_file.write(np.stack([starts, stop - start], axis=1).astype("<u8").tobytes())
             for file in loss_file:
@@ -194,6 +198,7 @@ def _write_shard(
 def _segments(segment_ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], ...]:
     """Return the row, start and stop of every segment, int64 [segments] each. Padding, of segment id 0, is not a segment."""
     padded = np.pad(segment_ids, ((0, 0), (1, 1)))
-    change = padded[:, 1:] != padded[:, :-1]
-    row, start = np.nonzero(change[:, :-1] & (segment_ids != 0))
-    return row, start, np.nonzero(change[:, 1:] & (segment_ids != 0))[1] + 1
+    is_border = padded[:, 1:] != padded[:, :-1]  # bool [rows, length + 1], before each token and at the end
+    row, start = np.nonzero(is_border[:, :-1] & (segment_ids != 0))
+    _, last = np.nonzero(is_border[:, 1:] & (segment_ids != 0))
+    return row, start, last + 1

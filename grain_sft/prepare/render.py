@@ -1,4 +1,4 @@
-"""Renderer: records to documents, and groups of units to chunks, in this process, in workers, or in Beam pipelines."""
+"""`Renderer`: rendering of records to documents, and of groups of units to chunk files."""
 
 import base64
 import dataclasses
@@ -21,13 +21,13 @@ from grain_sft.prepare.tokenizers import Tokenizer, load_tokenizer
 from grain_sft.prepare.writers import FORMATS, Format
 
 BATCH = 1024  # conversations that are tokenized together, at most
-BATCH_CHARACTERS = 1 << 20  # about the most characters in them
+BATCH_CHARACTERS = 1 << 20  # a batch with more characters than this ends
 _NO_LOSS, _TOO_SHORT, _TOO_LONG, _NO_TEXT = range(4)  # indices in chunks.DROPPED
 
 Source = tuple[int, int]
 """Number of a record's input, and the record's number in it, from 1."""
 
-_OF_EVERY_TEMPLATE = ("special_text", "seed")
+_OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Renderer:
 
     Attributes:
       request: Request.
-      inputs: Files of all datasets, scanned.
+      inputs: Files of all datasets, scanned. Units name them by number.
 
     Raises:
       PrepareError: The template or the format does not exist, or doesn't take the request's options.
@@ -46,29 +46,27 @@ class Renderer:
     inputs: tuple[Input, ...]
 
     def __post_init__(self) -> None:
-        request, template, made = self.request, self.template, self.format
+        request, template, format = self.request, self.template, self.format
         for option in dataclasses.fields(TemplateOptions):
-            read = option.name in (*_OF_EVERY_TEMPLATE, *template.options)
-            if not read and getattr(request, option.name) != option.default:
-                having = [each for each in TEMPLATES if option.name in TEMPLATES[each].options]
+            is_read = option.name in (*_OPTIONS_OF_EVERY_TEMPLATE, *template.options)
+            if not is_read and getattr(request, option.name) != option.default:
+                readers = [name for name in TEMPLATES if option.name in TEMPLATES[name].options]
                 raise PrepareError(
-                    f"{option.name} is an option of template {', '.join(having)}, not of {request.template}. "
+                    f"{option.name} is an option of template {', '.join(readers)}, not of {request.template}. "
                     "Leave it out, or choose another template."
                 )
-        if made.max_seed is not None and request.seed > made.max_seed:
-            raise PrepareError(f"seed={request.seed}: expected at most {made.max_seed} for format {request.format}.")
-        if template.masked and not made.holds_loss:
+        if format.max_seed is not None and request.seed > format.max_seed:
+            raise PrepareError(f"seed={request.seed}: expected at most {format.max_seed} for format {request.format}.")
+        if template.masked and not format.holds_loss:
             raise PrepareError(
                 f"format {request.format}: all tokens of its files take loss, but template {request.template} leaves some "
                 "without. Choose the template text for plain documents, or a format with masks: olmo, episodes or openchat."
             )
-        if made.of_pairs and template.weighted:
-            raise PrepareError(
-                f"template {template.name} weighs tokens, which pairs don't have. Choose another template."
-            )
-        if made.of_pairs and request.max_length is not None:
+        if format.of_pairs and template.weighted:
+            raise PrepareError(f"template {template.name} weighs tokens, which pairs don't have. Choose another.")
+        if format.of_pairs and request.max_length is not None:
             raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
-        if made.of_pairs and request.fim_rate:
+        if format.of_pairs and request.fim_rate:
             raise PrepareError("fim_rate: pairs have a prompt and responses, no middle. Leave it out.")
 
     @functools.cached_property
@@ -100,62 +98,62 @@ class Renderer:
 
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record: JSON as bytes, or a row. Raise a RecordError that names the record's fault."""
-        found = read_record(raw, self.request.schema, messages=self.template.messages_schema)
-        if self.format.of_pairs and found.rejected is None:
-            raise RecordError(
-                "the record is not a preference pair, with 'chosen' and 'rejected'. Give another --format."
-            )
-        if found.rejected is not None and not self.format.of_pairs:
+        conversation = read_record(raw, self.request.schema, messages=self.template.messages_schema)
+        if self.format.of_pairs and conversation.rejected is None:
+            raise RecordError("the record is not a preference pair of 'chosen' and 'rejected'. Give another --format.")
+        if conversation.rejected is not None and not self.format.of_pairs:
             raise RecordError(
                 "the record is a preference pair, with 'chosen' and 'rejected'. Give --format pairs, or train on one response "
                 "alone with --schema prompt_completion:completion=chosen."
             )
-        return found
+        return conversation
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Return the document of each conversation before it is cut, or the conversation's RecordError."""
+        """Return the document of each conversation before it is cut, or the RecordError of one that can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        options = dataclasses.replace(self.request, empty="keep")  # a response may be empty, and is its EOS
-        found = render(self.template, conversations, self.tokenizer, options)
-        rejected = [each.rejected for each in conversations if each.rejected is not None]
-        others = render(self.template, rejected, self.tokenizer, options)
-        return [result_of(pair_of, *pair) for pair in zip(found, others, strict=True)]
+        options = dataclasses.replace(self.request, empty="keep")  # an empty response is a document of its EOS alone
+        chosen = render(self.template, conversations, self.tokenizer, options)
+        conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
+        rejected = render(self.template, conversations, self.tokenizer, options)
+        return [result_of(pair_of, *pair) for pair in zip(chosen, rejected, strict=True)]
 
     def chunk(self, units: Iterable[Unit]) -> bytes:
         """Return the chunk of a group of units."""
-        made = Contents()
+        contents = Contents()
         for batch in self._batches(units):
-            rendered = iter(self.render([found for *_, found in batch if not isinstance(found, RecordError)]))
-            for source, raw, found in batch:
-                result = found if isinstance(found, RecordError) else next(rendered)
+            valid = [parsed for _, _, parsed in batch if not isinstance(parsed, RecordError)]
+            rendered = iter(self.render(valid))
+            for source, raw, parsed in batch:
+                result = parsed if isinstance(parsed, RecordError) else next(rendered)
                 if isinstance(result, RecordError):
-                    made.rejected.append(self._rejected(source, raw, result))
+                    contents.rejected.append(self._rejected(source, raw, result))
                 else:
-                    self.add(source, result, made)
+                    self.add(source, result, contents)
         token_dtype = np.min_scalar_type(max(1, self.tokenizer.vocab_size - 1))
         weighted = self.template.weighted or self.format.of_pairs
         loss_dtype = np.dtype(np.float32 if weighted else np.bool_)
-        return made.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
+        return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield the records of `units` as they are and as conversations. A bad record ends its batch."""
+        """Yield batches of (source, record, conversation or error). A bad record ends its batch: work may stop there."""
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:
             for line, raw in read_records(self.inputs[unit.input], unit):
-                found = result_of(self.read, raw)
-                if not isinstance(found, RecordError):
-                    characters += sum(len(message.content) for message in found.messages)
-                batch.append(((unit.input, line), raw, found))
-                if isinstance(found, RecordError) or len(batch) == BATCH or characters > BATCH_CHARACTERS:
+                parsed = result_of(self.read, raw)
+                if not isinstance(parsed, RecordError):
+                    characters += sum(len(message.content) for message in parsed.messages)
+                batch.append(((unit.input, line), raw, parsed))
+                if isinstance(parsed, RecordError) or len(batch) == BATCH or characters > BATCH_CHARACTERS:
                     yield batch
                     batch, characters = [], 0
         yield batch
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
-        """Return the entry of a bad record, or raise its error if the request stops at bad records."""
-        path, line = self.inputs[source[0]].path, source[1]
+        """Return the line of a bad record in the file of rejected records, or raise its error if the request stops at one."""
+        number, line = source
+        path = self.inputs[number].path
         if self.request.on_error == "stop":
             raise RecordError(f"{path}:{line}: {error}") from error
         if isinstance(raw, RecordError):
@@ -170,20 +168,20 @@ class Renderer:
 
     def dropped(self, counts: Iterable[int]) -> dict[str, int]:
         """Return the number of documents that were dropped for each reason, for the reasons that occur."""
-        values = {"min_length": self.min_length, "max_length": self.request.max_length}
-        names = (text.format_map(values) for text in DROPPED)
-        return {name: count for name, count in zip(names, counts, strict=False) if count}
+        limits = {"min_length": self.min_length, "max_length": self.request.max_length}
+        reasons = (text.format_map(limits) for text in DROPPED)
+        return {reason: count for reason, count in zip(reasons, counts, strict=False) if count}
 
-    def add(self, source: Source, result: Rendered, made: Contents) -> None:
-        """Cut a document to the request's length, and add it and its record to `made`, or the reason why it is dropped."""
+    def add(self, source: Source, result: Rendered, contents: Contents) -> None:
+        """Cut a document to the request's length. Add it and its record to `contents`, or count why it is dropped."""
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
-        most = self.request.max_length
-        too_long = most is not None and total > most
-        if most is not None and too_long:
-            last = (self.request.keep or self.template.truncation) == "last"
-            part = slice(total - most, None) if last else slice(0, most)
-            tokens, loss = tokens[part], loss[part]
+        max_length = self.request.max_length
+        too_long = max_length is not None and total > max_length
+        if max_length is not None and too_long:
+            keeps_last = (self.request.keep or self.template.truncation) == "last"
+            kept = slice(total - max_length, None) if keeps_last else slice(0, max_length)
+            tokens, loss = tokens[kept], loss[kept]
         if self.template.trim_trailing:
             trained = np.flatnonzero(loss)
             end = int(trained[-1]) + 1 if len(trained) else 0
@@ -200,12 +198,13 @@ class Renderer:
         elif length < self.min_length:
             reason = _TOO_SHORT
         if reason is not None:
-            made.dropped[reason] += 1
+            contents.dropped[reason] += 1
             length = trainable = 0
         else:
-            made.tokens.append(tokens)
-            made.loss.append(loss)
+            contents.tokens.append(tokens)
+            contents.loss.append(loss)
             if result.text_bytes is not None:
-                made.text_bytes += result.text_bytes
-                made.text_tokens += total
-        made.records.append((source[1], source[0], length, trainable, total - length, total_trainable - trainable))
+                contents.text_bytes += result.text_bytes
+                contents.text_tokens += total
+        number, line = source
+        contents.records.append((line, number, length, trainable, total - length, total_trainable - trainable))

@@ -1,4 +1,4 @@
-"""Request: everything that decides the bytes of a prepared corpus."""
+"""`Request`: the options of a preparation, which decide every byte of the corpus."""
 
 import dataclasses
 import hashlib
@@ -16,7 +16,7 @@ from grain_sft.prepare.records.schema import check_schema
 from grain_sft.prepare.records.strict_json import check_name
 
 VERSION = 2
-"""Version of the rules that make documents, orders and files. Another version may make other bytes."""
+"""Version of the code that makes documents, orders and files. A change of it may change the corpus of a request."""
 
 GIB = 1 << 30
 
@@ -30,12 +30,12 @@ _NOT_IN_FIRST_VERSION = ("min_length", "long_documents", *TEXT_OPTIONS)
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """One dataset of a preparation: its files, and the amount of it, as in open-instruct.
+    """One dataset of a preparation: its files, and how many of its records are used, as in open-instruct.
 
     Attributes:
       paths: Files, globs or folders.
-      amount: With a point a factor ("0.5", "1.0", "3.0": int(factor x records)), otherwise a number of records ("5000").
-        Less than the dataset is a random choice; more is whole repeats and a random choice for the rest.
+      amount: Number of records ("5000"), or with a point a factor of the dataset ("0.5"). "0.5" is a random half. "2.5" is all
+        records twice, and a random half.
     """
 
     paths: tuple[str, ...]
@@ -86,7 +86,7 @@ class TemplateOptions:
 
 @dataclasses.dataclass(frozen=True)
 class Request(TemplateOptions):
-    """Everything that decides the bytes of a prepared corpus; the output and the number of processes do not.
+    """Options of a preparation. They decide every byte of the corpus: its folder and the number of processes do not matter.
 
     Args:
       datasets: Inputs, in order.
@@ -113,7 +113,8 @@ class Request(TemplateOptions):
       empty: Treatment of documents whose text has no tokens: dropped, or kept as their BOS and EOS (text).
       normalize: Form of Unicode to which texts are normalized; by default none (text).
       fim_rate: Share of the documents whose middle is moved to their end, for fill-in-the-middle (text).
-      fim_spm_rate: Share of these that have the suffix first (SPM). The others have the prefix first, PSM (text).
+      fim_spm_rate: Share of the moved documents in the order suffix, prefix, middle. The others are prefix, suffix, middle
+        (text).
       fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
         own (text).
       fim_split_sample: Special token between the parts of a document, such as its files, whose middles are moved part by
@@ -160,8 +161,8 @@ class Request(TemplateOptions):
         check_schema(self.schema)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the request as JSON. Options that version 0.1.0 lacked are left out at their defaults, so that its corpora
-        keep their keys."""
+        """Return the request as JSON. Options that version 0.1.0 lacked are left out if they have their defaults, so that the
+        key of a corpus from that version stays the same."""
         values = msgspec.json.decode(msgspec.json.encode(self))
         declared = options_of(Request)
         left_out = [name for name in _NOT_IN_FIRST_VERSION if getattr(self, name) == declared[name].default]

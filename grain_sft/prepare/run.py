@@ -1,4 +1,4 @@
-"""Preparation of a corpus from conversations on this machine, and a dry run that writes nothing."""
+"""`prepare`, which makes a corpus from conversations or texts, and `dry_run`, which renders a few and writes nothing."""
 
 import itertools
 import os
@@ -69,21 +69,23 @@ def make_corpus(
     target = Target(output)
     target.check_writable()
     entries = inputs.list_inputs([dataset.paths for dataset in request.datasets], progress)
-    for path in (target.output, *([target.rejected] if request.on_error == "skip" else [])):
-        files.check_inputs_stay(path, (entry.path for entry in entries))
+    files.check_inputs_stay(target.output, (entry.path for entry in entries))
+    if request.on_error == "skip":
+        files.check_inputs_stay(target.rejected, (entry.path for entry in entries))
     units = inputs.plan_units(entries)
     total = sum(unit.size for unit in units)
     units = reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size)
     job = Job.of(request, target.output, entries, units)
 
     def make() -> dict[str, Any]:
-        todo = [number for number, header in enumerate(job.chunks.existing_headers(len(job.groups))) if header is None]
+        headers = job.chunks.existing_headers(len(job.groups))
+        todo = [number for number, header in enumerate(headers) if header is None]
         done = total - sum(map(job.size_of, todo))
         try:
             reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)
         except GrainSftError as error:
             if isinstance(error, RecordError) or not any(job.chunks.existing_headers(len(job.groups))):
-                target.discard()  # the same request would fail again; unfinished work would block a corrected one
+                target.discard()  # the same request would fail again, and unfinished work would block a corrected one
             raise
         try:
             plan = job.plan()
@@ -101,39 +103,40 @@ def dry_run(request: Request, records: int) -> str:
     """Render the first `records` records of the inputs. Write nothing.
 
     Returns:
-      Report: counts, the records that would be rejected, and the first document split where loss begins and ends.
+      Report: counts, the records that would be rejected, and the first document, with a new line where loss begins or ends.
 
     Raises:
       GrainSftError: Options conflict, or an input or the tokenizer can't be read.
     """
     datasets = [dataset.paths for dataset in request.datasets]
     renderer = Renderer(request, ())
-    good, made = list[Rendered](), Contents()
+    good: list[Rendered] = []
     bad: list[str] = []
+    contents = Contents()  # of which only the counts of dropped documents are reported
     for path, line, raw in itertools.islice(inputs.all_records(datasets), records):
         try:
             [result] = renderer.render([renderer.read(raw)])
             if isinstance(result, RecordError):
                 raise result
             good.append(result)
-            renderer.add((0, line), result, made)
+            renderer.add((0, line), result, contents)
         except RecordError as error:
             bad.append(f"  {path}:{line}: {error}")
-    lengths = [len(each.tokens) for each in good]
+    lengths = [len(document.tokens) for document in good]
     lines = [f"{len(good):,} of the first {len(good) + len(bad):,} records can be prepared; nothing was written."]
     if good:
-        trainable = sum(int(np.count_nonzero(each.loss)) for each in good)
+        trainable = sum(int(np.count_nonzero(document.loss)) for document in good)
         lines.append(f"tokens     {sum(lengths):,}: {min(lengths):,} to {max(lengths):,} a document")
         lines.append(f"trainable  {trainable:,} ({trainable / max(1, sum(lengths)):.1%})")
-    most = request.max_length
-    if most is not None and request.long_documents == "cut":
-        over = sum(length > most for length in lengths)
-        lines.append(f"cut        {over:,} documents are longer than {most:,} tokens")
-    lines += [f"dropped    {count:,}: {reason}" for reason, count in renderer.dropped(made.dropped).items()]
+    limit = request.max_length
+    if limit is not None and request.long_documents == "cut":
+        num_cut = sum(length > limit for length in lengths)
+        lines.append(f"cut        {num_cut:,} documents are longer than {limit:,} tokens")
+    lines += [f"dropped    {count:,}: {reason}" for reason, count in renderer.dropped(contents.dropped).items()]
     if bad:
         lines += [f"rejected   {len(bad):,}", *bad[:20]]
     if any(lengths):
-        first = next(each for each in good if len(each.tokens))
+        first = next(document for document in good if len(document.tokens))
         lines += ["the first document (| takes loss, . does not):", *_pieces(first, renderer.tokenizer)]
     return "\n".join(lines)
 

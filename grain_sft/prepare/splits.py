@@ -1,4 +1,4 @@
-"""Splits: which documents are in "train" and "val", and in which order, exactly as each format's own tool decides."""
+"""Rules that decide which documents are in the splits train and val, and their order, as each format's own tool does."""
 
 import array
 import random
@@ -15,20 +15,22 @@ SELECT_SEED = 42
 """Seed of open-instruct's choice among a dataset's samples (`DatasetConfig.dataset_config_seed`)."""
 
 Splits = dict[str, Ids]
-"""Documents of "train", and of "val" if the split has any, in order."""
+"""Numbers of the documents of "train" and, if documents are held out, of "val", in order."""
 
 
 def select(ids: Ids, amount: str) -> Ids:
-    """Return `amount` of a dataset, like open-instruct's `DatasetConfig.select_samples` (dataset_transformation.py): the whole
-    dataset as often as it fits, in order, then a random choice without replacement for the rest."""
+    """Return `amount` of a dataset, like open-instruct's `DatasetConfig.select_samples` (dataset_transformation.py).
+
+    With amount "2.5" that is the whole dataset twice, in order, then a random half of it.
+    """
     value = parse_amount(amount)
     target = int(value * len(ids)) if isinstance(value, float) else value
     if not len(ids) or target == len(ids):
         return ids
-    repeats, rest = divmod(target, len(ids))
+    repeats, num_random = divmod(target, len(ids))
     parts = [ids] * repeats
-    if rest:
-        parts.append(ids[np.random.RandomState(SELECT_SEED).choice(len(ids), size=rest, replace=False)])
+    if num_random:
+        parts.append(ids[np.random.RandomState(SELECT_SEED).choice(len(ids), size=num_random, replace=False)])
     return np.concatenate(parts) if parts else ids[:0]
 
 
@@ -55,27 +57,40 @@ def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> 
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
+"""Function of the numbers of all documents, whether each is kept, and the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
     """Return the splits of all datasets together, by a format's rule. `lengths` holds every document's tokens, 0 if dropped."""
     amounts = [dataset.amount for dataset in request.datasets]
-    parts = [select(part, amount) for part, amount in zip(datasets, amounts, strict=True)]
-    ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    found = rule(ids, lengths[ids] > 0, request)
-    repeated = any(len(part) > len(dataset) for part, dataset in zip(parts, datasets, strict=True))
-    if repeated and "val" in found:
+    selected = [select(dataset, amount) for dataset, amount in zip(datasets, amounts, strict=True)]
+    ids = selected[0] if len(selected) == 1 else np.concatenate(selected)
+    splits = rule(ids, lengths[ids] > 0, request)
+    has_repeats = any(len(part) > len(dataset) for part, dataset in zip(selected, datasets, strict=True))
+    if has_repeats and "val" in splits:
         logging.warning(
             "an amount repeats records, so some records of val are probably in train too. For a validation of unseen records, "
             "prepare them from files of their own."
         )
-    return found
+    return splits
 
 
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
-    """Return the first share of `order` as "val", if that is at least one document, and the rest as "train". Documents that are
-    not kept count for the share and are then left out. Unless `shuffled`, each split has the order of `ids`."""
-    count = int(len(ids) * request.val_frac)
-    parts = {"train": order[count:], "val": order[:count]} if count else {"train": order}
-    parts = {name: part if shuffled else np.sort(part) for name, part in parts.items()}
-    return {name: ids[part[kept[part]]] for name, part in parts.items()}
+    """Return the share `val_frac` of the documents as "val", and the others as "train".
+
+    The share is counted before documents that are not `kept` are left out. Without one document for it there is no "val".
+
+    Args:
+      ids: Numbers of the documents.
+      kept: Whether each document is kept.
+      order: Permutation of the indices of `ids`. Its first share is "val".
+      request: Request.
+      shuffled: Whether splits have that order. Otherwise they have the order of `ids`.
+    """
+    num_val = int(len(ids) * request.val_frac)
+    parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}
+    splits: Splits = {}
+    for name, part in parts.items():
+        indices = part if shuffled else np.sort(part)
+        splits[name] = ids[indices[kept[indices]]]
+    return splits

@@ -1,4 +1,4 @@
-"""Target: the output folder of a corpus, and the folder of its unfinished work."""
+"""`Target`: the output folder of a corpus, the folder of its unfinished work, and what may replace what."""
 
 import contextlib
 import json
@@ -51,7 +51,7 @@ class Target:
         self.work = f"{parent}/.{name}.grain_sft-{self.work_suffix}"
         self.chunks = files.join(self.work, "chunks")
         self.stage = self.output if self.remote else files.join(self.work, "corpus")
-        self.state = files.join(self.work, "identity.json")  # identity of the unfinished work
+        self.state = files.join(self.work, "identity.json")  # what decides the corpus that is being made
         self.manifest = files.join(self.output, self.manifest_name)
 
     def produce(
@@ -65,52 +65,59 @@ class Target:
           overwrite: Whether to replace another corpus, or the unfinished work of another one.
           wait: Whether to wait for another process that makes the same output.
         """
-        found = self.finished(identity, overwrite=overwrite)
-        if found is None:
+        manifest = self.finished(identity, overwrite=overwrite)
+        if manifest is None:
             with self._locked(wait=wait):
-                found = self.finished(identity, overwrite=overwrite)  # another process may have made it meanwhile
-                if found is None:
+                manifest = self.finished(identity, overwrite=overwrite)  # another process may have made it meanwhile
+                if manifest is None:
                     self.begin(identity, overwrite=overwrite)
                     manifest = make()
                     self._publish()
                     return manifest
                 self.discard()
         elif self.remote or os.path.isdir(self.work):
-            # work left by an interrupted run goes; that of another process, which now replaces this corpus, stays
+            # remove the work of an interrupted run, unless a process that replaces this corpus holds the lock
             with contextlib.suppress(StorageError), self._locked(wait=False):
                 self.discard()
-        return {**found, "already": True}
+        return {**manifest, "already": True}
 
     def check_writable(self) -> None:
-        """Raise an error if the output can't be written. Where a corpus is finished, it may be read-only."""
+        """Raise an error if the output can't be written. A finished corpus may be read-only."""
         if not files.exists(self.manifest):
             files.check_writable(self.output, folder=True)
 
     def finished(self, identity: Mapping[str, Any], *, overwrite: bool) -> dict[str, Any] | None:
         """Return the manifest if this corpus is finished, else None. Raise an error if other files are in the way."""
         if files.exists(self.manifest):
-            found = read_object(self.manifest)
-            if found.get("key") == identity["key"]:
-                return found
+            manifest = read_object(self.manifest)
+            if manifest.get("key") == identity["key"]:
+                return manifest
             if not overwrite:
-                raise self.error(self.changed("a corpus made", found, identity))
+                raise self.error(self.changed("a corpus made", manifest, identity))
             return None
         if self.remote:
-            taken = not files.exists(self.state) and bool(_remote_files(self.output))
+            has_files = not files.exists(self.state) and bool(_remote_files(self.output))
         elif os.path.lexists(self.output) and not os.path.isdir(self.output):
             raise self.error(f"{self.output}: is not a folder. Give another output.")
         else:
-            taken = os.path.isdir(self.output) and bool(os.listdir(self.output))
-        if taken:
+            has_files = os.path.isdir(self.output) and bool(os.listdir(self.output))
+        if has_files:
             raise self.error(
                 f"{self.output}: is not empty, and holds no {self.manifest_name}, so it was not made here. "
                 "Give a folder that is empty or does not exist yet, or remove its files yourself."
             )
         return None
 
-    def changed(self, what: str, found: Mapping[str, Any], identity: Mapping[str, Any]) -> str:
-        """Return an error message: the output holds `what`, a corpus or work of the identity `found`, not of `identity`."""
-        listed = "\n  ".join([*differences(_compared(found), _compared(identity))][:20] or ["its key"])
+    def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+        """Return the error message for an output that holds another corpus or other unfinished work, with the differences.
+
+        Args:
+          what: "a corpus made" or "unfinished work".
+          old: Identity of the corpus or work in the output.
+          new: Identity of the corpus that is to be made.
+        """
+        changes = list(differences(_compared(old), _compared(new)))[:20] or ["its key"]
+        listed = "\n  ".join(changes)
         return (
             f"{self.output}: holds {what} from other inputs or options. What changed:\n  {listed}\n"
             "Give another output, the old inputs and options, or --overwrite to begin again."
@@ -134,16 +141,17 @@ class Target:
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
         """Begin or continue the work of `identity`. Remove other work, or raise an error without `overwrite`."""
-        found = read_object(self.state) if files.exists(self.state) else {}
-        same = found.get("key") == identity["key"]
-        if found and not same and not overwrite:
-            raise self.error(self.changed("unfinished work", found, identity))
-        # a local corpus is replaced when the new one is complete; in a bucket the new files would mix with the old ones
-        replaced = self.remote and files.exists(self.manifest)
-        if same and not replaced:
+        old = read_object(self.state) if files.exists(self.state) else {}
+        is_same = old.get("key") == identity["key"]
+        if old and not is_same and not overwrite:
+            raise self.error(self.changed("unfinished work", old, identity))
+        # A local corpus is replaced when the new one is complete. In a bucket the old files go first, because they have the
+        # names of the new ones.
+        replaces_corpus = self.remote and files.exists(self.manifest)
+        if is_same and not replaces_corpus:
             return
-        if replaced or (self.remote and found):
-            # if the removal is interrupted, the files that remain count as unfinished work, not as files of the user
+        if replaces_corpus or (self.remote and old):
+            # after an interruption here, the files that remain count as unfinished work, not as files of the user
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -153,11 +161,11 @@ class Target:
     def _publish(self) -> None:
         """Rename a local `stage` to the output, and remove the unfinished work."""
         if not self.remote:
-            old = files.join(self.work, "replaced")
+            replaced = files.join(self.work, "replaced")
             try:
                 if os.path.isdir(self.output) and os.listdir(self.output):
-                    shutil.rmtree(old, ignore_errors=True)
-                    os.rename(self.output, old)
+                    shutil.rmtree(replaced, ignore_errors=True)
+                    os.rename(self.output, replaced)
                 os.rename(self.stage, self.output)
                 files.sync_folder(Path(self.output).parent)
             except OSError as error:
@@ -171,7 +179,7 @@ class Target:
             shutil.rmtree(self.work, ignore_errors=True)  # a process that waits for the lock may use the folder
 
     def forget(self, name: str) -> None:
-        """Remove the folder `name` of the unfinished work, or all of the work if it has no `state` file."""
+        """Remove the folder `name` of the unfinished work. If no work has begun, remove the whole folder of the work."""
         if files.exists(self.state):
             _remove(files.join(self.work, name))
         else:
@@ -179,7 +187,7 @@ class Target:
 
 
 def _remote_files(folder: str) -> list[str]:
-    """Return all files below `folder` in its bucket; `folder` may also be a file."""
+    """Return the file `folder`, or all files below that folder, in its bucket."""
     base = folder.split("://", 1)[1]
     with files.remote(folder) as client:
         return [path for path in client.find(folder) if f"{path.lstrip('/')}/".startswith(f"{base}/")]
@@ -188,9 +196,9 @@ def _remote_files(folder: str) -> list[str]:
 def _remove(path: str, but: str = "") -> None:
     """Remove the file or folder `path`, if it exists. In a local folder, keep the file `but`."""
     if files.is_remote(path):
-        if found := _remote_files(path):
+        if paths := _remote_files(path):
             with files.remote(path) as client:
-                client.rm(found)
+                client.rm(paths)
     elif not os.path.isdir(path):
         Path(path).unlink(missing_ok=True)
     elif but:
@@ -203,17 +211,18 @@ def _remove(path: str, but: str = "") -> None:
 def read_object(path: str) -> dict[str, Any]:
     """Return the JSON object of a manifest or identity; raise a `PrepareError` where it is damaged."""
     try:
-        found = json.loads(files.read_text(path))
-        if not isinstance(found, dict):
+        value = json.loads(files.read_text(path))
+        if not isinstance(value, dict):
             raise TypeError("not an object")
-        return found
+        return value
     except (ValueError, TypeError) as error:
         raise PrepareError(f"{path}: damaged ({error}). Remove it, and prepare again.") from error
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity that `changed` compares, with inputs by path if their paths differ."""
+    """Return the parts of an identity that `changed` compares. Inputs become a mapping by path, so that a message names the
+    path of an input that changed; if two have the same path, they stay a list."""
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
-    parts = {key: identity.get(key) for key in ("request", "tokenizer")}
-    return {**parts, "inputs": by_path if len(by_path) == len(inputs) else inputs}
+    inputs = by_path if len(by_path) == len(inputs) else inputs
+    return {"request": identity.get("request"), "tokenizer": identity.get("tokenizer"), "inputs": inputs}

@@ -14,23 +14,24 @@ from grain_sft.prepare.records.schema import read_record
 _BUILT_IN = ("<pad>", "</s>", "<unk>")  # pieces 0, 1 and 2 of every model
 CHAT_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
 MIN_VOCAB = 300  # pieces; 256 of them are bytes
-MAX_LINES = 2_000_000  # more teach a vocabulary nothing new
+MAX_LINES = 2_000_000  # more lines hardly change a vocabulary
 MAX_LINE = 4000  # bytes; SentencePiece leaves out lines of more than 4192
 
 
 def train_tokenizer(
     lines: Iterable[str], vocab_size: int, special_tokens: Sequence[str] = (), *, model_type: str = "bpe"
 ) -> bytes:
-    """Return the bytes of a SentencePiece model that gives back every text exactly, except that U+2581 becomes a space.
+    """Return the bytes of a SentencePiece model. Decoding returns the encoded text, except that U+2581 becomes a space.
 
-    A newline is a piece of its own, characters that `lines` lack are spelled in bytes, and the piece `</s>` ends a document.
-    One thread, no sampling: the same lines give the same model.
+    A newline is a piece of its own. A character that `lines` lack is encoded as its bytes. The piece `</s>` ends a document.
+    The same lines give the same model, because training uses one thread and no sampling.
 
     Raises:
       PrepareError: Too little text for such a vocabulary.
     """
     model = io.BytesIO()
-    texts = list(lines)  # SentencePiece would report their exceptions as errors of its own
+    texts = list(lines)  # here, because SentencePiece would hide an exception of the iterator
+    pieces = [token for token in dict.fromkeys(["\n", *special_tokens]) if token not in _BUILT_IN]
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(texts),
@@ -38,7 +39,7 @@ def train_tokenizer(
             model_type=model_type,
             vocab_size=vocab_size,
             byte_fallback=True,
-            user_defined_symbols=[each for each in dict.fromkeys(["\n", *special_tokens]) if each not in _BUILT_IN],
+            user_defined_symbols=pieces,
             pad_id=0,
             eos_id=1,
             unk_id=2,
@@ -57,18 +58,18 @@ def train_tokenizer(
 
 
 def _reason(internal: str, vocab_size: int) -> str:
-    """Return the sentence that explains an internal error of SentencePiece."""
-    if found := re.search(r"to a value <= (\d+)", internal):
-        most = int(found[1])
+    """Return the message for an internal error of SentencePiece."""
+    if match := re.search(r"to a value <= (\d+)", internal):
+        most = int(match[1])
         smaller = f", or --vocab-size {most}" if most >= MIN_VOCAB else ""
         return (
             f"the texts are too few for {vocab_size:,} pieces. Expected at most {most:,} for this much text. "
             f"Give more text{smaller}."
         )
-    if found := re.search(r"required_chars\. \d+ vs (\d+)", internal):
+    if match := re.search(r"required_chars\. \d+ vs (\d+)", internal):
         return (
             f"the texts have more different characters than {vocab_size:,} pieces can hold. "
-            f"Expected at least {int(found[1]):,}. Give --vocab-size {found[1]} or more."
+            f"Expected at least {int(match[1]):,}. Give --vocab-size {match[1]} or more."
         )
     if "sentences_.empty()" in internal:
         return "the inputs hold no text to train on. Expected messages with text. Check the inputs and --schema."
@@ -78,21 +79,18 @@ def _reason(internal: str, vocab_size: int) -> str:
 def conversation_lines(
     paths: Sequence[str], schema: str = "auto", special_tokens: Sequence[str] = (), *, on_error: str = "stop"
 ) -> Iterator[str]:
-    """Yield the lines of all messages in files of conversations, at most `MAX_LINES`, but none that spells a special token.
-    With `on_error` "skip", bad records are left out.
+    """Yield the lines of all messages in files of conversations, at most `MAX_LINES`. Lines that spell a special token are left
+    out, and with `on_error` "skip" also bad records.
 
     Raises:
       RecordError: A record is bad, and `on_error` is "stop". The message has its file and line.
       CorpusFileError: A file can't be read.
     """
-    lines = (
-        line[start : start + MAX_LINE // 4]  # no character takes more than four bytes
-        for text in _texts(paths, schema, on_error)
-        for line in text.splitlines()
-        if not any(token in line for token in special_tokens)
-        for start in range(0, len(line), MAX_LINE // 4)
-    )
-    return itertools.islice(lines, MAX_LINES)
+    texts = _texts(paths, schema, on_error)
+    lines = (line for text in texts for line in text.splitlines() if not any(token in line for token in special_tokens))
+    max_characters = MAX_LINE // 4  # no character takes more than four bytes
+    cut = (line[start : start + max_characters] for line in lines for start in range(0, len(line), max_characters))
+    return itertools.islice(cut, MAX_LINES)
 
 
 def _texts(paths: Sequence[str], schema: str, on_error: str) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""The runner of this machine, and the worker processes that render units for it.
+"""`Runner`, which runs the steps of a preparation on this machine, and the worker processes that render for it.
 
 A worker reads lines from its standard input: first a job as JSON, then the number of each group of units to render. It exits
-when its input ends, so also when its parent is killed. Workers are not `multiprocessing` processes, because these run the
-caller's main module.
+when its input ends, so also when its parent is killed. Workers are not `multiprocessing` processes, because those run the
+caller's main module again.
 """
 
 import concurrent.futures
@@ -47,7 +47,7 @@ class Failure(msgspec.Struct, frozen=True):
 class Runner:
     """Runner of a job's steps on this machine. It scans in threads, renders in processes, and writes in this process.
 
-    Each method yields its steps in order, each after it is done. The first step that failed raises its error instead.
+    Each method yields its units, groups or tasks in order, each after its step is done. A step that failed raises its error.
 
     Attributes:
       workers: Number of processes that render. None means one per core, or fewer for few groups.
@@ -61,11 +61,11 @@ class Runner:
             yield from pool.map(lambda unit: inputs.scan_unit(entries[unit.input], unit), units)
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
-        """Render groups of units, given by number, to their chunks."""
-        enough = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
-        size = min(len(groups), self.workers or min(os.cpu_count() or 1, enough))
-        if size > 1:
-            yield from _render_by_workers(job, groups, size)
+        """Render the groups of units with these numbers to their chunks."""
+        most_useful = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
+        num_workers = min(len(groups), self.workers or min(os.cpu_count() or 1, most_useful))
+        if num_workers > 1:
+            yield from _render_by_workers(job, groups, num_workers)
         else:
             for group in groups:
                 job.chunks.write(group, job.chunk(job.groups[group]))
@@ -76,41 +76,40 @@ class Runner:
         return write_tasks(plan, tasks)
 
 
-def _render_by_workers(job: Job, groups: Sequence[int], size: int) -> Iterator[int]:
+def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Iterator[int]:
+    """Render groups in worker processes. Each thread of a pool gets a process of its own, and sends it one group at a time."""
     thread = threading.local()
 
     def render(group: int) -> int:
         if not hasattr(thread, "process"):
-            thread.process = waiting.pop()
+            thread.process = idle_processes.pop()
             _send(thread.process, msgspec.json.encode(job))
         _send(thread.process, b"%d" % group)
-        if not (line := thread.process.stdout.readline()):
+        line = thread.process.stdout.readline()
+        if not line:
             unit, status = job.groups[group][0], thread.process.wait()
-            path = job.inputs[unit.input].path
+            hint = "Its own error is on stderr. Fix that, then start again to continue from there."
             if status < 0:  # ended by a signal
-                raise PrepareError(
-                    f"a worker process ended ({status}) at {path}, line {unit.first} or after it. Out of memory? Start again "
-                    "to continue from there, with fewer --workers."
-                )
+                hint = "Out of memory? Start again to continue from there, with fewer --workers."
             raise PrepareError(
-                f"a worker process ended ({status}) at {path}, line {unit.first} or after it. Its own error is on stderr. "
-                "Fix that, then start again to continue from there."
+                f"a worker process ended ({status}) at {job.inputs[unit.input].path}, line {unit.first} or after it. {hint}"
             )
         if failure := msgspec.json.decode(line, type=Failure | None):
             raise failure.to_error()
         return group
 
-    # the stack is left first: it ends the processes, so that no thread that is joined waits for one, also at Ctrl-C
-    with concurrent.futures.ThreadPoolExecutor(size) as threads, contextlib.ExitStack() as processes:
+    # `with` leaves the last context first: the processes end, and then no thread of the pool waits for a reply, also at Ctrl-C
+    with concurrent.futures.ThreadPoolExecutor(num_workers) as threads, contextlib.ExitStack() as processes:
         try:
-            waiting = [processes.enter_context(_started()) for _ in range(size)]
+            idle_processes = [processes.enter_context(_worker_process()) for _ in range(num_workers)]
         except OSError as error:
             raise PrepareError(f"no worker process could be started ({error}). Use --workers 1.") from error
         yield from threads.map(render, groups)
 
 
 @contextlib.contextmanager
-def _started() -> Iterator[subprocess.Popen[bytes]]:
+def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
+    """Start a worker process, and kill it at the end."""
     process = subprocess.Popen(
         # with -m, Python would warn that the package has imported the module already
         [sys.executable, "-P", "-c", "from grain_sft.prepare import workers; workers.serve()"],
@@ -123,12 +122,12 @@ def _started() -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        with contextlib.suppress(OSError):  # raised for input that was not sent
+        with contextlib.suppress(OSError):  # raised if a line in the buffer could not be sent
             process.communicate()
 
 
 def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
-    """Write a line. If the process has ended, do nothing: the caller then reads no reply."""
+    """Write a line to the process. Ignore a process that has ended: its caller then reads an empty reply."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.write(line + b"\n")
@@ -136,7 +135,7 @@ def _send(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 
 def serve() -> None:
-    """Render groups of units until the input ends, in a process of its own; reply `null` or a failure for each."""
+    """Render groups of units until standard input ends, in a worker process. Reply to each with `null` or a failure."""
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         replies = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)  # what libraries print goes to stderr, not between the replies
@@ -146,10 +145,10 @@ def serve() -> None:
             group = int(line)
             failure = None
             try:
-                made = job.chunk(job.groups[group])
+                chunk = job.chunk(job.groups[group])
                 if os.getppid() != parent:
                     return  # the parent was killed, and another run may write the same chunks
-                job.chunks.write(group, made)
+                job.chunks.write(group, chunk)
             except GrainSftError as error:
                 failure = Failure.of(error)
             except MemoryError:

@@ -84,7 +84,7 @@ class Twice(beam.Pipelines):
         copies = [item for item in items for _ in range(2)]
         random.Random(name).shuffle(copies)
         with concurrent.futures.ThreadPoolExecutor(4) as threads:
-            found = list(threads.map(lambda item: list(step(item, self.notes)), copies))
+            found = list(threads.map(lambda item: list(step(item, self.shared)), copies))
         assert len(found) == 2 * len(items) > 2 and not [failure for [(*_, failure)] in found if failure]
         return sorted({result[0]: result for [result] in found}.values())
 
@@ -93,9 +93,9 @@ class Twice(beam.Pipelines):
 def test_steps_may_run_in_any_order_twice_and_at_once(chats, tmp_path, format):
     request = request_of(chats, format)
     expected = prepare(request, tmp_path / "local", workers=1)
-    notes = f"{Target(tmp_path / 'out').work}/beam-test"
-    assert make_corpus(request, tmp_path / "out", Twice(None, notes, None, None)) == expected
-    list(beam.render(0, notes))  # a copy that comes too late harms nothing
+    shared = f"{Target(tmp_path / 'out').work}/beam-test"
+    assert make_corpus(request, tmp_path / "out", Twice(None, shared, None, None)) == expected
+    list(beam.render(0, shared))  # a copy that comes too late harms nothing
     assert digests(tmp_path / "out") == digests(tmp_path / "local")
 
 
