@@ -1,4 +1,4 @@
-"""Pipelines from configs."""
+"""Configs: `load` makes a pipeline from a .yaml or .json file."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ from typing import Any
 
 from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
-from grain_sft.config.nouns import NounMaker, make_entry
+from grain_sft.config.parts import PartsMaker, make_entry
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.replacements import with_stages_of_replacements
 from grain_sft.config.sections import SECTIONS, config_schema
@@ -38,40 +38,40 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """Return the pipeline that a config describes.
 
     Args:
-      config: Path of a .yaml or .json file, or the same as a dict. A relative path of token files, or of the config under
-        `inherits`, is looked up in the folder of the config that contains it, then in the working directory. The values of
-        a config replace those that it inherits. A `GPTConfig` of the episode-indexed loader is also accepted
-        (`grain_sft.config.gpt_config`).
-      host: This data-loading process; None asks JAX (and so starts its backend).
+      config: Path of a .yaml or .json file, or its content as a dict. A relative path in it starts at the folder of the config
+        or, if nothing is there, at the working directory. The values of a config replace those that it inherits. A
+        `GPTConfig` of the episode-indexed loader is also accepted (`grain_sft.config.gpt_config`).
+      host: Host whose batches the pipeline reads. None asks JAX, which starts its backend.
 
     Raises:
       ConfigError: An unknown key (the message has the nearest known one), a repeated or missing key, or a wrong value.
-      CorpusError, CorpusFileError, LayoutError, SamplerError: An error in what the config describes. The message names
-        the config too.
+      CorpusError, CorpusFileError, LayoutError, SamplerError: The corpus, the layout or the sampler of the config is wrong. The
+        message begins with the name of the config.
     """
     where, sections = read_config(config)
     with naming(where):
         entries = sections.get("amendments", ())
         observers = [make_entry(item, OBSERVERS, f"{where}: observers") for item in sections.get("observers", ())]
         observed: dict[str, Any] = {"audit": sections.get("audit"), "observers": observers}
-        maker = NounMaker(where, host)
+        maker = PartsMaker(where, host)
         if not sections.get("stages"):
-            nouns = maker.make(sections)
-            return Pipeline(*nouns, **observed, amendments=make_amendments(entries, [nouns[0].layout])[0])
-        nouns_of_stages = []
-        for number, each in enumerate(configs_of_stages(sections)):
+            source, sampler, transforms = maker.make(sections)
+            amendments, _ = make_amendments(entries, [source.layout])
+            return Pipeline(source, sampler, transforms, **observed, amendments=amendments)
+        parts_of_stages = []
+        for number, stage in enumerate(configs_of_stages(sections)):
             with naming(where, f"{where}: stages[{number}]"):
-                nouns_of_stages.append(maker.make(each))
-        amendments, of_stages = make_amendments(entries, [source.layout for source, _, _ in nouns_of_stages])
+                parts_of_stages.append(maker.make(stage))
+        amendments, amendments_of_stages = make_amendments(entries, [source.layout for source, _, _ in parts_of_stages])
         stages = [
-            Stage(*nouns, steps=each.get("steps"), tokens=each.get("tokens"), amendments=own)
-            for nouns, each, own in zip(nouns_of_stages, sections["stages"], of_stages, strict=True)
+            Stage(*parts, steps=stage.get("steps"), tokens=stage.get("tokens"), amendments=own)
+            for parts, stage, own in zip(parts_of_stages, sections["stages"], amendments_of_stages, strict=True)
         ]
         return StagedPipeline(stages, **observed, amendments=amendments)
 
 
 def read_config(config: Config) -> tuple[str, dict[str, Any]]:
-    """Return the name of a config for messages, and its validated sections with all inherited values.
+    """Return the name of a config for messages, and its sections with all inherited values, validated.
 
     Raises:
       ConfigError: As in `load`.
@@ -79,8 +79,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     if isinstance(config, Mapping):
         where, sections = "config", inherit("config", os.getcwd(), dict(config), ())
     elif isinstance(config, str | os.PathLike):
-        where = files.normalize(config)
-        where = where if files.is_remote(where) else os.path.abspath(where)
+        where = files.absolute(files.normalize(config))
         sections = read(where, ())
     else:
         found = f"load: config is {shortened(repr(config))} ({type(config).__name__})"
@@ -101,7 +100,7 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with former keys under their new names, except the names of the sources of a mixture."""
+    """Return a section with the new names of renamed keys. A source of a mixture may have any name, and keeps it."""
     if not isinstance(section, Mapping):
         return section
     renamed = {}
@@ -120,7 +119,7 @@ def _renamed(section: Any, where: str) -> Any:
 
 @contextlib.contextmanager
 def naming(where: str, place: str | None = None) -> Iterator[None]:
-    """Put the name of the config, or the `place` in it, before the messages of errors."""
+    """Put `place` in the config `where`, by default `where` itself, before the message of each error in the context."""
     place = place or where
     try:
         yield

@@ -1,4 +1,4 @@
-"""Section `amendments` of a config."""
+"""Section `amendments` of a config: its keys, their checks, and the `Amendment`s made of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
@@ -72,19 +72,22 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a replacement that begin a new stage. A new weight in the outermost mixture does not."""
-    names = ("path", "max_epochs", "on_exhausted", *(("weight",) if "/" in section["source"] else ()))
+    """Return the keys of a `replace` amendment that need a new stage. A weight needs one only in a mixture of a mixture."""
+    names = ["path", "max_epochs", "on_exhausted"]
+    if "/" in section["source"]:
+        names.append("weight")
     return {name: section[name] for name in names if section.get(name) is not None}
 
 
 def weights_of(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the weights that a replacement gives to sources of the outermost mixture."""
-    given = section.get("weight") is not None and "/" not in section["source"]
-    return {section["source"]: section["weight"]} if given else {}
+    """Return the weight that a `replace` amendment gives to a source of the outermost mixture, by source."""
+    if section.get("weight") is None or "/" in section["source"]:
+        return {}
+    return {section["source"]: section["weight"]}
 
 
 def check_amendments(entries: Sequence[object], where: str) -> None:
-    """Raise a ConfigError where an entry is not one amendment with its keys."""
+    """Raise a ConfigError if an entry is not one amendment with its keys."""
     for number, entry in enumerate(entries):
         at = f"{where}: amendments[{number}]"
         if not isinstance(entry, Mapping) or len(entry) != 1 or not entry.keys() <= AMENDMENTS.keys():
@@ -99,18 +102,24 @@ def check_amendments(entries: Sequence[object], where: str) -> None:
 def make_amendments(
     entries: Sequence[Mapping[str, Mapping[str, Any]]], layouts: Sequence[Layout]
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
-    """Return the amendments of a run, one for each checked entry, and those of each stage, one list for each layout.
+    """Return the amendments of a run and of each of its stages, with one item for each entry.
 
-    Stages number their documents differently, so a `withdraw` entry makes a different amendment for each stage, and None for
-    a stage without those documents. The run's list has the entry's amendment in the first stage that has one.
+    Stages number their documents differently. So a `withdraw` entry becomes another amendment in each stage, and None in a
+    stage without the documents. In the list of the run, it is the amendment of the first stage that has one.
+
+    Args:
+      entries: Section `amendments`, checked.
+      layouts: Layout of each stage.
     """
-    made = [_made(kind, section, layouts) for entry in entries for kind, section in entry.items()]
-    run = [next(each for each in of_stages if each is not None) for of_stages in made]
-    return run, [[of_stages[number] for of_stages in made] for number in range(len(layouts))]
+    by_entry = [_amendments_of_stages(kind, section, layouts) for entry in entries for kind, section in entry.items()]
+    run = [next(each for each in of_stages if each is not None) for of_stages in by_entry]
+    return run, [[of_stages[number] for of_stages in by_entry] for number in range(len(layouts))]
 
 
-def _made(kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]) -> Sequence[Amendment | None]:
-    """Return the amendment of an entry for each layout; None for one that it does not change."""
+def _amendments_of_stages(
+    kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]
+) -> Sequence[Amendment | None]:
+    """Return the amendment that an entry becomes in the stage of each layout; None where it changes nothing."""
     if kind == "replace":
         keys = keys_of_stage(section)
         replaced = f"{section['source']} ({', '.join(keys)})" if keys else ""
@@ -118,8 +127,10 @@ def _made(kind: str, section: Mapping[str, Any], layouts: Sequence[Layout]) -> S
     if kind != "withdraw":
         changes = {"skip": section.get("steps", 0), "reweight": section.get("weights", {})}
         return [Amendment(section["from"], **changes)] * len(layouts)
-    named = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
-    found = documents_named_in(layouts, named)
-    if not any(map(len, found)):
-        return [Amendment(section["from"], withdraw=found[0])]  # raises a PipelineError: it changes nothing
-    return [Amendment(section["from"], withdraw=each) if len(each) else None for each in found]
+    names = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
+    documents_of_stages = documents_named_in(layouts, names)
+    if not any(map(len, documents_of_stages)):
+        return [
+            Amendment(section["from"], withdraw=documents_of_stages[0])
+        ]  # raises a PipelineError: it changes nothing
+    return [Amendment(section["from"], withdraw=each) if len(each) else None for each in documents_of_stages]

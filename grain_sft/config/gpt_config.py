@@ -1,4 +1,4 @@
-"""Translation of a trainer's `GPTConfig` (the keys that the episode-indexed loader reads) into sections of a config."""
+"""GPTConfig: the config of trainers with the episode-indexed loader, and its translation to the sections of a config."""
 
 import difflib
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ TRAINERS = (
     *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
     *("eval_batch_size", "train_batch_size", "val_batch_size", "transformer"),
 )
-"""Trainers' own keys that resemble ours: they are ignored, not refused as misspelt."""
+"""Keys of trainers that are spelt nearly as keys of ours. They are ignored, not refused as misspelt."""
 
 
 class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,12 +25,14 @@ class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
         {"inherits": "configs/sft1/150M.json", "dataset_dir": "data/chat_sft", "epoch_seed": 42}
 
-    Such a config is flat JSON. Sections of ours may accompany the keys and override them (`"sampler": {"epochs": 3}`).
+    Such a config is a flat JSON object. It may also have our sections, which override its keys (`"sampler": {"epochs": 3}`).
 
-    A row holds `block_size + 1` tokens of an episode, the last ones where it is longer; inputs and targets are these, shifted
-    by one. A step is one `get_batch`: with `grad_accum_steps` n, an optimizer's step k is steps k·n to k·n + n - 1.
-    `epoch_drop_last: true` drops an epoch's incomplete batch, as documented; the published loader ignores it and lets batches
-    run on into the next epoch. To replay a run of that loader, give false.
+    A row holds the last `block_size + 1` tokens of an episode. All but its last token are inputs, and all but its first are
+    targets. A step is one call of the trainer's `get_batch`: if `grad_accum_steps` is 4, step 2 of the optimizer reads steps 8
+    to 11.
+
+    `epoch_drop_last: true` drops the incomplete last batch of an epoch. The published loader documents this, but ignores the
+    key and fills the batch from the next epoch. To replay a run of that loader, give false.
 
     Args:
       dataset_dir: `corpus.path`; the trainer takes it as an option.
@@ -64,9 +66,9 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""For each required key, the section and the keys in it, any one of which replaces it."""
+"""For each required key, a section and its keys. If the section has one of these, the required key may be left out."""
 
-_NEAR = 0.8  # ratio of difflib from which an unknown key counts as a misspelt one of ours
+_NEAR = 0.8  # similarity by difflib from which an unknown key counts as a misspelt key of ours
 
 
 def is_gpt_config(stated: Mapping[str, Any]) -> bool:
@@ -76,42 +78,47 @@ def is_gpt_config(stated: Mapping[str, Any]) -> bool:
 
 
 def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the sections that a GPTConfig means. Sections of ours in the same config override them.
+    """Return the sections that a GPTConfig means, overridden by our sections in the same config.
 
     Raises:
-      ConfigError: A required key is missing, a value has the wrong type, or an unknown key is nearly one of ours.
+      ConfigError: A required key is missing, a value has the wrong type, or an unknown key looks like a misspelt key of ours.
     """
     ours = (*SECTIONS, *TOP)
     sections = {key: value for key, value in stated.items() if key in ours}
     _check_others([key for key in stated if key not in ours and key not in GPT_CONFIG], where)
-    keys = {key: known.default for key, known in GPT_CONFIG.items() if known.default is not REQUIRED} | dict(stated)
-    for key, known in GPT_CONFIG.items():
+    defaults = {key: option.default for key, option in GPT_CONFIG.items() if option.default is not REQUIRED}
+    keys = {**defaults, **stated}
+    for key, option in GPT_CONFIG.items():
         if key in keys:
-            check_value(keys[key], known.type, f"{where}: {key}")
+            check_value(keys[key], option.type, f"{where}: {key}")
             continue
         section, names = _REPLACED_BY[key]
-        given = sections.get(section)
-        if not isinstance(given, Mapping) or not names & given.keys():
+        own = sections.get(section)
+        if not isinstance(own, Mapping) or not names & own.keys():
             hint = f" Add it, or {section}.{min(names)}."
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
     endless = ORDERS[order].runs_on
+    own_corpus = sections.get("corpus")
+    mixed = isinstance(own_corpus, Mapping) and "mixture" in own_corpus
     corpus = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"], "pad_token_id": keys["pad_token_id"]}
     layout = {"kind": "padded", "keep": "last", "min_tokens": keys["episode_min_tokens"]}
     sampler = {"order": order, "seed": keys["epoch_seed"], "shuffle": endless or keys["epoch_shuffle"]}
-    mixed = isinstance(own := sections.get("corpus"), Mapping) and "mixture" in own
     sampler["last_batch"] = "drop" if endless or mixed or keys["epoch_drop_last"] else "run_on"
-    corpus |= {"path": keys[DATASET_DIR]} if DATASET_DIR in keys else {}
-    layout |= {"sequence_length": keys["block_size"] + 1} if "block_size" in keys else {}
-    sampler |= {"global_batch_size": keys["batch_size"]} if "batch_size" in keys else {}
+    if DATASET_DIR in keys:
+        corpus["path"] = keys[DATASET_DIR]
+    if "block_size" in keys:
+        layout["sequence_length"] = keys["block_size"] + 1
+    if "batch_size" in keys:
+        sampler["global_batch_size"] = keys["batch_size"]
     transforms = ["shift_targets", "drop_last_position"]
     return overlay({"corpus": corpus, "layout": layout, "sampler": sampler, "transforms": transforms}, sections)
 
 
 def _check_others(others: list[Any], where: str) -> None:
-    """Refuse keys that look like misspelt ones of ours. The other keys are the trainer's and are only logged."""
+    """Refuse keys that look like misspelt keys of ours. Log the others, which are the trainer's and are ignored."""
     for key in others:
         near = difflib.get_close_matches(str(key), (*GPT_CONFIG, *SECTIONS, *TOP), n=1, cutoff=_NEAR)
         if near and key not in TRAINERS:

@@ -1,4 +1,4 @@
-"""Reading configs: files, what they inherit, and where their relative paths start."""
+"""Reading of config files, with the configs that they inherit and the folders of their relative paths."""
 
 import contextlib
 import glob
@@ -22,17 +22,21 @@ DATASET_DIR = "dataset_dir"
 """Key of a trainer's GPTConfig that has the value of `corpus.path`."""
 
 _MOST_INHERITED = 100
-_EXCLUSIVE = {"global_batch_size": "global_batch_tokens", "path": "mixture"}
-_EXCLUSIVE |= {other: key for key, other in _EXCLUSIVE.items()}
-"""Keys that exclude each other in a section: a stated one removes the inherited other one."""
+_SIZES, _FILES = ("global_batch_size", "global_batch_tokens"), ("path", "mixture")
+_EXCLUSIVE = (_SIZES, _SIZES[::-1], _FILES, _FILES[::-1])
+"""Pairs of keys of a section. The first one, if a config states it, removes the second one that it inherits."""
 
 
 class _RefusedError(Exception):
-    """Valid YAML with two meanings. Its text begins with the line."""
+    """Valid YAML that could be misunderstood. The message begins with the number of the line."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a repeated key and 010 (8 in YAML 1.1, 10 in YAML 1.2), and reads 2:17 as text (in YAML 1.1 137)."""
+    """Loader of YAML that differs from YAML 1.1, PyYAML's version, in three ways.
+
+    A repeated key is an error. The number 010 is an error, because it is 8 in YAML 1.1 and 10 in YAML 1.2. 2:17 is text; in
+    YAML 1.1 it is the number 137.
+    """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
@@ -64,7 +68,9 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
     """Return the sections of a config file and of the configs that it inherits, not yet validated.
 
     Args:
-      inheriting: Paths of the configs through which this one is inherited, the first one first.
+      path: Path of the file.
+      inheriting: Paths of the configs that led here: the first one inherits the second one, and so on; the last one inherits
+        `path`.
     """
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
@@ -90,7 +96,7 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _load_json(text: str) -> Any:
-    """Return the value of JSON. Refuse a repeated key, with its line: JSON is YAML too, so `_Loader` finds it."""
+    """Return the value of JSON. Refuse a repeated key: JSON is also YAML, in which `_Loader` finds such a key and its line."""
     value = json.loads(text)
     with contextlib.suppress(yaml.YAMLError, RecursionError):
         yaml.compose(text.replace("\t", " "), _Loader)
@@ -98,11 +104,17 @@ def _load_json(text: str) -> Any:
 
 
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:
-    """Return the sections of the config `where` in `folder`, laid over what it inherits, with its token paths located.
+    """Return the sections of a config, laid over the sections that it inherits.
 
-    The path of the inherited config starts at `folder`, or at the working directory if it exists only there.
+    A relative path starts at `folder`, or at the working directory if nothing is in `folder`.
+
+    Args:
+      where: Name of the config, for messages.
+      folder: Folder of the config.
+      stated: Sections that the config itself states.
+      inheriting: Paths of the configs that led here and of this one, as in `read`.
     """
-    stated = _located(stated, _PLACES, folder)
+    stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)
     if parent is None:
         return stated
@@ -110,25 +122,26 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
         raise ConfigError(f"{where}: {INHERITS} is {parent!r}; expected the path of another config.")
     parent = files.normalize(parent)
     if not files.is_remote(parent):
-        here, parent = os.path.abspath(parent), _joined(folder, parent)
+        in_working_directory, parent = os.path.abspath(parent), _joined(folder, parent)
         if not files.is_remote(folder):
             parent = os.path.normpath(parent)
-            parent = here if not _exists(parent) and _exists(here) else parent
+            if not _exists(parent) and _exists(in_working_directory):
+                parent = in_working_directory
     return overlay(read(parent, inheriting), stated)
 
 
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with the values of `top` put over it, section by section; lists are replaced whole.
+    """Return a copy of `base` with the values of `top`. Mappings are merged key by key; lists are replaced whole.
 
-    A key of `top` removes the key of `base` with which `_EXCLUSIVE` pairs it. A `layout.kind` other than that of `base`
-    removes the layout options of `base`, except `sequence_length`.
+    There are two exceptions. A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`). If `layout.kind` of
+    `top` and `base` differ, the layout of `base` keeps only `sequence_length`.
     """
     merged = dict(base)
-    for one, other in _EXCLUSIVE.items():
+    for key, excluded in _EXCLUSIVE:
         # In `corpus.mixture`, "path" and "mixture" may be names of sources.
-        are_sources = isinstance(top.get(one), Mapping) and isinstance(base.get(other), Mapping)
-        if one in top and other not in top and not are_sources:
-            merged.pop(other, None)
+        are_sources = isinstance(top.get(key), Mapping) and isinstance(base.get(excluded), Mapping)
+        if key in top and excluded not in top and not are_sources:
+            merged.pop(excluded, None)
     for key, value in top.items():
         below = merged.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping):
@@ -140,50 +153,59 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _located(stated: Any, places: Any, folder: str) -> Any:
-    """Return a value of a config with its relative paths joined to `folder` where they exist there.
+def _located(stated: Any, paths: Any, folder: str) -> Any:
+    """Return a value of a config, with each relative path joined to `folder` if it exists there.
 
     Args:
-      places: Tree of the keys that hold paths, such as `_PLACES`; a function that locates one path; or None where no path is.
+      stated: Value of the config.
+      paths: What locates the paths in the value: a tree such as `_PATHS`; or, if the value is a path itself, a function that
+        locates it; or None if it has no paths.
+      folder: Folder of the config.
     """
     if isinstance(stated, list):
-        return [_located(each, places, folder) for each in stated]
-    if callable(places):
-        return places(stated, folder)
-    if places is None or not isinstance(stated, Mapping):
+        return [_located(item, paths, folder) for item in stated]
+    if callable(paths):
+        return paths(stated, folder)
+    if paths is None or not isinstance(stated, Mapping):
         return stated
-    return {key: _located(value, places.get(key, places.get(_ANY)), folder) for key, value in stated.items()}
+    return {key: _located(value, paths.get(key, paths.get(_ANY_KEY)), folder) for key, value in stated.items()}
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a token path, joined to the config's `folder` if it is relative and exists there.
+    """Return a token path, joined to `folder` if it is relative and exists there. In a bucket, its existence is not checked.
 
-    In a bucket, relative paths are joined without a check. `validate` refuses values that are not paths.
+    Text such as "0.3 a 0.7 b", a blend of weights and prefixes, becomes a list of its words.
     """
-    if isinstance(path, str) and len(words := words_of(path)) > 1:  # a blend: weights and prefixes in turn
-        return [word if at % 2 == 0 else _locate(word, folder) for at, word in enumerate(words)]
-    if not isinstance(path, str) or not path or files.is_remote(path := files.normalize(path)) or os.path.isabs(path):
+    if not isinstance(path, str) or not path:
+        return path  # `validate` refuses a wrong type
+    words = words_of(path)
+    if len(words) > 1:
+        return [word if number % 2 == 0 else _locate(word, folder) for number, word in enumerate(words)]
+    path = files.normalize(path)
+    if files.is_remote(path) or os.path.isabs(path):
         return path
     joined = _joined(folder, path)
     return joined if files.is_remote(folder) or _exists(joined) else path
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return the `ListFile` at the path that `_locate` gives for `name`, or `name` itself if no file is there."""
+    """Return the `ListFile` called `name` in `folder`, or `name` itself if `folder` has no such file."""
     if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
         return name
     path = _locate(name, folder)
     if not isinstance(path, str) or path == name or not files.is_file(path):
         return name
-    found = ListFile(path)
-    found.name = name
-    return found
+    list_file = ListFile(path)
+    list_file.name = name
+    return list_file
 
 
 def _joined(folder: str, path: str) -> str:
-    """Return `path` below `folder`, with a leading "." or ".." resolved in a bucket, which has no such folders."""
-    scheme, mark, rest = os.path.join(folder, path).rpartition("://")
-    return f"{scheme}{mark}{os.path.normpath(rest) if mark and path.startswith('.') else rest}"
+    """Return `path` in `folder`. In a bucket, which has no folders "." and "..", resolve these at the beginning of `path`."""
+    scheme, separator, name = os.path.join(folder, path).rpartition("://")
+    if separator and path.startswith("."):
+        name = os.path.normpath(name)
+    return f"{scheme}{separator}{name}"
 
 
 def _exists(path: str) -> bool:
@@ -191,13 +213,13 @@ def _exists(path: str) -> bool:
     return os.path.exists(path) or os.path.exists(path + PREFIX_SUFFIX) or any(glob.iglob(path, recursive=True))
 
 
-_ANY = "*"
+_ANY_KEY = "*"
 _CORPUS: dict[str, Any] = {"path": _locate, "label_mask_paths": _locate, "root": _locate}
-_CORPUS["mixture"] = {_ANY: _CORPUS}
-_PLACES = {
+_CORPUS["mixture"] = {_ANY_KEY: _CORPUS}
+_PATHS = {
     "corpus": _CORPUS,
     DATASET_DIR: _locate,
     "stages": {"corpus": _CORPUS},
     "amendments": {"withdraw": {"documents": _locate_list}, "replace": {"path": _locate}},
 }
-"""Functions that locate the paths of a config, by the keys that hold these; `_ANY` means every key."""
+"""Tree of the keys of a config that hold paths. A leaf is the function that locates the path; `_ANY_KEY` is every key."""

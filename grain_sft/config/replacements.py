@@ -1,11 +1,14 @@
-"""Conversion of a config's `replace` amendments to stages."""
+"""Replaced sources: a config with `replace` amendments becomes a config with a stage for each of them.
+
+A data step counts the steps that are read: it is a step less the steps that `skip` amendments leave out before it.
+"""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grain_sft.config.amendments import keys_of_stage, weights_of
-from grain_sft.config.nouns import Section, rows_of_batch, sizes_of
+from grain_sft.config.parts import Section, rows_of_batch, sizes_of
 from grain_sft.config.reading import overlay
 from grain_sft.config.sections import SIZES
 from grain_sft.config.stages import configs_of_stages
@@ -14,11 +17,10 @@ from grain_sft.sampling import BatchSizes, StepMap
 
 
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a validated config with a new stage at each step at which a source's path or repeat cap is replaced.
+    """Return a validated config with a new stage at each step at which the path or the epochs of a source are replaced.
 
-    The amendments stay in the config, because receipts list them. A new stage begins with the weights of all earlier
-    amendments, even those that the config's schedule has changed since. A `reweight` restores the scheduled weights. It
-    ends with the stage of the config that was divided.
+    The amendments stay in the config, because receipts list them. If a new stage would begin with other weights than the step
+    has, a `reweight` amendment is added (`_weights_to_restate`).
 
     Raises:
       ConfigError: A replacement changes nothing, or no stage from its step on has the source.
@@ -41,15 +43,15 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             changes = _weights_to_restate(entry["replace"], stages, amendments, skips)
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
-    made = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
+    divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
-    return {**config, **without_schedules, "amendments": entries, "stages": made}
+    return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
 
 def _divide(
     stage: dict[str, Any], begin: int, end: int, sections: Sequence[tuple[int, Section]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the parts of the stage of data steps `begin` to `end - 1`; `sections` are replacements with their data steps."""
+    """Yield the parts of the stage of the data steps `begin` to `end - 1`. Each of `sections` is (data step, replacement)."""
     for step, section in sections:
         if step >= end or section["source"] not in _sources(stage["corpus"]):
             continue
@@ -63,17 +65,19 @@ def _divide(
 
 def _stages_of(config: Mapping[str, Any]) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield (first data step, data step after the last, stage with its whole corpus and sampler) of each stage."""
-    stated = config.get("stages") or [{}]
+    stages = config.get("stages") or [{}]
     begin = 0
-    for stage, whole in zip(stated, configs_of_stages({**config, "stages": stated}), strict=True):
-        steps = stage.get("steps") or (_num_steps(whole, stage["tokens"]) if stage.get("tokens") else None)
+    for stage, whole in zip(stages, configs_of_stages({**config, "stages": stages}), strict=True):
+        steps = stage.get("steps")
+        if stage.get("tokens"):
+            steps = _num_steps(whole, stage["tokens"])
         end = sys.maxsize if steps is None else begin + steps
         yield begin, end, {**stage, "corpus": whole["corpus"], "sampler": whole["sampler"]}
         begin = end
 
 
 def _num_steps(config: Section, tokens: int) -> int:
-    """Return the number of steps in which the stage of a config reads `tokens`, as `Stage.num_steps` does."""
+    """Return the number of steps in which a stage with this config reads `tokens`, as `Stage.num_steps` does."""
     length, sampler = config["layout"]["sequence_length"], config["sampler"]
     sizes = BatchSizes(rows_of_batch(sampler, length) or 1, sizes_of(sampler.get("schedule", ()), length))
     return sizes.step_of(-(-tokens // length) - 1) + 1
@@ -81,12 +85,15 @@ def _num_steps(config: Section, tokens: int) -> int:
 
 def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
     """Return a stage with another number of steps; None for no end."""
-    rest = {name: value for name, value in stage.items() if name not in ("steps", "tokens")}
-    return rest if steps is None else {**rest, "steps": steps}
+    endless = {name: value for name, value in stage.items() if name not in ("steps", "tokens")}
+    return endless if steps is None else {**endless, "steps": steps}
 
 
 def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
-    """Return a stage without its first `steps`. Earlier schedule entries become initial values; later ones count from there."""
+    """Return a stage without its first `steps`.
+
+    Entries of its schedules up to there become initial values. The steps of later entries count from there.
+    """
     corpus, sampler = stage["corpus"], dict(stage["sampler"])
     schedule = sampler.pop("schedule", ())
     for entry in schedule:
@@ -114,7 +121,7 @@ def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) ->
 
 
 def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return `{"schedule": ...}` with the entries after `steps`, which count from there; {} if no entry is left."""
+    """Return `{"schedule": ...}` with the entries after `steps`, counted from there; {} without such entries."""
     later = [{**entry, "step": entry["step"] - steps} for entry in schedule if entry["step"] > steps]
     return {"schedule": later} if later else {}
 
@@ -125,39 +132,43 @@ def _weights_to_restate(
     amendments: Sequence[Mapping[str, Section]],
     skips: StepMap,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the (step, weights) of each `reweight` that a replacement needs where it divides a stage.
+    """Yield the (step, weights) of each `reweight` amendment that a replacement needs where it divides a stage.
 
-    The first restores weights that the stage's schedule set after their last amendment. The others set these back to the
-    amendments' values at the first step of the next stage.
+    A stage begins with the weights that the latest amendments gave, even if the schedule has changed them since. Example: an
+    amendment gives a source weight 2 at step 100, the schedule gives it weight 3 at step 200, and a replacement divides the
+    stage at step 300. The new stage would begin with weight 2, so a `reweight` at step 300 restores 3. But the next stage of
+    the config has to begin with 2, so a `reweight` at its first step restores 2.
     """
     first = skips.data_step(section["from"])
-    given = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
-    given += [(entry["replace"]["from"], weights_of(entry["replace"])) for entry in amendments if "replace" in entry]
-    given = sorted(((skips.data_step(step), weights) for step, weights in given), key=lambda pair: pair[0])
+    amended = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
+    amended += [(entry["replace"]["from"], weights_of(entry["replace"])) for entry in amendments if "replace" in entry]
+    amended = sorted(((skips.data_step(step), weights) for step, weights in amended), key=lambda pair: pair[0])
     for number, (begin, end, stage) in enumerate(stages, 1):
-        if not (begin < first < end and keys_of_stage(section) and section["source"] in _sources(stage["corpus"])):
+        is_divided = begin < first < end and section["source"] in _sources(stage["corpus"])
+        if not is_divided or not keys_of_stage(section):
             continue
-        scheduled: dict[str, Any] = {}
+        scheduled: dict[str, tuple[int, Any]] = {}  # by source: data step of its last scheduled weight, and the weight
         for entry in stage["sampler"].get("schedule", ()):
-            if (since := begin + entry["step"]) <= first:
+            since = begin + entry["step"]
+            if since <= first:
                 scheduled |= {name: (since, weight) for name, weight in (entry.get("weights") or {}).items()}
-        steps = {name: [step for step, weights in given if name in weights and step <= first] for name in scheduled}
-        restated = {
-            name: weight for name, (since, weight) in scheduled.items() if steps[name] and steps[name][-1] < since
-        }
-        if restated:
-            yield section["from"], restated
-        later = {name for _, _, each in stages[number:] for name in each["corpus"].get("mixture") or ()}
-        for name in restated:
-            if name in later:
-                amended = [weights[name] for step, weights in given if name in weights and step <= end]
-                yield skips.step_of(end), {name: amended[-1]}
+        restored = {}
+        for name, (since, weight) in scheduled.items():
+            amended_at = [step for step, weights in amended if name in weights and step <= first]
+            if amended_at and amended_at[-1] < since:
+                restored[name] = weight
+        if restored:
+            yield section["from"], restored
+        later_sources = {name for _, _, later in stages[number:] for name in later["corpus"].get("mixture") or ()}
+        for name in [name for name in restored if name in later_sources]:
+            amended_weights = [weights[name] for step, weights in amended if name in weights and step <= end]
+            yield skips.step_of(end), {name: amended_weights[-1]}
 
 
 def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
     """Return a section `corpus` with `keys` of a source `NAME`, or `MIXTURE/NAME` in a mixture of mixtures."""
-    first, _, rest = name.partition("/")
-    return {"mixture": {first: _corpus_of_source(rest, keys) if rest else dict(keys)}}
+    outer, _, inner = name.partition("/")
+    return {"mixture": {outer: _corpus_of_source(inner, keys) if inner else dict(keys)}}
 
 
 def _check(section: Section, stages: Sequence[Section], where: str) -> None:
@@ -172,7 +183,7 @@ def _check(section: Section, stages: Sequence[Section], where: str) -> None:
 
 
 def _sources(corpus: Section, prefix: str = "") -> Iterator[str]:
-    """Yield the names of the sources of a section `corpus`, and of the mixtures in it."""
+    """Yield the names of the sources of a section `corpus`: `NAME`, or `MIXTURE/NAME` in a mixture of mixtures."""
     for name, source in (corpus.get("mixture") or {}).items():
         if source.get("mixture") is None:
             yield prefix + name

@@ -1,5 +1,9 @@
-"""Options of each section of a config, and the JSON Schema. Most are arguments of the constructors that the section calls."""
+"""Keys of each section of a config, and the JSON Schema of configs.
 
+Most keys of a section are arguments of the constructor that the section calls. The classes of this file declare the others.
+"""
+
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -149,15 +153,17 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def _without(options: Options, *names: str) -> dict[str, Option]:
+    """Return `options` without `names`."""
     return {name: option for name, option in options.items() if name not in names}
 
 
 TOP: Options = options_of(Top)
-_OWN = options_of(CorpusSection)
-CORPUS: Options = {**_OWN, **_without(options_of(open_corpus), "where"), **_OWN}  # own keys come first, and override
-_MADE = ("num_instances", "buckets", "host", "costs", "chunk_size", "start", "cache_dir")  # arguments that are no keys
-INDEX_SAMPLER: Options = _without(options_of(IndexSampler), *_MADE)
-CURRICULUM_SAMPLER: Options = _without(options_of(CurriculumSampler), *_MADE)
+_CORPUS_KEYS = options_of(CorpusSection)
+_OPEN_CORPUS_KEYS = _without(options_of(open_corpus), "where", *_CORPUS_KEYS)
+CORPUS: Options = {**_CORPUS_KEYS, **_OPEN_CORPUS_KEYS}
+_NOT_KEYS = ("num_instances", "buckets", "host", "costs", "chunk_size", "start", "cache_dir")  # arguments of samplers
+INDEX_SAMPLER: Options = _without(options_of(IndexSampler), *_NOT_KEYS)
+CURRICULUM_SAMPLER: Options = _without(options_of(CurriculumSampler), *_NOT_KEYS)
 SAMPLER: Options = {**INDEX_SAMPLER, **_without(CURRICULUM_SAMPLER, *INDEX_SAMPLER), **options_of(SamplerSection)}
 SOURCE: Options = {**CORPUS, **options_of(Source)}
 STAGE: Options = options_of(StageSection)
@@ -170,64 +176,69 @@ SECTIONS = ("corpus", "layout", "sampler")
 SIZES = ("global_batch_size", "global_batch_tokens")
 """Keys for the size of a batch. A section `sampler` has one of them, an entry of its schedule at most one."""
 
-_OPEN = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
+_IMPORTED_NAME = {"type": "string", "pattern": "^[\\w.]+:\\w+$"}
 
 
 def layout_options(kind: str) -> Options:
-    """Return the options of a layout besides those of `LAYOUT`."""
+    """Return the keys of a layout of this kind besides those of `LAYOUT`."""
     return _without(options_of(LAYOUTS[kind]), "corpus", "sequence_length", "cache_dir")
 
 
 def all_layout_options() -> Options:
-    """Return `LAYOUT` and the options of all kinds in the table."""
+    """Return the keys of `LAYOUT` and of all kinds in the table."""
     return {**LAYOUT, **{name: option for kind in LAYOUTS for name, option in layout_options(kind).items()}}
 
 
 def config_schema() -> dict[str, Any]:
     """Return the JSON Schema of a config. No key is required, because a config may inherit it."""
-    parts = {"corpus": CORPUS, "sampler": SAMPLER, "source": SOURCE, "config": TOP, "stage": STAGE}
-    parts |= {f"layout {kind}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
-    structs = [struct_of(name.title().replace(" ", ""), options) for name, options in parts.items()]
-    _, found = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
-    for struct in structs:
-        found[struct.__name__].pop("required", None)
-    schema = found.pop("Config")
+    sections = {"Corpus": CORPUS, "Sampler": SAMPLER, "Source": SOURCE, "Config": TOP, "Stage": STAGE}
+    sections |= {f"Layout{kind.title()}": {**LAYOUT, **layout_options(kind)} for kind in LAYOUTS}
+    definitions: dict[str, Any] = {}
+    _add_schemas(sections, definitions)
+    for name in sections:
+        definitions[name].pop("required", None)
+    schema = definitions.pop("Config")
     for name in ("Corpus", "Source"):
-        found[name]["properties"]["mixture"] |= {"type": "object", "additionalProperties": {"$ref": "#/$defs/Source"}}
-        found[name]["properties"]["mixture"].pop("anyOf", None)
+        mixture = definitions[name]["properties"]["mixture"]
+        mixture |= {"type": "object", "additionalProperties": {"$ref": "#/$defs/Source"}}
+        mixture.pop("anyOf", None)
     for kind in LAYOUTS:
-        found[f"Layout{kind.title()}"]["properties"]["kind"] = {"const": kind}
-    found["LayoutOther"] = {"type": "object", "properties": {"kind": _OPEN}}
+        definitions[f"Layout{kind.title()}"]["properties"]["kind"] = {"const": kind}
+    definitions["LayoutOther"] = {"type": "object", "properties": {"kind": _IMPORTED_NAME}}
+    layouts = [{"$ref": f"#/$defs/Layout{kind.title()}"} for kind in (*LAYOUTS, "other")]
     schema["properties"] |= {
         "corpus": {"$ref": "#/$defs/Corpus"},
-        "layout": {"anyOf": [{"$ref": f"#/$defs/Layout{kind.title()}"} for kind in (*LAYOUTS, "other")]},
+        "layout": {"anyOf": layouts},
         "sampler": {"$ref": "#/$defs/Sampler"},
-        "transforms": {"type": "array", "items": _items(TRANSFORMS, found)},
-        "observers": {"type": "array", "items": _items(OBSERVERS, found)},
-        "amendments": {"type": "array", "items": {"anyOf": _amendments(found)}},
+        "transforms": {"type": "array", "items": _entry_schema(TRANSFORMS, definitions)},
+        "observers": {"type": "array", "items": _entry_schema(OBSERVERS, definitions)},
+        "amendments": {"type": "array", "items": {"anyOf": _amendment_schemas(definitions)}},
         "stages": {"type": "array", "items": {"$ref": "#/$defs/Stage"}},
     }
-    sections = ("corpus", "layout", "sampler", "transforms")
-    found["Stage"]["properties"] |= {name: schema["properties"][name] for name in sections}
+    in_stages = ("corpus", "layout", "sampler", "transforms")
+    definitions["Stage"]["properties"] |= {name: schema["properties"][name] for name in in_stages}
     title = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Config of grain_sft"}
-    return {**schema, **title, "$defs": found}
+    return {**schema, **title, "$defs": definitions}
 
 
-def _amendments(found: dict[str, Any]) -> list[dict[str, Any]]:
+def _add_schemas(options: Mapping[str, Options], definitions: dict[str, Any]) -> dict[str, Any]:
+    """Add schemas of objects with these options to `definitions`. Return references to them, by name."""
+    structs = [struct_of(name, keys) for name, keys in options.items()]
+    references, added = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
+    definitions |= added
+    return dict(zip(options, references, strict=True))
+
+
+def _amendment_schemas(definitions: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the schema of each kind of amendment."""
-    structs = [struct_of(kind, options) for kind, options in AMENDMENTS.items()]
-    schemas, parts = msgspec.json.schema_components(structs, ref_template="#/$defs/{name}")
-    found |= parts
-    kinds = zip(AMENDMENTS, schemas, strict=True)
     closed = {"type": "object", "additionalProperties": False}
-    return [{**closed, "properties": {kind: schema}, "required": [kind]} for kind, schema in kinds]
+    kinds = _add_schemas(AMENDMENTS, definitions)
+    return [{**closed, "properties": {kind: schema}, "required": [kind]} for kind, schema in kinds.items()]
 
 
-def _items(table: Registry[Any], found: dict[str, Any]) -> dict[str, Any]:
+def _entry_schema(table: Registry[Any], definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of an entry of `transforms` or `observers`: a name, or a name with its options."""
-    structs = {name: struct_of(name, options_of(table[name])) for name in table}
-    schemas, parts = msgspec.json.schema_components(structs.values(), ref_template="#/$defs/{name}")
-    found |= parts
-    mapping = {"type": "object", "properties": dict(zip(structs, schemas, strict=True)), "maxProperties": 1}
-    mapping |= {"patternProperties": {":": {}}, "additionalProperties": False}
-    return {"anyOf": [{"enum": list(table)}, _OPEN, mapping]}
+    named = _add_schemas({name: options_of(table[name]) for name in table}, definitions)
+    with_options = {"type": "object", "properties": named, "maxProperties": 1}
+    with_options |= {"patternProperties": {":": {}}, "additionalProperties": False}
+    return {"anyOf": [{"enum": list(table)}, _IMPORTED_NAME, with_options]}

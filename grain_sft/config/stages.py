@@ -1,4 +1,4 @@
-"""Section `stages` of a config: each stage is the config with some keys changed."""
+"""Section `stages` of a config: the config of each stage is the whole config with some keys changed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _SECTIONS = ("corpus", "layout", "sampler", "transforms")
 
 
 def check_stages(config: Mapping[str, Any], where: str) -> None:
-    """Raise a ConfigError for malformed entries of `stages`. Sections are checked later, in the `configs_of_stages`."""
+    """Raise a ConfigError for an entry of `stages` with wrong keys. The values of its sections are not checked here."""
     for number, entry in enumerate(config["stages"]):
         at = f"{where}: stages[{number}]"
         check(entry, STAGE, at)
@@ -31,47 +31,51 @@ def check_stages(config: Mapping[str, Any], where: str) -> None:
 
 
 def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the config of each stage. If their lengths differ, layouts with the option `max_target_sequence_length` get the
-    longest of theirs as its default, so that they share one order."""
+    """Return the config of each stage.
+
+    A layout with the option `max_target_sequence_length` orders its documents by that length. If the sequence lengths of such
+    layouts differ between stages, the longest one becomes the option's default in all of them, so that they have one order.
+    """
     base = {name: section for name, section in config.items() if name != "stages"}
     stages: Sequence[Mapping[str, Any]] = config["stages"]
-    made = []
+    configs = []
     for stage in stages:
-        own, inherited = {name: stage[name] for name in _SECTIONS if name in stage}, base
+        own = {name: stage[name] for name in _SECTIONS if name in stage}
+        inherited = base
         if _replaces(own.get("corpus"), base.get("corpus")):
             inherited = {name: section for name, section in base.items() if name != "corpus"}
-        changed = overlay(inherited, own)
-        made.append(changed | {name: _copied(changed[name]) for name in ("corpus", "layout") if name in changed})
-    sharing = [
-        (each["layout"]["sequence_length"], layout) for each in made for layout in _layouts_with_max_length(each)
-    ]
-    lengths = {length for length, _ in sharing}
+        merged = overlay(inherited, own)
+        copied: dict[str, Any] = {name: _copied(merged[name]) for name in ("corpus", "layout") if name in merged}
+        configs.append({**merged, **copied})
+    lengths = {each["layout"]["sequence_length"] for each in configs if any(_layouts_with_max_length(each))}
     if len(lengths) > 1 and all(isinstance(length, int) for length in lengths):
-        for _, layout in sharing:
-            layout.setdefault(_MAX_LENGTH, max(lengths))
-    return made
+        for each in configs:
+            for layout in _layouts_with_max_length(each):
+                layout.setdefault(_MAX_LENGTH, max(lengths))
+    return configs
 
 
 def _copied(section: Any) -> Any:
-    """Return a copy of a section that shares no mapping with the base section, because stages change their own."""
+    """Return a copy of a section and of the mappings in it. Other stages may share the original."""
     return {name: _copied(value) for name, value in section.items()} if isinstance(section, Mapping) else section
 
 
 def _replaces(own: object, inherited: object) -> bool:
-    """Return whether a stage's section `corpus` names other files than the base section."""
+    """Return whether a stage's section `corpus` replaces that of the config whole, because it names other files."""
     if not isinstance(own, Mapping) or not isinstance(inherited, Mapping):
         return False
     return "path" in own or ("mixture" in own and "mixture" not in inherited)
 
 
 def _layouts_with_max_length(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield each section `layout` of a config and of its mixture's sources whose kind has the option `_MAX_LENGTH`."""
+    """Yield those sections `layout` of a config and of its sources whose kind has the option `_MAX_LENGTH`."""
     layout, corpus = config.get("layout"), config.get("corpus")
     if isinstance(layout, dict) and "sequence_length" in layout:
         yield from filter(_has_max_length, (layout, *_layouts_of_sources(corpus)))
 
 
 def _layouts_of_sources(corpus: object) -> Iterator[dict[str, Any]]:
+    """Yield the section `layout` of each source of a mixture that has one, and of the sources of mixtures in it."""
     mixture = corpus.get("mixture") if isinstance(corpus, Mapping) else None
     for source in mixture.values() if isinstance(mixture, Mapping) else ():
         if isinstance(source, Mapping) and isinstance(source.get("layout"), dict):

@@ -1,4 +1,4 @@
-"""Checks of a whole config against the options of its sections."""
+"""Checks of the keys and values of a whole config."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from grain_sft.storage import RemoteOptions
 
 
 def validate(config: Mapping[str, Any], where: str) -> None:
-    """Check the keys and values of a whole config, inherited parts included; the first that is wrong is a `ConfigError`."""
+    """Check the keys and values of a config and of what it inherits. Raise a ConfigError for the first wrong one."""
     check_keys(config, (*sections.SECTIONS, *sections.TOP), where)
     check({key: value for key, value in config.items() if key in sections.TOP}, sections.TOP, where)
     check_amendments(config.get("amendments", ()), where)
@@ -38,7 +38,7 @@ def validate(config: Mapping[str, Any], where: str) -> None:
 
 
 def check_layout(layout: object, where: str) -> None:
-    """Check a section `layout`, whose other options are those of its kind."""
+    """Check a section `layout`. Its kind decides which keys it takes."""
     if not isinstance(layout, Mapping) or "kind" not in layout:
         check(layout, sections.all_layout_options(), where)
     assert isinstance(layout, Mapping)
@@ -57,7 +57,7 @@ def check_layout(layout: object, where: str) -> None:
 
 
 def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
-    """Refuse keys that only a mixture has, or only a single corpus."""
+    """Refuse keys of a mixture in a config of one corpus, and the reverse. `mixed` says which of them the config has."""
     if not mixed and "on_exhausted" in sampler:
         raise ConfigError(f"{where}.on_exhausted is for a mixture; one corpus ends after its epochs. Take it out.")
     if mixed and sampler.get("epochs") is not None:
@@ -68,7 +68,12 @@ def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
 
 
 def _check_corpus(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: str, lacking: str) -> None:
-    """Check a section `corpus`, or a source of a mixture, which may be a mixture too; `lacking` follows "lacks the key"."""
+    """Check a section `corpus`, or a source of a mixture, which may itself be a mixture.
+
+    Args:
+      layout: Section `layout` of the config.
+      lacking: Names of the missing keys, for the message about a section with neither path nor mixture.
+    """
     if "remote" in corpus:
         try:
             RemoteOptions.of(corpus["remote"])
@@ -92,17 +97,19 @@ def _check_corpus(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: s
 
 
 def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: str) -> None:
-    of_mixture = source.get("mixture") is not None
-    misplaced, hint = ["schedule"], "a source that is a mixture. Take it out"
-    if of_mixture:
+    """Check a source of a mixture. `layout` is the section of the config, which the source's own `layout` changes."""
+    is_mixture = source.get("mixture") is not None
+    if is_mixture:
         misplaced, hint = ["layout", "sampler", "max_epochs"], "the sources of a mixture. Give it to those"
+    else:
+        misplaced, hint = ["schedule"], "a source that is a mixture. Take it out"
     for key in misplaced:
         if key in source:
             raise ConfigError(f"{where}.{key}: is for {hint}.")
     _check_corpus(source, layout, where, "'path' (or 'mixture')")
     if "schedule" in source:
         _check_schedule(source["schedule"], f"{where}.schedule", source["mixture"], None)
-    if not of_mixture:
+    if not is_mixture:
         own = source.get("layout", {})
         if own.get("kind", layout["kind"]) != layout["kind"]:
             layout = {"sequence_length": layout["sequence_length"]}
@@ -116,33 +123,42 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
 def _check_schedule(
     entries: list[Mapping[str, Any]], where: str, names: Iterable[str] | None, length: int | None
 ) -> None:
-    """Check a schedule: weights of the sources `names`, and batches of rows of `length`; None where they can't change."""
-    left_out = (sections.SIZES if length is None else ()) + (("weights",) if names is None else ())
-    known = [name for name in options_of(sections.ScheduleEntry) if name not in left_out]
+    """Check a schedule.
+
+    Args:
+      names: Names of the sources whose weights may change; None if no weights may change.
+      length: Length of the rows of batches whose size may change; None if no sizes may change.
+    """
+    known = list(options_of(sections.ScheduleEntry))
+    if length is None:
+        known = [name for name in known if name not in sections.SIZES]
+    if names is None:
+        known.remove("weights")
     if not entries:
         raise ConfigError(f"{where} is []; expected a list of entries with {', '.join(known)}.")
     for number, entry in enumerate(entries):
         at, step = f"{where}[{number}]", entry["step"]
         check_keys(entry, known, at)
-        given = [key for key in known[1:] if entry.get(key) is not None]
-        if not given or set(sections.SIZES) <= set(given):
+        changed = [key for key in known if key != "step" and entry.get(key) is not None]
+        if not changed or set(sections.SIZES) <= set(changed):
             raise ConfigError(f"{at}: give what changes at step {step}: {', '.join(known[1:])}; of the sizes, one.")
-        if number and step <= (last := entries[number - 1]["step"]):
+        last = entries[number - 1]["step"] if number else 0
+        if step <= last:
             raise ConfigError(f"{at}.step is {step}, after step {last}; expected entries in order of their steps.")
         _check_batch_tokens(entry, length, at)
-        if "weights" in given and names is not None:
+        if "weights" in changed and names is not None:
             check_keys(entry["weights"], names, f"{at}.weights")
 
 
 def _check_batch_tokens(section: Mapping[str, Any], length: int | None, where: str) -> None:
-    """Check that a batch given in tokens is whole rows of `length` tokens, as OLMo-core does."""
+    """Check that `global_batch_tokens` is a number of whole rows of `length` tokens, as OLMo-core does."""
     tokens = section.get("global_batch_tokens")
     if tokens is None or length is None:
         return
-    where = f"{where}.global_batch_tokens is {tokens}"
+    found = f"{where}.global_batch_tokens is {tokens}"
     if length < 1 or tokens < length:
-        raise ConfigError(f"{where}, less than one row of layout.sequence_length={length}. Give {length} or more.")
-    rows, over = divmod(tokens, length)
-    if over:
-        found = f"which is {rows} rows of layout.sequence_length={length} and {over} tokens"
-        raise ConfigError(f"{where}, {found}. Expected whole rows. Give {rows * length} or {(rows + 1) * length}.")
+        raise ConfigError(f"{found}, less than one row of layout.sequence_length={length}. Give {length} or more.")
+    rows, remainder = divmod(tokens, length)
+    if remainder:
+        found += f", which is {rows} rows of layout.sequence_length={length} and {remainder} tokens"
+        raise ConfigError(f"{found}. Expected whole rows. Give {rows * length} or {(rows + 1) * length}.")

@@ -138,17 +138,15 @@ class Events:
 def _fields_of_order(sampler: Sampler) -> Fields:
     """Return what decides the order of a sampler's rows. In a mixture, each value is a list with an item for each source."""
     sources = [stream.source for stream in sampler.streams]
-    seeds = [source.seed for source in sources]
-    shuffles = [source.shuffle for source in sources]
-    orders = [source.order for source in sources]
-    if sampler.steps_per_epoch is not None:
-        fields = {"epoch_seed": seeds[0], "epoch_shuffle": shuffles[0], "order": orders[0]}
-        return {**fields, "steps_per_epoch": sampler.steps_per_epoch, "epochs": sampler.epochs}
-    return {
-        "sources": [stream.name for stream in sampler.streams],
-        "epoch_seed": seeds,
-        "epoch_shuffle": shuffles,
-        "order": orders,
-        "rows_of_sources": [source.num_instances for source in sources],
-        "epochs": [source.epochs for source in sources],
+    fields: Fields = {
+        "epoch_seed": [source.seed for source in sources],
+        "epoch_shuffle": [source.shuffle for source in sources],
+        "order": [source.order for source in sources],
     }
+    if sampler.steps_per_epoch is not None:
+        fields = {name: values[0] for name, values in fields.items()}
+        return {**fields, "steps_per_epoch": sampler.steps_per_epoch, "epochs": sampler.epochs}
+    fields = {"sources": [stream.name for stream in sampler.streams], **fields}
+    fields["rows_of_sources"] = [source.num_instances for source in sources]
+    fields["epochs"] = [source.epochs for source in sources]
+    return fields

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grain_sft.config import read_config
-from grain_sft.config.nouns import rows_of_batch, sizes_of
+from grain_sft.config.parts import rows_of_batch, sizes_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 OLMO = {"order": "olmo", "seed": 34521, "epochs": 2}

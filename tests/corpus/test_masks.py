@@ -8,7 +8,7 @@ import pytest
 import sft_files as sft
 
 from grain_sft import GrainSftError, open_corpus
-from grain_sft.config.nouns import make_corpus
+from grain_sft.config.parts import make_corpus
 
 
 @pytest.fixture

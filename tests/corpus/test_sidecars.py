@@ -12,7 +12,7 @@ import sft_files as sft
 from megatron_files import write_megatron
 
 from grain_sft import open_corpus
-from grain_sft.config.nouns import make_corpus
+from grain_sft.config.parts import make_corpus
 from grain_sft.corpus.formats.metadata import Json
 from grain_sft.errors import RemoteTimeoutError
 

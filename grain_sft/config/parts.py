@@ -1,4 +1,4 @@
-"""Corpora, sources, samplers and transforms, made from validated sections of a config."""
+"""Sources, samplers and transforms, made from the validated sections of a config."""
 
 import dataclasses
 import json
@@ -32,8 +32,10 @@ Sizes = list[tuple[int, int]]
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}  # keys of a mixture's source that `make_corpus` does not take
 
 
-class NounMaker:
-    """Sources, samplers and transforms of a config. Equal sections share one source, so that stages open each file once.
+class PartsMaker:
+    """Maker of the parts of a pipeline: its source, its sampler and its transforms.
+
+    Stages with equal sections share one source, so that each file is opened once.
 
     Args:
       where: Name of the config, for messages.
@@ -41,24 +43,26 @@ class NounMaker:
     """
 
     def __init__(self, where: str, host: Host | None) -> None:
-        self._where, self._host = where, host
+        self._where = where
+        self._host = host
         self._corpora: dict[str, Corpus] = {}
         self._sources: dict[str, NpyDataSource] = {}
 
     def make(self, sections: Section) -> tuple[NpyDataSource | MixtureSource, Sampler, list[Any]]:
-        """Return the source, the sampler and the transforms of a validated config, or of a stage."""
+        """Return the source, the sampler and the transforms of a validated config, or of the config of a stage."""
         corpus, layout, sampler = (dict(sections[name]) for name in SECTIONS)
         sampler["global_batch_size"] = rows_of_batch(sampler, layout["sequence_length"])
         sampler.pop("global_batch_tokens", None)
         schedule = sizes_of(sampler.get("schedule", ()), layout["sequence_length"])
         where = f"{self._where}: transforms"
-        stated = [make_entry(item, TRANSFORMS, where) for item in sections.get("transforms", ())]
+        # First the transforms, whose errors are found without opening the corpus.
+        transforms = [make_entry(item, TRANSFORMS, where) for item in sections.get("transforms", ())]
         make = self._single if corpus.get("mixture") is None else self._mixture
-        source, rows = make(corpus, layout, sampler, schedule)
-        if "transforms" in sections:
-            return source, rows, stated
-        _check_defaults(source.layout, self._where)
-        return source, rows, [make_entry(item, TRANSFORMS, where) for item in source.layout.transforms]
+        source, row_sampler = make(corpus, layout, sampler, schedule)
+        if "transforms" not in sections:
+            _check_defaults(source.layout, self._where)
+            transforms = [make_entry(item, TRANSFORMS, where) for item in source.layout.transforms]
+        return source, row_sampler, transforms
 
     def _corpus(self, section: Section) -> Corpus:
         key = json.dumps(section, default=repr, sort_keys=True)
@@ -79,10 +83,11 @@ class NounMaker:
         """Return the source and the sampler of one corpus."""
         self._corpus(corpus)  # so that errors of the corpus come before errors of the packing options
         _adapt_to_packing(layout, sampler, self._where)
-        source, host = self._source(corpus, layout), self._host or Host.from_jax()
-        by_length = bool(source.layout.row_lengths)
-        _check_sampler(sampler, by_length, self._where)
-        if by_length:
+        source = self._source(corpus, layout)
+        host = self._host or Host.from_jax()
+        several_lengths = bool(source.layout.row_lengths)
+        _check_sampler(sampler, several_lengths, self._where)
+        if several_lengths:
             buckets = zip(source.layout.row_lengths, source.layout.row_counts, strict=True)
             return source, CurriculumSampler(buckets, host=host, **sampler)
         if source.layout.orders_rows and "order" not in sampler:
@@ -96,7 +101,7 @@ class NounMaker:
     ) -> tuple[MixtureSource, MixtureSampler]:
         """Return the source and the sampler of a mixture.
 
-        Defaults of every source are all keys of `layout`, the keys of `corpus` except `mixture`, and `order`, `seed` and
+        Each source has these keys by default: all of `layout`, those of `corpus` except `mixture`, and `order`, `seed` and
         `shuffle` of `sampler`.
         """
         _check_sampler(sampler, False, self._where)
@@ -105,17 +110,20 @@ class NounMaker:
 
         def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
             """Return the mixture of a section with a key `mixture`; `prefix` precedes the names of its sources."""
-            sections = section["mixture"].items()
-            made = {name: (keys["weight"], order_of(keys, defaults, prefix + name)) for name, keys in sections}
-            weights, changes = {name: weight for name, (weight, _) in made.items()}, []
+            members = {
+                name: (keys["weight"], open_source(keys, defaults, prefix + name))
+                for name, keys in section["mixture"].items()
+            }
+            weights = {name: weight for name, (weight, _) in members.items()}
+            changes = []
             for entry in section.get("schedule", []):
                 if entry.get("weights") is not None:
                     weights = {**weights, **entry["weights"]}  # the other sources keep theirs
                     changes.append((entry["step"], weights))
-            return Mixture(made, section.get("on_exhausted") or "repeat", tuple(changes))
+            return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
-        def order_of(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            """Open the source `name`, and return its order, or the mixture that it is."""
+        def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
+            """Add the source `name` to `sources`, and return its order. For a mixture, do so for its sources."""
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
@@ -137,7 +145,7 @@ class NounMaker:
 
 
 def make_corpus(section: Section, where: str) -> Corpus:
-    """Return the corpus of a section."""
+    """Return the corpus that a section `corpus` describes, in the config `where`."""
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     corpus = open_corpus(section["path"], **options)
     if options.get("tokenizer") and os.path.isfile(where):
@@ -146,16 +154,18 @@ def make_corpus(section: Section, where: str) -> Corpus:
             check_tokenizer(corpus, path)
     if "pad_token_id" not in section:
         return corpus
-    pad = corpus.eos_token_id if section["pad_token_id"] is None else section["pad_token_id"]
-    if pad is None:
+    pad_token_id = corpus.eos_token_id if section["pad_token_id"] is None else section["pad_token_id"]
+    if pad_token_id is None:
         found = "corpus.pad_token_id is null, which means the EOS id, but the corpus has none"
         raise ConfigError(f"{where}: {found}. Give corpus.eos_token_id, or the padding id itself.")
-    return dataclasses.replace(corpus, pad_token_id=pad)
+    return dataclasses.replace(corpus, pad_token_id=pad_token_id)
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:
-    """Return the object that `item` describes: `name`, or `{name: {option: value}}`, of an entry of `table`."""
-    name, options = next(iter(item.items())) if isinstance(item, Mapping) and len(item) == 1 else (item, None)
+    """Return the object that `item` describes: `name` or `{name: {option: value}}`, where `table` has the name."""
+    name, options = item, None
+    if isinstance(item, Mapping) and len(item) == 1:
+        [(name, options)] = item.items()
     options = {} if options is None else options
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise ConfigError(f"{where}: {item!r}; expected a name, or one name with its options.")
@@ -166,7 +176,7 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
 
 
 def _check_defaults(layout: Layout, where: str) -> None:
-    """Raise a `ConfigError` if the layouts of a mixture have different default transforms."""
+    """Refuse a mixture without the key `transforms` whose layouts have different default transforms."""
     transforms = {name: list(part.transforms) for name, part in layout.parts.items()}
     if len({repr(each) for each in transforms.values()}) > 1:
         listed = "; ".join(f"{name}: {each}" for name, each in transforms.items())
@@ -176,19 +186,21 @@ def _check_defaults(layout: Layout, where: str) -> None:
         )
 
 
-def _check_sampler(sampler: Section, by_length: bool, where: str) -> None:
-    """Refuse keys that only the other sampler takes. `by_length` means the sampler for rows of several lengths."""
-    known, other = (CURRICULUM_SAMPLER, INDEX_SAMPLER) if by_length else (INDEX_SAMPLER, CURRICULUM_SAMPLER)
-    of, found = ("one length", "several") if by_length else ("several lengths (olmo_vsl)", "one")
+def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
+    """Refuse keys of the sampler for rows of one length if a layout has rows of several lengths, and the reverse."""
+    if several_lengths:
+        allowed, refused = CURRICULUM_SAMPLER, INDEX_SAMPLER
+        reason = "rows of one length, but those of this layout have several"
+    else:
+        allowed, refused = INDEX_SAMPLER, CURRICULUM_SAMPLER
+        reason = "rows of several lengths (olmo_vsl), but those of this layout have one"
     for key in sampler:
-        if key in other and key not in known:
-            raise ConfigError(
-                f"{where}: sampler.{key} is for rows of {of}, but those of this layout have {found}. Take it out."
-            )
+        if key in refused and key not in allowed:
+            raise ConfigError(f"{where}: sampler.{key} is for {reason}. Take it out.")
 
 
 def _check_source(layout: Section, order: Section, where: str) -> None:
-    """Refuse a source of a mixture whose algorithm packs whole batches, or orders the rows itself but is given an order."""
+    """Refuse packing algorithms that a source of a mixture can't have, alone or with the `order` of the source."""
     name = layout.get("algorithm")
     if name is None:
         return
@@ -203,11 +215,15 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 
 
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
-    """Adapt `layout` and `sampler`, in place, to an algorithm that packs each epoch anew. Else leave them as they are.
+    """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs each epoch anew.
 
-    The layout of such an algorithm numbers the rows of all its epochs in reading order, and the sampler reads them in that
-    order. If `sampler.order` is the order that the algorithm replays, the layout takes over the sampler's seed and epochs. If
-    the algorithm packs whole batches, it takes over their size. A ConfigError names keys that contradict this.
+    Such an algorithm packs all epochs when the layout is made, and the sampler reads the rows in the order of their numbers.
+    So the sampler needs the order `sequential`. There is one exception: `sampler.order` may be the order whose batches the
+    algorithm replays. Then `sampler.seed` and `sampler.epochs` become keys of the layout, and the order becomes `sequential`.
+    An algorithm that packs whole batches gets their size too. Other algorithms need no change.
+
+    Raises:
+      ConfigError: A key contradicts this.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:
@@ -241,7 +257,7 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
 
 
 def _expect(sampler: Section, key: str, right: object, algorithm: str, where: str, default: object = None) -> None:
-    """Raise a `ConfigError` unless a key of the sampler has the value that the algorithm needs."""
+    """Raise a ConfigError unless a key of `sampler`, or else its `default`, has the value that the algorithm needs."""
     if sampler.get(key, default) != right:
         why = f"with layout.algorithm {algorithm}, which orders the rows of all its epochs (layout.epochs) itself"
         raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {right!r}.")
@@ -254,6 +270,6 @@ def sizes_of(entries: Iterable[Section], length: int) -> Sizes:
 
 
 def rows_of_batch(section: Section, length: int) -> int | None:
-    """Return the number of rows of a batch, by `global_batch_size` or `global_batch_tokens`; None without either."""
+    """Return the number of rows of a batch from `global_batch_size` or `global_batch_tokens`; None without these keys."""
     tokens = section.get("global_batch_tokens")
     return section.get("global_batch_size") if tokens is None else tokens // length
