@@ -86,7 +86,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     else:
         names += ["epoch", "steps_into_epoch", "rows_into_epoch"]
         columns += np.array([_into_epoch(pipeline, step) for step in steps.tolist()]).T.tolist()
-    rows = sampler.batch_sizes.begins(steps)[0]
+    rows = sampler.batch_sizes.of_steps(steps).before
     tokens = sum((_tokens_of_stage(pipeline, stage, steps) for stage in pipeline.stages), np.zeros_like(rows))
     table = zip([*names, "rows", "tokens"], [*columns, rows, tokens], strict=True)
     return {name: np.asarray(column).tolist() for name, column in table}
@@ -99,7 +99,8 @@ def _tokens_of_stage(pipeline: Pipeline, stage: Pipeline, steps: Ints) -> Ints:
     end = np.maximum(np.minimum(steps, stage.end_step), first)
     row_length = stage.sampler.row_length(stage.first_step)
     if row_length is None:
-        num_tokens: Ints = (sizes.begins(end)[0] - sizes.begins(first)[0]) * stage.source.layout.sequence_length
+        num_rows = sizes.of_steps(end).before - sizes.of_steps(first).before
+        num_tokens: Ints = num_rows * stage.source.layout.sequence_length
     else:  # rows differ in length between steps, but each step has the same number of tokens
         num_tokens = (end - first) * sizes.at(stage.first_step) * row_length
     return num_tokens

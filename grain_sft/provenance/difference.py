@@ -86,7 +86,7 @@ def difference(one: Pipeline, other: Pipeline, *, steps: range | None = None, co
 def _sizes(pipeline: Pipeline, steps: range) -> npt.NDArray[np.int64]:
     """Return the number of rows in each of `steps`, int64 [steps]; 0 after the end of the run."""
     numbers = np.arange(steps.start, max(steps.start, min(steps.stop, pipeline.end_step)))
-    return np.pad(pipeline.sampler.batch_sizes.begins(numbers)[1], (0, len(steps) - len(numbers)))
+    return np.pad(pipeline.sampler.batch_sizes.of_steps(numbers).size, (0, len(steps) - len(numbers)))
 
 
 def _last_change(*pipelines: Pipeline) -> int:

@@ -1,17 +1,30 @@
-"""BatchSizes: the number of rows in each step's global batch, and in all batches before it."""
+"""BatchSizes: the number of rows in the global batch of each step, and in all batches before it."""
 
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
+from grain_sft.sampling.groups import groups
 from grain_sft.sampling.orders import Ints
 
-_MOST_ROWS = 1 << 62  # before a change of size, and in a step: they are int64
+_MOST_ROWS = 1 << 62  # in a run up to its last change of size, so that counts of rows fit int64
+
+
+class StepRows(NamedTuple):
+    """Rows of some steps.
+
+    Attributes:
+      before: int64 [n], number of rows of the run before each step.
+      size: int64 [n], number of rows in each step.
+    """
+
+    before: Ints
+    size: Ints
 
 
 class BatchSizes:
@@ -22,8 +35,9 @@ class BatchSizes:
       schedule: Pairs (step, size) with ascending steps: the size from that step on.
 
     Attributes:
-      steps, sizes: First step of each size, and the sizes.
-      schedule: Changes of the size: pairs (step, size).
+      steps: Step 0, and each step at which the size changes.
+      sizes: Size from each of `steps` on. Computed sizes list every size that a step may have.
+      schedule: The pairs (step, size) of the argument.
 
     Raises:
       SamplerError: Sizes or steps that are not positive integers, steps that don't ascend, or more than 2^62 rows.
@@ -57,17 +71,17 @@ class BatchSizes:
         return self._before[entry] + (step - self.steps[entry]) * self.sizes[entry]
 
     def step_of(self, row: int) -> int:
-        """Return the step that reads row `row` (from 0) of the run, which is also the number of whole steps in `row` rows."""
+        """Return the step that reads row number `row` of the run, from 0: with batches of 4, row 9 is read by step 2."""
         entry = bisect_right(self._before, row) - 1
         return self.steps[entry] + (row - self._before[entry]) // self.sizes[entry]
 
-    def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        """Return the number of rows before each of `steps`, int64 [n], and the number of rows in each."""
+    def of_steps(self, steps: Ints) -> StepRows:
+        """Return the rows before and in each of `steps`, int64 [n]."""
         first, sizes, before = self._columns[:, np.searchsorted(self.steps, steps, side="right") - 1]
-        return before + (steps - first) * sizes, sizes
+        return StepRows(before + (steps - first) * sizes, sizes)
 
     def steps_of(self, rows: Ints) -> Ints:
-        """Return the step that reads each of `rows`, int64 [n], row numbers in the run."""
+        """Return the step that reads each of `rows`, int64 [n], which count the rows of the run from 0."""
         first, sizes, before = self._columns[:, np.searchsorted(self._before, rows, side="right") - 1]
         steps: Ints = first + (rows - before) // sizes
         return steps
@@ -79,63 +93,87 @@ class BatchSizes:
 
 
 class ComputedSizes(BatchSizes):
-    """Base of batch sizes that compute `begins` and `steps_of` in their own way."""
+    """Base of batch sizes that are not a table of `steps` and `sizes`. A subclass defines `at`, `of_steps` and `steps_of`."""
 
     def before(self, step: int) -> int:
-        return int(self.begins(np.array([step]))[0][0])
+        return int(self.of_steps(np.array([step])).before[0])
 
     def step_of(self, row: int) -> int:
         return int(self.steps_of(np.array([row]))[0])
 
 
-class JoinedSizes(ComputedSizes):
-    """Batch sizes of consecutive ranges of steps, such as the stages of a run.
+class _Part(NamedTuple):
+    """Consecutive steps of joined sizes.
 
-    Args:
-      ranges: Triples (first step, sizes, shift): from that step on, step k has the size of step k + shift of `sizes`. Steps
-        before the first range have no rows.
+    Attributes:
+      first_step, first_row: First step, and number of rows before it.
+      sizes: Sizes of the steps.
+      step_shift, row_shift: Step k and row r of the run are step k + step_shift and row r + row_shift of `sizes`.
     """
 
-    def __init__(self, ranges: Iterable[tuple[int, BatchSizes, int]]) -> None:
-        self._ranges = list(ranges)
-        self._firsts = [first for first, _, _ in self._ranges]
+    first_step: int
+    first_row: int
+    sizes: BatchSizes
+    step_shift: int
+    row_shift: int
+
+    def before(self, step: int) -> int:
+        return self.sizes.before(step + self.step_shift) - self.row_shift
+
+
+class JoinedSizes(ComputedSizes):
+    """Batch sizes of consecutive parts of a run, such as its stages.
+
+    Args:
+      parts: Triples (first step, sizes, shift). From the first step on, step k has the size of step k + shift of `sizes`.
+        Steps before the first part have no rows.
+    """
+
+    def __init__(self, parts: Iterable[tuple[int, BatchSizes, int]]) -> None:
+        self._parts: list[_Part] = []
+        for first_step, sizes, shift in parts:
+            first_row = self._parts[-1].before(first_step) if self._parts else 0
+            row_shift = sizes.before(first_step + shift) - first_row
+            self._parts.append(_Part(first_step, first_row, sizes, shift, row_shift))
+        self._first_steps = [part.first_step for part in self._parts]
+        self._first_rows = [part.first_row for part in self._parts]
         changes: dict[int, int] = {}
-        before = 0
-        self._rows_before: list[int] = []  # before each range
-        for (first, sizes, shift), end in zip(self._ranges, [*self._firsts[1:], sys.maxsize], strict=True):
-            self._rows_before.append(before)
-            changes[first] = sizes.at(first + shift)
-            changes |= {step - shift: size for step, size in sizes.schedule if first < step - shift < end}
-            if end < sys.maxsize:
-                before += sizes.before(end + shift) - sizes.before(first + shift)
-        self.steps = [0, *list(changes)[1:]]
+        for part, end in zip(self._parts, [*self._first_steps[1:], sys.maxsize], strict=True):
+            changes[part.first_step] = part.sizes.at(part.first_step + part.step_shift)
+            for own_step, size in part.sizes.schedule:
+                step = own_step - part.step_shift
+                if part.first_step < step < end:
+                    changes[step] = size
         self.schedule = tuple(changes.items())[1:]
-        of_ranges = (size for _, each, _ in self._ranges for size in each.sizes)
-        self.sizes = list(dict.fromkeys([*changes.values(), *of_ranges]))
+        self.steps = [0, *(step for step, _ in self.schedule)]
+        own_sizes = [size for part in self._parts for size in part.sizes.sizes]
+        self.sizes = list(dict.fromkeys([*changes.values(), *own_sizes]))
 
     def at(self, step: int) -> int:
-        first, sizes, shift = self._ranges[max(0, bisect_right(self._firsts, step) - 1)]
-        return sizes.at(max(step, first) + shift)
+        part = self._parts[max(0, bisect_right(self._first_steps, step) - 1)]
+        return part.sizes.at(max(step, part.first_step) + part.step_shift)
 
-    def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        before, found = np.zeros_like(steps), np.zeros_like(steps)
-        ranges = np.maximum(np.searchsorted(self._firsts, steps, side="right") - 1, 0)
-        for at in np.unique(ranges).tolist():
-            here, (first, sizes, shift) = np.flatnonzero(ranges == at), self._ranges[at]
-            rows, found[here] = sizes.begins(np.maximum(steps[here], first) + shift)
-            before[here] = self._rows_before[at] + rows - sizes.before(first + shift)
-        return before, found
+    def of_steps(self, steps: Ints) -> StepRows:
+        rows = StepRows(np.zeros_like(steps), np.zeros_like(steps))
+        numbers = np.maximum(np.searchsorted(self._first_steps, steps, side="right") - 1, 0)
+        for number, selected in groups(numbers):
+            part = self._parts[number]
+            own = part.sizes.of_steps(np.maximum(steps[selected], part.first_step) + part.step_shift)
+            rows.before[selected] = own.before - part.row_shift
+            rows.size[selected] = own.size
+        return rows
 
     def steps_of(self, rows: Ints) -> Ints:
-        steps, ranges = np.zeros_like(rows), np.searchsorted(self._rows_before, rows, side="right") - 1
-        for at in np.unique(ranges).tolist():
-            here, (first, sizes, shift) = np.flatnonzero(ranges == at), self._ranges[at]
-            steps[here] = sizes.steps_of(rows[here] - self._rows_before[at] + sizes.before(first + shift)) - shift
+        steps = np.zeros_like(rows)
+        numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
+        for number, selected in groups(numbers):
+            part = self._parts[number]
+            steps[selected] = part.sizes.steps_of(rows[selected] + part.row_shift) - part.step_shift
         return steps
 
 
 def check_divided(size: int, hosts: int, step: int | None = None) -> None:
-    """Raise a `SamplerError`, which names `step`, if `size` is not a multiple of `hosts`."""
+    """Raise a `SamplerError` if the batch size `size`, which holds from `step` on, is not a multiple of `hosts`."""
     if size % hosts:
         at = "" if step is None else f", from step {step} on,"
         raise SamplerError(
@@ -145,13 +183,21 @@ def check_divided(size: int, hosts: int, step: int | None = None) -> None:
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
-    """Raise a `SamplerError` unless `value`, of the argument `name`, is one of `choices`, a `Literal`."""
+    """Raise a `SamplerError` that names the argument `name` unless `value` is one of `choices`, a `Literal` type."""
     if value not in get_args(choices):
         raise SamplerError(f"{name}={value!r}: expected one of {', '.join(get_args(choices))}.")
 
 
 def checked_entries(schedule: Iterable[tuple[int, object]], form: str) -> list[tuple[int, object]]:
-    """Return the entries of a schedule; raise a `SamplerError` unless they are pairs with ascending steps from 1 on."""
+    """Return the pairs (step, value) of a schedule, whose steps ascend from 1 on.
+
+    Args:
+      schedule: Pairs to check.
+      form: Text of such a pair for messages, such as "(step, global_batch_size)".
+
+    Raises:
+      SamplerError: An entry is not a pair, or its step is below 1 or not above the step before.
+    """
     entries: list[tuple[int, object]] = []
     for entry in schedule:
         if not isinstance(entry, tuple | list) or len(entry) != 2:

@@ -7,13 +7,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.batch_sizes import ComputedSizes
+from grain_sft.sampling.batch_sizes import ComputedSizes, StepRows
+from grain_sft.sampling.groups import groups
 from grain_sft.sampling.orders.order import EPOCHS_KEPT, Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
+"""`natural` draws batches of all buckets at random. The others grow: they go from short rows to long ones in each cycle.
 
-_ODDS: dict[str, Callable[[int], int]] = {"grow_p2": lambda rank: 2 ** (rank - 1), "grow_linear": lambda rank: rank}
-"""Relative number of batches in the subcycle of a rank, from 1. Curricula without an entry don't grow."""
+A cycle has as many subcycles as there are buckets. The first subcycles have most batches of short rows, the last ones of long
+rows.
+"""
 
 
 def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: int, balanced: bool) -> Ints:
@@ -21,7 +24,8 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
 
     Args:
       curriculum: Name of the curriculum.
-      rows, sizes: Rows of each bucket, and rows of one of its batches, int64 [buckets].
+      rows: Number of rows of each bucket, int64 [buckets].
+      sizes: Number of rows of a batch of each bucket, int64 [buckets].
       num_cycles: Number of cycles of a growing curriculum. It divides the number of batches of each bucket.
       balanced: Whether a growing curriculum takes the same number of batches of every bucket.
 
@@ -30,18 +34,21 @@ def batch_counts(curriculum: Curriculum, rows: Ints, sizes: Ints, num_cycles: in
     """
     counts: Ints = rows // sizes
     where = f"curriculum {curriculum!r}, batches of {sizes.tolist()} rows of buckets of {rows.tolist()} rows"
-    if curriculum in _ODDS:
-        counts = num_cycles * ((np.full_like(counts, counts.min()) if balanced else counts) // num_cycles)
-        for bucket, count in enumerate(counts.tolist()):
-            parts = _subcycles(curriculum, bucket, len(counts), count // num_cycles)
-            if sum(parts) != count // num_cycles:
-                found = f"a cycle has {count // num_cycles} batches of bucket {bucket}; its subcycles have {sum(parts)}"
-                raise SamplerError(f"{where}: {found}. OLMo-core stops here, too. Change num_cycles or the batch.")
-    elif not counts[-1]:
-        raise SamplerError(f"{where}: the last bucket, of the longest rows, fills no batch. Take a smaller batch.")
-    if not counts.any():
+    if curriculum == "natural":
+        if not counts[-1]:
+            raise SamplerError(f"{where}: the last bucket, of the longest rows, fills no batch. Take a smaller batch.")
+        return counts
+    if balanced:
+        counts = np.full_like(counts, counts.min())
+    per_cycle = counts // num_cycles
+    for bucket, count in enumerate(per_cycle.tolist()):
+        subcycles = sum(_subcycles(curriculum, bucket, len(counts), count))
+        if subcycles != count:
+            problem = f"a cycle has {count} batches of bucket {bucket}; its subcycles have {subcycles}"
+            raise SamplerError(f"{where}: {problem}. OLMo-core stops here, too. Change num_cycles or the batch.")
+    if not per_cycle.any():
         raise SamplerError(f"{where}: no bucket fills {num_cycles} batches. Take a smaller batch, or fewer num_cycles.")
-    return counts
+    return per_cycle * num_cycles
 
 
 def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int) -> Ints:
@@ -54,49 +61,57 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
       num_cycles: Number of cycles of a growing curriculum.
     """
     rng = np.random.Generator(np.random.PCG64(seed))
-    order: Ints = np.arange(counts.sum())
-    longest = len(order) - int(counts[-1])  # first batch of the longest rows; one of these batches is read first
-    if curriculum not in _ODDS:
-        _swap(order, int(rng.integers(longest, len(order))))
+    num_batches = int(counts.sum())
+    first_longest = num_batches - int(
+        counts[-1]
+    )  # first batch of the last bucket; the epoch begins with one of its batches
+    if curriculum == "natural":
+        order: Ints = np.arange(num_batches)
+        _swap(order, int(rng.integers(first_longest, num_batches)))
         rng.shuffle(order[1:])
         return order
-    per_cycle, firsts = counts // num_cycles, np.cumsum(counts) - counts
-    parts = [_subcycles(curriculum, bucket, len(counts), count) for bucket, count in enumerate(per_cycle.tolist())]
-    ends = np.cumsum(parts, axis=1).T  # [subcycles, buckets]
-    starts = ends - np.array(parts).T
-    found = []
-    for cycle in range(num_cycles):
-        begins = firsts + cycle * per_cycle
-        for bounds in zip(starts + begins, ends + begins, strict=True):
-            batches = np.concatenate([order[first:end] for first, end in zip(*bounds, strict=True)])
-            rng.shuffle(batches)
-            found.append(batches)
-    order = np.concatenate(found)
-    _swap(order, int(np.argmax(order >= longest)))
+    per_cycle = (counts // num_cycles).tolist()
+    subcycles = [_subcycles(curriculum, bucket, len(counts), count) for bucket, count in enumerate(per_cycle)]
+    next_batches = (np.cumsum(counts) - counts).tolist()  # next batch of each bucket
+    parts = []
+    for _ in range(num_cycles):
+        for counts_of_subcycle in zip(*subcycles, strict=True):
+            ends = [begin + count for begin, count in zip(next_batches, counts_of_subcycle, strict=True)]
+            part = np.concatenate([np.arange(begin, end) for begin, end in zip(next_batches, ends, strict=True)])
+            rng.shuffle(part)
+            parts.append(part)
+            next_batches = ends
+    order = np.concatenate(parts)
+    _swap(order, int(np.argmax(order >= first_longest)))
     return order
 
 
-def _swap(order: Ints, place: int) -> None:
-    order[0], order[place] = order[place], order[0]
+def _swap(order: Ints, number: int) -> None:
+    """Exchange the first element and element `number`."""
+    order[0], order[number] = order[number], order[0]
 
 
 def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> Sequence[int]:
-    """Return the number of batches in each of the `num_buckets` subcycles of a bucket with `count` batches in a cycle."""
+    """Return the number of batches of a bucket in each subcycle of a growing curriculum.
+
+    A cycle has `count` batches of the bucket. Their numbers are in proportion to odds, which the ranks of the subcycles
+    decide: for bucket 1 of 4, these are 3, 4, 2 and 1.
+    """
     first = num_buckets - bucket
-    ranks = (first + each for each in range(num_buckets))
-    odds = [_ODDS[curriculum](rank if rank <= num_buckets else first - rank % num_buckets) for rank in ranks]
-    total = sum(odds)
-    parts = [round(each / total * count) for each in odds]
-    parts[-1] += max(0, count - sum(parts))
-    return parts
+    ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
+    odds = [2 ** (rank - 1) for rank in ranks] if curriculum == "grow_p2" else ranks
+    subcycles = [round(each / sum(odds) * count) for each in odds]
+    subcycles[-1] += max(0, count - sum(subcycles))
+    return subcycles
 
 
 class _Epoch(NamedTuple):
     """Steps of an epoch.
 
     Attributes:
-      bucket, batch: Bucket of each step, and number of its batch in the bucket, int64 [steps].
-      begins: Number of rows before each step, then of all rows, int64 [steps + 1].
+      bucket: int64 [steps], bucket of each step.
+      batch: int64 [steps], number of the step's batch among the batches of its bucket.
+      begins: int64 [steps + 1], number of rows of the epoch before each step, then of all its rows.
     """
 
     bucket: Ints
@@ -105,46 +120,50 @@ class _Epoch(NamedTuple):
 
 
 class CurriculumSizes(ComputedSizes):
-    """Batch sizes of a run whose epochs all have the same batches, each in its own order.
+    """Batch sizes of a run whose epochs all have the same batches, each epoch in an order of its own.
 
     Args:
-      sizes: Rows of a batch of each bucket, int64 [buckets].
-      counts: Batches of each bucket in an epoch, int64 [buckets].
+      sizes: Number of rows of a batch of each bucket, int64 [buckets].
+      counts: Number of batches of each bucket in an epoch, int64 [buckets].
       order: Function of an epoch that returns its batches in order, as `batch_order` does.
+
+    Attributes:
+      num_steps, num_rows: Number of steps, and of their rows, in an epoch.
     """
 
     def __init__(self, sizes: Ints, counts: Ints, order: Callable[[int], Ints]) -> None:
         self.steps, self.sizes, self.schedule = [0], sizes.tolist(), ()
-        self._rows, self._counts, self._order = sizes, counts, order
+        self._rows_per_batch, self._counts, self._order = sizes, counts, order
         self.num_steps, self.num_rows = int(counts.sum()), int(np.dot(counts, sizes))
         self.epoch = functools.lru_cache(EPOCHS_KEPT)(self._epoch_of)
 
     def _epoch_of(self, epoch: int) -> _Epoch:
-        order, ends = self._order(epoch), np.cumsum(self._counts)
+        order = self._order(epoch)
+        ends = np.cumsum(self._counts)
         bucket = ends.searchsorted(order, side="right")
-        begins = np.append(0, np.cumsum(self._rows[bucket]))
-        return _Epoch(bucket, order - (ends - self._counts)[bucket], begins)
+        batch = order - (ends - self._counts)[bucket]
+        begins = np.append(0, np.cumsum(self._rows_per_batch[bucket]))
+        return _Epoch(bucket, batch, begins)
 
     def at(self, step: int) -> int:
-        epoch, at = divmod(step, self.num_steps)
-        return self.sizes[int(self.epoch(epoch).bucket[at])]
+        epoch, step_of_epoch = divmod(step, self.num_steps)
+        return self.sizes[int(self.epoch(epoch).bucket[step_of_epoch])]
 
     def steps_of_one_size(self, step: int) -> int:
         return 1
 
-    def begins(self, steps: Ints) -> tuple[Ints, Ints]:
-        epochs, at = np.divmod(steps, self.num_steps)
-        before, sizes = np.zeros_like(steps), np.zeros_like(steps)
-        for epoch in np.unique(epochs).tolist():
-            here, found = np.flatnonzero(epochs == epoch), self.epoch(epoch)
-            before[here] = epoch * self.num_rows + found.begins[at[here]]
-            sizes[here] = self._rows[found.bucket[at[here]]]
-        return before, sizes
+    def of_steps(self, steps: Ints) -> StepRows:
+        epochs, steps_of_epoch = np.divmod(steps, self.num_steps)
+        rows = StepRows(np.zeros_like(steps), np.zeros_like(steps))
+        for number, selected in groups(epochs):
+            epoch = self.epoch(number)
+            rows.before[selected] = number * self.num_rows + epoch.begins[steps_of_epoch[selected]]
+            rows.size[selected] = self._rows_per_batch[epoch.bucket[steps_of_epoch[selected]]]
+        return rows
 
     def steps_of(self, rows: Ints) -> Ints:
-        epochs, at = np.divmod(rows, self.num_rows)
+        epochs, rows_of_epoch = np.divmod(rows, self.num_rows)
         steps = epochs * self.num_steps
-        for epoch in np.unique(epochs).tolist():
-            here = np.flatnonzero(epochs == epoch)
-            steps[here] += self.epoch(epoch).begins.searchsorted(at[here], side="right") - 1
+        for number, selected in groups(epochs):
+            steps[selected] += self.epoch(number).begins.searchsorted(rows_of_epoch[selected], side="right") - 1
         return steps

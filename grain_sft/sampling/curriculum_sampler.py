@@ -9,10 +9,12 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
+from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
 from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
+from grain_sft.sampling.groups import groups
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.orders.exact import stored_order
@@ -37,12 +39,12 @@ class CurriculumSampler(EpochSampler):
       global_batch_size: Rows of a batch of the longest rows, of all hosts together.
       seed: Seed of the order, 0 or more.
       curriculum: Order of the batches. `natural` draws buckets in proportion to their batches. `grow_p2` and `grow_linear` go
-        from short to long rows in each cycle; their odds double or grow by one.
+        from short to long rows in each cycle: the odds of a bucket double from part to part of the cycle, or grow by one.
       num_cycles: Number of cycles of a growing curriculum. All cycles have the same number of batches of each bucket.
       balanced: Whether a growing curriculum takes the same number of batches of every bucket, which drops more rows.
       host: This host, and the number of hosts.
-      shuffle: Whether to shuffle rows and batches. Otherwise both are read in the order of their numbers, the shortest rows
-        first, whatever the curriculum.
+      shuffle: Whether to shuffle rows and batches. Otherwise rows are read in ascending order, the shortest ones first,
+        whatever the curriculum.
       epochs: Epochs after which the pipeline ends. Without it, never.
       cache_dir: Folder of the shuffled orders of large buckets; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
@@ -79,19 +81,17 @@ class CurriculumSampler(EpochSampler):
         super().__init__(BatchSizes(global_batch_size), host, host_blocks=False)
         source = SourceOrder(int(rows.sum()), seed, "olmo", bool(shuffle), epochs)
         self.num_instances, self.seed, self.shuffle = source.num_instances, source.seed, source.shuffle
-        sizes = self.global_batch_size * (lengths[-1] // lengths)
-        self._rows_per_batch, self._first_rows = sizes, np.cumsum(rows) - rows
-        self._counts = batch_counts(curriculum, rows, sizes, self.num_cycles, self.balanced)
-        self.batch_sizes = self._sizes = CurriculumSizes(sizes, self._counts, self._order)
-        orders = [stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length)) for length in lengths.tolist()]
-        pairs = zip(orders, rows.tolist(), strict=True)
-        self._bucket_orders = [make(count, seed=self.seed, cache_dir=cache_dir) for make, count in pairs]
-        # Rows that no step reads follow at the end of an epoch's order, bucket by bucket.
-        self._unread_ends = self._sizes.num_rows + np.cumsum(rows - self._counts * sizes)
-        self._bucket_rows = rows
-        epochs_read = RunningEpochs(self._sizes.num_rows, self._sizes)
+        self._rows_before_bucket = np.cumsum(rows) - rows
+        self._rows_per_batch = self.global_batch_size * (lengths[-1] // lengths)
+        self._counts = batch_counts(curriculum, rows, self._rows_per_batch, self.num_cycles, self.balanced)
+        self.batch_sizes = self._sizes = CurriculumSizes(self._rows_per_batch, self._counts, self._order)
+        self._bucket_orders = []
+        for length, num_rows in self.buckets:
+            order = stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length))
+            self._bucket_orders.append(order(num_rows, seed=self.seed, cache_dir=cache_dir))
+        epochs_of_stream = RunningEpochs(self._sizes.num_rows, self._sizes)
         batching = f"global_batch_size={self.global_batch_size}, {self._curriculum_text}"
-        self._set_stream(source, epochs_read, self._sizes.num_rows, self._rows_of, batching)
+        self._set_stream(source, epochs_of_stream, self._sizes.num_rows, self._rows_of, batching)
 
     def _order(self, epoch: int) -> Ints:
         """Return the batches of an epoch in order, int64 [batches]."""
@@ -105,56 +105,57 @@ class CurriculumSampler(EpochSampler):
         return tuple(length for length, _ in self.buckets)
 
     def row_length(self, step: int) -> int:
-        epoch, at = divmod(self._checked_step(step), self._sizes.num_steps)
-        return self.row_lengths[int(self._sizes.epoch(epoch).bucket[at])]
+        epoch, step_of_epoch = divmod(self._checked_step(step), self._sizes.num_steps)
+        return self.row_lengths[int(self._sizes.epoch(epoch).bucket[step_of_epoch])]
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
         epoch, index = starts[""]
         if self.epochs is not None and epoch >= self.epochs:
             raise SamplerError(f"no row is left: the {self.epochs} epochs were read before. Take more epochs.")
-        return MappedSampler(self, [(0, self._sizes.step_of(epoch * self._sizes.num_rows + index))])
+        steps_read = self._sizes.step_of(epoch * self._sizes.num_rows + index)
+        return MappedSampler(self, [(0, steps_read)])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of a step. A step has one bucket: 4 us instead of the 20 of `_rows_of`."""
-        epoch, at = divmod(step, self._sizes.num_steps)
-        found = self._sizes.epoch(epoch)
-        bucket = int(found.bucket[at])
-        return self._rows_of_bucket(epoch, bucket, found.batch[at] * self._rows_per_batch[bucket] + indices)
+        number, step_of_epoch = divmod(step, self._sizes.num_steps)
+        epoch = self._sizes.epoch(number)
+        bucket = int(epoch.bucket[step_of_epoch])
+        begin = epoch.batch[step_of_epoch] * self._rows_per_batch[bucket]
+        return self._rows_of_bucket(number, bucket, begin + indices)
 
-    def _rows_of_bucket(self, epoch: int, bucket: int, places: Ints) -> Ints:
-        shuffled = self._bucket_orders[bucket](epoch, places) if self.shuffle else places
-        rows: Ints = shuffled + self._first_rows[bucket]
+    def _rows_of_bucket(self, epoch: int, bucket: int, indices: Ints) -> Ints:
+        """Return the rows at `indices` of the order of a bucket in an epoch."""
+        shuffled = self._bucket_orders[bucket](epoch, indices) if self.shuffle else indices
+        rows: Ints = shuffled + self._rows_before_bucket[bucket]
         return rows
 
     def _rows_of(self, epoch: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of an epoch's order."""
-        found = self._sizes.epoch(epoch)
-        at = np.minimum(found.begins.searchsorted(indices, side="right") - 1, self._sizes.num_steps - 1)
-        bucket = found.bucket[at]
-        places = found.batch[at] * self._rows_per_batch[bucket] + indices - found.begins[at]
-        unread = np.flatnonzero(indices >= self._sizes.num_rows)
-        bucket[unread] = self._unread_ends.searchsorted(indices[unread], side="right")
-        places[unread] = indices[unread] - self._unread_ends[bucket[unread]] + self._bucket_rows[bucket[unread]]
-        rows = np.empty_like(indices)
-        for each in np.unique(bucket).tolist():
-            here = np.flatnonzero(bucket == each)
-            rows[here] = self._rows_of_bucket(epoch, each, places[here])
+        """Return the rows at `indices` of an epoch's order; `FILL_ROW` after the rows that its steps read."""
+        steps = self._sizes.epoch(epoch)
+        rows = np.full(len(indices), FILL_ROW)
+        read = np.flatnonzero(indices < self._sizes.num_rows)
+        step = steps.begins.searchsorted(indices[read], side="right") - 1
+        buckets = steps.bucket[step]
+        bucket_indices = steps.batch[step] * self._rows_per_batch[buckets] + indices[read] - steps.begins[step]
+        for bucket, selected in groups(buckets):
+            rows[read[selected]] = self._rows_of_bucket(epoch, bucket, bucket_indices[selected])
         return rows
 
     @property
     def data_key(self) -> str:
-        return self._described(self.seed)
+        return self._key(self.seed)
 
     @property
     def receipt(self) -> str:
-        return self._described(self.seed if self.shuffle else 0)
+        return self._key(self.seed if self.shuffle else 0)
 
     @property
     def _curriculum_text(self) -> str:
-        grows = "" if self.curriculum == "natural" else f", num_cycles={self.num_cycles}, balanced={self.balanced}"
-        return f"curriculum={self.curriculum!r}{grows}"
+        if self.curriculum == "natural":
+            return f"curriculum={self.curriculum!r}"
+        return f"curriculum={self.curriculum!r}, num_cycles={self.num_cycles}, balanced={self.balanced}"
 
-    def _described(self, seed: int) -> str:
+    def _key(self, seed: int) -> str:
         return (
             f"CurriculumSampler(buckets={list(self.buckets)}, global_batch_size={self.global_batch_size}, seed={seed}, "
             f"{self._curriculum_text}, shuffle={self.shuffle}, epochs={self.epochs})"

@@ -8,28 +8,37 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.epochs import RunningEpochs
+from grain_sft.sampling.groups import groups
 from grain_sft.sampling.orders import Ints, RowsAt
 from grain_sft.sampling.stream_sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
 
 
 class EpochSampler(StreamSampler):
-    """A sampler with one stream of rows.
+    """Base of the samplers with one stream of rows.
 
-    A block is the part of an epoch that is one sequence of rows: the whole epoch or, with `host_blocks`, the part of one host.
+    A block is a part of each epoch's order that is read as one sequence. Without `host_blocks`, it is the whole order. With it,
+    each host has a block of its own: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499.
     """
 
     def _set_stream(
         self, source: SourceOrder, epochs: RunningEpochs, block_rows: int, rows_at: RowsAt, batching: str = ""
     ) -> None:
-        """Set the stream: its source, the epochs of a block, the rows of a block, the function that maps an epoch and indices
-        in its order to rows, and `batching` as in `EpochStream`."""
+        """Set the stream.
+
+        Args:
+          source: Rows of the stream and their order.
+          epochs: Steps that read each epoch of a block.
+          block_rows: Number of rows of a block.
+          rows_at: Function that maps an epoch and indices in its order to rows.
+          batching: As in `EpochStream`.
+        """
         self.epochs, self.start = source.epochs, source.start
         self._epochs, self._block_rows, self._rows_at = epochs, block_rows, rows_at
-        self.streams = (EpochStream("", source, 0, self._begin, self._span, rows_at, self._blocks, batching),)
+        self.streams = (EpochStream("", source, 0, self._begin, self._span, rows_at, self._num_blocks, batching),)
 
     @property
-    def _blocks(self) -> int:
+    def _num_blocks(self) -> int:
         return self.host.count if self.host_blocks else 1
 
     @functools.cached_property
@@ -47,51 +56,61 @@ class EpochSampler(StreamSampler):
         return self._epochs.steps_before(self._checked_epochs(epochs) or self.epochs or self.start[0] + 1)
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        epoch, first = self._epochs.begin(step)
-        indices = indices + first
-        start = self.host.index * self._block_rows if self.host_blocks else 0
-        if not len(indices) or indices.max() < self._block_rows:
-            return self._rows_at(epoch, indices + start if start else indices)
-        return self._read_blocks(np.full(len(indices), epoch), indices, start)[2]
+        epoch, begin = self._epochs.begin(step)
+        block_start = self.host.index * self._block_rows if self.host_blocks else 0
+        order_indices = indices + (block_start + begin)
+        if order_indices.max(initial=0) < block_start + self._block_rows:  # no row is of a later epoch or past the end
+            return self._rows_at(epoch, order_indices)
+        _, _, rows = self._read_block(np.full(len(indices), epoch), indices + begin, block_start)
+        return rows
 
-    def _read_blocks(self, epoch: Ints, index: Ints, start: Ints | int) -> tuple[Ints, Ints, Ints]:
-        """Return the epoch, the index in its order, and the row (`FILL_ROW` past its end) of each `index`, which counts
-        rows of a block from the beginning of `epoch`; `start` is the block's first index in the order."""
+    def _read_block(self, epoch: Ints, index: Ints, block_start: Ints | int) -> tuple[Ints, Ints, Ints]:
+        """Return the epoch, the index in that epoch's order, and the row of some indices of a block: int64 [n] each.
+
+        The row of an index past the end of an epoch that does not run on is `FILL_ROW`.
+
+        Args:
+          epoch: int64 [n], epoch from whose beginning each index counts.
+          index: int64 [n], indices in the block. If epochs run on, they may continue into later epochs.
+          block_start: Index of the block's first row in an epoch's order, int64 [n] or one for all.
+        """
         if self.runs_on:
-            later, index = np.divmod(index, self._block_rows)
-            epoch = epoch + later
+            later_epochs, index = np.divmod(index, self._block_rows)
+            epoch = epoch + later_epochs
         rows = np.full(len(index), FILL_ROW, np.int64)
-        at = index + start
-        for each in range(int(epoch.min()), int(epoch.max()) + 1) if len(epoch) else ():
-            real = np.flatnonzero((epoch == each) & (index < self._block_rows))
-            if len(real):
-                rows[real] = self._rows_at(each, at[real])
-        return epoch, at, rows
+        order_index = index + block_start
+        for number, selected in groups(epoch):
+            selected = selected[index[selected] < self._block_rows]
+            rows[selected] = self._rows_at(number, order_index[selected])
+        return epoch, order_index, rows
 
     def _steps_of_one_size(self, step: int, size: int) -> int:
         count = super()._steps_of_one_size(step, size)
-        left = self._block_rows - self._epochs.begin(step)[1]
-        return count if self.runs_on else min(count, left // (size // self._blocks))
+        if self.runs_on:
+            return count
+        rows_left = self._block_rows - self._epochs.begin(step)[1]
+        return min(count, rows_left // (size // self._num_blocks))
 
     def _begin(self, step: int) -> tuple[int, int]:
         epoch, rows = self._epochs.begin(as_integer("step", step, 0, RowIndexError))
-        return epoch, rows * self._blocks
+        return epoch, rows * self._num_blocks
 
     def _span(self, epoch: int) -> EpochSpan | None:
         span = self._epochs.span(epoch, self.num_steps)
-        return span and span._replace(rows=span.rows * self._blocks)
+        return None if span is None else span._replace(rows=span.rows * self._num_blocks)
 
     def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
-        epoch, index = (column[which] for column in self._epochs.begins(steps))
+        epochs, begins = self._epochs.begins(steps)
         block = host if self.host_blocks else np.zeros_like(host)
-        index = index + slot - block * (self.batch_sizes.begins(steps)[1][which] // self._blocks)
-        columns = self._read_blocks(epoch, index, block * self._block_rows)
+        slots_per_block = self.batch_sizes.of_steps(steps).size // self._num_blocks
+        index = begins[which] + slot - block * slots_per_block[which]
+        columns = self._read_block(epochs[which], index, block * self._block_rows)
         return BatchSlots(steps[which], slot, host, np.zeros_like(slot), *columns)
 
-    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
+    def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
         block, index = indices // self._block_rows, indices % self._block_rows
-        step, slot = self._epochs.find(epoch, index)
-        sizes = self.batch_sizes.begins(step)[1]
-        slot = slot + block * (sizes // self._blocks)
-        step = np.where(block < self._blocks, step, -1)  # no host reads the rows after the last block
+        step, slot_of_block = self._epochs.find(epoch, index)
+        sizes = self.batch_sizes.of_steps(step).size
+        slot = slot_of_block + block * (sizes // self._num_blocks)
+        step = np.where(block < self._num_blocks, step, -1)  # no host reads the rows after the last block
         return step, slot, self._hosts(slot, sizes)

@@ -15,11 +15,12 @@ class Host:
     count: int
 
     def __post_init__(self) -> None:
-        for name, least in (("index", 0), ("count", 1)):  # plain ints, so that equal hosts have equal reprs
-            object.__setattr__(self, name, as_integer(f"host {name}", getattr(self, name), least, SamplerError))
+        # plain ints instead of numpy's, so that equal hosts have equal reprs
+        object.__setattr__(self, "index", as_integer("host index", self.index, 0, SamplerError))
+        object.__setattr__(self, "count", as_integer("host count", self.count, 1, SamplerError))
         if self.index >= self.count:
-            found = f"host index {self.index} of {self.count} hosts: expected 0 to {self.count - 1}."
-            raise SamplerError(f"{found} Under JAX, take Host.from_jax().")
+            problem = f"host index {self.index} of {self.count} hosts: expected 0 to {self.count - 1}"
+            raise SamplerError(f"{problem}. Under JAX, take Host.from_jax().")
 
     @classmethod
     def checked(cls, host: object) -> Self:
@@ -30,7 +31,7 @@ class Host:
 
     @classmethod
     def from_jax(cls) -> Self:
-        """Return the host of this JAX process. This starts JAX's backend, so call `jax.distributed.initialize` before."""
+        """Return the host of this JAX process. Call `jax.distributed.initialize` before: this starts JAX's backend."""
         import jax
 
         return cls(jax.process_index(), jax.process_count())

@@ -25,8 +25,8 @@ class IndexSampler(EpochSampler):
 
     Host h of H reads slots h, h + H, h + 2H, ... of the global batch. The global batch does not depend on the hosts. An
     epoch has `num_instances // global_batch_size` steps and a permutation of its own. Without `epochs`, the run never
-    ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler declares `NoSharding`: it
-    divides the rows between hosts itself, and `grain.DataLoader` must not divide them again.
+    ends. `sampler[i]` returns the same rows one by one, as Grain's samplers do. The sampler itself divides the rows between
+    hosts. So it declares `NoSharding`, which keeps `grain.DataLoader` from dividing them again.
 
     The orders of `grain_sft.sampling.ORDERS` are described in docs/guide.md ("Orders"). In order `maxtext` alone, host h
     reads the h-th contiguous block of each permutation, so that batches depend on the number of hosts.
@@ -39,17 +39,16 @@ class IndexSampler(EpochSampler):
         draws with replacement; `balanced` makes each step of rows of similar cost of attention; `package.module:Name` is an
         order of yours.
       host: This host, and the number of hosts.
-      shuffle: Whether rows are shuffled. `false` reads them by number, divided between hosts as in `order`.
+      shuffle: Whether rows are shuffled. `false` reads them in ascending order, divided between hosts as in `order`.
       epochs: Epochs after which the pipeline ends. Without it, never.
       last_batch: At the end of an epoch, rows that do not fill a step: `drop` them, `fill` the step with rows that take no
         loss, or let the next epoch `run_on` in it. Orders `maxtext`, `grain` and `random` always run on.
-      schedule: Pairs (step, global_batch_size): rows of each step from that step on. An epoch still has each row once. It
-        ends where the next batch, of whatever size, would not be full ("drop"), where no row is left ("fill"), or anywhere
-        ("run_on").
+      schedule: Pairs (step, global_batch_size): rows of each step from that step on. An epoch still has each row once. With
+        `drop` it ends where too few rows are left for the next step, with `fill` where no row is left.
       costs: Function that returns the cost of each row, int64 [num_instances], for an order by cost: `layout.row_costs`.
       chunk_size: Number of consecutive rows that the order keeps together, as `chunk_size` of OLMo-core's data loader.
-      start: Epoch of the first row of step 0, and index of that row in the epoch's order. An earlier stage of a run read the
-        rows before it.
+      start: Epoch of the first row of step 0, and index of that row in the epoch's order: not (0, 0) where an earlier stage
+        of the run read rows.
       cache_dir: Folder of exact orders; None means $GRAIN_SFT_CACHE_DIR/orders, or the user's cache.
 
     Raises:
@@ -76,49 +75,57 @@ class IndexSampler(EpochSampler):
         source = SourceOrder(num_instances, seed, order, bool(shuffle), epochs, chunk_size=chunk_size, start=start)
         self.num_instances, self.seed, self.chunk_size = source.num_instances, source.seed, source.chunk_size
         self.order, self.shuffle, self.last_batch, self.cache_dir = order, source.shuffle, last_batch, cache_dir
+        self.costs = costs
         check_choice("last_batch", last_batch, LastBatch)
         traits = ORDERS[order]
         super().__init__(BatchSizes(global_batch_size, schedule), host, host_blocks=traits.host_blocks)
         if last_batch == "fill" and traits.runs_on:
             raise SamplerError(f"last_batch='fill': order {order!r} runs on across epochs and has no last batch.")
         self.runs_on = traits.runs_on or last_batch == "run_on"
-        self._source, self.costs = source, costs
-        blocks, most = self._blocks, max(self.batch_sizes.sizes)
-        rows = self.num_instances // blocks
-        self.batch_sizes.check_from(0, blocks)
-        sizes = BatchSizes(self.global_batch_size // blocks, [(step, size // blocks) for step, size in self.schedule])
-        if self.host_blocks and rows * blocks < most:
-            raise SamplerError(f"global_batch_size={most} is more than the {rows * blocks} rows that an epoch reads.")
+        self._source = source
         if traits.by_cost and (start[1] or self.chunk_size > 1):
-            found = f"start={start}, chunk_size={self.chunk_size}: order {order!r} composes whole epochs of single rows"
-            raise SamplerError(f"{found}. Begin with an epoch, without chunks, or take another order.")
-        begin = start[0], start[1] // blocks
-        made = RunningEpochs if self.runs_on else functools.partial(EndingEpochs, fill=last_batch == "fill")
-        epochs_of_block = made(rows, sizes, begin)
-        rows_at = source.rows_at(cache_dir, costs and Costs(costs, epochs_of_block.cuts))
-        self._set_stream(source, epochs_of_block, rows, rows_at)
+            problem = (
+                f"start={start}, chunk_size={self.chunk_size}: order {order!r} composes whole epochs of single rows"
+            )
+            raise SamplerError(f"{problem}. Begin with an epoch, without chunks, or take another order.")
+        num_blocks = self._num_blocks
+        block_rows = self.num_instances // num_blocks
+        most = max(self.batch_sizes.sizes)
+        self.batch_sizes.check_from(0, num_blocks)
+        rows_read = block_rows * num_blocks
+        if self.host_blocks and rows_read < most:
+            raise SamplerError(f"global_batch_size={most} is more than the {rows_read} rows that an epoch reads.")
+        schedule_of_block = [(step, size // num_blocks) for step, size in self.schedule]
+        sizes_of_block = BatchSizes(self.global_batch_size // num_blocks, schedule_of_block)
+        begin = start[0], start[1] // num_blocks
+        if self.runs_on:
+            epochs_of_block = RunningEpochs(block_rows, sizes_of_block, begin)
+        else:
+            epochs_of_block = EndingEpochs(block_rows, sizes_of_block, begin, fill=last_batch == "fill")
+        costs_of_steps = None if costs is None else Costs(costs, epochs_of_block.cuts)
+        self._set_stream(source, epochs_of_block, block_rows, source.rows_at(cache_dir, costs_of_steps))
         if self.num_steps == 0:
-            found = f"global_batch_size={most} is more than the {source.num_rows} rows left in {epochs=}"
-            raise SamplerError(f"{found}. Take more epochs or a smaller batch.")
+            problem = f"global_batch_size={most} is more than the {source.num_rows} rows left in {epochs=}"
+            raise SamplerError(f"{problem}. Take more epochs or a smaller batch.")
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
         return type(self)(**self.__getstate__() | {"start": starts.get("", (0, 0))})
 
     @property
     def data_key(self) -> str:
-        return self._described(self.seed, self.host)
+        return self._key(self.seed, self.host)
 
     @property
     def receipt(self) -> str:
-        return self._described(self.seed if self._source.seeded else 0, Host(0, self.host.count))
+        return self._key(self.seed if self._source.seeded else 0, Host(0, self.host.count))
 
-    def _described(self, seed: int, host: Host) -> str:
+    def _key(self, seed: int, host: Host) -> str:
         hosts = f"host={host!r}, " if self.host_blocks else ""
         costs = f", costs={self._costs_hash}" if ORDERS[self.order].by_cost else ""
         return (
             f"IndexSampler(num_instances={self.num_instances}, global_batch_size={self.global_batch_size}, "
             f"seed={seed}, order={self.order!r}, {hosts}shuffle={self.shuffle}, "
-            f"epochs={self.epochs}, last_batch={self.last_batch!r}{costs}{self._schedule_text}{self._source.changes_text})"
+            f"epochs={self.epochs}, last_batch={self.last_batch!r}{costs}{self._schedule_text}{self._source.options_text})"
         )
 
     @functools.cached_property

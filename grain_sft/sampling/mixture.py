@@ -1,4 +1,4 @@
-"""Mixture: sources and the share of the rows that each gives."""
+"""Mixture: sources of rows, and the weight of each source."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ Weight = int | float | str | Fraction
 class Mixture:
     """Sources and their weights: how often each gives a row.
 
-    Weights are exact as written (0.7 is 7/10) and divided by their sum. After any number of rows each source is less than one
-    row from its share, or for five and more weights of many digits less than two; see `Proportions`. A source that is a
-    mixture has its share as a whole, and divides its rows among its own sources with the same bounds.
+    Weights are exact as written: 0.7 is 7/10. The share of a source is its weight divided by the sum of all weights. After any
+    number of rows, each source is less than one row from its share, or less than two for five and more weights of many
+    digits; see `Proportions`. A source may be a mixture itself, whose sources divide its rows with the same bounds.
 
     Args:
       sources: Weight and rows of each source, by name. Rows are numbered through all sources in this order.
-      on_exhausted: What happens when the `epochs` of a source are done. "repeat": no source has `epochs`. "stop": the mixture
-        ends before the first row that the source lacks. "renormalize": the other sources divide its share, until none with a
-        weight is left; a later weight in `schedule` does not count. "fail": as "stop", but the step with that row is a
+      on_exhausted: What happens after the last row of the last epoch of a source. "repeat": no source has `epochs`. "stop": the
+        mixture ends before the first row that the source lacks. "renormalize": the other sources divide its share, until none
+        with a weight is left; a later weight in `schedule` does not count. "fail": as "stop", but the step with that row is a
         SamplerError. The `on_exhausted` of a source takes precedence.
       schedule: Pairs (step, weights by name), which hold from that step on. Rows before the step do not depend on them. Rows
-        after it make up for what each source was behind or ahead of its share. A mixture that is a source and ends has none.
+        after it make up for what each source was behind or ahead of its share. A mixture that ends and is a source of another
+        mixture cannot have a schedule.
 
     Raises:
       SamplerError: Weights or a schedule that don't fit the sources.
@@ -42,7 +43,7 @@ class Mixture:
     on_exhausted: OnExhausted = "repeat"
     schedule: tuple[tuple[int, Mapping[str, Weight]], ...] = ()
     _planned: Mapping[int, Mapping[str, Weight]] | None = dataclasses.field(default=None, repr=False, compare=False)
-    """Weights from each step on before `reweighted`; None where it was not called."""
+    """Weights from each step on, by source, as they were before the first `reweighted`; None where it was not called."""
 
     def __post_init__(self) -> None:
         check_choice("on_exhausted", self.on_exhausted, OnExhausted)
@@ -60,21 +61,27 @@ class Mixture:
 
     def _shares(self, weights: Mapping[str, Weight] | None = None) -> tuple[Fraction, ...]:
         """Return the share of each source by `weights`; None means the weights before the schedule."""
-        own = {name: weight for name, (weight, _) in self.sources.items()}
-        return as_shares([(name, (weights or own)[name]) for name in self.sources])
+        weights = weights or self._first_weights()
+        return as_shares([(name, weights[name]) for name in self.sources])
+
+    def _first_weights(self) -> dict[str, Weight]:
+        return {name: weight for name, (weight, _) in self.sources.items()}
 
     def _on_exhausted(self) -> list[OnExhausted]:
-        """Return what happens when each source is exhausted."""
-        return [(order and order.on_exhausted) or self.on_exhausted for _, order, _ in self.parts()]
+        """Return what happens when each source is exhausted, in the order of the sources."""
+        return [
+            self.on_exhausted if order is None or order.on_exhausted is None else order.on_exhausted
+            for _, order, _ in self.parts()
+        ]
 
     def _check_ends(self) -> None:
         ending = self._ending()
-        endless = [name for name, how in zip(self.sources, self._on_exhausted(), strict=True) if how == "repeat"]
-        if wrong := [name for name in ending if name in endless]:
-            raise SamplerError(
-                f"source {wrong[0]!r} ends (it has epochs, or is a mixture that ends), but on_exhausted='repeat' reads every "
-                "source for ever. Leave its epochs out, or take on_exhausted='stop', 'renormalize' or 'fail'."
-            )
+        for name, on_exhausted in zip(self.sources, self._on_exhausted(), strict=True):
+            if name in ending and on_exhausted == "repeat":
+                raise SamplerError(
+                    f"source {name!r} ends (it has epochs, or is a mixture that ends), but on_exhausted='repeat' reads "
+                    "every source for ever. Leave its epochs out, or take on_exhausted='stop', 'renormalize' or 'fail'."
+                )
         if self.on_exhausted != "repeat" and not ending:
             raise SamplerError(f"on_exhausted={self.on_exhausted!r}: no source is ever exhausted. Give max_epochs.")
 
@@ -83,7 +90,7 @@ class Mixture:
         return [name for name, (_, rows) in self.sources.items() if rows.num_rows is not None]
 
     def parts(self) -> Iterator[tuple[str, SourceOrder | None, Mixture | None]]:
-        """Yield the name of each source, and its order or, for a mixture in this one, that mixture."""
+        """Yield (name, order, mixture) of each source: `mixture` is None for a `SourceOrder`, `order` is None for a mixture."""
         for name, (_, rows) in self.sources.items():
             yield (name, None, rows) if isinstance(rows, Mixture) else (name, rows, None)
 
@@ -100,12 +107,12 @@ class Mixture:
 
     @property
     def num_rows(self) -> int | None:
-        """Rows of all epochs. None where they never end, or depend on the batch sizes because the mixture has a schedule."""
+        """Number of rows of the mixture. None where it never ends, or has a schedule and so depends on the batch sizes."""
         return None if self.schedule or not self._ending() else self.proportions(lambda step: 0).length
 
     @property
     def data_key(self) -> str:
-        """All that decides the rows."""
+        """All that decides the rows, as text. It has `on_exhausted` under its earlier name, so that receipts stay the same."""
         sources = ", ".join(
             f"{name!r}: ({share}, {rows.data_key})"
             for share, (name, (_, rows)) in zip(self._shares(), self.sources.items(), strict=True)
@@ -114,38 +121,55 @@ class Mixture:
         return f"Mixture({{{sources}}}, when_dry={self.on_exhausted!r}, schedule={{{', '.join(changes)}}})"
 
     def continued(self, starts: Mapping[str, tuple[int, int]], prefix: str = "") -> Mixture:
-        """Return the mixture whose sources begin at `starts`: an epoch and an index, by `prefix` and name of the source."""
-        made: dict[str, tuple[Weight, SourceOrder | Mixture]] = {}
-        for (name, order, mixture), (weight, _) in zip(self.parts(), self.sources.values(), strict=True):
-            if mixture is not None:
-                made[name] = weight, mixture.continued(starts, f"{prefix}{name}/")
-            elif order is not None:
-                made[name] = weight, dataclasses.replace(order, start=starts.get(prefix + name, (0, 0)))
-        return dataclasses.replace(self, sources=made)
+        """Return the mixture whose sources begin at `starts`.
+
+        Args:
+          starts: Epoch and index of the first row by name of the source: "web", or "code/python" for source "python" of a
+            mixture that is source "code". Other sources begin at (0, 0).
+          prefix: Prefix of the names of this mixture's sources, such as "code/".
+        """
+        sources: dict[str, tuple[Weight, SourceOrder | Mixture]] = {}
+        for name, (weight, rows) in self.sources.items():
+            if isinstance(rows, Mixture):
+                sources[name] = weight, rows.continued(starts, f"{prefix}{name}/")
+            else:
+                sources[name] = weight, dataclasses.replace(rows, start=starts.get(prefix + name, (0, 0)))
+        return dataclasses.replace(self, sources=sources)
 
     def reweighted(self, step: int, weights: Mapping[str, Weight]) -> Mixture:
-        """Return the mixture with other weights of some sources from `step` on, each until its schedule changes it.
+        """Return the mixture with other weights of some sources from `step` on.
+
+        Such a weight holds until the next step at which the mixture's own schedule, without any `reweighted`, changes the
+        weight of that source.
 
         Raises:
           SamplerError: The mixture does not have a source.
         """
         if unknown := weights.keys() - self.sources.keys():
             raise SamplerError(f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}.")
-        entries = {0: {name: weight for name, (weight, _) in self.sources.items()}, **dict(self.schedule)}
+        entries = {0: self._first_weights(), **dict(self.schedule)}
         planned = self._planned or dict(entries)
-        entries.setdefault(step, entries[max(each for each in entries if each <= step)])
-        before = planned[max(each for each in planned if each <= step)]
+        entries.setdefault(step, _weights_at(entries, step))
         for name, weight in weights.items():
-            end = min((at for at in planned if at > step and planned[at][name] != before[name]), default=sys.maxsize)
-            for at in entries:
-                if step <= at < end:
-                    entries[at] = {**entries[at], name: weight}
+            planned_weight = _weights_at(planned, step)[name]
+            changes = [later for later in planned if later > step and planned[later][name] != planned_weight]
+            end = min(changes, default=sys.maxsize)
+            for entry_step, entry in entries.items():
+                if step <= entry_step < end:
+                    entries[entry_step] = {**entry, name: weight}
         sources = {name: (entries[0][name], rows) for name, (_, rows) in self.sources.items()}
-        schedule = tuple((each, entries[each]) for each in sorted(entries) if each)
+        schedule = tuple((entry_step, entries[entry_step]) for entry_step in sorted(entries) if entry_step > 0)
         return dataclasses.replace(self, sources=sources, schedule=schedule, _planned=planned)
 
     def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
         """Return how the rows are divided among the sources; `rows_before` returns the number of rows before a step."""
-        changes = {0: self._shares(), **{rows_before(step): self._shares(weights) for step, weights in self.schedule}}
+        changes = {0: self._shares()}
+        for step, weights in self.schedule:
+            changes[rows_before(step)] = self._shares(weights)
         limits = [rows.num_rows for _, rows in self.sources.values()]
         return Proportions(list(changes.items()), limits, self._on_exhausted() if self._ending() else ())
+
+
+def _weights_at(entries: Mapping[int, Mapping[str, Weight]], step: int) -> Mapping[str, Weight]:
+    """Return the entry that holds at `step`: the last one whose step is not later."""
+    return entries[max(entry_step for entry_step in entries if entry_step <= step)]

@@ -1,5 +1,8 @@
-"""MixtureSampler: rows of several sources, each in its own order, as one stream that is cut into steps."""
+"""MixtureSampler: rows of several sources, each in its own order, as one sequence that is cut into steps.
 
+The sequence is called the mixture's rows; an index in it counts them from 0. The rows of a source are a stream."""
+
+import math
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -11,6 +14,7 @@ import numpy as np
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
+from grain_sft.sampling.groups import groups
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Mixture, Weight
 from grain_sft.sampling.orders import Ints
@@ -20,11 +24,17 @@ from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream
 
 MixtureLastBatch = Literal["drop", "fill"]
 
-_MOST_ROWS = 1 << 62  # of the stream: row numbers in it are int64
+_Columns = tuple[Ints, Ints, Ints, Ints]
+_MOST_ROWS = 1 << 62  # of the mixture, so that indices fit int64
 
 
 class NoRowLeftError(SamplerError):
-    """A step needs a row of a source that has none left. Its arguments are the step and the text that follows it."""
+    """A step needs a row of a source that has none left.
+
+    Args:
+      step: The step.
+      text: The message after "step N: ".
+    """
 
     def __str__(self) -> str:
         step, text = self.args
@@ -34,8 +44,8 @@ class NoRowLeftError(SamplerError):
 class MixtureSampler(StreamSampler):
     """Rows of every step of a mixture, as a pure function of (mixture, step, host).
 
-    The mixture is one stream of rows; step k is the next `global_batch_size` of them, and host h of H reads rows h, h + H,
-    h + 2H, ... of the step. Rows are numbered as in `MixtureSource`. Epochs of a source may end in the middle of a step.
+    Each step is the next `global_batch_size` rows of the mixture, and host h of H reads slots h, h + H, h + 2H, ... of the
+    step. Rows are numbered as in `MixtureSource`. Epochs of a source may end in the middle of a step.
 
     Args:
       mixture: Sources, their orders and weights.
@@ -68,23 +78,30 @@ class MixtureSampler(StreamSampler):
         self.mixture, self.last_batch, self.cache_dir = mixture, last_batch, cache_dir
         self.num_instances = mixture.num_instances
         self.streams = ()
-        self._paths: list[Path] = []  # one of each stream
+        self._paths: list[Path] = []  # path from the mixture to the source of each stream
         self._children: dict[Proportions, list[Proportions | int]] = {}
-        """For each mixture the mixtures in it, or the indices of its sources' streams."""
+        """For each mixture, its sources: a source that is a mixture, or else the index of the source's stream."""
         self._proportions = self._add(mixture, "", 0, ())
         self.length = self._proportions.length
         if self.num_steps == 0:
-            found = f"global_batch_size={self.global_batch_size} is more than the {self.length} rows of the mixture"
-            raise SamplerError(f"{found}. Take a smaller batch, or last_batch='fill' for evaluation.")
+            problem = f"global_batch_size={self.global_batch_size} is more than the {self.length} rows of the mixture"
+            raise SamplerError(f"{problem}. Take a smaller batch, or last_batch='fill' for evaluation.")
 
     def _add(self, mixture: Mixture, prefix: str, first_row: int, path: Path) -> Proportions:
-        """Append the streams of the sources of a mixture, whose names begin with `prefix`; return its proportions."""
+        """Append the streams of the sources of a mixture, and return its proportions.
+
+        Args:
+          mixture: The sampler's mixture, or a mixture in it.
+          prefix: Prefix of the names of its streams, such as "code/".
+          first_row: Number of the first row of its first source.
+          path: Path to the mixture.
+        """
         proportions = mixture.proportions(lambda step: count_drawn(path, self.batch_sizes.before(step)))
         children = self._children[proportions] = []
         for number, (name, source, inner) in enumerate(mixture.parts()):
-            below = (*path, (proportions, number))
+            path_to_source = (*path, (proportions, number))
             if inner is not None:
-                child = self._add(inner, f"{prefix}{name}/", first_row, below)
+                child = self._add(inner, f"{prefix}{name}/", first_row, path_to_source)
                 if inner.schedule and child.length is not None:
                     raise SamplerError(
                         f"source {prefix + name!r} is a mixture that ends and has a schedule: its number of rows would depend "
@@ -97,7 +114,7 @@ class MixtureSampler(StreamSampler):
                 begin, span = partial(self._begin, index), partial(self._span, index)
                 rows_at = source.rows_at(self.cache_dir)
                 self.streams += (EpochStream(prefix + name, source, first_row, begin, span, rows_at),)
-                self._paths.append(below)
+                self._paths.append(path_to_source)
                 children.append(index)
                 first_row += source.num_instances
         return proportions
@@ -113,12 +130,13 @@ class MixtureSampler(StreamSampler):
         """Number of steps; None where they never end."""
         if self.length is None:
             return None
-        full = self.batch_sizes.step_of(self.length)
-        return full + (self.last_batch == "fill" and self.batch_sizes.before(full) < self.length)
+        full_steps = self.batch_sizes.step_of(self.length)
+        has_more = self.batch_sizes.before(full_steps) < self.length
+        return full_steps + 1 if has_more and self.last_batch == "fill" else full_steps
 
     @property
     def most_rows_off(self) -> float | None:
-        """Rows that a source, or a mixture as a source, may be away from its share at any row; None where weights change."""
+        """Most rows by which a source may differ from its share after any number of rows; None where weights change."""
         return self._proportions.bound
 
     @property
@@ -128,8 +146,8 @@ class MixtureSampler(StreamSampler):
     def steps_of_epochs(self, epochs: int | None) -> int:
         if self.num_steps is not None and epochs is None:
             return self.num_steps
-        ends = [stream.span(epochs - 1 if epochs else stream.source.start[0]) for stream in self.streams]
-        return max((end.last + 1 for end in ends if end is not None and end.last < sys.maxsize), default=1)
+        spans = [stream.span(epochs - 1 if epochs else stream.source.start[0]) for stream in self.streams]
+        return max((span.last + 1 for span in spans if span is not None and span.last < sys.maxsize), default=1)
 
     def _checked_step(self, step: int) -> int:
         step = super()._checked_step(step)
@@ -142,67 +160,91 @@ class MixtureSampler(StreamSampler):
         return self._draw(indices + self.batch_sizes.before(step))[-1]
 
     def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
-        return BatchSlots(steps[which], slot, host, *self._draw(self.batch_sizes.begins(steps)[0][which] + slot))
+        return BatchSlots(steps[which], slot, host, *self._draw(self.batch_sizes.of_steps(steps).before[which] + slot))
 
-    def _draw(self, indices: Ints) -> tuple[Ints, ...]:
-        """Return the rows drawn at `indices` of the mixture as columns, int64 [n] each: the number of the source's stream, the
-        epoch, the index in its order, and the row. Past the end, these are -1, -1, -1 and `FILL_ROW`."""
-        streams, epochs, places, rows = drawn = tuple(np.full(len(indices), value) for value in (-1, -1, -1, FILL_ROW))
-        at = np.arange(len(indices)) if self.length is None else np.flatnonzero(indices < self.length)
-        waiting: list[tuple[Proportions | int, Ints, Ints]] = [(self._proportions, at, indices[at])]
-        while waiting:
-            node, at, numbers = waiting.pop()
-            if not isinstance(node, int):
-                if node.failure is not None and numbers.max(initial=-1) >= node.failure[0]:
-                    self._fail(node, int(indices[at][numbers >= node.failure[0]].min()))
-                sources, numbers = node.choose(numbers)
-                parts = ((child, sources == source) for source, child in enumerate(self._children[node]))
-                waiting += [(child, at[here], numbers[here]) for child, here in parts if here.any()]
+    def _draw(self, indices: Ints) -> _Columns:
+        """Return the rows at `indices` of the mixture, as the columns source, epoch, index and row of `BatchSlots`.
+
+        Past the end of the mixture, these are -1, -1, -1 and `FILL_ROW`.
+        """
+        sources, epochs, order_indices = (np.full(len(indices), -1) for _ in range(3))
+        columns = sources, epochs, order_indices, np.full(len(indices), FILL_ROW)
+        entries = np.arange(len(indices)) if self.length is None else np.flatnonzero(indices < self.length)
+        self._draw_from_mixture(self._proportions, indices[entries], indices, entries, columns)
+        return columns
+
+    def _draw_from_mixture(
+        self, mixture: Proportions, rows: Ints, indices: Ints, entries: Ints, columns: _Columns
+    ) -> None:
+        """Set `entries` of `columns` to the `rows` of a mixture. `indices[entries]` are their indices in the outermost one."""
+        if mixture.failure is not None:
+            lacking = indices[entries][rows >= mixture.failure[0]]
+            if len(lacking):
+                self._fail((mixture, mixture.failure[1]), int(lacking.min()))
+        sources, rows_of_sources = mixture.choose(rows)
+        for source, child in enumerate(self._children[mixture]):
+            selected = np.flatnonzero(sources == source)
+            if not len(selected):
                 continue
-            stream = self.streams[node]
-            streams[at] = node
-            epochs[at], places[at] = np.divmod(numbers + stream.source.rows_before, stream.source.num_instances)
-            for epoch in np.unique(epochs[at]).tolist():
-                here = at[epochs[at] == epoch]
-                rows[here] = stream.rows_at(epoch, places[here]) + stream.first_row
-        return drawn
+            if isinstance(child, int):
+                self._draw_from_stream(child, rows_of_sources[selected], entries[selected], columns)
+            else:
+                self._draw_from_mixture(child, rows_of_sources[selected], indices, entries[selected], columns)
 
-    def _fail(self, proportions: Proportions, index: int) -> NoReturn:
-        """Raise the error of the row at an index of the mixture, for which a source has no row left."""
-        assert proportions.failure is not None
-        lacking = (proportions, proportions.failure[1])
+    def _draw_from_stream(self, number: int, rows: Ints, entries: Ints, columns: _Columns) -> None:
+        """Set `entries` of `columns` to the `rows` of stream `number`, which count from its start."""
+        stream = self.streams[number]
+        sources, epochs, order_indices, layout_rows = columns
+        sources[entries] = number
+        epochs[entries], order_indices[entries] = np.divmod(
+            rows + stream.source.rows_before, stream.source.num_instances
+        )
+        for epoch, selected in groups(epochs[entries]):
+            entries_of_epoch = entries[selected]
+            layout_rows[entries_of_epoch] = stream.rows_at(epoch, order_indices[entries_of_epoch]) + stream.first_row
+
+    def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
+        """Raise the error that a source has no row for `index` of the mixture; `lacking` is the source's entry in paths."""
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
-        found = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
-        expected = "End the run before this step, or amend it with other weights from an earlier one."
-        raise NoRowLeftError(self.batch_sizes.step_of(index), f"{found}. {expected}")
+        problem = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
+        fix = "End the run before this step, or amend it with other weights from an earlier one."
+        raise NoRowLeftError(self.batch_sizes.step_of(index), f"{problem}. {fix}")
 
-    def _begin(self, source: int, step: int) -> tuple[int, int]:
-        stream = self.streams[source].source
-        rows = count_drawn(self._paths[source], self.batch_sizes.before(step))
-        return divmod(rows + stream.rows_before, stream.num_instances)
+    def _begin(self, number: int, step: int) -> tuple[int, int]:
+        source = self.streams[number].source
+        rows = count_drawn(self._paths[number], self.batch_sizes.before(step))
+        return divmod(rows + source.rows_before, source.num_instances)
 
-    def _span(self, source: int, epoch: int) -> EpochSpan | None:
-        stream = self.streams[source].source
-        begin = epoch * stream.num_instances - stream.rows_before  # in rows of the stream, from its start
-        least, most = max(0, begin), begin + stream.num_instances
-        if most <= 0:
+    def _span(self, number: int, epoch: int) -> EpochSpan | None:
+        source, path = self.streams[number].source, self._paths[number]
+        # rows of the stream, which count from its start
+        epoch_begin = epoch * source.num_instances - source.rows_before
+        begin, end = max(0, epoch_begin), epoch_begin + source.num_instances
+        if end <= 0:
             return None
-        end = None if self.num_steps is None else self.batch_sizes.before(self.num_steps)
-        first, last = find_drawn(self._paths[source], np.array([least, most - 1])).tolist()
-        if first < 0 or (end is not None and first >= end):
+        # rows of the mixture; -1 where the mixture never draws the row of the stream
+        first, last = find_drawn(path, np.array([begin, end - 1])).tolist()
+        run_end = math.inf if self.num_steps is None else self.batch_sizes.before(self.num_steps)
+        if first < 0 or first >= run_end:
             return None
-        rows, step = most - least, self.batch_sizes.step_of(first)
-        if end is not None and not 0 <= last < end:  # the end of the run cuts the epoch off
-            last, rows = end - 1, count_drawn(self._paths[source], end) - least
-        return EpochSpan(step, self.batch_sizes.step_of(last) if last >= 0 else sys.maxsize, rows, least - begin)
+        num_rows = end - begin
+        if 0 <= last < run_end:
+            last_step = self.batch_sizes.step_of(last)
+        elif self.num_steps is None:
+            last_step = sys.maxsize
+        else:  # the run ends inside the epoch
+            last_step = self.num_steps - 1
+            num_rows = count_drawn(path, self.batch_sizes.before(self.num_steps)) - begin
+        return EpochSpan(self.batch_sizes.step_of(first), last_step, num_rows, begin - epoch_begin)
 
-    def _find(self, source: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
-        stream = self.streams[source].source
-        numbers = indices + (epoch * stream.num_instances - stream.rows_before)
-        at = np.where(numbers < 0, -1, find_drawn(self._paths[source], np.maximum(numbers, 0)))
-        step = self.batch_sizes.steps_of(at)
-        before, sizes = self.batch_sizes.begins(step)
-        return np.where(at < 0, -1, step), at - before, self._hosts(at - before, sizes)
+    def _find(self, number: int, epoch: int, indices: Ints) -> tuple[Ints, Ints, Ints]:
+        source = self.streams[number].source
+        rows = indices + (epoch * source.num_instances - source.rows_before)  # of the stream, from its start
+        rows_of_mixture = np.where(rows < 0, -1, find_drawn(self._paths[number], np.maximum(rows, 0)))
+        steps = self.batch_sizes.steps_of(rows_of_mixture)
+        before, sizes = self.batch_sizes.of_steps(steps)
+        slots = rows_of_mixture - before
+        return np.where(rows_of_mixture < 0, -1, steps), slots, self._hosts(slots, sizes)
 
     @property
     def data_key(self) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.balanced_schedule import ScheduleTable
+from grain_sft.sampling.groups import groups
 from grain_sft.sampling.halving import HalvingTree
 from grain_sft.sampling.orders import Ints
 
@@ -23,7 +24,13 @@ TABLE_ROWS = 1 << 22
 
 
 class _Phase(NamedTuple):
-    """Rows divided by constant weights, from `row` on; `counts` are the rows of each source before `row`."""
+    """Consecutive rows of a mixture whose weights are constant.
+
+    Attributes:
+      row: First row.
+      counts: Number of rows of each source before `row`.
+      chooser: The sources of the rows, which it numbers from 0 on.
+    """
 
     row: int
     counts: tuple[int, ...]
@@ -37,22 +44,22 @@ class Proportions:
     its share after any number of rows (`ScheduleTable`). For other weights, such as 0.123456789, it is at most `bound` away: at
     most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number (`HalvingTree`).
 
-    Weights may change at some rows. Rows before a change do not depend on it. After it, each source keeps its deficit, which
-    is its share so far minus its rows. So its rows follow its cumulative share: within one row, with up to three sources. With
-    more, no rule can promise that without foreseeing the change: of 6 sources of equal weight, 3 have no row after row 3; if
-    only these 3 have a weight from there on, one of them comes to 7/6 rows. A source whose weight becomes 0 keeps its deficit,
-    and the others share the difference.
+    Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
+    so far minus its rows. Each source keeps its deficit at a change, and later rows make up for it: with up to three sources,
+    each stays within one row of its share. With more sources, no rule can promise that without foreseeing the change. Take 6
+    sources of equal weight: 3 of them have no row among the first 3. If only these have a weight after that, one of them falls
+    7/6 rows behind. A source whose weight becomes 0 keeps its deficit, and the others share the difference.
 
     Args:
-      changes: Pairs of a row and the shares from it on, which sum to 1; the first is for row 0.
+      changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
       limits: Number of rows of each source; None if it has no end. Read only with `on_exhausted`.
-      on_exhausted: What happens when a source has no row left, for each source; empty if none ends. "stop": the rows end
-        before the first row that it lacks. "fail": the same, and `failure` is set. "renormalize": after its last row the others
-        divide its share.
+      on_exhausted: For each source, what happens when it has no row left; empty if no source ends. "stop": the mixture ends
+        before the first row that the source lacks. "fail": the same, and `failure` is set. "renormalize": after the last row
+        of the source, the others divide its share.
 
     Attributes:
-      length: Number of rows; None if they never end, or end in a failure.
-      failure: First row that a source with "fail" lacks, and that source; None if no source fails.
+      length: Number of rows of the mixture; None if it never ends, or ends in a failure.
+      failure: First row of the mixture that a source with "fail" lacks, and the number of that source; None if none fails.
     """
 
     def __init__(
@@ -65,105 +72,121 @@ class Proportions:
         self._phases: list[_Phase] = []
         self.length: int | None = None
         self.failure: tuple[int, int] | None = None
-        row, counts, shares = 0, (0,) * len(limits), [Fraction(0)] * len(limits)
-        while weights := self._weights(row, counts):
-            end = next((at for at, _ in self._changes if at > row), None)
+        row = 0
+        counts = (0,) * len(limits)
+        shares = [Fraction(0)] * len(limits)  # rows before `row` that are due to each source
+        while True:
+            weights = self._weights(row, counts)
+            if weights is None:  # no source is left
+                self.length = row
+                break
+            end = next((change for change, _ in self._changes if change > row), None)
             deficit = tuple(share - count for share, count in zip(shares, counts, strict=True))
             num_rows = None if end is None else end - row
-            table = sum(weights) <= TABLE_ROWS
-            chooser = ScheduleTable(weights, deficit, num_rows) if table else HalvingTree(weights, deficit)
-            self._phases.append(_Phase(row, counts, chooser))
-            exhausted = self._first_exhausted(self._phases[-1])
+            has_table = sum(weights) <= TABLE_ROWS
+            chooser = ScheduleTable(weights, deficit, num_rows) if has_table else HalvingTree(weights, deficit)
+            phase = _Phase(row, counts, chooser)
+            self._phases.append(phase)
+            exhausted = self._first_exhausted(phase)
             if exhausted is not None and (end is None or exhausted[0] < end):
                 end, source = exhausted
                 if self._on_exhausted[source] == "stop":
                     self.length = end
                     break
                 if self._on_exhausted[source] == "fail":
-                    self.failure = end, source
+                    self.failure = exhausted
                     break
             if end is None:
                 break
+            num_rows = end - row
             for source, weight in enumerate(weights):
-                shares[source] += Fraction(weight * (end - row), sum(weights))
-            more = chooser.counts(end - row)
-            row, counts = end, tuple(map(sum, zip(counts, more, strict=True)))
-        else:
-            self.length = row
-            if not row:  # no source has a row
-                self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), (Fraction(0),) * len(limits))))
+                shares[source] += Fraction(weight * num_rows, sum(weights))
+            counts = _sums(counts, phase.chooser.counts(num_rows))
+            row = end
+        if not self._phases:  # no source has a row: the methods still need a phase
+            no_deficit = (Fraction(0),) * len(limits)
+            self._phases.append(_Phase(0, counts, ScheduleTable((1,) * len(limits), no_deficit)))
         self._end = self.length if self.failure is None else self.failure[0]
-        self._rows = [phase.row for phase in self._phases]
+        self._first_rows = [phase.row for phase in self._phases]
         self._counts = np.array([phase.counts for phase in self._phases], np.int64)
 
     def _weights(self, row: int, counts: Sequence[int]) -> tuple[int, ...] | None:
-        """Return the weights from `row` on, as integers; None if no source is left."""
-        shares = [shares for at, shares in self._changes if at <= row][-1]
-        if self._on_exhausted:
-            columns = zip(shares, counts, self._limits, self._on_exhausted, strict=True)
-            shares = tuple(
-                Fraction(0) if how == "renormalize" and count == limit else share
-                for share, count, limit, how in columns
-            )
-        common = math.lcm(*(share.denominator for share in shares))
-        weights = [int(share * common) for share in shares]
-        least = math.gcd(*weights)
-        return tuple(weight // least for weight in weights) if least else None
+        """Return the weights from `row` on, as integers without a common divisor; None if no source is left."""
+        shares = list([shares for change, shares in self._changes if change <= row][-1])
+        for source, on_exhausted in enumerate(self._on_exhausted):
+            if on_exhausted == "renormalize" and counts[source] == self._limits[source]:
+                shares[source] = Fraction(0)
+        denominator = math.lcm(*(share.denominator for share in shares))
+        weights = [int(share * denominator) for share in shares]
+        divisor = math.gcd(*weights)
+        return tuple(weight // divisor for weight in weights) if divisor else None
 
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
-        """Return the row at which a source is exhausted first, and that source; None if none is.
+        """Return the row at which a source is exhausted first, and the source; None if none is.
 
-        It is the first row that the source lacks or, with "renormalize", the row after its last. If two sources are exhausted
-        at one row, the one with "renormalize" goes first, because the rows go on after it."""
-        ends = []
-        for source, how in enumerate(self._on_exhausted):
-            limit, count, last = self._limits[source], phase.counts[source], how == "renormalize"
-            if limit is not None and (asked := limit - count - last) >= 0:
-                found = int(phase.chooser.find(source, np.array([asked]))[0])
-                if found >= 0:
-                    ends.append((phase.row + found + last, not last, source))
-        return min(((row, source) for row, _, source in sorted(ends)[:1]), default=None)
+        This row is the first one that the source lacks or, with "renormalize", the row after its last. If two sources are
+        exhausted at one row, the one with "renormalize" goes first, because the mixture goes on after it.
+        """
+        exhausted = []
+        for source, on_exhausted in enumerate(self._on_exhausted):
+            limit = self._limits[source]
+            if limit is None:
+                continue
+            after_last = 1 if on_exhausted == "renormalize" else 0
+            number = limit - phase.counts[source] - after_last  # row to find, among the source's rows in this phase
+            if number < 0:
+                continue
+            row = int(phase.chooser.find(source, np.array([number]))[0])
+            if row >= 0:
+                exhausted.append((phase.row + row + after_last, -after_last, source))
+        if not exhausted:
+            return None
+        row, _, source = min(exhausted)
+        return row, source
 
     @property
     def bound(self) -> float | None:
-        """Rows that a source may be away from its share after any number of rows; None where weights change."""
+        """Most rows by which a source may differ from its share after any number of rows; None where weights change."""
         return self._phases[0].chooser.bound if len(self._phases) == 1 else None
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each of `rows` (int64 [n], below `length`), and the number of its rows before."""
+        """Return the source of each of `rows` (int64 [n], below `length`), and the number of its rows before, int64 [n]."""
         if len(self._phases) == 1:
             return self._phases[0].chooser.choose(rows)
         sources, before = np.empty((2, len(rows)), np.int64)
-        which = np.searchsorted(self._rows, rows, side="right") - 1
-        for number in np.unique(which).tolist():
-            here = which == number
-            sources[here], local = self._phases[number].chooser.choose(rows[here] - self._rows[number])
-            before[here] = local + self._counts[number][sources[here]]
+        numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
+        for number, selected in groups(numbers):
+            phase = self._phases[number]
+            sources[selected], before_in_phase = phase.chooser.choose(rows[selected] - phase.row)
+            before[selected] = before_in_phase + self._counts[number][sources[selected]]
         return sources, before
 
     def counts(self, row: int) -> list[int]:
-        """Return the rows of each source before `row`, or before the end."""
+        """Return the number of rows of each source before `row`, or before the end."""
         if self._end is not None:
             row = min(row, self._end)
-        phase = self._phases[bisect_right(self._rows, row) - 1]
-        local = phase.chooser.counts(row - phase.row)
-        return [before + more for before, more in zip(phase.counts, local, strict=True)]
+        phase = self._phases[bisect_right(self._first_rows, row) - 1]
+        return list(_sums(phase.counts, phase.chooser.counts(row - phase.row)))
 
-    def find(self, source: int, rows: Ints) -> Ints:
-        """Return the row of the mixture that is each of the `rows` of `source` (int64 [n], from 0); -1 where none is."""
-        found = np.full(len(rows), -1, np.int64)
-        which = np.searchsorted(self._counts[:, source], rows, side="right") - 1
-        for number in np.unique(which).tolist():
-            phase, here = self._phases[number], which == number
-            at = phase.chooser.find(source, rows[here] - phase.counts[source])
-            found[here] = np.where(at >= 0, at + phase.row, -1)
+    def find(self, source: int, numbers: Ints) -> Ints:
+        """Return the row of the mixture that is each of the rows `numbers` of `source`: int64 [n]; -1 where none is."""
+        rows = np.full(len(numbers), -1, np.int64)
+        phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
+        for phase_number, selected in groups(phase_numbers):
+            phase = self._phases[phase_number]
+            rows_of_phase = phase.chooser.find(source, numbers[selected] - phase.counts[source])
+            rows[selected] = np.where(rows_of_phase >= 0, rows_of_phase + phase.row, -1)
         if self._end is not None:
-            found[found >= self._end] = -1
-        return found
+            rows[rows >= self._end] = -1
+        return rows
+
+
+def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(counts, more, strict=True)))
 
 
 Path = tuple[tuple[Proportions, int], ...]
-"""Proportions of each mixture that contains a source, outermost first, and its index among their sources."""
+"""Way from the outermost mixture to a source: the proportions of each mixture, and the number of the next source in it."""
 
 
 def count_drawn(path: Path, row: int) -> int:
@@ -174,11 +197,15 @@ def count_drawn(path: Path, row: int) -> int:
 
 
 def find_drawn(path: Path, numbers: Ints) -> Ints:
-    """Return the row of the outermost mixture that is each of the rows `numbers` of the source at the end of a path, or -1."""
+    """Return the row of the outermost mixture that is each of the rows `numbers` of the source at the end of a path.
+
+    Both are int64 [n]. The result is -1 where the outermost mixture never draws the row.
+    """
     for proportions, source in reversed(path):
-        found = np.full(len(numbers), -1, np.int64)
-        found[numbers >= 0] = proportions.find(source, numbers[numbers >= 0])
-        numbers = found
+        rows = np.full(len(numbers), -1, np.int64)
+        is_drawn = numbers >= 0
+        rows[is_drawn] = proportions.find(source, numbers[is_drawn])
+        numbers = rows
     return numbers
 
 

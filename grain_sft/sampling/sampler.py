@@ -1,4 +1,4 @@
-"""Sampler: global batches of a run, divided between hosts."""
+"""Sampler: base of the samplers, which return the rows that a host reads at each step."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ class Sampler(abc.ABC):
 
     Attributes:
       num_instances: Number of rows to choose from.
-      first_step: First step of the sampler: not 0 in a stage of a run.
+      first_step: First step of the sampler: not 0 in a later stage of a run.
       batch_sizes: Rows of the global batch of each step.
+      schedule: Changes of the batch size: pairs (step, global_batch_size).
       global_batch_size: Rows of the global batch of step 0.
       host: This host.
       host_blocks: Whether each host reads its own block of an epoch. Then the global batches depend on the number of hosts.
-      consecutive_slots: Whether each host reads consecutive slots of the global batch: host h of H the h-th of H equal parts.
-      streams: Parts of the run that have epochs of their own: one, or each source of a mixture.
-      runs_on: Whether a step may straddle epochs.
+      consecutive_slots: Whether each host reads consecutive slots of the global batch: host 1 of 4 reads slots 8 to 15 of 32.
+      streams: Sequences of rows that have epochs of their own: one, or one for each source of a mixture.
+      runs_on: Whether a step may have rows of two epochs.
       epochs: Number of epochs after which the run ends; None where it never ends, or has sources with epochs of their own.
 
     Raises:
-      SamplerError: Sizes that are not positive, or hosts that divide none of them.
+      SamplerError: The number of hosts divides none of the batch sizes.
     """
 
     num_instances: int
@@ -52,12 +53,14 @@ class Sampler(abc.ABC):
     streams: tuple[EpochStream, ...]
 
     def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
-        self.host, self.host_blocks = Host.checked(host), host_blocks
-        self.batch_sizes, self.global_batch_size = batch_sizes, batch_sizes.sizes[0]
+        self.host = Host.checked(host)
+        self.host_blocks = host_blocks
+        self.batch_sizes = batch_sizes
+        self.global_batch_size = batch_sizes.sizes[0]
         self.schedule = batch_sizes.schedule
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
-        self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this name
+        self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
 
     @property
     @abc.abstractmethod
@@ -77,17 +80,22 @@ class Sampler(abc.ABC):
     @property
     @abc.abstractmethod
     def data_key(self) -> str:
-        """All that decides the global batches, in one line. It is part of iterator states."""
+        """All that decides the global batches, as text of one line. It is part of iterator states."""
 
     @property
     def receipt(self) -> str:
-        """All that decides the rows of all hosts together, in one line: no seed where none is used."""
+        """`data_key` for receipts, the same on all hosts. The seed is 0 where the order does not use it."""
         return self.data_key
 
     @abc.abstractmethod
     def steps_of_epochs(self, epochs: int | None) -> int:
-        """Return the number of steps that read `epochs` epochs; None means those of the run, or one if it never ends. More
-        epochs than the run has are a `SamplerError`."""
+        """Return the number of steps that read the first `epochs` epochs.
+
+        None means the epochs of the run, or one if it never ends.
+
+        Raises:
+          SamplerError: More epochs than the run has.
+        """
 
     @abc.abstractmethod
     def rows(self, step: int) -> Int64[np.ndarray, " rows"]:
@@ -95,38 +103,45 @@ class Sampler(abc.ABC):
 
         Raises:
           RowIndexError: A negative step, or one after the last.
-          SamplerError: The hosts don't divide the batch of this step of a schedule.
+          SamplerError: The number of hosts does not divide the batch size of `step`.
         """
 
     @abc.abstractmethod
     def rows_at(self, step: int, places: Int64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-        """Return `rows(step)[places]`, int64 [n], without computing the other rows. Raises as `rows(step)[places]` does."""
+        """Return `rows(step)[places]`, int64 [n], without computing the other rows. Errors are the same."""
 
     @abc.abstractmethod
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        """Return the slots of `steps`, consecutive steps of the run, that some `hosts` read; None means all hosts."""
+        """Return the slots that `hosts` read in `steps`, which are consecutive; None means all hosts."""
 
     @abc.abstractmethod
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
-        """Return the slots of `hosts` (None means all) that hold `rows`, int64 [n].
+        """Return the slots that hold some rows.
 
-        Searches every index of the order of the first `epochs` epochs (None means those of the run, or one where it never
-        ends), which takes seconds in order "shuffle". More epochs than the run has are a `SamplerError`.
+        This searches every index of every epoch's order, which takes seconds in order "shuffle".
+
+        Args:
+          rows: int64 [n], rows to find.
+          epochs: Number of epochs to search; None means those of the run, or one if it never ends.
+          hosts: Hosts whose slots are returned; None means all hosts.
+
+        Raises:
+          SamplerError: More epochs than the run has.
         """
 
     def row_length(self, step: int) -> int | None:
-        """Return the tokens of the rows of `step`, if steps have rows of several lengths; else None."""
+        """Return the number of tokens of the rows of `step`; None where the rows of all steps have one length."""
         return None
 
     @property
     def changes(self) -> list[int]:
-        """Steps from which a schedule holds."""
+        """Steps at which the batch size or weights of sources change."""
         return self.batch_sizes.steps[1:]
 
     def check_from(self, step: int) -> None:
-        """Raise a `SamplerError` that names the first step from `step` on whose batch the hosts don't divide."""
+        """Raise a `SamplerError` if the number of hosts does not divide the batch size of `step` or of a later step."""
         self.batch_sizes.check_from(step, self.host.count, self.end_step)
 
     def with_host(self, host: Host) -> Self:
@@ -134,15 +149,18 @@ class Sampler(abc.ABC):
         return type(self)(**self.__getstate__() | {"host": host})
 
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Sampler:
-        """Return the sampler whose streams, by name, begin at an epoch and an index in its order, not at (0, 0).
+        """Return this sampler for a run whose earlier stages read some of its rows.
+
+        Args:
+          starts: Epoch, and index in its order, of the first unread row, by name of the stream. Other streams begin at (0, 0).
 
         Raises:
-          SamplerError: A stream has no row left, its order composes whole epochs, or the sampler cannot begin inside an epoch.
+          SamplerError: A stream has no row left, or cannot begin inside an epoch.
         """
         raise SamplerError("an earlier stage reads these rows, and this sampler reads whole epochs. Give another seed.")
 
     def reweighted(self, step: int, weights: Mapping[str, Any]) -> Self:
-        """Return the same run with other weights of some sources of a mixture from `step` on; before it, nothing differs.
+        """Return the same run, in which some sources of its mixture have other weights from `step` on.
 
         Raises:
           SamplerError: The sampler is not that of a mixture, or the mixture lacks a source.
@@ -162,7 +180,7 @@ class Sampler(abc.ABC):
         return epochs
 
     def __len__(self) -> int:
-        """Records of this host: `sys.maxsize` where they never end."""
+        """Return the number of records of this host; `sys.maxsize` if they never end."""
         return sys.maxsize if self.num_steps is None else self._num_records
 
     @functools.cached_property
@@ -171,7 +189,7 @@ class Sampler(abc.ABC):
         return sys.maxsize if self.num_steps is None else self.batch_sizes.before(self.num_steps) // self.host.count
 
     def __getitem__(self, index: int) -> grain.RecordMetadata:
-        """Record `index` of this host, counted over all its steps."""
+        """Return record `index` of this host: its rows of step 0, then its rows of step 1, and so on."""
         index = as_integer("record", index, 0, RowIndexError)
         if index >= self._num_records:
             raise RowIndexError(f"record={index}: expected 0 to {len(self) - 1}.")
@@ -194,7 +212,7 @@ class Sampler(abc.ABC):
         self.__init__(**state)  # type: ignore[misc]
 
     def __repr__(self) -> str:
-        """What decides this host's rows and nothing else: Grain compares this when it restores an iterator."""
+        """Return what decides this host's rows and nothing else: Grain compares this when it restores an iterator."""
         return f"{self.data_key}[{self.host!r}]"
 
     @property

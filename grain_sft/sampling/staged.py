@@ -1,4 +1,4 @@
-"""StagedSampler: one sampler of all stages of a run."""
+"""StagedSampler: one sampler of a run whose stages have samplers of their own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class StagedSampler(Sampler):
-    """One sampler of all stages of a run. Each stage has the steps from its `first_step` to that of the next stage.
+    """One sampler of a run with stages. A stage has the steps from its sampler's `first_step` to that of the next stage.
 
-    A row number refers to the layout of its stage. So only the samplers of stages have `find_slots` and streams.
+    A row number refers to the layout of its stage. So this sampler has no streams, and `find_slots` is an error.
 
     Args:
       stages: Samplers of consecutive stages, in order, for the same host.
@@ -37,15 +37,16 @@ class StagedSampler(Sampler):
 
     def __init__(self, stages: Sequence[Sampler]) -> None:
         self.stages = tuple(stages)
-        if len(hosts := {each.host: None for each in self.stages}) > 1:
+        hosts = list(dict.fromkeys(stage.host for stage in self.stages))
+        if len(hosts) > 1:
             raise SamplerError(f"stages: {', '.join(map(repr, hosts))}; expected one host. Give it to each sampler.")
-        self._firsts = [each.first_step for each in self.stages]
-        joined = JoinedSizes((each.first_step, each.batch_sizes, 0) for each in self.stages)
-        blocks = any(each.host_blocks for each in self.stages)
-        super().__init__(joined, self.stages[0].host, host_blocks=blocks)
-        self.first_step = self._firsts[0]
-        self.consecutive_slots = all(each.consecutive_slots for each in self.stages)
-        self.num_instances = sum(each.num_instances for each in self.stages)
+        self._first_steps = [stage.first_step for stage in self.stages]
+        sizes = JoinedSizes((stage.first_step, stage.batch_sizes, 0) for stage in self.stages)
+        host_blocks = any(stage.host_blocks for stage in self.stages)
+        super().__init__(sizes, hosts[0], host_blocks=host_blocks)
+        self.first_step = self._first_steps[0]
+        self.consecutive_slots = all(stage.consecutive_slots for stage in self.stages)
+        self.num_instances = sum(stage.num_instances for stage in self.stages)
 
     def at(self, step: int) -> Sampler:
         """Return the sampler of the stage of `step`.
@@ -53,7 +54,7 @@ class StagedSampler(Sampler):
         Raises:
           RowIndexError: No stage has the step.
         """
-        return self.stages[bisect_right(self._firsts, self._checked_step(step)) - 1]
+        return self.stages[bisect_right(self._first_steps, self._checked_step(step)) - 1]
 
     @property
     def num_steps(self) -> int | None:
@@ -73,9 +74,10 @@ class StagedSampler(Sampler):
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
         parts = []
-        for each, end in zip(self.stages, [*self._firsts[1:], steps.stop], strict=True):
-            if of_stage := range(max(steps.start, each.first_step), min(steps.stop, end)):
-                parts.append(each.slots(of_stage, hosts=hosts))
+        for stage, end in zip(self.stages, [*self._first_steps[1:], steps.stop], strict=True):
+            steps_of_stage = range(max(steps.start, stage.first_step), min(steps.stop, end))
+            if steps_of_stage:
+                parts.append(stage.slots(steps_of_stage, hosts=hosts))
         return BatchSlots.joined(parts)
 
     def find_slots(
@@ -86,11 +88,12 @@ class StagedSampler(Sampler):
     @property
     def changes(self) -> list[int]:
         """Steps at which a stage begins or the schedule of a stage changes."""
-        return sorted({*self._firsts[1:], *(step for each in self.stages for step in each.changes)})
+        changes_of_stages = [step for stage in self.stages for step in stage.changes]
+        return sorted({*self._first_steps[1:], *changes_of_stages})
 
     def with_host(self, host: Host) -> StagedSampler:
-        return StagedSampler([each.with_host(host) for each in self.stages])
+        return StagedSampler([stage.with_host(host) for stage in self.stages])
 
     @property
     def data_key(self) -> str:
-        return f"StagedSampler([{', '.join(each.data_key for each in self.stages)}])"
+        return f"StagedSampler([{', '.join(stage.data_key for stage in self.stages)}])"

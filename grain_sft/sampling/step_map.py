@@ -1,4 +1,7 @@
-"""StepMap and MappedSampler: which data step each step of the trainer reads, where a run skips some or has stages."""
+"""StepMap and MappedSampler: which step of a sampler the trainer reads at each step, where a run skips some or has stages.
+
+A data step is a step of the sampler. With 3 steps skipped at step 10, the trainer's step 10 reads data step 13.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ T = TypeVar("T")
 
 
 class StepMap:
-    """Map between the steps of a trainer and the data steps of a sampler. Some data steps are skipped.
+    """Map between the steps of a trainer and the data steps of a sampler, some of which are skipped.
 
     Args:
       skips: Pairs (step, num_steps). Each skips `num_steps` data steps before the trainer's step `step`.
@@ -41,46 +44,50 @@ class StepMap:
     """
 
     def __init__(self, skips: Iterable[tuple[int, int]], origin: int = 0) -> None:
-        self.steps, self._skipped = [origin], [-origin]  # from each step on: data step minus trainer's step
+        self.steps = [origin]
+        self._shifts = [-origin]  # data step minus trainer's step, from each of `steps` on
         for first, count in sorted(skips):
             step = as_integer("skip: from", first, 0, SamplerError)
             if step > self.steps[-1]:
                 self.steps.append(step)
-                self._skipped.append(self._skipped[-1])
-            self._skipped[-1] += as_integer("skip: steps", count, 1, SamplerError)
-        self._data = [step + skipped for step, skipped in zip(self.steps, self._skipped, strict=True)]
-        if max(self.steps[-1], self._data[-1]) > sys.maxsize:
-            raise SamplerError(f"skip: step {self.steps[-1]} would read data step {self._data[-1]}. Skip fewer steps.")
+                self._shifts.append(self._shifts[-1])
+            self._shifts[-1] += as_integer("skip: steps", count, 1, SamplerError)
+        self._ends = [*self.steps[1:], sys.maxsize]  # step after the last one of each shift
+        self._data_steps = [step + shift for step, shift in zip(self.steps, self._shifts, strict=True)]
+        if max(self.steps[-1], self._data_steps[-1]) > sys.maxsize:
+            problem = f"step {self.steps[-1]} would read data step {self._data_steps[-1]}"
+            raise SamplerError(f"skip: {problem}. Skip fewer steps.")
 
     def data_step(self, step: int) -> int:
         """Return the data step that the trainer's `step` reads; a step before `origin` counts back from that of `origin`."""
-        return step + self._skipped[max(0, bisect_right(self.steps, step) - 1)]
+        return step + self._shifts[max(0, bisect_right(self.steps, step) - 1)]
 
     def step_of(self, data_step: int) -> int:
         """Return the first step of the trainer that reads `data_step` or a later one."""
-        entry = bisect_right(self._data, data_step) - 1
-        step = data_step - self._skipped[entry] if entry >= 0 else self.steps[0]
-        return min(step, self.steps[entry + 1]) if entry + 1 < len(self.steps) else step
+        entry = bisect_right(self._data_steps, data_step) - 1
+        if entry < 0:
+            return self.steps[0]
+        return min(data_step - self._shifts[entry], self._ends[entry])
 
     def steps_of(self, data_steps: Ints) -> Ints:
         """Return int64 [n], the trainer's step that reads each of `data_steps`, int64 [n]; -1 for a skipped data step."""
-        entry = np.searchsorted(self._data, data_steps, side="right") - 1
-        steps = data_steps - np.array(self._skipped)[entry]
-        ends = np.array([*self.steps[1:], sys.maxsize])
-        return np.where((entry >= 0) & (data_steps >= 0) & (steps < ends[entry]), steps, -1)
+        entry = np.searchsorted(self._data_steps, data_steps, side="right") - 1
+        steps = data_steps - np.array(self._shifts)[entry]
+        is_read = (entry >= 0) & (data_steps >= 0) & (steps < np.array(self._ends)[entry])
+        return np.where(is_read, steps, -1)
 
-    def read_between(self, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, end) of each range of data steps within [first, end) that are not skipped."""
-        for data, skipped, last in zip(self._data, self._skipped, [*self.steps[1:], sys.maxsize], strict=True):
-            begin, stop = max(first, data), min(end, last + skipped)
-            if begin < stop:
-                yield begin, stop
+    def read_between(self, first: int, end: int) -> Iterator[range]:
+        """Yield the ranges of data steps within [first, end) that are not skipped."""
+        for data_step, shift, step_end in zip(self._data_steps, self._shifts, self._ends, strict=True):
+            data_steps = range(max(first, data_step), min(end, step_end + shift))
+            if data_steps:
+                yield data_steps
 
 
 class MappedSampler(Sampler):
-    """A sampler of a selection of the steps of another: all but skipped ones, or those of a stage of a run.
+    """Sampler that reads some steps of another sampler: all but skipped ones, or those of a stage of a run.
 
-    Batch sizes and mixture weights are those of the data step. A skip thus delivers later batches earlier, but unchanged.
+    Batch sizes and mixture weights are those of the data step. So a skip delivers later batches earlier, but unchanged.
 
     Args:
       sampler: Sampler of the data steps.
@@ -100,52 +107,57 @@ class MappedSampler(Sampler):
         self.sampler, self.skips, self.origin, self.end = sampler, tuple(skips), origin, end
         self._map = StepMap(self.skips, origin)
         self.first_step = self._map.step_of(sampler.first_step)
-        sizes = self.sampler.batch_sizes
-        joined = JoinedSizes((step, sizes, self._map.data_step(step) - step) for step in self._map.steps)
-        super().__init__(joined, self.sampler.host, host_blocks=self.sampler.host_blocks)
-        for name in ("num_instances", "runs_on", "epochs", "consecutive_slots"):
-            setattr(self, name, getattr(self.sampler, name))
-        self.streams = tuple(map(self._stream, self.sampler.streams))
+        sizes = JoinedSizes((step, sampler.batch_sizes, self._map.data_step(step) - step) for step in self._map.steps)
+        super().__init__(sizes, sampler.host, host_blocks=sampler.host_blocks)
+        self.num_instances, self.epochs = sampler.num_instances, sampler.epochs
+        self.runs_on, self.consecutive_slots = sampler.runs_on, sampler.consecutive_slots
+        self.streams = tuple(map(self._stream, sampler.streams))
 
     def _stream(self, stream: EpochStream) -> EpochStream:
-        """Return a stream of `sampler`, in steps of the trainer."""
+        """Return a stream of `sampler` whose `begin` and `span` are in steps of the trainer."""
 
         def begin(step: int) -> tuple[int, int]:
             return stream.begin(self._map.data_step(step))
 
-        def span(epoch: int) -> EpochSpan | None:
-            found = stream.span(epoch)
-            if found is None:
-                return None
-            first = self._map.step_of(found.first)
-            if first >= self.end_step:
-                return None
-            if found.last == sys.maxsize and self.num_steps is None:
-                return found._replace(first=first)
+        return dataclasses.replace(stream, begin=begin, span=functools.partial(self._span, stream))
 
-            def rows_before(data_step: int) -> int:
-                """Return the number of rows of `found` that data steps before `data_step` read."""
-                epoch_at, rows = stream.begin(data_step)
-                if epoch_at == epoch:
-                    return rows - found.start * stream.num_blocks
-                return found.rows if epoch_at > epoch else 0
+    def _span(self, stream: EpochStream, epoch: int) -> EpochSpan | None:
+        """Return the part of an epoch that the trainer reads, in its steps; `stream` is in data steps."""
+        span = stream.span(epoch)
+        if span is None:
+            return None
+        first_step = self._map.step_of(span.first)
+        if first_step >= self.end_step:
+            return None
+        if span.last == sys.maxsize and self.num_steps is None:
+            return span._replace(first=first_step)
 
-            def step_that_reads(row: int, data_steps: range) -> int:
-                """Return the trainer's step that reads row number `row` of `found`."""
-                at = bisect_right(data_steps, row, key=lambda step: rows_before(step + 1))
-                return self._map.step_of(data_steps[at])
+        def rows_before(data_step: int) -> int:
+            """Return the number of rows of `span` that data steps before `data_step` read."""
+            epoch_at_step, rows = stream.begin(data_step)
+            if epoch_at_step == epoch:
+                return rows - span.start * stream.num_blocks
+            return span.rows if epoch_at_step > epoch else 0
 
-            end = min(found.last, self._map.data_step(self.end_step - 1)) + 1
-            parts = [range(*each) for each in self._map.read_between(found.first, end)]
-            counts = [rows_before(each.stop) - rows_before(each.start) for each in parts]
-            parts = [each for each, count in zip(parts, counts, strict=True) if count]
-            if not parts:
-                return EpochSpan(first, first - 1, 0)
-            start, stop = rows_before(parts[0].start), rows_before(parts[-1].stop)
-            first, last = step_that_reads(start, parts[0]), step_that_reads(stop - 1, parts[-1])
-            return EpochSpan(first, last, sum(counts), found.start + start // stream.num_blocks)
+        def step_that_reads(row: int, data_steps: range) -> int:
+            """Return the trainer's step that reads row number `row` of `span`, from 0."""
+            number = bisect_right(data_steps, row, key=lambda data_step: rows_before(data_step + 1))
+            return self._map.step_of(data_steps[number])
 
-        return dataclasses.replace(stream, begin=begin, span=span)
+        end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
+        parts: list[range] = []  # data steps that read rows of the epoch and are not skipped
+        num_rows = 0
+        for data_steps in self._map.read_between(span.first, end):
+            num_rows_of_part = rows_before(data_steps.stop) - rows_before(data_steps.start)
+            if num_rows_of_part:
+                parts.append(data_steps)
+                num_rows += num_rows_of_part
+        if not parts:
+            return EpochSpan(first_step, first_step - 1, 0)
+        first_row, end_row = rows_before(parts[0].start), rows_before(parts[-1].stop)
+        first_step = step_that_reads(first_row, parts[0])
+        last_step = step_that_reads(end_row - 1, parts[-1])
+        return EpochSpan(first_step, last_step, num_rows, span.start + first_row // stream.num_blocks)
 
     def _mapped(self, sampler: Sampler) -> MappedSampler:
         return MappedSampler(sampler, self.skips, origin=self.origin, end=self.end)
@@ -158,16 +170,18 @@ class MappedSampler(Sampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        ends = [self.end, None if self.sampler.num_steps is None else self._map.step_of(self.sampler.num_steps)]
-        return min((end for end in ends if end is not None), default=None)
+        if self.sampler.num_steps is None:
+            return self.end
+        end_of_data = self._map.step_of(self.sampler.num_steps)
+        return end_of_data if self.end is None else min(self.end, end_of_data)
 
     def steps_of_epochs(self, epochs: int | None) -> int:
         return min(self.end_step, self._map.step_of(self.sampler.steps_of_epochs(epochs)))
 
     @property
     def changes(self) -> list[int]:
-        found = {*self._map.steps, *map(self._map.step_of, self.sampler.changes)}
-        return sorted(step for step in found if self.first_step < step < self.end_step)
+        changes = {*self._map.steps, *map(self._map.step_of, self.sampler.changes)}
+        return sorted(step for step in changes if self.first_step < step < self.end_step)
 
     def row_length(self, step: int) -> int | None:
         return self.sampler.row_length(self._map.data_step(self._checked_step(step)))
@@ -179,7 +193,7 @@ class MappedSampler(Sampler):
         return self._read(self.sampler.rows_at, self._map.data_step(self._checked_step(step)), places)
 
     def _read(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a method of `sampler`. A `NoRowLeftError` then names the trainer's step instead of the data step."""
+        """Call a `method` of `sampler`. A `NoRowLeftError` names the trainer's step instead of the data step."""
         try:
             return method(*arguments, **options)
         except NoRowLeftError as error:
@@ -187,10 +201,10 @@ class MappedSampler(Sampler):
             raise NoRowLeftError(self._map.step_of(data_step), text) from None
 
     def slots(self, steps: range, *, hosts: Sequence[int] | None = None) -> BatchSlots:
-        first, last = (self._map.data_step(step) for step in (steps.start, steps.stop - 1))
-        ranges = (range(*each) for each in self._map.read_between(first, last + 1))
-        found = BatchSlots.joined(self._read(self.sampler.slots, each, hosts=hosts) for each in ranges)
-        return dataclasses.replace(found, step=self._map.steps_of(found.step))
+        first, last = self._map.data_step(steps.start), self._map.data_step(steps.stop - 1)
+        ranges = self._map.read_between(first, last + 1)
+        slots = BatchSlots.joined(self._read(self.sampler.slots, data_steps, hosts=hosts) for data_steps in ranges)
+        return dataclasses.replace(slots, step=self._map.steps_of(slots.step))
 
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
@@ -200,8 +214,8 @@ class MappedSampler(Sampler):
             num_epochs = 1 + max(stream.begin(last + 1)[0] for stream in self.sampler.streams)
             epochs = num_epochs if self.epochs is None else min(num_epochs, self.epochs)
         slots = self.sampler.find_slots(rows, epochs=epochs, hosts=hosts)
-        found = dataclasses.replace(slots, step=self._map.steps_of(slots.step))
-        return found.select(np.flatnonzero((found.step >= 0) & (found.step < self.end_step)))
+        slots = dataclasses.replace(slots, step=self._map.steps_of(slots.step))
+        return slots.select(np.flatnonzero((slots.step >= 0) & (slots.step < self.end_step)))
 
     @property
     def data_key(self) -> str:

@@ -1,10 +1,10 @@
-"""Streams of rows, read epoch after epoch, and the slots of the batches that the rows fill."""
+"""Rows of one source in their order (`SourceOrder`), when a run reads them (`EpochStream`), and where (`BatchSlots`)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,12 +25,12 @@ class SourceOrder:
       num_instances: Number of rows.
       seed: Seed of the order, 0 or more.
       order: Order, as in `IndexSampler`.
-      shuffle: Whether rows are read in that order; False reads them as they are numbered.
+      shuffle: Whether rows are read in that order; False reads them in ascending order.
       epochs: Number of epochs after which the source is exhausted; None means never.
-      on_exhausted: What its mixture does then: "stop", "renormalize" or "fail", as in `Mixture`. None means what the mixture
-        does for all of its sources.
-      chunk_size: Number of consecutive rows that stay together: the order is one of chunks of that many rows, as with
-        `chunk_size` of OLMo-core's data loader. Divides `num_instances`.
+      on_exhausted: What the source's mixture does after the last epoch: "stop", "renormalize" or "fail", as in `Mixture`. None
+        means the mixture's own `on_exhausted`.
+      chunk_size: Number of consecutive rows that stay together, as `chunk_size` of OLMo-core's data loader. Divides
+        `num_instances`. With 4, the order is a permutation of the chunks 0 to 3, 4 to 7, and so on.
       start: Epoch, and index in its order, of the first row to read; (0, 0) unless an earlier stage of the run read rows.
 
     Raises:
@@ -47,9 +47,11 @@ class SourceOrder:
     start: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        for name, least in (("num_instances", 1), ("seed", 0), ("epochs", 1), ("chunk_size", 1)):
-            if name != "epochs" or self.epochs is not None:
-                object.__setattr__(self, name, as_integer(name, getattr(self, name), least, SamplerError))
+        bounds = {"num_instances": 1, "seed": 0, "chunk_size": 1}
+        if self.epochs is not None:
+            bounds["epochs"] = 1
+        for name, least in bounds.items():
+            object.__setattr__(self, name, as_integer(name, getattr(self, name), least, SamplerError))
         if self.on_exhausted not in (None, "stop", "renormalize", "fail"):
             raise SamplerError(f"on_exhausted={self.on_exhausted!r}: a source takes stop, renormalize or fail.")
         if self.on_exhausted is not None and self.epochs is None:
@@ -57,20 +59,21 @@ class SourceOrder:
                 f"on_exhausted={self.on_exhausted!r}: the source is never exhausted. Give it max_epochs."
             )
         if self.num_instances % self.chunk_size:
-            found = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"
-            raise SamplerError(f"{found}. Take another, or the rows of a layout with max_target_sequence_length.")
-        if self.start[0] < 0 or not 0 <= self.start[1] < self.num_instances:
-            expected = f"expected an epoch from 0 on, and an index from 0 to {self.num_instances - 1}"
-            raise SamplerError(f"start={self.start}: {expected}.")
+            problem = f"chunk_size={self.chunk_size} does not divide the {self.num_instances} rows"
+            raise SamplerError(f"{problem}. Take another, or the rows of a layout with max_target_sequence_length.")
+        epoch, index = self.start
+        if epoch < 0 or not 0 <= index < self.num_instances:
+            expected = f"an epoch from 0 on, and an index from 0 to {self.num_instances - 1}"
+            raise SamplerError(f"start={self.start}: expected {expected}.")
 
     @property
     def num_rows(self) -> int | None:
-        """Number of rows from the start to the end of the epochs, 0 if that is before; None if they never end."""
+        """Number of rows from `start` to the end of the last epoch, 0 if `start` is after it; None if epochs never end."""
         return None if self.epochs is None else max(0, self.epochs * self.num_instances - self.rows_before)
 
     @property
     def rows_before(self) -> int:
-        """Number of rows of all epochs before the start."""
+        """Number of rows of all epochs before `start`."""
         return self.start[0] * self.num_instances + self.start[1]
 
     @property
@@ -80,34 +83,42 @@ class SourceOrder:
 
     @property
     def data_key(self) -> str:
-        """Text of all that decides the rows. It has the order and the seed only if rows are shuffled by a seed."""
-        drawn = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
-        how = "" if self.on_exhausted is None else f", on_exhausted={self.on_exhausted!r}"
-        return f"SourceOrder({self.num_instances}, {drawn}, epochs={self.epochs}{how}{self.changes_text})"
+        """All that decides the rows, as text. It has the order and the seed only if the rows depend on the seed."""
+        order = f"{self.order!r}, seed={self.seed}" if self.seeded else "'sequential'"
+        on_exhausted = "" if self.on_exhausted is None else f", on_exhausted={self.on_exhausted!r}"
+        return f"SourceOrder({self.num_instances}, {order}, epochs={self.epochs}{on_exhausted}{self.options_text})"
 
     @property
-    def changes_text(self) -> str:
-        """Text of the chunks and the start, where they are not the default."""
+    def options_text(self) -> str:
+        """`chunk_size` and `start` as text for a `data_key`; "" where they have their defaults."""
         chunks = f", chunk_size={self.chunk_size}" if self.chunk_size > 1 else ""
-        return chunks + (f", start={self.start}" if self.start != (0, 0) else "")
+        start = f", start={self.start}" if self.start != (0, 0) else ""
+        return chunks + start
 
     def rows_at(self, cache_dir: CacheDir, costs: Costs | None = None) -> RowsAt:
-        """Return the function that maps (epoch, indices) to rows. Only an order by cost reads `costs`, the cost of each row.
+        """Return the function that maps (epoch, indices) to rows.
+
+        Args:
+          cache_dir: Folder of exact orders, as in `IndexSampler`.
+          costs: Costs of the rows, for an order by cost; other orders ignore them.
 
         Raises:
-          SamplerError: The order is by cost, and there are no `costs`.
+          SamplerError: The order is by cost, and `costs` is None.
         """
-        order, needed = ORDERS[self.order], {}
+        order = ORDERS[self.order]
+        options: dict[str, Any] = {"seed": self.seed, "cache_dir": cache_dir}
         if order.by_cost:
             if costs is None:
-                expected = "Give IndexSampler costs=layout.row_costs; for a source of a mixture take another order."
-                raise SamplerError(f"order={self.order!r} needs the cost of each row. {expected}")
-            needed["costs"] = costs
+                fix = "Give IndexSampler costs=layout.row_costs; for a source of a mixture take another order."
+                raise SamplerError(f"order={self.order!r} needs the cost of each row. {fix}")
+            options["costs"] = costs
         if not self.shuffle:
             return lambda epoch, indices: indices
         size = self.chunk_size
-        made = order.make(self.num_instances // size, seed=self.seed, cache_dir=cache_dir, **needed)
-        return made if size == 1 else lambda epoch, indices: made(epoch, indices // size) * size + indices % size
+        chunks_at = order.make(self.num_instances // size, **options)
+        if size == 1:
+            return chunks_at
+        return lambda epoch, indices: chunks_at(epoch, indices // size) * size + indices % size
 
     def epoch_seed(self, epoch: int) -> int:
         """Return the seed of an epoch's generator."""
@@ -115,10 +126,15 @@ class SourceOrder:
 
 
 class EpochSpan(NamedTuple):
-    """First and last step that read rows of an epoch, number of these rows, and index in the epoch of the first of them.
+    """Part of an epoch that a run reads.
 
-    An epoch that its run does not finish, such as that of a source whose weight becomes 0, ends with the run: an amendment may
-    give the source a weight again.
+    If the run ends inside the epoch, so does the span. If the run never ends and does not finish the epoch, because the weight
+    of its source becomes 0, `last` is `sys.maxsize`: an amendment may give the source a weight again.
+
+    Attributes:
+      first, last: First and last step that read rows of the epoch.
+      rows: Number of rows read.
+      start: Index in the epoch of the first row read.
     """
 
     first: int
@@ -133,14 +149,15 @@ class EpochStream:
 
     Attributes:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
-      source: Number of rows, order, seed and epochs.
-      first_row: Number of the stream's first row among the rows of all streams.
-      begin: Function of a step that returns the epoch of the step's first row, and the number of rows of that epoch in earlier
-        steps.
+      source: The source's number of rows, their order, its seed and its epochs.
+      first_row: Number of rows in the streams before this one: row r of the stream is row `first_row + r` of the layout.
+      begin: Function of a step that returns the epoch of the stream's next row, and the number of rows of that epoch in
+        earlier steps.
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
       rows_at: Function of (epoch, indices) that returns rows of the stream, numbered from 0.
       num_blocks: Number of hosts if each reads its own block of the epoch, else 1.
-      batching: Text of the rule that cuts epochs into batches, if a stage by another rule has to begin with an epoch; else "".
+      batching: Text of the rule that cuts epochs into batches, if another rule can only take over where an epoch begins;
+        else "".
     """
 
     name: str

@@ -76,7 +76,7 @@ def test_sizes_of_steps_add_up(pipeline, config):
         before = np.cumsum([0, *counts])
         assert [sizes.at(step) for step in steps.tolist()] == counts
         assert [sizes.before(step) for step in range(len(steps) + 1)] == before.tolist()
-        for found, expected in zip(sizes.begins(steps), (before[:-1], counts), strict=True):
+        for found, expected in zip(sizes.of_steps(steps), (before[:-1], counts), strict=True):
             np.testing.assert_array_equal(found, expected)
         step_of_row = steps.repeat(counts).tolist()
         assert [sizes.step_of(row) for row in range(0, before[-1], 97)] == step_of_row[::97]

@@ -253,7 +253,7 @@ def test_a_step_map_reads_every_data_step_once_or_skips_it(origin, skips):
     assert [found.data_step(step) for step in steps] == read and found.data_step(origin - 1) == read[0] - 1
     assert found.steps_of(data).tolist() == [steps[read.index(each)] if each in read else -1 for each in data.tolist()]
     ranges = found.read_between(0, len(data))
-    assert [each for first, end in ranges for each in range(first, end)] == read
+    assert [step for data_steps in ranges for step in data_steps] == read
 
 
 @pytest.mark.parametrize("skip", [(0, 10**30), (10**30, 1)])

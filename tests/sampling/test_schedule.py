@@ -144,10 +144,10 @@ def test_steps_in_a_row_are_what_each_step_is_by_itself(run, order, data):
             np.testing.assert_array_equal(one.rows(step), make().rows(step))
 
 
-def test_joined_sizes_are_those_of_their_ranges():
+def test_joined_sizes_are_those_of_their_parts():
     sizes = JoinedSizes([(0, BatchSizes(4), 3), (5, BatchSizes(6, [(10, 12)]), 2)])
     expected = [4] * 5 + [6] * 3 + [12] * 12
-    assert [sizes.at(step) for step in range(20)] == sizes.begins(np.arange(20))[1].tolist() == expected
+    assert [sizes.at(step) for step in range(20)] == sizes.of_steps(np.arange(20)).size.tolist() == expected
     steps = np.repeat(range(20), expected)
     assert sizes.steps_of(np.arange(len(steps))).tolist() == steps.tolist() and sizes.before(20) == len(steps)
     sizes.check_from(5, 3)
