@@ -1,8 +1,11 @@
-"""Expected control tokens of a rendered chat: those in the template's own text, not in the chat's texts.
+"""Control tokens that a chat template writes itself, told apart from those that the chat's texts spell.
 
-In most chats, the template's text depends only on the roles, and only that text is searched. Any other chat is rendered
-again with each character of its texts exchanged for a character that the chat does not have: what is left unexchanged is the
-template's own text. Exchanging the characters back must give the chat again, unless the template changes texts.
+A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
+the chat is rendered again with each character of its texts exchanged for one that the chat does not have, such as "h" for
+U+20001. Every other character is the template's, and so are the control tokens there. Exchanging the characters back must give
+the chat again. If it does not, the template changes texts: the ids of its control tokens are known, but not their places.
+
+In most chats the template's text depends on the roles alone, and `RenderedChat.contents` tells it apart without this.
 """
 
 import bisect
@@ -18,31 +21,44 @@ from grain_sft.prepare.templates.chat_spans import KEPT, RenderedChat, around_co
 from grain_sft.prepare.templates.chat_template import unused_characters
 from grain_sft.prepare.templates.template import SpecialText
 
-Control = tuple[int, int, int]
-"""Id, start and stop of a control token; start and stop are indices of characters in a text."""
+
+class Control(NamedTuple):
+    """A control token in a text: its id, its first character and the one after its last."""
+
+    id: int
+    start: int
+    stop: int
+
 
 Find = Callable[[str], list[Control]]
+"""Function that returns the control tokens of a text."""
 
 _STAND_IN = "\U00020000"  # a letter that replaces a whole text
-_LETTERS, _OTHERS = range(0x20001, 0x2A6D0), range(0x100000, 0x10FFFE)
+_LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, exchanged for letters and digits
+_OTHERS = range(0x100000, 0x10FFFE)  # private characters, exchanged for all others
 _EXCHANGED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
 _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # characters that JSON escapes
 
 
 class Expected(NamedTuple):
-    """Control tokens that the template writes. Their places are known only if `placed`: the template changes no text."""
+    """Control tokens that the template writes. If `placed` is False, the template changes texts and only the ids are right."""
 
     controls: list[Control]
     placed: bool
 
     @property
     def ids(self) -> list[int]:
-        """Their ids."""
-        return [number for number, _, _ in self.controls]
+        """Ids of the control tokens."""
+        return [control.id for control in self.controls]
 
 
 def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> Expected:
-    """Return the control tokens that the template writes; `find` returns those of a text, `special` has their spellings.
+    """Return the control tokens that the template writes.
+
+    Args:
+      chat: Rendered chat.
+      find: Function that returns the control tokens of a text.
+      special: Spellings of the tokenizer's special tokens.
 
     Raises:
       RecordError: The template's control tokens depend on the chat's texts.
@@ -52,15 +68,19 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         starts = [0, *(stop for _, stop in chat.contents)]
         return Expected(_controls_in(literals, starts, functools.partial(_find_once, find)), placed=True)
     exchange = _exchange(chat)
-    table, back = str.maketrans(exchange), str.maketrans({after: before for before, after in exchange.items()})
+    table = str.maketrans(exchange)
+    back = str.maketrans({after: before for before, after in exchange.items()})
     keys, compared = chat.template.literals
-    names = _kept_names(keys, special)
+    kept_keys = _kept_keys(keys, special)
 
     def exchange_all(text: str) -> str:
         return text.translate(table)
 
     def exchange_uncompared(text: str) -> str:
-        """Exchange a text, but keep the texts that the template compares others with, unless they overlap a control token."""
+        """Exchange a text except for words that the template compares texts with, such as "</think>".
+
+        Such a word is exchanged after all if it overlaps the spelling of a control token.
+        """
         spelled = [match.span() for match in special.pattern.finditer(text)]
         parts, stop = [], 0
         for match in compared.finditer(text):
@@ -69,27 +89,27 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
                 stop = match.end()
         return "".join([*parts, text[stop:].translate(table)])
 
-    plain = _render_exchanged(chat, names, exchange_all)
+    plain = _render_exchanged(chat, kept_keys, exchange_all)
     if plain is None:
         raise RecordError("messages: the chat template refuses them with other texts, so its own text is unknown.")
     expected = Expected(_controls_of_template(plain, find), placed=plain.translate(back) == chat.text)
     if expected.placed:
         return expected
-    careful = _render_exchanged(chat, names, exchange_uncompared)
+    careful = _render_exchanged(chat, kept_keys, exchange_uncompared)
     if careful is None or careful.translate(back) != chat.text:
         return expected
-    again = Expected(_controls_of_template(careful, find), placed=True)
-    return again if again.ids == expected.ids else expected
+    placed = Expected(_controls_of_template(careful, find), placed=True)
+    return placed if placed.ids == expected.ids else expected
 
 
 @functools.lru_cache(maxsize=KEPT)
 def _find_once(find: Find, text: str) -> list[Control]:
-    """Return `find(text)`. Most chats have the same texts around their contents."""
+    """Return `find(text)`, cached: chats with the same roles have the same text of the template."""
     return find(text)
 
 
 def _controls_of_template(exchanged: str, find: Find) -> list[Control]:
-    """Return the control tokens of a chat with exchanged texts."""
+    """Return the control tokens of a chat that is rendered with exchanged texts."""
     starts = [0, *(match.end() for match in _EXCHANGED.finditer(exchanged))]
     return _controls_in(_EXCHANGED.split(exchanged), starts, find)
 
@@ -97,19 +117,22 @@ def _controls_of_template(exchanged: str, find: Find) -> list[Control]:
 def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
     """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat.
 
-    They are found in the literals joined by one letter for each text of the chat.
+    They are searched in one text: the literals, joined by a letter in place of each text of the chat.
     """
-    joined = [0, *itertools.accumulate(len(literal) + len(_STAND_IN) for literal in literals)]  # starts there
-    found = []
+    starts_in_joined = [0, *itertools.accumulate(len(literal) + len(_STAND_IN) for literal in literals)]
+    controls = []
     for number, start, stop in find(_STAND_IN.join(literals)):
-        index = bisect.bisect_right(joined, start) - 1
-        moved = starts[index] - joined[index]
-        found.append((number, start + moved, stop + moved))
-    return found
+        literal = bisect.bisect_right(starts_in_joined, start) - 1
+        shift = starts[literal] - starts_in_joined[literal]
+        controls.append(Control(number, start + shift, stop + shift))
+    return controls
 
 
 def _exchange(chat: RenderedChat) -> dict[str, str]:
-    """Return the replacement of each character in the chat's texts. Letters and digits are replaced by letters."""
+    """Return the character that replaces each character in the chat's texts: for letters and digits a letter.
+
+    Spaces and characters that JSON escapes are not replaced.
+    """
     values = [chat.messages, chat.tools]
     used = {char for _, text in strings(values) for char in text if not char.isspace() and char not in _ESCAPED}
     letters = {char for char in used if char.isalnum()}
@@ -121,34 +144,36 @@ def _exchange(chat: RenderedChat) -> dict[str, str]:
 
 
 @functools.lru_cache(maxsize=16)
-def _kept_names(names: frozenset[str], special: SpecialText) -> frozenset[str]:
-    """Return the names that can't overlap a control token, and `content`, which every chat needs."""
+def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
+    """Return the keys of messages that need no exchange: `content`, and names that can't overlap a control token."""
     spellings = [spelling.lower() for spelling in special.spellings]
 
-    def overlaps(name: str, spelling: str) -> bool:
-        ends = any(spelling.startswith(name[at:]) or spelling.endswith(name[: at + 1]) for at in range(len(name)))
-        return ends or name in spelling or spelling in name
+    def overlaps(key: str, spelling: str) -> bool:
+        at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
+        return at_an_end or key in spelling or spelling in key
 
-    return frozenset(
-        name
-        for name in names
-        if name == "content"
-        or (name.isascii() and name.isidentifier() and not any(overlaps(name.lower(), each) for each in spellings))
-    )
+    def is_kept(key: str) -> bool:
+        is_name = key.isascii() and key.isidentifier()
+        return key == "content" or (is_name and not any(overlaps(key.lower(), spelling) for spelling in spellings))
+
+    return frozenset(filter(is_kept, keys))
 
 
-def _render_exchanged(chat: RenderedChat, names: frozenset[str], exchanged: Callable[[str], str]) -> str | None:
-    """Return the chat rendered with exchanged texts and keys, except the keys `names`; None if the template refuses it."""
+def _render_exchanged(chat: RenderedChat, kept_keys: frozenset[str], exchange: Callable[[str], str]) -> str | None:
+    """Return the chat rendered with exchanged texts, and keys except `kept_keys`; None if the template refuses it.
 
-    def value(entry: Any) -> Any:
-        if isinstance(entry, str):
-            return exchanged(entry)
-        if isinstance(entry, dict):
-            return {key if key in names else exchanged(key): value(item) for key, item in entry.items()}
-        return [value(item) for item in entry] if isinstance(entry, list | tuple) else entry
+    Roles stay as they are.
+    """
 
-    messages = [
-        {"role": message["role"], **value({key: message[key] for key in message if key != "role"})}
-        for message in chat.messages
-    ]
-    return chat.template.attempt(messages, None if chat.tools is None else value(chat.tools))
+    def exchanged(value: Any) -> Any:
+        if isinstance(value, str):
+            return exchange(value)
+        if isinstance(value, dict):
+            return {key if key in kept_keys else exchange(key): exchanged(item) for key, item in value.items()}
+        return [exchanged(item) for item in value] if isinstance(value, list | tuple) else value
+
+    messages = []
+    for message in chat.messages:
+        others = {key: value for key, value in message.items() if key != "role"}
+        messages.append({"role": message["role"], **exchanged(others)})
+    return chat.template.attempt(messages, exchanged(chat.tools))

@@ -1,4 +1,4 @@
-"""Token ids and loss of a rendered chat, with exactly its expected control tokens."""
+"""Token ids and loss of a rendered chat. Its control tokens must be those that the template writes, and no others."""
 
 import abc
 import bisect
@@ -18,7 +18,11 @@ from grain_sft.prepare.tokenizers.huggingface_gaps import refusal
 
 
 class UnexpectedControlError(RecordError):
-    """Error of a chat whose `text` becomes an unexpected control token; "" if the text is unknown."""
+    """Error of a chat with a control token that the template did not write.
+
+    Attributes:
+      text: Text that becomes the token; "" if it is unknown.
+    """
 
     def __init__(self, message: str, text: str = "") -> None:
         super().__init__(message)
@@ -26,7 +30,11 @@ class UnexpectedControlError(RecordError):
 
 
 class Encoder(abc.ABC):
-    """Encoder of rendered chats by a tokenizer, whose special tokens `special` finds."""
+    """Encoder of rendered chats with one tokenizer.
+
+    Attributes:
+      special: Search for the spellings of the tokenizer's special tokens.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special = SpecialText(tokenizer.special_tokens)
@@ -37,27 +45,32 @@ class Encoder(abc.ABC):
 
     @abc.abstractmethod
     def find(self, text: str) -> list[Control]:
-        """Return the control tokens of a text that spells no others."""
+        """Return the control tokens that a text spells."""
 
     @abc.abstractmethod
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """Return the document of a rendered chat, whose characters in `spans` take loss.
+        """Return the document of a rendered chat.
+
+        Args:
+          text: The rendered chat.
+          spans: Spans of its characters that take loss.
+          expected: Control tokens that the template writes.
+          plain: Whether a text that spells a control token is encoded as ordinary text, not refused.
 
         Raises:
-          UnexpectedControlError: The chat has other control tokens than those expected. With `plain`, a text that becomes
-            one is encoded as ordinary text instead.
+          UnexpectedControlError: The chat has other control tokens than those expected.
         """
 
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
         """Raise an UnexpectedControlError if the `controls` of a chat are not those expected."""
-        found = [number for number, _, _ in controls]
-        if controls == expected.controls or (not expected.placed and found == expected.ids):
+        ids = [control.id for control in controls]
+        if controls == expected.controls or (not expected.placed and ids == expected.ids):
             return
         if expected.placed:
-            places = [(start, stop) for _, start, stop in expected.controls]
-            surplus = [entry for entry in controls if entry[1:] not in places]
+            places = [(control.start, control.stop) for control in expected.controls]
+            surplus = [control for control in controls if (control.start, control.stop) not in places]
         else:
-            surplus = [entry for entry in controls if entry[0] not in expected.ids] or controls
+            surplus = [control for control in controls if control.id not in expected.ids] or controls
         if surplus and len(controls) >= len(expected.controls):
             number, start, stop = surplus[0]
             raise UnexpectedControlError(f"becomes the special token {self._spellings[number]!r}", text[start:stop])
@@ -65,15 +78,16 @@ class Encoder(abc.ABC):
 
 
 class WholeChats(Encoder):
-    """Encoder of whole chats by a tokenizer of Hugging Face. It compares the control tokens of the result."""
+    """Encoder that gives the whole chat to a Hugging Face tokenizer, which finds control tokens in it, and compares them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        self._unknown = self._spellings.keys() - tokenizer.control_ids
+        self._unknown_ids = self._spellings.keys() - tokenizer.control_ids  # the token for unknown characters
         self._normalizer = self._tokenizer.exact.normalizer
 
     def find(self, text: str) -> list[Control]:
-        return self._encode(self._tokenizer.exact, text)[2]
+        _, _, controls = self._encode(self._tokenizer.exact, text)
+        return controls
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
         encoded, ids, controls = self._encode(self._tokenizer.strict, text)
@@ -86,88 +100,99 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, spans))
 
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
-        """Encode the chat by the tokenizer's `plain`, with new names for the template's own control tokens alone."""
-        parts, stops, shifts = [], [0], [0]  # shifts: number of characters by which the text after each stop moves
-        for number, first, last in controls:
+        """Encode a chat whose texts spell control tokens, with the tokenizer's `plain`, in which those have other names.
+
+        The template's own `controls` get these names; the spellings in texts become ordinary tokens.
+        """
+        parts = []
+        stops = [0]  # start of the text, then the end of each control token
+        shifts = [0]  # number of characters by which the names move the text after each of `stops`
+        for number, start, stop in controls:
             name = renamed(self._spellings[number])
-            parts += [text[stops[-1] : first], name]
-            stops.append(last)
-            shifts.append(shifts[-1] + len(name) - (last - first))
+            parts += [text[stops[-1] : start], name]
+            stops.append(stop)
+            shifts.append(shifts[-1] + len(name) - (stop - start))
         changed = "".join([*parts, text[stops[-1] :]])
 
-        def moved(place: int) -> int:
-            return place + shifts[bisect.bisect(stops, place) - 1]
+        def shifted(index: int) -> int:
+            return index + shifts[bisect.bisect(stops, index) - 1]
 
         try:
-            encoded, ids, found = self._encode(self._tokenizer.plain, changed)
+            encoded, ids, plain_controls = self._encode(self._tokenizer.plain, changed)
         except CorpusError as error:
             raise RecordError(f"messages: {error}") from error
-        expected = Expected([(number, moved(first), moved(last)) for number, first, last in controls], placed=True)
-        self._check(found, expected, changed)
-        return Rendered(ids, _mask(encoded, [(moved(start), moved(stop)) for start, stop in spans]))
+        expected = [Control(number, shifted(start), shifted(stop)) for number, start, stop in controls]
+        self._check(plain_controls, Expected(expected, placed=True), changed)
+        return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
-        """Return the encoding, its ids, and the control tokens, without the whitespace that some of them take in."""
+        """Return the encoding, its ids, and its control tokens, whose spans leave out whitespace around them."""
         try:
             encoded = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raises bare Exceptions
             raise refusal(tokenizer, text, error) from error
-        ids, found = np.array(encoded.ids, np.uint32), []
+        ids = np.array(encoded.ids, np.uint32)
+        controls = []
         for index in np.flatnonzero(self._is_control[ids]).tolist():
             number = int(ids[index])
             start, stop = encoded.token_to_chars(index)
             piece = text[start:stop]
-            if number in self._unknown and not self._spells(number, piece):
+            if number in self._unknown_ids and not self._spells(number, piece):
                 continue
             start += len(piece) - len(piece.lstrip())
-            found.append((number, start, max(start, stop - len(piece) + len(piece.rstrip()))))
-        return encoded, ids, found
+            stop -= len(piece) - len(piece.rstrip())
+            controls.append(Control(number, start, max(start, stop)))
+        return encoded, ids, controls
 
     def _spells(self, number: int, piece: str) -> bool:
-        """Return whether the text spells the token for unknown characters."""
+        """Return whether a piece spells the token for unknown characters, such as "<unk>", and is not such a character."""
         normalized = piece if self._normalizer is None else self._normalizer.normalize_str(piece)
         return self._spellings[number] in piece or self._spellings[number] in normalized
 
 
 class ChatPieces(Encoder):
-    """Encoder of the text between control tokens by SentencePiece or tiktoken, which never make control tokens of text.
+    """Encoder of each text between two control tokens alone, by SentencePiece or tiktoken.
 
-    A document ends in the tokenizer's EOS. Whitespace after the template's last EOS is left out; without such an EOS, one
-    is added. It takes loss if a turn that takes loss ends there without a control token.
+    These never make control tokens of text. A document ends in the tokenizer's EOS. If the template writes one at the end,
+    whitespace after it is left out. Otherwise an EOS is added, and takes loss if it ends a turn that takes loss.
     """
 
     def find(self, text: str) -> list[Control]:
         ids = self._tokenizer.special_tokens
-        return [(ids[match.group()], match.start(), match.end()) for match in self.special.pattern.finditer(text)]
+        return [Control(ids[match.group()], *match.span()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
-        """See `Encoder.encode`. Each text between control tokens is encoded alone."""
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
-        eos, cuts = self._tokenizer.eos_token_id, [0, *(stop for _, _, stop in controls)]
-        if ended := bool(controls) and controls[-1][0] == eos and not text[cuts[-1] :].strip():
-            text = text[: cuts[-1]]
-        pieces = list(zip(cuts, [*(start for _, start, _ in controls), len(text)], strict=True))
+        eos = self._tokenizer.eos_token_id
+        starts = [0, *(control.stop for control in controls)]  # of the pieces between control tokens
+        ends_in_eos = bool(controls) and controls[-1].id == eos and not text[starts[-1] :].strip()
+        if ends_in_eos:
+            text = text[: starts[-1]]
+        pieces = list(zip(starts, [*(control.start for control in controls), len(text)], strict=True))
         encoded = self._tokenizer.encode([text[start:stop] for start, stop in pieces])
         tokens: list[int] = []
         loss: list[npt.NDArray[np.bool_]] = []
-        for (start, stop), ids, control in zip(pieces, encoded, [*controls, None], strict=True):
-            tokens += ids
-            loss.append(self._loss(text[start:stop], ids, [(first - start, last - start) for first, last in spans]))
+        for (start, stop), piece_ids, control in zip(pieces, encoded, [*controls, None], strict=True):
+            tokens += piece_ids
+            loss.append(
+                self._loss(text[start:stop], piece_ids, [(first - start, last - start) for first, last in spans])
+            )
             if control is not None:
-                tokens.append(control[0])
-                loss.append(np.array([any(first <= control[1] < last for first, last in spans)]))
-        if adds_eos := not ended and eos is not None:
-            open_turn = bool(spans) and not text[spans[-1][1] :].strip() and cuts[-1] < spans[-1][1]
+                tokens.append(control.id)
+                loss.append(np.array([any(first <= control.start < last for first, last in spans)]))
+        adds_eos = not ends_in_eos and eos is not None
+        if adds_eos:
+            ends_turn = bool(spans) and not text[spans[-1][1] :].strip() and starts[-1] < spans[-1][1]
             tokens.append(eos)
-            loss.append(np.array([open_turn]))
-        made = np.array(tokens, np.uint32)
-        if np.count_nonzero(self._is_control[made]) != len(controls) + adds_eos:
+            loss.append(np.array([ends_turn]))
+        ids = np.array(tokens, np.uint32)
+        if np.count_nonzero(self._is_control[ids]) != len(controls) + adds_eos:
             raise UnexpectedControlError("becomes a special token of this tokenizer")
-        return Rendered(made, np.concatenate(loss))
+        return Rendered(ids, np.concatenate(loss))
 
     def _loss(self, text: str, ids: Sequence[int], spans: Spans) -> npt.NDArray[np.bool_]:
-        """Return bool [ids], true from the first token that overlaps a span to the last one."""
+        """Return the loss of the tokens of a piece, bool [ids]: true from the first token that overlaps a span to the last."""
         loss = np.zeros(len(ids), np.bool_)
         inside = [(start, stop) for start, stop in spans if start < len(text) and stop > 0 and start < stop]
         if not len(ids) or not inside:
@@ -181,9 +206,10 @@ class ChatPieces(Encoder):
 
 
 def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
-    """Return bool [tokens], true from the first token that overlaps a span to the last one.
+    """Return the loss of each token, bool [tokens]: true from the first token that overlaps a span to the last.
 
-    Only the tokens at a span's two ends are looked up: all offsets would cost half as much as the tokenization.
+    Only the tokens at the two ends of a span are looked up. The offsets of all tokens would cost half as much time as the
+    tokenization.
     """
     loss = np.zeros(len(encoded), np.bool_)
     for start, stop in spans:
@@ -193,7 +219,9 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
         if first is None or last is None:  # a character that the tokenizer's normalizer drops
             starts, stops = np.maximum.accumulate(np.array(encoded.offsets, np.int64).reshape(-1, 2), axis=0).T
             first, last = np.searchsorted(stops, start, "right"), np.searchsorted(starts, stop, "left") - 1
-        while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:  # more bytes of the same character
+        while (
+            last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop
+        ):  # further bytes of the last character
             last += 1
         loss[first : last + 1] = True
     return loss
