@@ -1,7 +1,7 @@
-"""hf, olmo: chats rendered by a Jinja chat template.
+"""The templates hf and olmo, which render chats with a Jinja chat template.
 
-Token ids are those of `apply_chat_template`. The assistant's texts take loss, and so does the control token or markup that
-ends each turn. If the template has {% generation %}, the text that it marks takes loss instead.
+Token ids are those of transformers' `apply_chat_template`. The assistant's texts take loss, and so does the control token or
+markup that ends each turn. If the template marks texts with {% generation %}, only the marked texts take loss.
 """
 
 import json
@@ -21,7 +21,10 @@ from grain_sft.prepare.tokenizers import Tokenizer
 
 
 class Chat(Template):
-    """Chats rendered by a Jinja chat template: that of the options, else the class's `jinja`, else the tokenizer's."""
+    """Chats rendered by a Jinja chat template.
+
+    The template is the option `chat_template`, or the `jinja` of a class made by `as_template`, or that of the tokenizer.
+    """
 
     name = "hf"
     roles = (
@@ -36,7 +39,8 @@ class Chat(Template):
         text = self.jinja if options.chat_template is None else options.chat_template
         text = tokenizer.chat_template if text is None else text
         self._chat = ChatTemplate(tokenizer, self.default() if text is None else text)
-        self._encoder = (WholeChats if tokenizer.encodes_whole_chats else ChatPieces)(tokenizer)
+        encoder = WholeChats if tokenizer.encodes_whole_chats else ChatPieces
+        self._encoder = encoder(tokenizer)
 
     def default(self) -> str:
         """Return the template for a tokenizer that has none, or raise a PrepareError."""
@@ -69,8 +73,9 @@ class Chat(Template):
         """Return the end of the turn whose content ends at `stop`. A control token that a text spells does not end it."""
         end = self._chat.end_of_turn(text, stop)
         token = text[stop:end].lstrip()
-        if token in self._encoder.special.spellings and expected.placed:
-            return end if any(control[1:] == (end - len(token), end) for control in expected.controls) else stop
+        if expected.placed and token in self._encoder.special.spellings:
+            is_of_template = (end - len(token), end) in [(control.start, control.stop) for control in expected.controls]
+            return end if is_of_template else stop
         return end
 
 
@@ -80,7 +85,7 @@ class Olmo(Chat):
     name = "olmo"
 
     def default(self) -> str:
-        """Return OLMo's own template, for a tokenizer without one that has its control tokens."""
+        """Return OLMo's template, or raise a PrepareError if the tokenizer lacks one of its control tokens."""
         missing = [token for token in ("<|im_start|>", "<|im_end|>") if self.tokenizer.token_id(token) is None]
         if self.tokenizer.eos_token_id is None:
             missing.append("an EOS token")
@@ -93,25 +98,25 @@ class Olmo(Chat):
 
 
 def as_template(entry: Any) -> Any:
-    """Return the template class of an entry of the table; a string is the text of a Jinja chat template."""
+    """Return the class of an entry of `TEMPLATES`. A string, the text of a Jinja chat template, becomes a class."""
     if isinstance(entry, str):
         return type("JinjaText", (Chat,), {"jinja": entry, "name": "of Jinja text", "options": ()})
     return entry
 
 
 def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: bool) -> RecordError:
-    """Return a RecordError that names the text of the record that spells the unexpected control token."""
+    """Return a RecordError that names the text of the record that becomes the unexpected control token."""
     texts = [("system", conversation.system or ""), *strings(conversation.tools, "tools")]
     for index, message in enumerate(conversation.messages):
         texts.append((f"messages[{index}].content", message.content))
         texts += strings(message.extra, f"messages[{index}]")
     option = "" if plain else ", or have it tokenized as ordinary text with --special-text encode"
-    cut = tuple(error.text[:size] for size in range(1, len(error.text)))
+    beginnings = tuple(error.text[:size] for size in range(1, len(error.text)))
     for path, text in texts:
         if error.text and error.text in text:
             return RecordError(f"{path}: {shown(error.text)} {error}. Remove it{option}.")
     for path, text in texts:
-        if cut and text.rstrip().endswith(cut):
+        if beginnings and text.rstrip().endswith(beginnings):  # the template's text completes the token
             return RecordError(
                 f"{path}: with the chat template's text around it, {shown(error.text)} {error}. Remove it{option}."
             )
@@ -127,12 +132,12 @@ def _as_dict(message: Message) -> dict[str, Any]:
     elif message.role == "toolresult" and "content" in extra:
         extra["content"] = json.dumps(extra["content"], ensure_ascii=False)
     role = {"assistant_toolcall": "assistant", "toolresult": "tool"}.get(message.role, message.role)
-    found = {"role": role, "content": message.content, **extra}
-    return {key: value for key, value in found.items() if value is not None}
+    items = {"role": role, "content": message.content, **extra}
+    return {key: value for key, value in items.items() if value is not None}
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return the spans of the messages `turns` among `spans`, which the template marked."""
+    """Return those of `spans`, which the template marked, that are in the messages `turns`."""
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans

@@ -1,7 +1,7 @@
-"""The spans of contents and of the assistant's turns in a rendered chat.
+"""Where the contents of messages, and the assistant's turns, begin and end in the text of a rendered chat.
 
-The chat is rendered again with markers in place of contents, and the text around the markers gives the spans. Searching for
-the contents would go wrong where a user quotes the assistant.
+To find out, the chat is rendered again with markers in place of the contents. The text around the markers is the template's.
+A search for the contents themselves would go wrong if a user quotes the assistant.
 """
 
 import dataclasses
@@ -16,12 +16,13 @@ from grain_sft.prepare.templates.chat_template import REASONING, ChatTemplate, M
 
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
-KEPT = 1000  # templates with a sequence of roles, for which `around_contents` is cached
+KEPT = 1000
+"""Number of (template, sequence of roles) pairs whose results are cached. Most chats of a corpus have one of a few."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RenderedChat:
-    """The input of a chat template, and the text that it renders."""
+    """A chat template, its input, and the text that it renders."""
 
     template: ChatTemplate
     messages: Messages
@@ -35,7 +36,7 @@ class RenderedChat:
 
     @functools.cached_property
     def contents(self) -> Spans | None:
-        """Span of every message's content; None if other text than the contents depends on more than the roles."""
+        """Span of the content of every message. None if the text around the contents depends on more than the roles."""
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
         return _spans_between(around_contents(self.template, self.roles), self.messages, self.text)
@@ -43,14 +44,16 @@ class RenderedChat:
 
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """Return `_around_contents` of all messages of a chat in which they have only these roles and contents."""
+    """Return the texts around the contents of a chat whose messages have these roles, and only contents besides."""
     return _around_contents(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
 
 def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
-    """Return the spans of the assistant's text in the messages `turns`, without the token that ends a turn.
+    """Return the spans of what the assistant wrote in the messages `turns`, without the token that ends a turn.
 
-    A turn that the template leaves out has no span.
+    Args:
+      chat: Rendered chat.
+      turns: Indices of messages. One that the template leaves out has no span.
 
     Raises:
       RecordError: The span of a turn can't be determined.
@@ -70,7 +73,8 @@ def _around_contents(
     template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int]
 ) -> list[str] | None:
     """Return the texts before, between and after the contents of `turns`; None unless each is rendered once, in order."""
-    marks, marked = Marks(messages, tools, template.source), list(messages)
+    marks = Marks(messages, tools, template.source)
+    marked = list(messages)
     for turn in turns:
         marked[turn] = {**marked[turn], "content": marks.mark(turn)}
     parts = marks.pattern.split(template.attempt(marked, tools) or "")
@@ -78,11 +82,14 @@ def _around_contents(
 
 
 def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
-    """Return the spans of the contents if putting them, trimmed or not, between the texts `around` makes `text`; else None."""
+    """Return the spans of the contents in `text`, if it consists of the texts `around` with the contents between them.
+
+    The template may trim all contents. If the text is any other, return None.
+    """
     if around is None:
         return None
-    for change in (str, str.strip, str.lstrip, str.rstrip):
-        contents = [change(message["content"]) for message in messages]
+    for trim in (str, str.strip, str.lstrip, str.rstrip):
+        contents = [trim(message["content"]) for message in messages]
         pieces = [*itertools.chain(*zip(around, contents, strict=False)), around[-1]]
         if "".join(pieces) == text:
             ends = list(itertools.accumulate(map(len, pieces)))
@@ -91,25 +98,30 @@ def _spans_between(around: list[str] | None, messages: Messages, text: str) -> S
 
 
 def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, int] | None:
-    """Return the span of one turn, from renderings with other content in it; None if the template leaves the turn out."""
+    """Return the span of one turn; None if the template leaves the turn out.
+
+    The chat is rendered with marked content in the turn. If that does not give the start, the chat before the turn is
+    rendered with the assistant's prompt. If it does not give the end, the chat up to the turn is rendered.
+    """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])
-    starts: list[int] = []
-    stops: list[int] = []
+    start = stop = None
     for replacement in _replacements(message, marks):
         prefix, suffix = _text_around(template.attempt([*before, replacement, *after], tools), marks)
-        if prefix is not None and text.startswith(prefix):
-            starts.append(len(prefix))
-        if suffix is not None and text.endswith(suffix):
-            stops.append(len(text) - len(suffix))
-    if not starts and "add_generation_prompt" in template.source:
+        if start is None and prefix is not None and text.startswith(prefix):
+            start = len(prefix)
+        if stop is None and suffix is not None and text.endswith(suffix):
+            stop = len(text) - len(suffix)
+    if start is None and "add_generation_prompt" in template.source:
         prompt = template.attempt(before, tools, prompt=True)
-        starts += [len(prompt)] if prompt and text.startswith(prompt) else []
-    if starts and not stops:
-        upto = template.attempt([*before, message], tools)
-        stops += [template.trim_end(text, starts[0], len(upto))] if upto is not None and text.startswith(upto) else []
-    if starts and stops and starts[0] <= stops[0]:
-        return starts[0], stops[0]
+        if prompt and text.startswith(prompt):
+            start = len(prompt)
+    if start is not None and stop is None:
+        up_to_turn = template.attempt([*before, message], tools)
+        if up_to_turn is not None and text.startswith(up_to_turn):
+            stop = template.trim_end(text, start, len(up_to_turn))
+    if start is not None and stop is not None and start <= stop:
+        return start, stop
     if not message.get("content") and template.attempt([*before, *after], tools) == text:
         return None
     raise RecordError(
@@ -119,22 +131,28 @@ def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, 
 
 
 def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
-    """Return messages with marked content: a plain one and, if `message` has thoughts, one with thoughts."""
+    """Return messages to render instead of `message`: with marked content and, if it has thoughts, also with marked thoughts.
+
+    Content has the mark 0, thoughts have the mark 1.
+    """
     plain = {"role": message["role"], "content": marks.mark(0)}
     if _THINK_END in (message.get("content") or ""):
         thought = f"{_THINK}\n{marks.mark(1)}\n{_THINK_END}\n\n{marks.mark(0)}"
         return [plain, {**plain, "content": thought}]
     reasoning = [key for key in REASONING if message.get(key)]
-    return [plain, {**plain, **dict.fromkeys(reasoning, marks.mark(1))}] if reasoning else [plain]
+    if reasoning:
+        return [plain, plain | dict.fromkeys(reasoning, marks.mark(1))]
+    return [plain]
 
 
 def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
-    """Return the texts before and after the marked content and its thoughts; None for both if it is not rendered once."""
+    """Return the texts before and after the marked thoughts and content. None for both if a mark is rendered twice, or none."""
     matches = list(marks.pattern.finditer(rendered or ""))
-    found = {match[1]: match for match in matches}
-    if rendered is None or "0" not in found or len(found) != len(matches):
+    by_mark = {match[1]: match for match in matches}
+    if rendered is None or "0" not in by_mark or len(by_mark) != len(matches):
         return None, None
-    start = found["0"].start()
-    if thought := found.get("1"):
-        start = (_THINK_BEFORE.search(rendered[: thought.start()]) or thought).start()
-    return rendered[:start], rendered[found["0"].end() :]
+    content = by_mark["0"]
+    first = content
+    if thought := by_mark.get("1"):
+        first = _THINK_BEFORE.search(rendered[: thought.start()]) or thought
+    return rendered[: first.start()], rendered[content.end() :]

@@ -1,4 +1,4 @@
-"""ChatTemplate: a Jinja chat template, rendered like in transformers, and the tokens that end its turns."""
+"""ChatTemplate: a Jinja chat template, which renders the text that transformers renders, and the tokens that end its turns."""
 
 import functools
 import itertools
@@ -20,14 +20,14 @@ REASONING = ("reasoning_content", "thinking", "reasoning")
 _MARKUP = re.compile(r"<\|[^|<>\s]+\|>|</?[A-Za-z_]\w*>|\[/?[A-Z_]+\]")
 """Markup that templates write around turns. A tokenizer without such a token encodes it as ordinary text."""
 
-_OTHER_ENDS = ("<|eom_id|>",)  # of a turn that calls a tool, in Llama 3
+_OTHER_ENDS = ("<|eom_id|>",)  # ends a turn that calls a tool in Llama 3
 
 
 class ChatTemplate:
     """A chat template with a tokenizer's special tokens.
 
-    It runs in a sandbox with the functions that transformers gives to templates, except the one for today's date. Without
-    it, a template uses its own fallback, or is refused.
+    It runs in a sandbox with the functions that transformers gives to templates, except `strftime_now`, today's date. A
+    template that needs the date uses a date of its own, or is refused.
 
     Attributes:
       source: Text of the template.
@@ -51,12 +51,12 @@ class ChatTemplate:
 
     @functools.cached_property
     def literals(self) -> tuple[frozenset[str], re.Pattern[str]]:
-        """Keys that the template may read, and a pattern of the texts that it compares others with."""
+        """Keys of messages that the template may read, and a pattern of the words that it compares texts with."""
         keys, compared = self._jinja.literals_of(self.source)
         return keys, any_of(compared)
 
     def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
-        """Return the text of a conversation, followed by the assistant's prompt if `prompt`; None if it is refused."""
+        """Return the text of a conversation; None if the template refuses it. With `prompt`, the assistant's turn begins."""
         try:
             return self.render(messages, tools, add_generation_prompt=prompt)
         except RecordError:
@@ -81,7 +81,7 @@ class ChatTemplate:
     def marked_spans(self, messages: Messages, tools: Sequence[Any] | None, text: str) -> Spans:
         """Return the spans that the template itself marks with {% generation %} in the `text` of a conversation.
 
-        They are found by rendering it again with a character before and after each marked text.
+        The conversation is rendered again with a character before and after each marked text.
 
         Raises:
           RecordError: The template changes a text that it has marked.
@@ -98,12 +98,12 @@ class ChatTemplate:
         return list(zip(stops[:-1:2], stops[1::2], strict=True))
 
     def end_of_turn(self, text: str, stop: int) -> int:
-        """Return the end of a turn whose content ends at `stop`: after the special token that ends it, if one does."""
-        found = self._special_next.match(text, stop)
-        return found.end() if found and found.group(1) in self._ends else stop
+        """Return the end of a turn whose content ends at `stop`: after the special token that ends it, if one follows."""
+        token = self._special_next.match(text, stop)
+        return token.end() if token and token.group(1) in self._ends else stop
 
     def trim_end(self, text: str, start: int, stop: int) -> int:
-        """Return the end of the content of a turn that was rendered to text[start:stop]."""
+        """Return the end of the content of the turn text[start:stop], without whitespace and a token that ends the turn."""
         stop = start + len(text[start:stop].rstrip())
         return min((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), default=stop)
 
@@ -111,47 +111,51 @@ class ChatTemplate:
     def _ends(self) -> frozenset[str]:
         """The special tokens that end a turn of the assistant.
 
-        EOS, the token after a last turn, and the one after a middle turn, if it also ends the user's turns: otherwise it
-        begins the next turn.
+        These are EOS and the token after the last turn. The token after an earlier turn is one too if it also ends the
+        user's turns. Otherwise it begins the next turn.
         """
         user, other, assistant = list(unused_characters(3, self.source))
-        first = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-        more = [{"role": "user", "content": other}, {"role": "assistant", "content": other}]
-        last = self._after(first, assistant)
-        middle = self._after([*first, *more], assistant)
-        ends = {*_OTHER_ENDS, *self._eos, last, middle if middle == self._after([*first, *more], user) else None}
+        one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        two_turns = [*one_turn, {"role": "user", "content": other}, {"role": "assistant", "content": other}]
+        ends = {*_OTHER_ENDS, *self._eos, self._token_after(assistant, one_turn)}
+        after_earlier_turn = self._token_after(assistant, two_turns)
+        if after_earlier_turn == self._token_after(user, two_turns):
+            ends.add(after_earlier_turn)
         return frozenset(end for end in ends if end is not None)
 
-    def _after(self, messages: Messages, content: str) -> str | None:
-        """Return the special token after a content, whitespace aside."""
-        _, found, rest = (self.attempt(messages) or "").partition(content)
-        special = self._special_next.match(rest) if found else None
-        return special.group(1) if special else None
+    def _token_after(self, content: str, messages: Messages) -> str | None:
+        """Return the special token that follows a content, directly or after whitespace, in the rendered messages."""
+        _, content, following = (self.attempt(messages) or "").partition(content)
+        token = self._special_next.match(following) if content else None
+        return token.group(1) if token else None
 
 
 def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with the assistant's thoughts under both keys that templates read, like transformers."""
-    found = []
+    """Return messages with the assistant's thoughts under `thinking` and `reasoning_content`, like transformers.
+
+    Some templates read one key, some the other.
+    """
+    with_both_keys = []
     for message in messages:
         thought = next((message[key] for key in REASONING if message.get(key) is not None), None)
         if thought is not None:
             message = {"thinking": thought, **message, "reasoning_content": thought}
-        found.append(message)
-    return found
+        with_both_keys.append(message)
+    return with_both_keys
 
 
 def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
-    """Return `count` characters of `codes`, by default for private use, that occur in no string of the values."""
+    """Return `count` characters that occur in no string of the values. By default they are from the private-use planes."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
-    free = (character for code in codes if (character := chr(code)) not in used and code & 0xFFFE != 0xFFFE)
-    found = "".join(itertools.islice(free, count))
-    if len(found) < count:
+    usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)  # U+FFFE and U+FFFF of a plane are no characters
+    unused = "".join(itertools.islice((character for character in usable if character not in used), count))
+    if len(unused) < count:
         raise RecordError("messages: have too many different characters to follow them through a chat template.")
-    return found
+    return unused
 
 
 class Marks:
-    """Markers of numbers that occur in no string of the values."""
+    """Markers, each with a number, that occur in no string of the values. `pattern` finds them and their numbers."""
 
     def __init__(self, *values: Any) -> None:
         opening, closing = list(unused_characters(2, *values))

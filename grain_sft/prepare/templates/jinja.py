@@ -1,6 +1,6 @@
-"""The Jinja environment of chat templates: sandboxed, with the functions that transformers gives to templates.
+"""The Jinja environment of chat templates: a sandbox with the functions that transformers gives to templates.
 
-It does not import transformers, so a template renders the same text with every kind of tokenizer and version of transformers.
+It does not import transformers. So a template renders the same text with every tokenizer and every version of transformers.
 """
 
 import json
@@ -14,7 +14,7 @@ import jinja2.sandbox
 from grain_sft.errors import PrepareError
 
 MARKS = "grain_sft_marks"
-"""Variable with the two texts that the tag {% generation %} writes around what it marks; without it, the tag writes none."""
+"""Variable with two texts that the tag {% generation %} writes before and after a marked text. By default it writes none."""
 
 
 class Generation(jinja2.ext.Extension):
@@ -85,8 +85,12 @@ def marks_turns(text: str) -> bool:
 
 
 def literals_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the keys that a template may read, and the string constants in its comparisons, calls, filters and tests."""
-    nodes, tree = jinja2.nodes, ENVIRONMENT.parse(text)
+    """Return the keys that a template may read, and the words that it may compare texts with.
+
+    The words are the string constants in its comparisons, calls, filters and tests.
+    """
+    nodes = jinja2.nodes
+    tree = ENVIRONMENT.parse(text)
     constants = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     keys = {node.attr for node in tree.find_all(nodes.Getattr)} | constants
     compared = {
