@@ -1,6 +1,7 @@
-"""Shard cache: blocks of remote files on the local disk, for all processes of the machine. The files are its only state.
+"""Shard cache: blocks of remote files on the local disk, for all processes of the machine.
 
-The process that gets the lock of a block's file fetches the block. Others wait for it while it makes progress.
+The files are its only state. The process that gets the lock of a block's file fetches the block from the bucket. Other
+processes that need the block wait while the file grows.
 """
 
 import contextlib
@@ -21,71 +22,80 @@ from grain_sft.storage.remote.options import CacheOptions
 from grain_sft.storage.remote.requests import Range
 from grain_sft.storage.remote.retries import Limits
 
-BATCH_BYTES = 64 << 20  # in memory at once
-_BATCH_BLOCKS = 64  # made at once, each with an open file
-_POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
+BATCH_BYTES = 64 << 20  # fetched together, so in memory at once
+_BATCH_BLOCKS = 64  # fetched together, so open files
+_FIRST_POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
 
 T = TypeVar("T")
-Jobs = Mapping[Block, list[RemotePiece]]
+PiecesOf = Mapping[Block, list[RemotePiece]]
 """Blocks, each with the pieces of it that are read."""
 
 
 class ShardCache:
     """Reader of remote files that keeps their blocks in a folder. Safe in threads and processes.
 
-    Without a writable folder, or without room on the disk or beside the unfinished blocks, bytes come from the bucket itself.
+    Where the folder can't be written to, or has no room for a block, pieces of this block are read from the bucket.
+
+    Args:
+      options: Folder, maximum size, and size of a block.
+      limits: Limits of the requests. A process whose file has not grown for `limits.seconds` is no longer waited for.
     """
 
     def __init__(self, options: CacheOptions, limits: Limits) -> None:
-        self._folder, self._unit = os.path.join(options.folder, BLOCKS), options.unit and int(options.unit)
-        self._limits, self._space, self._warned = limits, Space(self._folder, int(options.max_bytes)), False
+        self._folder = os.path.join(options.folder, BLOCKS)
+        self._block_bytes = options.unit and int(options.unit)  # None: a block is a whole file
+        self._limits = limits
+        self._space = Space(self._folder, int(options.max_bytes))
+        self._has_warned = False
 
     def read(self, pieces: Sequence[RemotePiece], out: memoryview) -> None:
         """Copy all pieces to `out`."""
-        jobs = self._jobs(pieces)
-        pending = {block: wanted for block, wanted in jobs.items() if not self._serve(block, wanted, out)}
-        activity.count("shard_cache_hits", len(jobs) - len(pending))
-        activity.count("shard_cache_misses", len(pending))
-        pause, since = _POLL, time.monotonic()
-        while pending:
-            others: dict[Block, list[RemotePiece]] = {}
-            for batch in batches(pending.items(), lambda job: job[0].size):
-                others |= self._make(dict(batch), out)
-            if len(others) < len(pending):
-                pause, since = _POLL, time.monotonic()
-            elif time.monotonic() - max(since, *map(self._last_progress, others)) > self._limits.seconds:
-                self._read_bucket(others.values(), out)  # the processes that fetch them have stalled
+        pieces_of = self._by_block(pieces)
+        missing = {block: wanted for block, wanted in pieces_of.items() if not self._read_cached(block, wanted, out)}
+        activity.count("shard_cache_hits", len(pieces_of) - len(missing))
+        activity.count("shard_cache_misses", len(missing))
+        pause, progress = _FIRST_POLL, time.monotonic()
+        while missing:
+            awaited: dict[Block, list[RemotePiece]] = {}  # blocks that other processes fetch
+            for batch in batches(missing.items(), lambda item: item[0].size):
+                awaited |= self._fetch(dict(batch), out)
+            if not awaited:
                 return
-            pending = others
-            if pending:
-                block = next(iter(pending))
-                maker = _Maker(self._path(block) + PART)
-                activity.doing[get_ident()] = activity.AWAITING_BLOCK, block.start, block.stop, block.file.path, maker
-                time.sleep(pause)
-                pause = min(_LONGEST_POLL, 2 * pause)
+            if len(awaited) < len(missing):
+                pause, progress = _FIRST_POLL, time.monotonic()
+            last_progress = max(progress, *map(self._last_written, awaited))
+            if time.monotonic() - last_progress > self._limits.seconds:
+                self._read_bucket(awaited.values(), out)
+                return
+            block = next(iter(awaited))
+            holder = _LockHolder(block.path(self._folder) + PART)
+            activity.doing[get_ident()] = activity.AWAITING_BLOCK, block.start, block.stop, block.file.path, holder
+            time.sleep(pause)
+            pause = min(_LONGEST_POLL, 2 * pause)
+            missing = awaited
 
-    def _jobs(self, pieces: Sequence[RemotePiece]) -> Jobs:
-        jobs: dict[Block, list[RemotePiece]] = {}
+    def _by_block(self, pieces: Sequence[RemotePiece]) -> PiecesOf:
+        """Return the blocks of `pieces`. Pieces are cut where blocks end."""
+        pieces_of: dict[Block, list[RemotePiece]] = {}
         for file, offset, place, size in pieces:
-            unit = self._unit or max(1, file.size)
-            for start in range(offset // unit * unit, offset + size, unit):
-                first, last = max(offset, start), min(offset + size, start + unit)
-                block = Block(file, start, min(file.size, start + unit))
-                jobs.setdefault(block, []).append(RemotePiece(file, first, place + first - offset, last - first))
-        return jobs
+            block_bytes = self._block_bytes or max(1, file.size)
+            first_block = offset // block_bytes * block_bytes
+            for block_start in range(first_block, offset + size, block_bytes):
+                block = Block(file, block_start, min(file.size, block_start + block_bytes))
+                start, stop = max(offset, block_start), min(offset + size, block_start + block_bytes)
+                part = RemotePiece(file, start, place + start - offset, stop - start)
+                pieces_of.setdefault(block, []).append(part)
+        return pieces_of
 
-    def _path(self, block: Block) -> str:
-        return block.path(self._folder)
-
-    def _serve(self, block: Block, wanted: Sequence[RemotePiece], out: memoryview) -> bool:
-        """Copy pieces of a block from its file; return False where the file is missing or damaged."""
-        path = self._path(block)
+    def _read_cached(self, block: Block, pieces: Sequence[RemotePiece], out: memoryview) -> bool:
+        """Copy pieces of a block from its file. Return False if the file is missing or damaged; a damaged one is removed."""
+        path = block.path(self._folder)
         try:
             fd = open_regular(path)
         except OSError:
             return False
         try:
-            block.read(fd, wanted, out)
+            block.read(fd, pieces, out)
             with contextlib.suppress(OSError):  # of a read-only folder
                 os.utime(path)
             return True
@@ -97,81 +107,91 @@ class ShardCache:
         finally:
             os.close(fd)
 
-    def _make(self, jobs: Jobs, out: memoryview) -> Jobs:
-        """Fetch and keep the blocks that no other process fetches, and copy their pieces. Return the other blocks."""
-        reserved: dict[Block, int] = {}
-        others, uncached = {}, []
-        with contextlib.ExitStack() as claimed:
-            for block, wanted in jobs.items():
-                path = self._path(block)
-                if self._serve(block, wanted, out):  # made meanwhile
+    def _fetch(self, pieces_of: PiecesOf, out: memoryview) -> PiecesOf:
+        """Copy the pieces of all blocks but those that other processes fetch. Return the latter.
+
+        Blocks that the cache lacks are fetched, and kept if the cache has room.
+        """
+        reserved: dict[Block, int] = {}  # blocks to keep, and the descriptors of their files
+        awaited, uncached = {}, []
+        with contextlib.ExitStack() as claims:
+            for block, pieces in pieces_of.items():
+                path = block.path(self._folder)
+                if self._read_cached(block, pieces, out):  # another process has finished it meanwhile
                     continue
                 try:
                     lock = claim(path)
                     if lock is not None:
-                        claimed.callback(self._release, path + PART, lock)
+                        claims.callback(self._release, path + PART, lock)
                     if lock is None or os.path.exists(path):
-                        others[block] = wanted
+                        awaited[block] = pieces
                     elif self._space.reserve(lock.fd, block.file_size):
                         reserved[block] = lock.fd
                     else:
-                        uncached.append(wanted)
+                        uncached.append(pieces)
                 except OSError as error:
                     self._warn(error)
-                    uncached.append(wanted)
-            failed = self._fill(reserved)
+                    uncached.append(pieces)
+            unwritten = self._download(reserved)
             for block, fd in reserved.items():
-                try:
-                    if block not in failed:
-                        block.finish(fd)
-                        self._space.publish(self._path(block))
-                        block.read(fd, jobs[block], out)
-                        continue
-                except (OSError, DamagedBlockError) as error:
-                    self._warn(error)
-                uncached.append(jobs[block])
+                is_copied = block not in unwritten and self._keep(block, fd, pieces_of[block], out)
+                if not is_copied:
+                    uncached.append(pieces_of[block])
         self._read_bucket(uncached, out)
-        return others
+        return awaited
 
     def _release(self, part: str, lock: HeldLock) -> None:
+        """Free the lock of an unfinished file, and remove the file unless it was finished."""
         with lock, contextlib.suppress(OSError):
-            self._space.remove(part, lock.fd)  # a published block has no such file
+            self._space.remove(part, lock.fd)
 
-    def _fill(self, reserved: Mapping[Block, int]) -> set[Block]:
-        """Fetch blocks into their open files; return those that could not be written."""
+    def _download(self, reserved: Mapping[Block, int]) -> set[Block]:
+        """Fetch blocks into their open files. Return those whose files could not be written."""
         parts = [
             (block, Range(block.file.path, start, min(block.stop, start + PART_BYTES), block.file.version))
             for block in reserved
             for start in range(block.start, block.stop, PART_BYTES)
         ]
-        failed = set()
-        for group in batches(parts, lambda part: part[1].stop - part[1].start):
-            first = group[0][0]
-            activity.doing[get_ident()] = activity.DOWNLOADING, len(group), first.start, first.stop, first.file.path
-            bodies = fetch_exactly([wanted for _, wanted in group], self._limits)
+        unwritten = set()
+        for batch in batches(parts, lambda part: part[1].stop - part[1].start):
+            first = batch[0][0]
+            activity.doing[get_ident()] = activity.DOWNLOADING, len(batch), first.start, first.stop, first.file.path
+            bodies = fetch_exactly([part for _, part in batch], self._limits)
             activity.count("shard_cache_fetched_bytes", sum(map(len, bodies)))
-            for (block, wanted), body in zip(group, bodies, strict=True):
+            for (block, part), body in zip(batch, bodies, strict=True):
                 try:
-                    block.write(reserved[block], wanted.start, body)
+                    block.write(reserved[block], part.start, body)
                 except OSError as error:
                     self._warn(error)
-                    failed.add(block)
-        return failed
+                    unwritten.add(block)
+        return unwritten
 
-    def _read_bucket(self, wanted: Iterable[Sequence[RemotePiece]], out: memoryview) -> None:
-        read_pieces([piece for pieces in wanted for piece in pieces], out, self._limits)
-
-    def _last_progress(self, block: Block) -> float:
-        """Return the time on the monotonic clock at which the process that fetches the block last wrote to its file."""
+    def _keep(self, block: Block, fd: int, pieces: Sequence[RemotePiece], out: memoryview) -> bool:
+        """Finish the file of a fetched block, and copy pieces from it. Return whether that succeeded."""
         try:
-            age = time.time() - os.stat(self._path(block) + PART).st_mtime
+            block.finish(fd)
+            self._space.publish(block.path(self._folder))
+            block.read(fd, pieces, out)
+            return True
+        except (OSError, DamagedBlockError) as error:
+            self._warn(error)
+            return False
+
+    def _read_bucket(self, groups: Iterable[Sequence[RemotePiece]], out: memoryview) -> None:
+        read_pieces([piece for pieces in groups for piece in pieces], out, self._limits)
+
+    def _last_written(self, block: Block) -> float:
+        """Return the time on the monotonic clock of the last write to the block's unfinished file; 0 if there is none."""
+        try:
+            age = time.time() - os.stat(block.path(self._folder) + PART).st_mtime
         except OSError:
             return 0.0
         return time.monotonic() - max(0.0, age)
 
     def _warn(self, error: Exception) -> None:
-        if not self._warned:
-            self._warned = True
+        """Log the first failure to write to the cache."""
+        if not self._has_warned:
+            self._has_warned = True
             logging.warning(
                 "The shard cache %s can't be written to (%s). What it has is used; the rest is read from the bucket.",
                 self._folder,
@@ -179,24 +199,35 @@ class ShardCache:
             )
 
 
-class _Maker(NamedTuple):
-    """Description of the process that holds the lock of a file, computed when it is printed."""
+class _LockHolder(NamedTuple):
+    """The process that holds the lock of a file. It is looked up only when it is printed."""
 
     path: str
 
     def __str__(self) -> str:
+        """Return "process 1234", from a line `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF` of /proc/locks; 5678 is the inode.
+
+        A line of a process that waits for the lock has `->` after the first field.
+        """
         try:
-            inode = str(os.stat(self.path).st_ino)
+            inode = os.stat(self.path).st_ino
             with open("/proc/locks") as locks:
-                fields = [line.split() for line in locks]
+                lines = [line.split() for line in locks]
         except OSError:
             return "another process"
-        makers = (each[4] for each in fields if "FLOCK" in each and "->" not in each and each[5].endswith(f":{inode}"))
-        return next((f"process {pid}" for pid in makers), "another process")
+        for fields in lines:
+            if "FLOCK" in fields and "->" not in fields and fields[5].endswith(f":{inode}"):
+                return f"process {fields[4]}"
+        return "another process"
 
 
 def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield groups of items that fit into memory, and whose files may be open at once."""
+    """Yield groups of items that fit into memory, and whose files may be open at once.
+
+    Args:
+      items: Blocks or parts of blocks.
+      size_of: Function that returns the bytes of an item.
+    """
     batch: list[T] = []
     size = 0
     for item in items:

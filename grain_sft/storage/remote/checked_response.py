@@ -4,11 +4,11 @@ import re
 
 import aiohttp
 
-from grain_sft.storage.remote.requests import NO_RANGES, answer, check_encoding, check_range
+from grain_sft.storage.remote.requests import NO_RANGES, body_headers, check_encoding, check_range
 from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
 
-_LARGEST_LISTING, _LARGEST_ANSWER = 16 << 20, 1 << 20
-"""Most bytes of a page of a listing, and of a response that is neither a page nor a part of a file."""
+_LARGEST_LISTING = 16 << 20  # bytes of one page of a listing
+_LARGEST_OTHER = 1 << 20  # bytes of a response that is neither part of a file nor of a listing
 
 
 class CheckedResponse(aiohttp.ClientResponse):
@@ -20,7 +20,7 @@ class CheckedResponse(aiohttp.ClientResponse):
             return self._body
         parts, size = [], 0
         try:
-            limit = self._largest() if self.status in (200, 206) else _LARGEST_ANSWER
+            limit = self._checked_limit() if self.status in (200, 206) else _LARGEST_OTHER
             while part := await self.content.readany():
                 size += len(part)
                 if size > limit:
@@ -32,24 +32,34 @@ class CheckedResponse(aiohttp.ClientResponse):
         self._body = b"".join(parts)
         return self._body
 
-    def _largest(self) -> int:
-        """Check the headers of the response and return the maximum size of its body."""
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
-        if asked is None:
-            one = self.url.path.startswith("/storage/v1/") and self.url.query.get("maxResults", "1") == "1"
-            return _LARGEST_ANSWER if one and not self.url.path.endswith("/o") else _LARGEST_LISTING
+    def _checked_limit(self) -> int:
+        """Return the maximum size of the body, in bytes. Check the headers of a part of a file, and record them."""
+        requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
+        if requested is None:
+            return self._unranged_limit()
         for header in ("Content-Encoding", "x-goog-stored-content-encoding"):
             check_encoding(self.headers.get(header))
-        start, stop = int(asked.group(1)), int(asked.group(2)) + 1
+        start, stop = int(requested.group(1)), int(requested.group(2)) + 1
         if self.status == 206:
             count, size = check_range(self.headers.get("Content-Range"), start, stop)
         elif start == 0 and self.content_length is not None and self.content_length <= stop:
             count = size = self.content_length
         else:
             raise RefusedBodyError(NO_RANGES)
-        stated = answer.get()
-        if stated is not None:
-            generation, tag = (self.headers.get(header) for header in ("x-goog-generation", "ETag"))
-            stated.size = size
-            stated.version = f"generation {generation}" if generation else f"ETag {tag}" if tag else None
+        headers = body_headers.get()
+        if headers is not None:
+            headers.size = size
+            if generation := self.headers.get("x-goog-generation"):
+                headers.version = f"generation {generation}"
+            elif tag := self.headers.get("ETag"):
+                headers.version = f"ETag {tag}"
         return count
+
+    def _unranged_limit(self) -> int:
+        """Return the maximum size of a body that is not part of a file.
+
+        A request to Google's JSON API (/storage/v1/...) is a listing if its path ends with /o or its `maxResults` is not 1.
+        """
+        is_google = self.url.path.startswith("/storage/v1/")
+        one_entry = self.url.query.get("maxResults", "1") == "1" and not self.url.path.endswith("/o")
+        return _LARGEST_OTHER if is_google and one_entry else _LARGEST_LISTING

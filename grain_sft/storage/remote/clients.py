@@ -1,6 +1,7 @@
-"""File systems of fsspec with the options of grain_sft, and the search for credentials of Google Cloud.
+"""fsspec file systems with the options of grain_sft.
 
-Off Google Cloud, gcsfs waits up to two minutes for a metadata server; this module waits seconds.
+For Google Cloud, this module searches for credentials before gcsfs does: outside of Google Cloud, gcsfs would wait up to two
+minutes for a metadata server, and this module waits 3 seconds.
 """
 
 import functools
@@ -10,7 +11,8 @@ from typing import Any
 
 from grain_sft.errors import CorpusFileError, MissingExtraError
 
-PROBE_SECONDS, PROBES = 1.5, 2
+PROBE_SECONDS = 1.5
+PROBES = 2
 NO_CREDENTIALS = (
     "no credentials of Google Cloud were found on this machine, and the server refused an anonymous request. Run `gcloud "
     "auth application-default login`, or set $GOOGLE_APPLICATION_CREDENTIALS to a key file"
@@ -38,7 +40,7 @@ def filesystem(path: str) -> Any:
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
             if emulator := _emulator():
-                # gcsfs alone reads the variable at each request, and would move open files to another server
+                # gcsfs would read the variable at each request, and move open files to another server if it changes
                 options["endpoint_url"] = emulator
             return GoogleStorage(session_kwargs=_session_options("session_kwargs", "gs", "gcs"), **options)
         if protocol in ("s3", "s3a"):
@@ -69,7 +71,7 @@ def lacks_credentials(path: str, error: BaseException) -> bool:
 
 
 def _emulator() -> str:
-    """Return the URL of the server that $STORAGE_EMULATOR_HOST names, else ""; gcsfs takes "default" for Google's."""
+    """Return the URL of the server that $STORAGE_EMULATOR_HOST names, else "". As in gcsfs, "default" means Google's server."""
     host = os.environ.get("STORAGE_EMULATOR_HOST", "")
     if host in ("", "default"):
         return ""
@@ -84,13 +86,18 @@ def _configured(*protocols: str) -> dict[str, Any]:
 
 
 def _session_options(key: str, *protocols: str) -> dict[str, Any]:
-    """Return options of an aiohttp session whose responses are checked, with those that the user configured."""
+    """Return options of an aiohttp session whose responses are checked.
+
+    Args:
+      key: Name of fsspec's option that has the user's options of the session. They are included.
+      protocols: Names of the file system in fsspec's configuration, such as "gs" and "gcs".
+    """
     from grain_sft.storage.remote.checked_response import CheckedResponse
 
-    given = dict(_configured(*protocols).get(key, {}))
+    configured = dict(_configured(*protocols).get(key, {}))
     # a compressed response has a different size from its file
-    headers = {**given.get("headers", {}), "Accept-Encoding": "identity"}
-    return {**given, "headers": headers, "response_class": CheckedResponse}
+    headers = {**configured.get("headers", {}), "Accept-Encoding": "identity"}
+    return {**configured, "headers": headers, "response_class": CheckedResponse}
 
 
 def _may_find_credentials() -> bool:

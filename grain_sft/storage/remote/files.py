@@ -7,7 +7,7 @@ from typing import IO, Any, NamedTuple
 
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.storage.remote.clients import NO_CREDENTIALS, lacks_credentials
-from grain_sft.storage.remote.requests import Range, request_body, request_info, run_jobs, size_of, version_of
+from grain_sft.storage.remote.requests import Job, Range, request_body, request_info, run_jobs, size_of, version_of
 from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedError, RequestFailedError, WrongBodyError
 
 PART_BYTES = 8 << 20  # a longer range is several requests
@@ -22,7 +22,7 @@ class RemoteFile(NamedTuple):
     path: str
     size: int
     key: str  # hash of URL, size, digest and version
-    version: str | None  # None if its file system states none
+    version: str | None  # None if its file system has no versions
 
 
 class RemotePiece(NamedTuple):
@@ -37,34 +37,35 @@ class RemotePiece(NamedTuple):
 def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes | Exception]:
     """Return each range's bytes, fewer at the end of its file, or its exception. Requests are concurrent.
 
-    A request whose time is up ends all others, and its RemoteTimeoutError is raised.
+    Raises:
+      RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
     """
     limits = limits or Limits.from_environment()
-    parts = [
-        (number, whole._replace(start=at, stop=min(at + PART_BYTES, whole.stop)))
-        for number, whole in enumerate(ranges)
-        for at in range(whole.start, whole.stop, PART_BYTES)
-    ]
-    jobs = [
-        (part.path, f"bytes {part.start} to {part.stop} ", functools.partial(request_body, part, limits.seconds))
-        for _, part in parts
-    ]
-    data: list[list[bytes]] = [[] for _ in ranges]
+    numbers: list[int] = []  # of the range of each job
+    jobs: list[Job[bytes]] = []
+    for number, whole in enumerate(ranges):
+        for start in range(whole.start, whole.stop, PART_BYTES):
+            part = whole._replace(start=start, stop=min(start + PART_BYTES, whole.stop))
+            description = f"bytes {part.start} to {part.stop} "
+            jobs.append((part.path, description, functools.partial(request_body, part, limits.seconds)))
+            numbers.append(number)
+    bodies: list[list[bytes]] = [[] for _ in ranges]
     failures: dict[int, Exception] = {}
-    for (number, _), body in zip(parts, run_jobs(jobs, limits.requests), strict=True):
+    for number, body in zip(numbers, run_jobs(jobs, limits.requests), strict=True):
         if isinstance(body, Exception):
             failures.setdefault(number, body)
         else:
-            data[number].append(body)
-    return [failures.get(number) or b"".join(each) for number, each in enumerate(data)]
+            bodies[number].append(body)
+    return [failures.get(number) or b"".join(parts) for number, parts in enumerate(bodies)]
 
 
 def fetch_exactly(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes]:
     """Return all bytes of each range, or raise a CorpusFileError with the reason."""
-    return [_whole(wanted, body, limits) for wanted, body in zip(ranges, fetch(ranges, limits), strict=True)]
+    return [_require_whole(wanted, body, limits) for wanted, body in zip(ranges, fetch(ranges, limits), strict=True)]
 
 
-def _whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> bytes:
+def _require_whole(wanted: Range, body: bytes | Exception, limits: Limits | None) -> bytes:
+    """Return `body` if it is all of the range. Otherwise raise its exception, or an error that the file was cut."""
     path, start, stop, version = wanted
     if isinstance(body, bytes) and len(body) == stop - start:
         return body
@@ -94,16 +95,23 @@ def infos(paths: Sequence[str], limits: Limits | None = None) -> list[Mapping[st
     """
     limits = limits or Limits.from_environment()
     jobs = [(path, "", functools.partial(request_info, path, limits.seconds)) for path in paths]
-    found = []
+    descriptions = []
     for path, info in zip(paths, run_jobs(jobs, limits.requests), strict=True):
         if isinstance(info, Exception):
             raise failure(path, info) from info
-        found.append(info)
-    return found
+        descriptions.append(info)
+    return descriptions
 
 
 def failure(path: str, error: Exception, part: str = "", version: str = "") -> GrainSftError:
-    """Return the package's error for `error`, an exception of a local or remote file system about a file or a part of it."""
+    """Return the package's error for an exception of a local or remote file system.
+
+    Args:
+      path: Path or URL of the file.
+      error: The exception.
+      part: Text such as "bytes 0 to 9 " if only a part was read, else "".
+      version: Version that was requested.
+    """
     if isinstance(error, GrainSftError):
         return error
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
@@ -111,9 +119,9 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
             f"{path}: no such file. Check the path; path_remap maps those that an index or a mix lists."
         )
     if isinstance(error, ReplacedError):
-        opened = f" ({version})" if version else ""
+        of_version = f" ({version})" if version else ""
         return CorpusFileError(
-            f"{path}: the file that was opened{opened} is gone: it was replaced or deleted while in use. "
+            f"{path}: the file that was opened{of_version} is gone: it was replaced or deleted while in use. "
             "Restore it, or index the corpus again."
         )
     if isinstance(error, (RequestFailedError, RefusedBodyError, WrongBodyError)):
@@ -124,15 +132,26 @@ def failure(path: str, error: Exception, part: str = "", version: str = "") -> G
 
 
 def read(path: str, start: int = 0, stop: int | None = None, *, version: str | None = None) -> bytes:
-    """Return bytes `start` to `stop` of a file, fewer at its end, from `version` or, for None, from any one version."""
-    for tries_left in (2, 1, 0):
-        end, present = (stop, None) if stop is not None else size_and_version(path)
-        (body,) = fetch([Range(path, start, end, version or present)])
+    """Return bytes of a file, all of one version.
+
+    Args:
+      path: URL of the file.
+      start: First byte.
+      stop: Last byte + 1, of which fewer are returned if the file ends before; None means the end of the file.
+      version: Version to read; None means any. If the file is then replaced during the read, it is read again.
+    """
+    tries_left = 3
+    while True:
+        tries_left -= 1
+        if stop is None:
+            end, present_version = size_and_version(path)
+        else:
+            end, present_version = stop, None
+        (body,) = fetch([Range(path, start, end, version or present_version)])
         if isinstance(body, bytes):
             return body
         if version is not None or not tries_left or not isinstance(body, ReplacedError):
             raise body
-    raise AssertionError
 
 
 def size_and_version(path: str) -> tuple[int, str | None]:
@@ -144,7 +163,7 @@ def size_and_version(path: str) -> tuple[int, str | None]:
 
 
 def download(path: str, file: IO[bytes]) -> None:
-    """Append a remote file to an open one. All bytes are of one version, if its file system states versions."""
+    """Append a remote file to an open one. All bytes are of one version, if its file system has versions."""
     size, version = size_and_version(path)
     for start in range(0, size, _DOWNLOAD_BYTES):
         file.write(fetch_exactly([Range(path, start, min(size, start + _DOWNLOAD_BYTES), version)])[0])
@@ -170,11 +189,13 @@ class _RemoteRaw(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        self._offset = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._size}[whence])
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._size}[whence]
+        self._offset = max(0, origin + offset)
         return self._offset
 
     def readinto(self, buffer: Any, /) -> int:
-        start, stop = self._offset, min(self._size, self._offset + len(buffer))
+        start = self._offset
+        stop = min(self._size, start + len(buffer))
         if stop <= start:
             return 0
         (data,) = fetch_exactly([Range(self._path, start, stop, self._version)])

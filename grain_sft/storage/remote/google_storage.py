@@ -1,4 +1,4 @@
-"""gcsfs with the retries, deadlines and error messages of `retries`. This module imports gcsfs."""
+"""gcsfs file system with the retries and deadlines of `retries` instead of its own. This module imports gcsfs."""
 
 import asyncio
 import concurrent.futures
@@ -16,10 +16,11 @@ from grain_sft.storage.remote.retries import Limits, WrongBodyError, retried
 class GoogleStorage(GCSFileSystem):
     """gcsfs file system without gcsfs's own retries, which take half a minute and report no reason.
 
-    The class that gcsfs registers also asks for each bucket's type by gRPC, and waits a minute if gRPC gets no answer.
+    It derives from `GCSFileSystem`, not from the class that gcsfs registers for gs://. That class also asks for each bucket's
+    type by gRPC, and waits a minute if gRPC gets no answer.
     """
 
-    _request = GCSFileSystem._request.__wrapped__
+    _request = GCSFileSystem._request.__wrapped__  # the method without its decorator, which retries
 
     @property
     def server(self) -> str:
@@ -30,7 +31,7 @@ class GoogleStorage(GCSFileSystem):
         """Make a request with retries. gcsfs makes all of its requests by this method."""
         call = super()._call
 
-        async def once() -> Any:
+        async def attempt() -> Any:
             if self.credentials.credentials is not None:
                 await _in_a_thread(self.credentials.maybe_refresh)
             try:
@@ -38,9 +39,10 @@ class GoogleStorage(GCSFileSystem):
             except json.JSONDecodeError as error:
                 raise WrongBodyError(f"an answer of {len(error.doc)} characters that breaks off") from error
 
-        bounded, seconds = method.upper() == "GET", Limits.from_environment().seconds
+        seconds = Limits.from_environment().seconds
+        is_read = method.upper() == "GET"  # an upload may take long, and is not cancelled
         with activity.open_request(f"{method} {path}"):
-            return await retried(once, seconds, bounded=bounded, server=self.server)
+            return await retried(attempt, seconds, bounded=is_read, server=self.server)
 
 
 async def _in_a_thread(function: Callable[[], object]) -> None:

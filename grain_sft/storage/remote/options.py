@@ -1,4 +1,4 @@
-"""Options of remote files: limits of time and requests, and the cache on the local disk."""
+"""Options of remote files: limits of time and requests, and the shard cache on the local disk."""
 
 import os
 import re
@@ -16,10 +16,13 @@ from grain_sft.storage.remote.retries import Limits
 SHARD_CACHE_VARIABLE = "GRAIN_SFT_SHARD_CACHE"
 BYTES_VARIABLE = "GRAIN_SFT_SHARD_CACHE_BYTES"
 UNIT_VARIABLE = "GRAIN_SFT_SHARD_CACHE_UNIT"
+DEFAULT_UNIT = "4MiB"
 SMALLEST_UNIT = 1 << 15
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS = {
+    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+}  # fmt: skip
 
 
 class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,13 +36,14 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     folder: str
     max_bytes: int | str
-    unit: int | str | None = "4MiB"
+    unit: int | str | None = DEFAULT_UNIT
 
     def __post_init__(self) -> None:
         """Convert the sizes to bytes and check them."""
         max_bytes = parse_bytes(self.max_bytes, "cache: max_bytes")
-        whole = self.unit in (None, "shard")
-        unit = None if whole else parse_bytes(self.unit, "cache: unit (or 'shard')")
+        unit = None
+        if self.unit not in (None, "shard"):
+            unit = parse_bytes(self.unit, "cache: unit (or 'shard')")
         if not self.folder or files.is_remote(self.folder):
             raise CorpusError(f"cache: folder is {self.folder!r}; expected a folder on a local disk, not a URL.")
         if unit is not None and unit < SMALLEST_UNIT:
@@ -48,8 +52,9 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise CorpusError(
                 f"cache {self.folder}: max_bytes is {max_bytes}; expected at least {least}, the size of two units."
             )
-        for name, value in {"folder": files.normalize(self.folder), "max_bytes": max_bytes, "unit": unit}.items():
-            msgspec.structs.force_setattr(self, name, value)
+        msgspec.structs.force_setattr(self, "folder", files.normalize(self.folder))
+        msgspec.structs.force_setattr(self, "max_bytes", max_bytes)
+        msgspec.structs.force_setattr(self, "unit", unit)
 
 
 class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
@@ -71,19 +76,25 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Return the options of $GRAIN_SFT_REMOTE_SECONDS and _REQUESTS, and $GRAIN_SFT_SHARD_CACHE, its _BYTES and _UNIT."""
-        folder, max_bytes = os.environ.get(SHARD_CACHE_VARIABLE), os.environ.get(BYTES_VARIABLE)
-        if folder and not max_bytes:
+        """Return the options that environment variables set: those of `Limits`, and $GRAIN_SFT_SHARD_CACHE (the folder),
+        $GRAIN_SFT_SHARD_CACHE_BYTES and $GRAIN_SFT_SHARD_CACHE_UNIT."""
+        limits = super().from_environment()
+        folder = os.environ.get(SHARD_CACHE_VARIABLE)
+        if not folder:
+            return limits
+        max_bytes = os.environ.get(BYTES_VARIABLE)
+        if not max_bytes:
             raise CorpusError(
                 f"${SHARD_CACHE_VARIABLE} is {folder}, but ${BYTES_VARIABLE}, its maximum size, is not set. Set it."
             )
-        unit = [given] if (given := os.environ.get(UNIT_VARIABLE)) else []
-        cache = CacheOptions(folder, max_bytes, *unit) if folder and max_bytes else None
-        return msgspec.structs.replace(super().from_environment(), cache=cache)
+        unit = os.environ.get(UNIT_VARIABLE) or DEFAULT_UNIT
+        return msgspec.structs.replace(limits, cache=CacheOptions(folder, max_bytes, unit))
 
     @classmethod
     def of(cls, given: "RemoteOptions | Mapping[str, Any] | None") -> "RemoteOptions":
-        """Return `given`, or the options of a mapping, such as a config's. The environment gives those that are missing.
+        """Return `given` if it is a RemoteOptions. Otherwise return options from a mapping, such as a section of a config.
+
+        Options that the mapping lacks come from the environment.
 
         Raises:
           CorpusError: An unknown key or a wrong value.
@@ -91,22 +102,27 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
         """
         if isinstance(given, RemoteOptions):
             return given
-        options, stated = cls.from_environment(), dict(given or {})
-        cache = stated.get("cache")
+        from_environment = cls.from_environment()
+        values = dict(given or {})
+        cache = values.get("cache")
         if isinstance(cache, Mapping):
-            paths = {key: os.fspath(value) for key, value in cache.items() if isinstance(value, os.PathLike)}
-            stated["cache"] = {**cache, **paths}
+            as_text = {key: os.fspath(value) for key, value in cache.items() if isinstance(value, os.PathLike)}
+            values["cache"] = {**cache, **as_text}
         try:
-            check(stated, options_of(RemoteOptions), "remote")
+            check(values, options_of(RemoteOptions), "remote")
         except ConfigError as error:
             raise CorpusError(str(error)) from error
         if isinstance(cache, Mapping):
-            stated["cache"] = CacheOptions(**stated["cache"])
-        return msgspec.structs.replace(options, **stated)
+            values["cache"] = CacheOptions(**values["cache"])
+        return msgspec.structs.replace(from_environment, **values)
 
 
 def parse_bytes(text: object, what: str) -> int:
-    """Return the number of bytes that an integer, or text such as 500GB, 1.5 TiB or 4096, states for the option `what`."""
+    """Return a number of bytes: `text` is an integer, or text such as 500GB, 1.5 TiB or 4096.
+
+    Raises:
+      CorpusError: It is anything else. The message names the option `what`.
+    """
     if isinstance(text, int) and not isinstance(text, bool):
         return text
     match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))

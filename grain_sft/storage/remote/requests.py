@@ -1,4 +1,4 @@
-"""Requests for parts of remote files: each body is checked and of one version."""
+"""Requests for ranges of bytes of remote files. The size and the version of each body are checked."""
 
 import asyncio
 import contextvars
@@ -30,7 +30,10 @@ _VERSION_KEYS = (
 
 T = TypeVar("T")
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
-"""URL, description of the requested part, and function of the URL's client that makes the request."""
+"""A request, as (URL, what is requested of it, function of the URL's client that makes the request).
+
+The second is text such as "bytes 0 to 9 " for error messages; "" for the whole file.
+"""
 
 
 class Range(NamedTuple):
@@ -42,20 +45,26 @@ class Range(NamedTuple):
     version: str | None = None
 
 
-class Answer:
-    """Size and version of a file, where the server of a body states them."""
+class BodyHeaders:
+    """Size and version of the whole file, from the headers of a response with a part of it. None if they lack it."""
 
     size: int | None = None
     version: str | None = None
 
 
-answer: contextvars.ContextVar[Answer | None] = contextvars.ContextVar("grain_sft_answer", default=None)
-"""Holder that the current task's response fills in."""
+body_headers: contextvars.ContextVar[BodyHeaders | None] = contextvars.ContextVar("grain_sft_headers", default=None)
+"""Object that the response to the current task's request fills in, since fsspec's clients return only the body."""
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:
-    """Return the version in a file system's description of a file: a generation, an entity tag or a time."""
-    return next((f"{key} {info[key]}" for key in _VERSION_KEYS if info.get(key) not in (None, "")), None)
+    """Return the version in a file system's description of a file: a generation, an entity tag or a time.
+
+    It begins with its kind, as in "generation 1712" or "ETag abc".
+    """
+    for key in _VERSION_KEYS:
+        if info.get(key) not in (None, ""):
+            return f"{key} {info[key]}"
+    return None
 
 
 def size_of(path: str, info: Mapping[str, Any]) -> int:
@@ -65,34 +74,39 @@ def size_of(path: str, info: Mapping[str, Any]) -> int:
     return int(info["size"])
 
 
-def run_jobs(jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
-    """Return the result or the exception of each job. A request whose time is up ends all jobs."""
+def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
+    """Return the result or the exception of each job, in order.
+
+    Raises:
+      RemoteTimeoutError: The time of a request is up. The other jobs are cancelled.
+    """
     from fsspec import asyn
 
     activity.doing[get_ident()] = activity.REQUESTING, len(jobs)
-    found: list[T | Exception] = []
+    results: list[T | Exception] = []
     for _, group in itertools.groupby(jobs, key=lambda job: job[0].split("://", 1)[0]):
-        mine = list(group)
-        client = filesystem(mine[0][0])
+        jobs_of_client = list(group)
+        client = filesystem(jobs_of_client[0][0])
         loop = client.loop if client.async_impl else asyn.get_loop()
-        found += asyn.sync(loop, _run_together, client, mine, at_once)
-    return found
+        results += asyn.sync(loop, _run_together, client, jobs_of_client, most_at_once)
+    return results
 
 
-async def _run_together(client: Any, jobs: Sequence[Job[T]], at_once: int) -> list[T | Exception]:
-    gate = asyncio.Semaphore(at_once)
+async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
+    semaphore = asyncio.Semaphore(most_at_once)
 
-    async def one(path: str, part: str, job: Callable[[Any], Awaitable[T]]) -> T | Exception:
-        async with gate:
+    async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
+        description = f"{part}of {path}" if part else path
+        async with semaphore:
             try:
-                with activity.open_request(f"{part and part + 'of '}{path}"):
-                    return await job(client)
+                with activity.open_request(description):
+                    return await request(client)
             except RequestFailedError as error:
                 raise RemoteTimeoutError(f"{path}: {part}can't be read: {error}.") from error
             except Exception as error:
                 return error
 
-    tasks = [asyncio.ensure_future(one(*job)) for job in jobs]
+    tasks = [asyncio.ensure_future(run(*job)) for job in jobs]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
@@ -106,8 +120,10 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
 
     async def attempt() -> Mapping[str, Any]:
         try:
-            return dict(await client._info(path) if client.async_impl else await asyncio.to_thread(client.info, path))
-        except FileNotFoundError as error:  # fsspec's client of http makes it of every failure
+            if client.async_impl:
+                return dict(await client._info(path))
+            return dict(await asyncio.to_thread(client.info, path))
+        except FileNotFoundError as error:  # fsspec's client of http raises it for every failure
             cause = error.__cause__
             if path.startswith(("http://", "https://")) and cause is not None and is_transient(cause):
                 raise cause from None
@@ -117,57 +133,66 @@ async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, A
 
 
 async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
-    """Return the bytes of a range, which is not empty; fewer where the file ends."""
+    """Return the bytes of `wanted`, a range that is not empty; fewer if the file ends in it.
+
+    Raises:
+      ReplacedError: The file is gone, or has another version than `wanted`.
+      RequestFailedError: The time is up.
+    """
     path, start, stop, version = wanted
 
     async def attempt() -> bytes:
-        data, sent = await _request_once(wanted, client)
+        data, sent_version = await _request_once(wanted, client)
         if len(data) < stop - start:
             size = size_of(path, await request_info(path, seconds, client))
             if min(stop, size) - start > len(data):
                 raise WrongBodyError(f"a body of {len(data)} bytes instead of {stop - start}")
         if version is not None:
-            if _kind(sent) != _kind(version):  # the server stated another kind of version with the body, or none
-                sent = version_of(await request_info(path, seconds, client))
-            if sent != version:
-                raise ReplacedError(f"the server sent {sent}")
+            if _kind(sent_version) != _kind(version):  # the body came with another kind of version, or none
+                sent_version = version_of(await request_info(path, seconds, client))
+            if sent_version != version:
+                raise ReplacedError(f"the server sent {sent_version}")
         activity.count("remote_received_bytes", len(data))
         return data
 
-    # a version was stated by the server, which this or another process has reached
-    return await retried(attempt, seconds, server=server_of(client, path), reached=version is not None)
+    was_reached = version is not None  # by the process that got the version from the server
+    return await retried(attempt, seconds, server=server_of(client, path), reached=was_reached)
 
 
 async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
-    """Return the body of one request, whose size was checked, and its version, where the server states one."""
+    """Return the body of one request, after a check of its size, and its version, None if the response has none."""
     _, start, stop, version = wanted
-    stated = Answer()
-    token = answer.set(stated)
+    headers = BodyHeaders()
+    token = body_headers.set(headers)
     try:
-        data = await _read_range(wanted, client, stated)
+        data = await _read_range(wanted, client, headers)
     except Exception as error:
         if version is not None and (isinstance(error, FileNotFoundError) or status_of(error) == 412):
             raise ReplacedError(str(error)) from error
         raise
     finally:
-        answer.reset(token)
+        body_headers.reset(token)
     if len(data) > stop - start:
         raise RefusedBodyError(f"the server sent {len(data)} bytes instead of bytes {start} to {stop}: {NO_RANGES}")
-    if stated.size is not None and len(data) != (expected := max(0, min(stop, stated.size) - start)):
-        raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
-    return data, stated.version
+    if headers.size is not None:
+        expected = max(0, min(stop, headers.size) - start)
+        if len(data) != expected:
+            raise WrongBodyError(f"a body of {len(data)} bytes instead of {expected}")
+    return data, headers.version
 
 
-async def _read_range(wanted: Range, client: Any, stated: Answer) -> bytes:
-    """Request a range from a client, with the file's version as a condition if the client supports conditions."""
+async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes:
+    """Request a range from a client. If the client supports conditions, the version is one."""
     path, start, stop, version = wanted
-    protocol, value = path.split("://", 1)[0], (version or "").partition(" ")[2]
+    protocol = path.split("://", 1)[0]
     if protocol in ("s3", "s3a"):
-        return bytes(await client.read_range(wanted, stated))
+        return bytes(await client.read_range(wanted, headers))
+    kind, _, value = (version or "").partition(" ")
     options: dict[str, Any] = {}
-    if protocol in ("gs", "gcs") and _kind(version) == "generation":
+    if protocol in ("gs", "gcs") and kind == "generation":
         options["generation"] = value
-    if protocol in ("http", "https") and _kind(version) == "ETag" and not value.startswith("W/"):
+    is_weak = value.startswith("W/")  # If-Match never matches a weak entity tag
+    if protocol in ("http", "https") and kind == "ETag" and not is_weak:
         options["headers"] = {**client.kwargs.get("headers", {}), "If-Match": value}
     if client.async_impl:
         return bytes(await client._cat_file(path, start=start, end=stop, **options))
@@ -175,21 +200,29 @@ async def _read_range(wanted: Range, client: Any, stated: Answer) -> bytes:
 
 
 def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:
-    """Return the size of the body of an answer 206, and the size of the file, None if the answer does not state it."""
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (content_range or "").strip())
-    if found is not None:
-        begin, end = int(found.group(1)), int(found.group(2)) + 1
-        size = None if found.group(3) == "*" else int(found.group(3))
+    """Check the Content-Range of a response with status 206 to a request for the bytes [start, stop).
+
+    Returns:
+      Size of the body; and size of the file, None if the header lacks it ("bytes 0-9/*").
+
+    Raises:
+      WrongBodyError: The body is another range.
+    """
+    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (content_range or "").strip())
+    if match is not None:
+        sent_start, sent_stop = int(match.group(1)), int(match.group(2)) + 1
+        size = None if match.group(3) == "*" else int(match.group(3))
         if size is not None and size <= start:
             return 0, size
-        if begin == start and begin < end and end == (min(stop, end) if size is None else min(stop, size)):
-            return end - begin, size
+        is_full = sent_stop <= stop if size is None else sent_stop == min(stop, size)
+        if sent_start == start and sent_start < sent_stop and is_full:
+            return sent_stop - sent_start, size
     raise WrongBodyError(f"an answer of {content_range or 'an unstated range'} instead of bytes {start}-{stop - 1}")
 
 
-def check_encoding(stated: str | None, path: str = "") -> None:
-    """Refuse a body that the store compressed, unless the file's name has the suffix of the compression."""
-    encoding = (stated or "").lower()
+def check_encoding(content_encoding: str | None, path: str = "") -> None:
+    """Raise RefusedBodyError for a body that the store compressed, unless the file's name ends with .gz."""
+    encoding = (content_encoding or "").lower()
     if encoding not in ("", "identity", "aws-chunked") and not (encoding == "gzip" and path.endswith(".gz")):
         raise RefusedBodyError(
             f"it is stored with Content-Encoding {encoding}, so its size and bytes are not those of its content. "

@@ -1,7 +1,4 @@
-"""Retries of remote requests after transient failures, until they succeed or the time is up.
-
-The pause before the next try doubles, up to 8 s, with jitter. No value of a batch depends on the jitter.
-"""
+"""Retries of remote requests after transient failures, until they succeed or their time is up."""
 
 import asyncio
 import contextvars
@@ -21,21 +18,22 @@ from grain_sft.storage import activity
 
 SECONDS_VARIABLE = "GRAIN_SFT_REMOTE_SECONDS"
 REQUESTS_VARIABLE = "GRAIN_SFT_REMOTE_REQUESTS"
-FIRST_CONTACT = 6.0  # seconds for a server that never answered this process: likely a wrong name, proxy or network
+FIRST_CONTACT = 6.0
+"""Seconds for a server that never answered this process. The cause is likely a wrong name, proxy or network."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds
-_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt, or a quarter of all if less; doubled for each later one
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 8.0  # seconds; the pause doubles after each attempt
+_FIRST_ATTEMPT = 10.0  # most seconds of the first attempt; doubled for each later one
 _UNANSWERED_ERRNOS = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETRESET, errno.EAGAIN}
-# s3fs raises these for answers: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for statuses that it does not know
+# s3fs raises these for answers of a server: EBUSY for 503, EREMOTEIO (EIO on macOS) for 500, EIO for unknown statuses
 _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EIO)}
-# classes of aiohttp, requests, google-auth and gcsfs by name: none of these is imported here
+# exceptions of aiohttp, requests, google-auth and gcsfs, by name because these libraries may not be installed
 _CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
 _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
 
-_jitter = random.Random()  # its own, so that no other random numbers depend on failures
+_jitter = random.Random()  # of the pauses; of this module alone, so that no other random numbers depend on failures
 _reached: set[str] = set()  # servers that have answered this process
 _inside_attempt: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_inside_attempt", default=False)
-"""Whether this task runs inside an attempt, which `retried` repeats as a whole."""
+"""Whether this task already runs inside of `retried`."""
 
 T = TypeVar("T")
 
@@ -75,19 +73,19 @@ def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:
 
 
 class WrongBodyError(Exception):
-    """A body that is cut, too long or of another range. The next one may be right."""
+    """The body of a response is cut, too long or of another range. The request is repeated."""
 
 
 class RefusedBodyError(Exception):
-    """A body that another request would not change."""
+    """The body of a response can't be used. A repetition of the request would not change that."""
 
 
 class ReplacedError(Exception):
-    """A file that is gone, or of another version than the requested one."""
+    """The file is gone, or has another version than the requested one."""
 
 
 class RequestFailedError(Exception):
-    """A request that failed until its time was up."""
+    """A request failed until its time was up."""
 
 
 async def retried(
@@ -95,13 +93,14 @@ async def retried(
 ) -> T:
     """Return the result of `attempt`, called again after transient failures until `seconds` have passed.
 
-    Inside another attempt, call `attempt` once: the outer attempt is repeated as a whole.
+    An attempt that itself calls `retried` is repeated as a whole: the inner call makes only one attempt.
 
     Args:
       attempt: One request, or a few that belong together.
       seconds: Time for all attempts. A server that never answered this process gets at most `FIRST_CONTACT`.
       server: Server as `server_of` names it.
-      bounded: Whether an attempt that takes too long is cancelled and made again.
+      bounded: Whether an attempt that takes too long is cancelled and made again: the first after `_FIRST_ATTEMPT` seconds or a
+        quarter of `seconds`, and each later one after twice the time of the one before.
       reached: Whether the server answered another process, so that it gets all of `seconds`.
 
     Raises:
@@ -110,43 +109,56 @@ async def retried(
     if _inside_attempt.get():
         return await attempt()
     begin = time.monotonic()
-    end = begin + seconds
     token = _inside_attempt.set(True)
     try:
-        number = 0  # of failed attempts
+        failures = 0
         while True:
-            answered = reached or server in _reached
-            deadline = end if answered else min(end, begin + FIRST_CONTACT)
-            attempt_limit = min(_FIRST_ATTEMPT, seconds / 4) * 2 ** min(number, 30)
+            is_first_contact = seconds > FIRST_CONTACT and not (reached or server in _reached)
+            deadline = begin + (FIRST_CONTACT if is_first_contact else seconds)
+            doublings = min(failures, 30)
+            time_limit = None
+            if bounded:
+                left = max(0.001, deadline - time.monotonic())
+                time_limit = min(left, min(_FIRST_ATTEMPT, seconds / 4) * 2**doublings)
             activity.count("remote_requests", 1)
             try:
-                left = max(0.001, deadline - time.monotonic())
-                found = await asyncio.wait_for(attempt(), min(left, attempt_limit) if bounded else None)
+                result = await asyncio.wait_for(attempt(), time_limit)
                 _reached.add(server)
-                return found
+                return result
             except Exception as error:
                 if not _is_unanswered(error):
                     _reached.add(server)
-                    deadline = end
+                    is_first_contact = False
+                    deadline = begin + seconds
                 if not is_transient(error):
                     raise
-                last, reason = error, _describe(error)
+                failure = error
+            failures += 1
             now = time.monotonic()
             if deadline - now < _FIRST_PAUSE:
-                unreached = "" if answered or deadline == end else server
-                raise RequestFailedError(_explain(number + 1, now - begin, seconds, reason, unreached)) from last
-            activity.request_failed(reason)
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(number, 30)) * _jitter.uniform(0.5, 1.5)
+                unreached = server if is_first_contact else None
+                message = _explain(failures, now - begin, seconds, failure, unreached)
+                raise RequestFailedError(message) from failure
+            activity.request_failed(_describe(failure))
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**doublings) * _jitter.uniform(0.5, 1.5)
             await asyncio.sleep(min(pause, (deadline - now) / 2))
-            number += 1
     finally:
         _inside_attempt.reset(token)
 
 
-def _explain(attempts: int, seconds: float, limit: float, last: str, unreached: str) -> str:
-    """Return the message for a request that was given up; `unreached` is a server that never answered this process."""
-    text = f"{attempts} request{'s' if attempts > 1 else ''} failed within {seconds:.1f} s, the last with {last}"
-    if unreached:
+def _explain(attempts: int, seconds: float, limit: float, last: Exception, unreached: str | None) -> str:
+    """Return the message for a request that failed until its time was up.
+
+    Args:
+      attempts: Number of attempts.
+      seconds: Time that they took.
+      limit: Most seconds that they may take.
+      last: Failure of the last attempt.
+      unreached: The server if it never answered this process, else None.
+    """
+    plural = "s" if attempts > 1 else ""
+    text = f"{attempts} request{plural} failed within {seconds:.1f} s, the last with {_describe(last)}"
+    if unreached is not None:
         return f"the network does not reach {unreached}: {text}. Check the network, its name servers and its firewall"
     return (
         f"{text}. Check the network, the bucket's region and its quota, or allow more than {limit:g} s with "
@@ -172,14 +184,17 @@ def is_transient(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status of the answer that a client made an exception of, 0 if it states none."""
+    """Return the HTTP status of an exception that a client raised for an answer, 0 if it has none."""
     response = getattr(error.__cause__, "response", None)
     if isinstance(response, Mapping):  # botocore's
         if response.get("Error", {}).get("Code") in ("RequestTimeout", "Throttling"):  # S3 sends them with 400
             return 408
         return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    stated = (str(getattr(error, key, "")) for key in ("status", "status_code", "code"))
-    return next((int(status) for status in stated if status.isdecimal() and int(status) >= 300), 0)
+    for attribute in ("status", "status_code", "code"):
+        status = str(getattr(error, attribute, ""))
+        if status.isdecimal() and int(status) >= 300:
+            return int(status)
+    return 0
 
 
 def _is_unanswered(error: BaseException) -> bool:
@@ -197,8 +212,10 @@ def _is_named(error: BaseException, names: set[str]) -> bool:
 
 def _describe(error: BaseException) -> str:
     """Return a failure in a few words."""
-    if isinstance(error, (TimeoutError, WrongBodyError)):
-        return "no answer in time" if isinstance(error, TimeoutError) else str(error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, WrongBodyError):
+        return str(error)
     code = getattr(error, "status", None) or getattr(error, "code", None)
     text = " ".join(str(error).split())[:200]
     return f"{type(error).__name__}: {text or code or 'no details'}"

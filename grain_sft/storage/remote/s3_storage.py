@@ -1,36 +1,46 @@
-"""s3fs with reads that take a condition and a bound. Imports s3fs."""
+"""s3fs file system whose reads of a range are bounded, and fail if the object was replaced. This module imports s3fs."""
 
 from s3fs.core import S3FileSystem
 
-from grain_sft.storage.remote.requests import NO_RANGES, Answer, Range, check_encoding, check_range
+from grain_sft.storage.remote.requests import NO_RANGES, BodyHeaders, Range, check_encoding, check_range
 from grain_sft.storage.remote.retries import RefusedBodyError
 
-_READ = 1 << 18  # bytes of a body at once
+_BYTES_PER_READ = 1 << 18  # of a body
 
 
 class S3Storage(S3FileSystem):
-    """s3fs's file system."""
+    """s3fs file system with `read_range`."""
 
-    async def read_range(self, wanted: Range, stated: Answer) -> bytes:
-        """Return the body of a range of an object, and record in `stated` the size and version that the server states."""
+    async def read_range(self, wanted: Range, headers: BodyHeaders) -> bytes:
+        """Return the body of a range of an object, at most one byte more than expected. Record its headers in `headers`.
+
+        Raises:
+          RefusedBodyError: The server has no ranged reads, or compressed the object.
+          WrongBodyError: The server sent another range.
+        """
         bucket, key, version_id = self.split_path(wanted.path)
-        options = {**self.req_kw, **({"VersionId": version_id} if version_id else {})}
+        options = dict(self.req_kw)
+        if version_id:
+            options["VersionId"] = version_id
         kind, _, tag = (wanted.version or "").partition(" ")
         if kind == "ETag":
             options["IfMatch"] = tag
-        asked = f"bytes={wanted.start}-{wanted.stop - 1}"
-        found = await self._call_s3("get_object", Bucket=bucket, Key=key, Range=asked, **options)
-        body = found["Body"]
+        byte_range = f"bytes={wanted.start}-{wanted.stop - 1}"
+        response = await self._call_s3("get_object", Bucket=bucket, Key=key, Range=byte_range, **options)
+        body = response["Body"]
         try:
-            check_encoding(found.get("ContentEncoding"), key)
-            if found.get("ContentRange") is None and wanted.start:
+            check_encoding(response.get("ContentEncoding"), key)
+            content_range = response.get("ContentRange")
+            if content_range is not None:
+                count, headers.size = check_range(content_range, wanted.start, wanted.stop)
+            elif wanted.start == 0:
+                count = int(response["ContentLength"])
+            else:
                 raise RefusedBodyError(NO_RANGES)
-            count = int(found["ContentLength"])
-            if found.get("ContentRange") is not None:
-                count, stated.size = check_range(found["ContentRange"], wanted.start, wanted.stop)
-            stated.version = f"ETag {found['ETag']}" if found.get("ETag") else None
-            parts, left = [], min(count, wanted.stop - wanted.start) + 1
-            while left > 0 and (part := await body.read(min(_READ, left))):
+            headers.version = f"ETag {response['ETag']}" if response.get("ETag") else None
+            parts = []
+            left = min(count, wanted.stop - wanted.start) + 1  # one more byte shows the caller a body that is too long
+            while left > 0 and (part := await body.read(min(_BYTES_PER_READ, left))):
                 parts.append(part)
                 left -= len(part)
             return b"".join(parts)

@@ -1,6 +1,5 @@
-"""Tokens of shards in a bucket: the pieces of a whole batch in one round trip, whatever their number."""
+"""Tokens of shards in a bucket: all pieces of a batch are requested at once, so that a batch takes one round trip."""
 
-import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,41 +20,61 @@ Ints = npt.NDArray[np.int64]
 
 
 class RemoteShards:
-    """Remote files among `shards`, of values of `itemsize` bytes. They take no descriptor; each is checked when first read."""
+    """The remote files among `shards`. Each is checked against its stamp when it is first read.
+
+    Args:
+      shards: Local and remote files.
+      itemsize: Bytes of a value, such as a token.
+      options: Limits of the requests, and the shard cache. None means those of the environment.
+    """
 
     def __init__(self, shards: Sequence[FileStamp], itemsize: int, options: RemoteOptions | None = None) -> None:
-        self._shards, self._itemsize = shards, itemsize
+        self._shards = shards
+        self._itemsize = itemsize
         self._is_remote = np.array([files.is_remote(shard.path) for shard in shards])
-        options = options or RemoteOptions.from_environment()
-        self._limits, self._checked = options, dict[int, RemoteFile]()
-        cache = None if options.cache is None else ShardCache(options.cache, options)
-        self._read = cache.read if cache else functools.partial(read_pieces, limits=options)
+        self._options = options or RemoteOptions.from_environment()
+        cache_options = self._options.cache
+        self._cache = None if cache_options is None else ShardCache(cache_options, self._options)
+        self._checked: dict[int, RemoteFile] = {}
 
     def gather(self, columns: Sequence[Ints], out: memoryview) -> list[Ints]:
         """Fill `out` with the pieces of remote files; return the columns of the pieces of local files.
 
         Args:
           columns: Shards, first values, offsets in the output and sizes in bytes of pieces, int64 [n] each.
+          out: Bytes that are filled.
         """
-        remote = self._is_remote[columns[0]]
-        numbers, starts, places, sizes = (each[remote & (columns[3] > 0)].tolist() for each in columns)
-        if new := sorted(set(numbers) - self._checked.keys()):
-            shards = [self._shards[number] for number in new]
-            found = identify(shards, self._limits)
-            self._check(shards, found)
-            self._checked |= dict(zip(new, found, strict=True))
-        wanted = []
-        for shard, start, place, size in zip(numbers, starts, places, sizes, strict=True):
-            offset = self._shards[shard].data_offset + start * self._itemsize
-            wanted.append(RemotePiece(self._checked[shard], offset, place, size))
-        self._read(wanted, out)
-        activity.count("remote_bytes", sum(sizes))
-        return [each[~remote] for each in columns]
+        shards, _, _, sizes = columns
+        is_remote = self._is_remote[shards]
+        remote_columns = [column[is_remote & (sizes > 0)].tolist() for column in columns]
+        self._check_new(set(remote_columns[0]))
+        pieces = []
+        for number, start, place, size in zip(*remote_columns, strict=True):
+            offset = self._shards[number].data_offset + start * self._itemsize
+            pieces.append(RemotePiece(self._checked[number], offset, place, size))
+        self._read(pieces, out)
+        activity.count("remote_bytes", sum(remote_columns[3]))
+        return [column[~is_remote] for column in columns]
 
-    def _check(self, shards: Sequence[FileStamp], found: Sequence[RemoteFile]) -> None:
-        """Check both ends of files against their stamps. They are read through the cache, so that none is fetched twice."""
+    def _read(self, pieces: Sequence[RemotePiece], out: memoryview) -> None:
+        if self._cache is None:
+            read_pieces(pieces, out, self._options)
+        else:
+            self._cache.read(pieces, out)
+
+    def _check_new(self, numbers: set[int]) -> None:
+        """Check the files of these numbers that were not checked yet."""
+        new = sorted(numbers - self._checked.keys())
+        if new:
+            shards = [self._shards[number] for number in new]
+            remote_files = identify(shards, self._options)
+            self._check(shards, remote_files)
+            self._checked |= dict(zip(new, remote_files, strict=True))
+
+    def _check(self, shards: Sequence[FileStamp], remote_files: Sequence[RemoteFile]) -> None:
+        """Compare the first and last bytes of files with their stamps. The shard cache keeps the blocks that have them."""
         pieces, place = [], 0
-        for file, shard in zip(found, shards, strict=True):
+        for file, shard in zip(remote_files, shards, strict=True):
             size = min(DIGEST_BYTES, shard.size - shard.data_offset)
             for offset in (shard.data_offset, shard.size - size):
                 pieces.append(RemotePiece(file, offset, place, size))
@@ -66,26 +85,35 @@ class RemoteShards:
         except RemoteTimeoutError:
             raise
         except CorpusFileError:
-            for shard, now in zip(shards, infos([shard.path for shard in shards], self._limits), strict=True):
-                _check_size(shard, now)
-                if shard.version not in (None, version_of(now)):
-                    raise CorpusFileError(replaced(shard)) from None
+            self._explain_failure(shards)
             raise
         for shard, head, tail in zip(shards, pieces[::2], pieces[1::2], strict=True):
-            if digest_of(*(bytes(ends[end.place : end.place + end.size]) for end in (head, tail))) != shard.digest:
+            head_bytes, tail_bytes = (bytes(ends[end.place : end.place + end.size]) for end in (head, tail))
+            if digest_of(head_bytes, tail_bytes) != shard.digest:
                 raise CorpusFileError(replaced(shard))
+
+    def _explain_failure(self, shards: Sequence[FileStamp]) -> None:
+        """Raise a CorpusFileError if a read failed because a file was replaced."""
+        for shard, info in zip(shards, infos([shard.path for shard in shards], self._options), strict=True):
+            _check_size(shard, info)
+            if shard.version not in (None, version_of(info)):
+                raise CorpusFileError(replaced(shard)) from None
 
 
 def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
-    """Return the indexed version of each file, or the present one if the index states none."""
-    unknown = [shard.path for shard in shards if shard.version is None]
-    now = dict(zip(unknown, infos(unknown, limits), strict=True)) if unknown else {}
+    """Return the indexed version of each file, or the present one if the index has no version.
+
+    Raises:
+      CorpusFileError: A file without an indexed version is missing, or its size has changed.
+    """
+    without_version = [shard.path for shard in shards if shard.version is None]
+    present = dict(zip(without_version, infos(without_version, limits), strict=True)) if without_version else {}
     identified = []
     for shard in shards:
         version = shard.version
         if version is None:
-            _check_size(shard, now[shard.path])
-            version = version_of(now[shard.path])
+            _check_size(shard, present[shard.path])
+            version = version_of(present[shard.path])
         fields = (shard.path, shard.size, shard.data_offset, shard.digest, version or "")
         key = hashlib.blake2b("\0".join(map(str, fields)).encode(), digest_size=16).hexdigest()
         identified.append(RemoteFile(shard.path, shard.size, key, version))
@@ -93,5 +121,6 @@ def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
 
 
 def _check_size(shard: FileStamp, info: Mapping[str, Any]) -> None:
-    if (size := size_of(shard.path, info)) != shard.size:
+    size = size_of(shard.path, info)
+    if size != shard.size:
         raise CorpusFileError(size_change(shard, size)) from None
