@@ -1,6 +1,6 @@
-"""Metrics of a run's reads and batches, in prometheus_client's default registry.
+"""Metrics of a run's reads and batches, for Prometheus.
 
-Any server of that registry serves them: Grain's, `prometheus_client.start_http_server`, or `start_server` in this module.
+They are in prometheus_client's default registry, which Grain's own server and `start_server` in this module serve.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the histograms' buckets."""
 
-_MOST_UNCOUNTED = 1 << 10  # batches kept before they are counted
+_MOST_UNCOUNTED = 1 << 10  # batches; then they are counted without waiting for `collect`
 _FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
-_NEXT_STEP = "grain_sft_next_step", "Step of the next batch to be handed out."
 _COUNTERS = {
     "rows": "Rows handed out.",
     "tokens": "Tokens handed out, padding included.",
@@ -37,11 +36,10 @@ _COUNTERS = {
     "shard_cache_misses": "Blocks that were not in the shard cache when they were wanted.",
     "shard_cache_fetched_bytes": "Bytes fetched into the shard cache.",
 }
-_READ = "grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"]
 _STORES = {"local_bytes": "local", "remote_bytes": "remote"}
 _HISTOGRAMS = {
-    "wait": ("grain_sft_wait_seconds", "Time that next() took for each batch handed out."),
-    "make": ("grain_sft_make_seconds", "Time that a thread took to make each batch."),
+    "wait": "Time that next() took for each batch handed out.",
+    "make": "Time that a thread took to make each batch.",
 }
 
 
@@ -49,93 +47,107 @@ class BulkHistogram:
     """Histogram that counts many values at once. prometheus_client's takes 4 us a value, 5 % of the time of a small batch."""
 
     def __init__(self, name: str, text: str) -> None:
-        self._text, self._counts, self._sum = (name, text), np.zeros(len(SECONDS) + 1, np.int64), 0.0
+        self._name, self._text = name, text
+        self._counts = np.zeros(len(SECONDS) + 1, np.int64)  # by bucket; the last has values above all bounds
+        self._sum = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
         """Add values, in seconds."""
-        places = np.searchsorted(SECONDS, values)  # a bound belongs to the bucket below it
-        self._counts += np.bincount(places, minlength=len(self._counts))
+        buckets = np.searchsorted(SECONDS, values)  # a value equal to a bound belongs to the bucket below it
+        self._counts += np.bincount(buckets, minlength=len(self._counts))
         self._sum += sum(values)
 
     def collect(self) -> list[Metric]:
         """Return the histogram as a metric."""
         from prometheus_client.core import HistogramMetricFamily
 
-        totals = zip((*map(str, SECONDS), "+Inf"), np.cumsum(self._counts).tolist(), strict=True)
-        return [HistogramMetricFamily(*self._text, buckets=[*totals], sum_value=self._sum)]
+        bounds = [*map(str, SECONDS), "+Inf"]
+        buckets = list(zip(bounds, np.cumsum(self._counts).tolist(), strict=True))
+        return [HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)]
 
 
 class Metrics(Observer):
     """Observer that counts batches made and handed out, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one. It keeps lists of numbers, and counts them when the metrics are collected: a dozen calls of
-    prometheus_client for each batch would take longer than to copy a small batch. If several processes share a folder,
-    $PROMETHEUS_MULTIPROC_DIR, it counts each batch at once. Without prometheus_client nothing is exported.
+    Each process has one. It only keeps the numbers of each batch, and counts them when the metrics are collected: a dozen calls
+    of prometheus_client would take longer than copying a small batch. With $PROMETHEUS_MULTIPROC_DIR, a folder that processes
+    share, each batch is counted at once. Without prometheus_client nothing is exported.
     """
 
     def __init__(self) -> None:
         self._last: Delivery | None = None
-        self._made: list[float] = []  # seconds of batches that are not counted yet
-        self._handed_out: list[float] = []  # step, rows, tokens, seconds per batch; flat: no objects for the GC
-        self._most = 0 if _FOLDER_VARIABLE in os.environ else _MOST_UNCOUNTED
+        # of batches that are not counted yet
+        self._make_seconds: list[float] = []
+        self._deliveries: list[float] = []  # step, rows, tokens, seconds of each; a flat list has no objects for the GC
+        self._in_folder = _FOLDER_VARIABLE in os.environ
+        self._most_uncounted = 0 if self._in_folder else _MOST_UNCOUNTED
         self._lock = threading.Lock()
         # no fork while a metric changes: the metric's own lock would stay locked in the child
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
         self._histograms: dict[str, Any] = {}
         self._counters: dict[str, Any] = {}
-        self._sent = dict.fromkeys(activity.counts, 0)
+        self._exported = dict.fromkeys(activity.counts, 0)  # values of `activity.counts` that the counters include
         try:
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
         own: dict[str, Any] = {"registry": None}  # `collect` of this object returns their values
-        for name, text in _HISTOGRAMS.items():
-            self._histograms[name] = BulkHistogram(*text) if self._most else Histogram(*text, buckets=SECONDS, **own)
-        self._gauge = Gauge(*_NEXT_STEP, multiprocess_mode="mostrecent", **own)
+        for kind, text in _HISTOGRAMS.items():
+            name = f"grain_sft_{kind}_seconds"
+            is_shared = self._in_folder  # only prometheus_client's histogram can be in a shared folder
+            self._histograms[kind] = (
+                Histogram(name, text, buckets=SECONDS, **own) if is_shared else BulkHistogram(name, text)
+            )
+        next_step = "grain_sft_next_step", "Step of the next batch to be handed out."
+        self._next_step = Gauge(*next_step, multiprocess_mode="mostrecent", **own)
         self._counters = {name: Counter(f"grain_sft_{name}", text, **own) for name, text in _COUNTERS.items()}
-        read = Counter(*_READ, **own)
-        self._metrics = (*self._histograms.values(), self._gauge, *self._counters.values(), read)
+        read = Counter(
+            "grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"], **own
+        )
+        self._metrics = (*self._histograms.values(), self._next_step, *self._counters.values(), read)
         self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
         REGISTRY.register(self)
 
     def _forked(self) -> None:
-        """Leave what is not counted yet to the parent."""
-        self._made, self._handed_out, self._sent = [], [], dict(activity.counts)
+        """Drop, in a forked child, what is not counted yet: the parent counts it."""
+        self._make_seconds, self._deliveries = [], []
+        self._exported = dict(activity.counts)
         self._lock.release()
 
     def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
-        self._made.append(seconds)
-        if len(self._made) > self._most:
+        self._make_seconds.append(seconds)
+        if len(self._make_seconds) > self._most_uncounted:
             self._count()
 
     def batch_handed_out(self, delivery: Delivery) -> None:
         if delivery is self._last:  # handed out again, because an exception interrupted next()
             return
         self._last = delivery
-        self._handed_out.extend((delivery.step, delivery.rows, delivery.tokens, delivery.seconds))
-        if len(self._handed_out) > 4 * self._most:
+        self._deliveries.extend((delivery.step, delivery.rows, delivery.tokens, delivery.seconds))
+        if len(self._deliveries) > 4 * self._most_uncounted:
             self._count()
 
     def _count(self) -> None:
         """Count the batches made and handed out since the last call."""
         with self._lock:
-            handed_out = _take(self._handed_out)
-            steps, rows, tokens, waits = (handed_out[field::4] for field in range(4))
+            deliveries = _take(self._deliveries)
+            steps, rows, tokens, waits = (deliveries[field::4] for field in range(4))
             activity.count("rows", int(sum(rows)))
             activity.count("tokens", int(sum(tokens)))
-            seconds = {"wait": waits, "make": _take(self._made)}
-            for name, histogram in self._histograms.items():
-                if self._most:
-                    histogram.observe(seconds[name])
-                else:  # a histogram of prometheus_client, whose values are in a shared file
-                    for value in seconds[name]:
+            seconds = {"wait": waits, "make": _take(self._make_seconds)}
+            for kind, histogram in self._histograms.items():
+                if self._in_folder:
+                    for value in seconds[kind]:
                         histogram.observe(value)
+                else:
+                    histogram.observe(seconds[kind])
             for name, counter in self._counters.items():
-                if (value := activity.counts[name]) != self._sent[name]:
-                    counter.inc(value - self._sent[name])
-                    self._sent[name] = value
+                value = activity.counts[name]
+                if value != self._exported[name]:
+                    counter.inc(value - self._exported[name])
+                    self._exported[name] = value
             if steps and self._counters:
-                self._gauge.set(steps[-1] + 1)
+                self._next_step.set(steps[-1] + 1)
 
     def collect(self) -> list[Metric]:
         """Return the current metrics, as prometheus_client's collector protocol requires."""
@@ -146,9 +158,9 @@ class Metrics(Observer):
 
 def _take(values: list[float]) -> list[float]:
     """Remove and return the items of a list. Other threads may append to it meanwhile."""
-    found = values[:]
-    del values[: len(found)]
-    return found
+    taken = values[:]
+    del values[: len(taken)]
+    return taken
 
 
 @functools.cache

@@ -1,6 +1,7 @@
-"""Watchdog: logs of what a run waits for during a stall, and summaries at an interval.
+"""Watchdog: it logs what a run waits for if a batch takes long, and a summary of the run at an interval.
 
-One thread checks all open iterators of the process, about once a second. It exists while an iterator is open."""
+One thread checks all open iterators of the process, about once a second. It exists while an iterator is open.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-_CHECKS = 8  # before a wait becomes a stall
-_LONGEST_PAUSE = 1.0  # seconds
+_CHECKS = 8  # in the shortest time after which something may be logged
+_LONGEST_PAUSE = 1.0  # seconds between two checks
 _STATES = {
     "R": "running", "S": "waiting", "D": "waiting for a disk or network file system", "T": "stopped by a signal",
     "t": "stopped by a debugger", "Z": "dead",
@@ -43,7 +44,7 @@ Wait = tuple[int, float]
 
 
 def _seconds(variable: str) -> float:
-    """Return the seconds that an environment variable holds: to the log of a stall, or between summaries. 0 means never."""
+    """Return the value of an environment variable in seconds. 0 means never."""
     text = os.environ.get(variable) or str(_DEFAULTS[variable])
     try:
         number = float(text)
@@ -55,7 +56,12 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch(abc.ABC):
-    """Base class of watches, which log stalls while they last."""
+    """Watch of one object, such as an iterator, whose stalls are logged.
+
+    Args:
+      stall: Seconds after which a wait is a stall; 0 means never.
+      summary: Seconds between two summaries; 0 means never.
+    """
 
     def __init__(self, stall: float, summary: float) -> None:
         self.stall, self.summary = stall, summary
@@ -80,23 +86,27 @@ class _Watch(abc.ABC):
 class _IteratorWatch(_Watch):
     """Watch of an iterator, which also logs summaries."""
 
-    def __init__(self, stall: float, summary: float, iterator: StepIterator[Any], dog: Watchdog) -> None:
+    def __init__(self, stall: float, summary: float, iterator: StepIterator[Any], watchdog: Watchdog) -> None:
         super().__init__(stall, summary)
-        self._iterator, self._stats, self._dog = weakref.ref(iterator), iterator.stats, dog
-        self._summarised, self._last = perf_counter(), copy.copy(iterator.stats)
+        self._iterator = weakref.ref(iterator)
+        self._stats = iterator.stats
+        self._watchdog = watchdog
+        self._last_summary = perf_counter()
+        self._stats_then = copy.copy(iterator.stats)
 
     def check(self, now: float) -> bool:
-        iterator, stats = self._iterator(), self._stats
+        iterator = self._iterator()
         if iterator is None:
             return False
-        waiting = stats.waiting
+        waiting = self._stats.waiting
         for wait in self.stalls([] if waiting is None else [waiting], now):
+            step, since = wait
             lines = self._describe(iterator)
-            if stats.waiting == wait:  # else the batch came meanwhile
-                self._dog.stalled.add((id(iterator.pipeline), wait[0]))
-                logging.warning("Step %d: no batch after %.1f s.\n  %s", wait[0], now - wait[1], "\n  ".join(lines))
-        if self.summary and now - self._summarised >= self.summary:
-            self._summarise(now)
+            if self._stats.waiting == wait:  # else the batch came meanwhile
+                self._watchdog.stalled.add((id(iterator.pipeline), step))
+                logging.warning("Step %d: no batch after %.1f s.\n  %s", step, now - since, "\n  ".join(lines))
+        if self.summary and now - self._last_summary >= self.summary:
+            self._log_summary(now)
         return True
 
     def _describe(self, iterator: StepIterator[Any]) -> list[str]:
@@ -107,37 +117,42 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        if recent := list(activity.recent):
+        recent = list(activity.recent)
+        if recent:
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
         if self._stats.steps:
             lines.append(f"before, the training loop took {_short(self._stats.elsewhere / self._stats.steps)} a step")
         return lines
 
-    def _summarise(self, now: float) -> None:
+    def _log_summary(self, now: float) -> None:
         """Log what happened since the last summary."""
-        last, stats, seconds = self._last, copy.copy(self._stats), now - self._summarised
-        self._summarised, self._last, steps = now, stats, stats.steps - last.steps
+        before, stats = self._stats_then, copy.copy(self._stats)
+        seconds = now - self._last_summary
+        self._last_summary, self._stats_then = now, stats
+        steps = stats.steps - before.steps
         # absl hides INFO unless its verbosity is raised
         log = logging.info if logging.level_info() else logging.warning
         if not steps:
             log("No step in %.0f s; the next one is %d.", seconds, stats.next_step)
             return
         self._stats.longest = 0.0
-        waited, elsewhere = (stats.waited - last.waited) / steps, (stats.elsewhere - last.elsewhere) / steps
-        log(
-            "Steps %d to %d: %.0f tokens/s, %.2f steps/s; waited %s a step, %s at most; the training loop took %s a step.",
-            *(stats.next_step - steps, stats.next_step - 1, (stats.tokens - last.tokens) / seconds, steps / seconds),
-            *map(_short, (waited, stats.longest, elsewhere)),
-        )
+        tokens = stats.tokens - before.tokens
+        waited = _short((stats.waited - before.waited) / steps)
+        training = _short((stats.elsewhere - before.elsewhere) / steps)
+        rates = f"{tokens / seconds:.0f} tokens/s, {steps / seconds:.2f} steps/s"
+        waits = f"waited {waited} a step, {_short(stats.longest)} at most; the training loop took {training} a step"
+        log("Steps %d to %d: %s; %s.", stats.next_step - steps, stats.next_step - 1, rates, waits)
 
 
 class _WorkerWatch(_Watch):
     """Watch of the batches that the threads of this worker process make."""
 
     def check(self, now: float) -> bool:
-        if late := self.stalls([(step, since) for step, since, _ in activity.making.copy().values()], now):
-            seconds, lines = now - min(since for _, since in late), "\n  ".join(activity.describe_makers())
-            logging.warning("Worker process %d: no batch after %.1f s.\n  %s", os.getpid(), seconds, lines)
+        late = self.stalls([(step, since) for step, since, _ in activity.making.copy().values()], now)
+        if late:
+            longest = now - min(since for _, since in late)
+            lines = "\n  ".join(activity.describe_makers())
+            logging.warning("Worker process %d: no batch after %.1f s.\n  %s", os.getpid(), longest, lines)
         return True
 
 
@@ -150,13 +165,13 @@ class Watchdog(Observer):
 
     def __init__(self) -> None:
         self.stalled: set[tuple[int, int]] = set()
-        self._over = False
-        self._begin()
+        self._has_ended = False
+        self._reset()
         atexit.register(self._end)
-        os.register_at_fork(after_in_child=self._begin)
+        os.register_at_fork(after_in_child=self._reset)
 
-    def _begin(self) -> None:
-        """Set the state of a process that has no thread of the watchdog yet; a forked child keeps none of the parent's."""
+    def _reset(self) -> None:
+        """Set the state of a process without a watchdog thread: a new one, or a forked child, which has no other threads."""
         self._watches: dict[object, _Watch] = {}
         self._lock = threading.Lock()
         # neither Event nor Thread.start: both hang if an exception such as KeyboardInterrupt arrives inside them
@@ -164,7 +179,7 @@ class Watchdog(Observer):
         self._thread: threading.Thread | None = None
 
     def iterator_opened(self, iterator: StepIterator[Any]) -> None:
-        stall, summary = map(_seconds, _DEFAULTS)
+        stall, summary = _seconds(STALL_VARIABLE), _seconds(SUMMARY_VARIABLE)
         if stall or summary:
             self._add(iterator.stats, _IteratorWatch(stall, summary, iterator, self))
 
@@ -175,13 +190,13 @@ class Watchdog(Observer):
 
     def batch_awaited(self, iterator: StepIterator[Any], step: int, seconds: float) -> None:
         if self.stalled:
-            self._ended(iterator.pipeline, step, "came", seconds)
+            self._log_end_of_stall(iterator.pipeline, step, "came", seconds)
 
     def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
         if self.stalled:
-            self._ended(iterator.pipeline, step, "failed", seconds)
+            self._log_end_of_stall(iterator.pipeline, step, "failed", seconds)
 
-    def _ended(self, pipeline: Pipeline, step: int, outcome: str, seconds: float) -> None:
+    def _log_end_of_stall(self, pipeline: Pipeline, step: int, outcome: str, seconds: float) -> None:
         if (id(pipeline), step) in self.stalled:
             self.stalled.discard((id(pipeline), step))
             logging.warning("Step %d %s after %.1f s.", step, outcome, seconds)
@@ -192,7 +207,7 @@ class Watchdog(Observer):
 
     def _add(self, key: object, watch: _Watch) -> None:
         with self._lock:
-            if self._over or sys.is_finalizing():  # a thread that starts now would hang
+            if self._has_ended or sys.is_finalizing():  # a thread that starts now would hang
                 return
             self._watches[key] = watch
             if self._thread is None:
@@ -205,7 +220,7 @@ class Watchdog(Observer):
 
     def _end(self) -> None:
         """End the thread before the interpreter ends."""
-        self._over = True
+        self._has_ended = True
         self._wake.put(None)
         if self._thread is not None and self._thread.ident is not None:
             self._thread.join(1.0)
@@ -213,7 +228,7 @@ class Watchdog(Observer):
     def _run(self) -> None:
         while True:
             with self._lock:
-                if self._over or not self._watches:
+                if self._has_ended or not self._watches:
                     self._thread = None
                     return
                 watches = dict(self._watches)
@@ -221,12 +236,12 @@ class Watchdog(Observer):
                 gone = [key for key, watch in watches.items() if not watch.check(perf_counter())]
             except Exception as error:  # an error of the watchdog must not end the run
                 logging.warning("The watchdog of stalls failed: %r", error)
-                self._over, gone = True, []
+                self._has_ended, gone = True, []
             with self._lock:
                 for key in gone:
                     self._watches.pop(key, None)
-            shortest = min(seconds for each in watches.values() for seconds in (each.stall, each.summary) if seconds)
-            del watches, gone
+            intervals = [watch.stall for watch in watches.values()] + [watch.summary for watch in watches.values()]
+            shortest = min(filter(None, intervals))  # 0 means never
             if self._watches:
                 with contextlib.suppress(queue.Empty):
                     self._wake.get(timeout=min(_LONGEST_PAUSE, shortest / _CHECKS))

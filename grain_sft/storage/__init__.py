@@ -14,8 +14,8 @@ from grain_sft.storage.file_stamp import (
     size_change,
 )
 from grain_sft.storage.files import atomic_write, write_bytes
+from grain_sft.storage.local_file import MOST_OPEN_FILES
 from grain_sft.storage.locks import CACHE_DIR_VARIABLE, ForkSafeLock, HeldLock, exclusive, without_interrupts
-from grain_sft.storage.open_files import MOST_OPEN_FILES
 from grain_sft.storage.regular_files import inside, inside_also, open_regular, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote

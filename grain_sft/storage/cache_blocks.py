@@ -65,13 +65,8 @@ class Block(NamedTuple):
         return self.stop - self.start
 
     @property
-    def file_size(self) -> int:
-        """Bytes that the block takes on the disk."""
-        return file_size(self.size)
-
-    @property
     def _data_offset(self) -> int:
-        return self.file_size - self.size
+        return file_size(self.size) - self.size
 
     def path(self, folder: str) -> str:
         """Return the path of the block's file."""

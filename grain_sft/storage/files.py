@@ -1,4 +1,4 @@
-"""Local and remote files. Failed reads raise a CorpusFileError, failed writes a StorageError."""
+"""Functions that work alike on local paths and URLs. Failed reads raise a CorpusFileError, failed writes a StorageError."""
 
 import contextlib
 import glob as local_glob
@@ -41,7 +41,10 @@ def absolute(path: str) -> str:
 
 @contextlib.contextmanager
 def reading(path: str, part: str = "") -> Iterator[None]:
-    """Turn exceptions of a local or remote file system about a file, or a part of it, into a CorpusFileError."""
+    """Turn any exception of the file system in this context into a CorpusFileError about `path`.
+
+    `part` is text such as "bytes 0 to 9 " if only a part of the file is read.
+    """
     try:
         yield
     except GrainSftError:
@@ -52,7 +55,7 @@ def reading(path: str, part: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def remote(path: str) -> Iterator[Any]:
-    """Enter `reading` with the file system of the URL `path`."""
+    """Yield the fsspec file system of the URL `path`. Its exceptions become a CorpusFileError, as in `reading`."""
     with reading(path):
         yield filesystem(path)
 
@@ -76,9 +79,9 @@ def read_text(path: str) -> str:
 
 
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
-    """Return bytes `start` to `stop` of a file, fewer at its end.
+    """Return the bytes [start, stop) of a file, fewer at its end.
 
-    A remote file whose version is not `version`, which `size_and_version` returned, is an error.
+    If `version` is one that `size_and_version` returned, and the remote file has another one now, raise a CorpusFileError.
     """
     if stop <= start:
         return b""
@@ -132,17 +135,18 @@ def glob(pattern: str) -> list[str]:
     if is_remote(pattern):
         with remote(pattern) as client:
             return sorted(str(client.unstrip_protocol(match)) for match in client.glob(pattern))
-    found = sorted(local_glob.glob(pattern, recursive=True))
+    paths = sorted(local_glob.glob(pattern, recursive=True))
     if "**" in pattern:
-        check_distinct(sorted(set(map(os.path.dirname, found))))
-    return found
+        check_distinct(sorted(set(map(os.path.dirname, paths))))
+    return paths
 
 
 def check_distinct(folders: Iterable[str]) -> None:
-    """Raise a CorpusFileError if two of these local folders are the same one, through a link."""
-    real: dict[str, str] = {}  # the folders by their real paths
+    """Raise a CorpusFileError if two of these local paths are the same folder, because one has a link in it."""
+    by_real_path: dict[str, str] = {}
     for folder in folders:
-        if (same := real.setdefault(os.path.realpath(folder), folder)) != folder:
+        same = by_real_path.setdefault(os.path.realpath(folder), folder)
+        if same != folder:
             raise CorpusFileError(
                 f"{folder}: is the same folder as {same}, so its files would be read twice. Remove the link, or name the files."
             )
@@ -164,37 +168,44 @@ def name_of(path: str) -> str:
 
 
 def sidecar(shard: str, name: str) -> str | None:
-    """Return the file or folder `name` in the shard's folder or in one of the two above it (split, corpus), or None."""
+    """Return the path of the file or folder `name` next to a shard, or up to two folders further up, or None.
+
+    For CORPUS/SPLIT/FOLDER/0.npy, these are FOLDER, SPLIT and CORPUS.
+    """
     folder = shard
     for _ in range(3):
         folder = parent(folder)
-        if is_remote(folder) != is_remote(shard):  # above a bucket
+        if is_remote(folder) != is_remote(shard):  # the parent of gs://bucket is no URL
             break
-        if exists(path := join(folder, name)):
+        path = join(folder, name)
+        if exists(path):
             return path
     return None
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file for writing that appears under `path` when it is complete and synced to disk.
+    """Yield a new file, which appears under `path` at the end of the context, complete and synced to disk.
 
-    Unfinished files of killed processes in its folder are removed. A remote file is written to a temporary local file, which
-    is then uploaded.
+    A remote file is first written to a temporary local file, and then uploaded.
+
+    Raises:
+      StorageError: The file can't be written.
     """
     name = normalize(path)
     try:
         if is_remote(name):
             encoding = None if "b" in mode else "utf-8"
             with tempfile.TemporaryDirectory(prefix="grain_sft-") as folder:  # removed on Ctrl-C too
-                with open(local := os.path.join(folder, "file"), mode, encoding=encoding) as file:
+                local = os.path.join(folder, "file")
+                with open(local, mode, encoding=encoding) as file:
                     yield file
                 upload(local, name)
         else:
             _check_replaceable(name)
             with atomic_file.write_whole(Path(name), mode) as file:
                 yield file
-    except GrainSftError:  # raised by the caller; some are OSErrors
+    except GrainSftError:  # of the code in the context; some are OSErrors too
         raise
     except OSError as error:
         raise StorageError(f"{name}: can't be written ({error.strerror or error}).") from error
@@ -226,25 +237,28 @@ def check_writable(path: str, *, folder: bool = False) -> None:
         return
     if not folder:
         _check_replaceable(path)
-    place = os.path.abspath(path if folder else os.path.dirname(os.path.abspath(path)))
-    while not os.path.lexists(place):
-        place = os.path.dirname(place)
+    existing = os.path.abspath(path) if folder else parent(path)
+    while not os.path.lexists(existing):
+        existing = os.path.dirname(existing)
     try:
-        tempfile.TemporaryFile(dir=place).close()
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
-        reason = error.strerror if os.path.isdir(place) else "it is not a folder"
-        raise StorageError(f"{path}: can't be written: {place}: {reason}. Give an output in another folder.") from error
+        reason = error.strerror if os.path.isdir(existing) else "it is not a folder"
+        raise StorageError(
+            f"{path}: can't be written: {existing}: {reason}. Give an output in another folder."
+        ) from error
 
 
 def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> None:
-    """Raise a StorageError if `output` is one of the files `inputs`, or a folder with one of them, and would replace it."""
+    """Raise a StorageError if `output` is one of the files `inputs`, or a folder that has one of them."""
 
-    def real(path: str) -> str:
-        return path if is_remote(path) else os.path.realpath(path)
+    def real_path(path: str | os.PathLike[str]) -> str:
+        name = normalize(path)
+        return name if is_remote(name) else os.path.realpath(name)
 
-    replaced = real(normalize(output))
+    replaced = real_path(output)
     for path in inputs:
-        if f"{real(normalize(path))}/".startswith(f"{replaced}/"):
+        if f"{real_path(path)}/".startswith(f"{replaced}/"):
             raise StorageError(f"{path}: is an input, which the output {output} would replace. Give another output.")
 
 
@@ -257,8 +271,9 @@ def _check_replaceable(path: str) -> None:
 
 
 def cache_dir() -> Path:
-    """Return the folder of orders and other derived data: $GRAIN_SFT_CACHE_DIR if it is local, else the user's cache."""
-    if (chosen := os.environ.get(CACHE_DIR_VARIABLE)) and not is_remote(chosen):
+    """Return the local folder of derived data, such as orders: $GRAIN_SFT_CACHE_DIR if it is local, else the user's cache."""
+    chosen = os.environ.get(CACHE_DIR_VARIABLE)
+    if chosen and not is_remote(chosen):
         return Path(normalize(chosen))
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "grain_sft"
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from absl import logging
 
 from grain_sft.storage import activity
-from grain_sft.storage.cache_blocks import BLOCKS, PART, Block, DamagedBlockError, Space, claim
+from grain_sft.storage.cache_blocks import BLOCKS, PART, Block, DamagedBlockError, Space, claim, file_size
 from grain_sft.storage.locks import HeldLock
 from grain_sft.storage.regular_files import open_regular
 from grain_sft.storage.remote.files import PART_BYTES, RemotePiece, fetch_exactly, read_pieces
@@ -125,7 +125,7 @@ class ShardCache:
                         claims.callback(self._release, path + PART, lock)
                     if lock is None or os.path.exists(path):
                         awaited[block] = pieces
-                    elif self._space.reserve(lock.fd, block.file_size):
+                    elif self._space.reserve(lock.fd, file_size(block.size)):
                         reserved[block] = lock.fd
                     else:
                         uncached.append(pieces)

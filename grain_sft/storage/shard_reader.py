@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import FileStamp
-from grain_sft.storage.open_files import OpenFiles
+from grain_sft.storage.local_file import OpenFiles
 from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.shards import RemoteShards
 from grain_sft.storage.vectored_copy import Ints, copy_pieces

@@ -24,32 +24,47 @@ def inspect_page(
 ) -> str:
     """Return the page of a step: its rows, and the same rows of the steps before and after it.
 
-    `rows` are rows of this host's batch, at least one. None means all of them, up to `MOST_TOKENS`. Errors are those of
-    `view_rows`.
+    Args:
+      pipeline: Pipeline.
+      step: Step.
+      texts: Texts of the tokens.
+      rows: Indices of rows of this host's batch, at least one. None means all of them, up to `MOST_TOKENS`.
+      title: Title of the page.
+
+    Raises:
+      GrainSftError: As in `view_rows`.
     """
     if rows is not None and not len(rows):
         raise RowIndexError("rows is empty; expected at least one row. Name a row, or give None for all.")
-    room = max(1, MOST_TOKENS // (3 * pipeline.at(step).source.layout.sequence_length))
+    most_rows = max(1, MOST_TOKENS // (3 * pipeline.at(step).source.layout.sequence_length))
+    numbers = [step]
+    numbers += [other for other in (step - 1, step + 1) if pipeline.first_step <= other < pipeline.end_step]
     steps = []
-    for number in (step - 1, step, step + 1):
-        if pipeline.first_step <= number < pipeline.end_step or number == step:
-            count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
-            chosen = range(min(count, room)) if rows is None else [row for row in rows if row < count or number == step]
-            if len(chosen):
-                steps.append((number, count, view_rows(pipeline, number, chosen)))
-    views = [view for _, _, of_step in steps for view in of_step]
+    views: list[RowView] = []
+    for number in sorted(numbers):
+        count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
+        chosen = range(min(count, most_rows)) if rows is None else rows
+        if number != step:
+            chosen = [row for row in chosen if row < count]
+        if len(chosen):
+            views_of_step = view_rows(pipeline, number, chosen)
+            views += views_of_step
+            steps.append(
+                {"step": number, "rows_of_batch": count, "rows": [_row(view, texts) for view in views_of_step]}
+            )
     ids = np.unique(np.concatenate([view.tokens for view in views])).tolist()
-    shown = [None if (text := texts.text(each)) is None else visible(text) for each in ids]
+    raw_texts = [texts.text(token) for token in ids]
     data = {
         "title": visible_line(title),
         "receipt": pipeline.receipt.code,
         "host": [pipeline.sampler.host.index, pipeline.sampler.host.count],
-        "at": [number for number, *_ in steps].index(step),
-        "steps": [
-            {"step": number, "rows_of_batch": count, "rows": [_row(view, texts) for view in of_step]}
-            for number, count, of_step in steps
-        ],
-        "pieces": {"ids": ids, "shown": shown, "special": [each for each in ids if texts.is_special(each)]},
+        "at": [entry["step"] for entry in steps].index(step),
+        "steps": steps,
+        "pieces": {
+            "ids": ids,
+            "shown": [None if text is None else visible(text) for text in raw_texts],
+            "special": [token for token in ids if texts.is_special(token)],
+        },
     }
     heading = f"Step {step}: {visible_line(title)}"
     body = part("inspect.html").replace("HEADING", html.escape(heading))
@@ -58,23 +73,31 @@ def inspect_page(
 
 def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
     """Return a row in the form that the page's script reads."""
-    least, most = view.tokens.min(initial=0), view.tokens.max(initial=0)
-    if most > np.iinfo(np.int32).max:
+    lowest, highest = view.tokens.min(initial=0), view.tokens.max(initial=0)
+    if highest > np.iinfo(np.int32).max:
         raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
-    dtype = "<u2" if least >= 0 and most < 1 << 16 else "<i4"
+    dtype = "<u2" if lowest >= 0 and highest < 1 << 16 else "<i4"
     runs = segment_runs(view)
-    split = []
+    split = []  # first and last token + 1 of the tokens that share a character, and the character
     for _, first, stop in runs:
-        found = split_characters([texts.text(number) for number in view.tokens[first:stop].tolist()])
-        split += [[first + begin, first + end, visible(whole)] for begin, end, whole in found]
+        raw_texts = [texts.text(token) for token in view.tokens[first:stop].tolist()]
+        for begin, end, whole in split_characters(raw_texts):
+            split.append([first + begin, first + end, visible(whole)])
+    # tokens whose position is not that of the token before plus 1; the first token is one
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:
-        shown = {"source": piece.source_record, "file": visible_line(piece.file)}
-        pieces.append({**dataclasses.asdict(piece), **shown, "words": describe_origin(piece)})
+        shown = {"source": piece.source_record, "file": visible_line(piece.file), "words": describe_origin(piece)}
+        pieces.append(dataclasses.asdict(piece) | shown)
     return {
-        **{name: getattr(view, name) for name in ("epoch", "row", "slot", "instance")},
-        **{"length": len(view.tokens), "width": np.dtype(dtype).itemsize, "segments": runs, "split": split},
+        "epoch": view.epoch,
+        "row": view.row,
+        "slot": view.slot,
+        "instance": view.instance,
+        "length": len(view.tokens),
+        "width": np.dtype(dtype).itemsize,
+        "segments": runs,
+        "split": split,
         "names": list(view.names),
         "ids": encode_array(view.tokens.astype(dtype)),
         "positions": np.stack([jumps, view.positions[jumps]], axis=1).tolist(),

@@ -1,4 +1,4 @@
-"""Self-contained pages of HTML: they load nothing, and their texts cannot run."""
+"""Frame of all HTML pages: they load nothing, and run no script but their own."""
 
 import base64
 import hashlib
@@ -35,18 +35,23 @@ def part(name: str) -> str:
 def make_page(title: str, body: str, *, styles: str, data: Any, script: str = "") -> str:
     """Return a page of HTML. Its Content-Security-Policy lets it load nothing, and run only `script`, by its hash.
 
-    The texts of `body` are escaped, `title` is plain text. The script finds `data`, as JSON, in the element `data`.
+    Args:
+      title: Title, as plain text.
+      body: HTML of the body. The caller has escaped its texts.
+      styles: Style sheet, in addition to that of all pages.
+      data: JSON value. The page has it in the element with the id `data`, for the script and for other programs.
+      script: JavaScript; "" for none.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    runs = f"'sha256-{digest}'" if script else "'none'"
-    inert = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    script_src = f"'sha256-{digest}'" if script else "'none'"
+    json_text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     for character in "<>&":  # so that no HTML parser reads the data as markup
-        inert = inert.replace(character, f"\\u{ord(character):04x}")
+        json_text = json_text.replace(character, f"\\u{ord(character):04x}")
     return _PAGE.format(
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {runs}; base-uri 'none'; form-action 'none'",
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {script_src}; base-uri 'none'; form-action 'none'",
         title=html.escape(title),
         styles=part("page.css") + styles,
         body=body,
-        data=inert,
+        data=json_text,
         script=f"<script>{script}</script>\n" if script else "",
     )

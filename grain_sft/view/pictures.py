@@ -1,9 +1,11 @@
-"""Pictures of a report, drawn by matplotlib: as PNG, and as SVG with the colours of the page's style sheet."""
+"""Pictures of a report, drawn by matplotlib as PNG files, and as SVG elements for the report's page."""
 
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from grain_sft.errors import import_extra
 from grain_sft.layout import algorithm_title
@@ -11,13 +13,16 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Pictures by name: whether a report has the picture's figures, and the function that draws these."""
+"""For each picture's name: a function that returns whether a report has the numbers that the picture shows; and a function of a
+matplotlib figure and the report that draws them."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
-"""Colours of the series, in order. A page replaces them with --c0, --c1, ... of its style sheet."""
+"""Colours of the series, in order."""
 _INK, _QUIET, _PAPER = "#1b1f24", "#5a626c", "#ffffff"
-_VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper", **{each: f"c{at}" for at, each in enumerate(COLOURS)}}
-_MAX_SOURCES = 7  # one colour each; the eighth is for the sum of the others
+# in an SVG element, each colour becomes a variable of the page's style sheet, such as --c0
+_VARIABLES = {_INK: "ink", _QUIET: "quiet", _PAPER: "paper"}
+_VARIABLES |= {colour: f"c{index}" for index, colour in enumerate(COLOURS)}
+_MAX_SOURCES = 7  # with one colour each; the eighth colour is for the sum of the others
 _MAX_CHARACTERS = 28  # of a label
 _SIZE = (8.0, 3.2)  # inches
 
@@ -34,14 +39,14 @@ _STYLE: dict[Any, Any] = {
 
 
 class Picture(NamedTuple):
-    """A picture as a PNG on white, and as an SVG element in the colours of its page."""
+    """A picture as a PNG file on white, and as an SVG element in the colours of its page, which may be dark."""
 
     png: bytes
     svg: str
 
 
 def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str, Picture]:
-    """Return the pictures that a report has figures for, by name. `pictures` None means those of this module.
+    """Return the pictures for which a report has the numbers, by name. `pictures` None means those of this module.
 
     Raises:
       MissingExtraError: matplotlib is not installed.
@@ -52,8 +57,8 @@ def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str,
 
     drawn = {}
     with matplotlib.rc_context(_STYLE):
-        for name, (wanted, draw) in (_PICTURES if pictures is None else pictures).items():
-            if wanted(report):
+        for name, (has_numbers, draw) in (_PICTURES if pictures is None else pictures).items():
+            if has_numbers(report):
                 figure = Figure(figsize=_SIZE, layout="constrained", facecolor=_PAPER)
                 draw(figure, report)
                 png, svg = io.BytesIO(), io.StringIO()
@@ -64,15 +69,15 @@ def draw_pictures(report: Report, pictures: Pictures | None = None) -> dict[str,
 
 
 def _element(name: str, svg: str) -> str:
-    """Return an SVG file as an HTML element, with the page's colours and with ids that begin with `name`."""
+    """Return the SVG file of the picture `name` as an HTML element."""
     element = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     element = re.sub(r' width="[^"]*pt"| height="[^"]*pt"', "", element, count=2)
-    element = re.sub("<[^>]+>", lambda tag: _tag(name, tag[0]), element)  # texts, such as names of sources, stay
+    element = re.sub("<[^>]+>", lambda tag: _html_tag(name, tag[0]), element)  # texts, such as names of sources, stay
     return element.replace("<svg", f'<svg role="img" aria-label="{name}: the numbers are below"', 1).strip()
 
 
-def _tag(name: str, tag: str) -> str:
-    """Return a tag of an SVG file as one of the element `name`."""
+def _html_tag(name: str, tag: str) -> str:
+    """Return a tag of an SVG file for an HTML page: with ids that no other picture has, and colours of the style sheet."""
     tag = re.sub(r'\bid="', f'id="{name}-', tag)
     tag = re.sub(r'(url\(|href=")#', rf"\1#{name}-", tag)
     tag = re.sub(r' xmlns:?\w*="[^"]*"', "", tag).replace("xlink:href", "href")
@@ -87,83 +92,91 @@ def require_matplotlib() -> None:
 
 
 def top_sources(tokens: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return {source: tokens in each step} of the 7 largest sources of `tokens`, and the sum of the others as one entry."""
-    largest = sorted(tokens, key=lambda name: -sum(tokens[name]))
-    if len(largest) <= _MAX_SOURCES + 1:
-        return {name: tokens[name] for name in largest}
-    kept = {name: tokens[name] for name in largest[:_MAX_SOURCES]}
-    rest = [sum(column) for column in zip(*(tokens[name] for name in largest[_MAX_SOURCES:]), strict=True)]
-    return kept | {f"{len(largest) - _MAX_SOURCES} others": rest}
+    """Return the 7 largest sources, and the sum of the others as an entry such as "3 others".
+
+    Args:
+      tokens: Number of tokens in each step, by source.
+    """
+    by_size = sorted(tokens, key=lambda name: -sum(tokens[name]))
+    if len(by_size) <= _MAX_SOURCES + 1:
+        return {name: tokens[name] for name in by_size}
+    largest, others = by_size[:_MAX_SOURCES], by_size[_MAX_SOURCES:]
+    sums = np.sum([tokens[name] for name in others], axis=0).tolist()
+    return {name: tokens[name] for name in largest} | {f"{len(others)} others": sums}
 
 
 def short(name: str) -> str:
-    """Return `name` without folders. Of a longer one, return the last `_MAX_CHARACTERS` - 1 characters."""
+    """Return a label for a file: its name without folders. If that is too long, return its end after an ellipsis."""
     name = name.rpartition("/")[2] or name
     return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 
 def _lengths(figure: Any, report: Report) -> None:
     bins = report["lengths"]["bins"]
-    names = [f"{each['first']:,}" for each in bins]
+    names = [f"{length_bin['first']:,}" for length_bin in bins]
     series = (("documents", "documents", COLOURS[0]), ("tokens", "tokens in them", COLOURS[1]))
     for axes, (key, label, colour) in zip(figure.subplots(1, 2), series, strict=True):
-        axes.bar(names, [each[key] for each in bins], color=colour, width=0.9)
+        axes.bar(names, [length_bin[key] for length_bin in bins], color=colour, width=0.9)
         axes.set(xlabel="length from, in tokens", ylabel=label)
         axes.tick_params("x", rotation=60)
         _show_millions(axes.yaxis)
 
 
 def _packing(figure: Any, report: Report) -> None:
-    used, found = report["packing"]["used"], [each for each in report["packing"]["algorithms"] if "error" not in each]
-    names = [algorithm_title(each) + (" ◂" if each["algorithm"] == used else "") for each in found]
+    used = report["packing"]["used"]
+    packings = [packing for packing in report["packing"]["algorithms"] if "error" not in packing]
+    names = [algorithm_title(packing) + (" ◂" if packing["algorithm"] == used else "") for packing in packings]
     left, right = figure.subplots(1, 2, sharey=True)
-    full = [100 * (1 - each["padding_share"]) for each in found]
-    _bars(left, names, full, [f"{each:.3f}%" for each in full], COLOURS[0])
+    full = [100 * (1 - packing["padding_share"]) for packing in packings]
+    _bars(left, names, full, [f"{share:.3f}%" for share in full], COLOURS[0])
     left.set(xlabel="tokens of rows that are not padding, %", xlim=(0, 140), xticks=[0, 25, 50, 75, 100])
-    segments = [each["segments_a_row"]["mean"] for each in found]
-    _bars(right, names, segments, [f"{each:,.1f}" for each in segments], COLOURS[1])
+    segments = [packing["segments_a_row"]["mean"] for packing in packings]
+    _bars(right, names, segments, [f"{mean:,.1f}" for mean in segments], COLOURS[1])
     right.set(xlabel="mean segments per row")
 
 
 def _left_out(figure: Any, report: Report) -> None:
-    lines = [each for each in report["left_out"] if each["tokens"]]
-    share = [100 * each["tokens"] / report["corpus"]["tokens"] for each in lines]
+    entries = [entry for entry in report["left_out"] if entry["tokens"]]
+    names = [entry["what"].split(", ")[0] for entry in entries]
+    shares = [100 * entry["tokens"] / report["corpus"]["tokens"] for entry in entries]
     axes = figure.subplots()
-    _bars(axes, [each["what"].split(", ")[0] for each in lines], share, [f"{each:.3g}%" for each in share], COLOURS[5])
+    _bars(axes, names, shares, [f"{share:.3g}%" for share in shares], COLOURS[5])
     axes.set(xlabel="tokens, in % of the corpus")
 
 
 def _sources(figure: Any, report: Report) -> None:
     columns = report["sources"]["columns"]
-    largest = sorted(zip(columns["tokens"], columns["trainable"], columns["source"], strict=True), reverse=True)
-    tokens, trainable, names = zip(*largest[: _MAX_SOURCES + 1], strict=True)
-    shares = [f"{taken / max(1, count):.1%} take loss" for taken, count in zip(trainable, tokens, strict=True)]
+    by_size = sorted(zip(columns["tokens"], columns["trainable"], columns["source"], strict=True), reverse=True)
+    tokens, trainable, names = zip(*by_size[: _MAX_SOURCES + 1], strict=True)
+    labels = [f"{with_loss / max(1, count):.1%} take loss" for with_loss, count in zip(trainable, tokens, strict=True)]
     axes = figure.subplots()
-    _bars(axes, [short(name) for name in names], tokens, shares, COLOURS[6])
+    _bars(axes, [short(name) for name in names], tokens, labels, COLOURS[6])
     axes.barh(range(len(names)), trainable, color=COLOURS[0], height=0.4)
-    largest_of = f"; the largest {len(names)} of {len(largest)} sources" if len(largest) > len(names) else ""
-    axes.set(xlabel=f"tokens of the sampled steps; narrow: those that take loss{largest_of}")
+    omitted = f"; the largest {len(names)} of {len(by_size)} sources" if len(by_size) > len(names) else ""
+    axes.set(xlabel=f"tokens of the sampled steps; narrow: those that take loss{omitted}")
     _show_millions(axes.xaxis)
 
 
 def _mixture(figure: Any, report: Report) -> None:
-    found = top_sources(report["sources"]["tokens"])
-    totals = [max(1, sum(column)) for column in zip(*found.values(), strict=True)]
-    shares = [[100 * each / total for each, total in zip(column, totals, strict=True)] for column in found.values()]
+    sources = top_sources(report["sources"]["tokens"])
+    tokens = np.array(list(sources.values()))  # [sources, steps]
+    shares = 100 * tokens / np.maximum(1, tokens.sum(axis=0))
     axes = figure.subplots()
     areas = axes.stackplot(report["sources"]["steps"], shares, colors=COLOURS)
     axes.set(xlabel="step", ylabel="share of its tokens, %", ylim=(0, 100))
     axes.margins(x=0)
     _show_millions(axes.xaxis)
-    names = [short(name) for name in found]  # as an argument: labels of areas that begin with "_" would be left out
+    names = [short(name) for name in sources]  # as an argument: labels of areas that begin with "_" would be left out
     figure.legend(areas, names, loc="outside right upper", frameon=False)
 
 
 def _throughput(figure: Any, report: Report) -> None:
     rows = report["throughput"]["rows"]
-    labels = [f"{each['mtok_per_s']:,.0f} ({each['of_limit']:.2f} of the limit)" for each in rows]
+    names = [row["name"] for row in rows]
+    speeds = [row["mtok_per_s"] for row in rows]
+    labels = [f"{row['mtok_per_s']:,.0f} ({row['of_limit']:.2f} of the limit)" for row in rows]
     axes = figure.subplots()
-    _bars(axes, [each["name"] for each in rows], [each["mtok_per_s"] for each in rows], labels, COLOURS[4])
+    _bars(axes, names, speeds, labels, COLOURS[4])
     axes.set(xlabel="million tokens a second")
 
 

@@ -1,4 +1,4 @@
-"""Rows of a step as text for a terminal or a notebook, printed by `Pipeline.show`."""
+"""Rows of a step as text for a terminal or a notebook, as `Pipeline.show` and `grain-sft inspect` print them."""
 
 import itertools
 import os
@@ -16,20 +16,28 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.view.rows import RowView, describe_origin, segment_runs, segment_title, view_rows
 from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
-_COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red, for one segment after another
-_RESET, _NO_LOSS, _SPECIAL = "\x1b[0m", "2", "7"
+_COLOURS = (
+    36,
+    33,
+    35,
+    32,
+    34,
+    31,
+)  # ANSI codes for cyan, yellow, magenta, green, blue, red: of one segment after another
+_BOLD, _DIM, _INVERSE = "1", "2", "7"  # ANSI codes
+_RESET = "\x1b[0m"
 _GUTTER = 9  # columns of the position and the bar at the left of a line
-_BETWEEN = " ║ "  # between two sides
-_TWO_SIDES = 72  # columns of the narrowest terminal that shows them
+_BETWEEN = " ║ "  # between the two responses of a preference pair
+_LEAST_SIDE_BY_SIDE = 72  # columns of the narrowest terminal that shows responses side by side
 _ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
 class Cell(NamedTuple):
-    """A token to print, or a part of one."""
+    """A token to print, or a part of one if it is longer than a line."""
 
     text: str
-    loss: bool
-    special: bool
+    takes_loss: bool
+    is_special: bool
     position: int
 
 
@@ -59,21 +67,24 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
 
     With colour, each segment has its own colour, tokens that take no loss are dim, and special tokens are inverse.
     Without colour, ⟦ ⟧ enclose each run of tokens that take loss. Lines of tokens have at most `width` columns. The
-    responses of a preference pair are next to each other where `width` has room for them.
+    responses of a preference pair are side by side if `width` has room for them.
     """
-    filling = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
-    yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{filling}", "1", colour)
+    content = ", of padding alone" if view.instance < 0 else f", instance {view.instance:,} of the layout"
+    yield _styled(f"step {view.step:,}, epoch {view.epoch}, row {view.row}{content}", _BOLD, colour)
     yield f"{len(view.tokens):,} tokens, {int(view.loss.sum()):,} take loss"
     yield from view.notes
     runs = segment_runs(view)
-    sides = [run for run in runs if run[0] > 1] if view.names and width >= _TWO_SIDES else []
-    groups = [[run] for run in runs if run not in sides]
-    for group in [*groups[:1], sides, *groups[1:]] if sides else groups:
+    groups = [[run] for run in runs]
+    if view.names and width >= _LEAST_SIDE_BY_SIDE:
+        responses = [run for run in runs if run[0] > 1]  # segment 1 is the prompt, 0 is padding
+        others = [[run] for run in runs if run not in responses]
+        groups = [*others[:1], responses, *others[1:]] if responses else others
+    for group in groups:
         yield ""
         for run in group:
             yield from _heading(view, run, colour)
         side = width if len(group) == 1 else width // len(group) - len(_BETWEEN)
-        yield from _next_to_each_other([list(_token_lines(view, run, texts, colour, side)) for run in group], side)
+        yield from _side_by_side([list(_token_lines(view, run, texts, colour, side)) for run in group], side)
 
 
 def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator[str]:
@@ -83,10 +94,14 @@ def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator
         ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))
         yield f"padding: {stop - first:,} tokens of id {ids}"
         return
-    loss, title = int(view.loss[first:stop].sum()), segment_title(view, segment)
-    tokens = f"tokens {first:,} to {stop - 1:,}, {loss:,} of {stop - first:,} take loss" if first < stop else "empty"
-    yield _styled(f"{title}: {tokens}", f"1;{_colour_of(segment)}", colour)
-    yield from (f"  {describe_origin(piece)}" for piece in view.pieces if piece.segment == segment)
+    with_loss = int(view.loss[first:stop].sum())
+    tokens = (
+        f"tokens {first:,} to {stop - 1:,}, {with_loss:,} of {stop - first:,} take loss" if first < stop else "empty"
+    )
+    yield _styled(f"{segment_title(view, segment)}: {tokens}", f"{_BOLD};{_colour_of(segment)}", colour)
+    for piece in view.pieces:
+        if piece.segment == segment:
+            yield f"  {describe_origin(piece)}"
 
 
 def _token_lines(
@@ -95,8 +110,9 @@ def _token_lines(
     """Yield the wrapped tokens of a segment; nothing for padding."""
     segment, first, stop = run
     if segment:
-        numbers, loss, positions = (each[first:stop].tolist() for each in (view.tokens, view.loss, view.positions))
-        cells = map(Cell, shown_texts(numbers, texts), loss, map(texts.is_special, numbers), positions)
+        tokens = view.tokens[first:stop].tolist()
+        loss, positions = view.loss[first:stop].tolist(), view.positions[first:stop].tolist()
+        cells = map(Cell, shown_texts(tokens, texts), loss, map(texts.is_special, tokens), positions)
         yield from _wrapped(cells, colour, _colour_of(segment), max(width - _GUTTER, 16))
 
 
@@ -104,7 +120,7 @@ def _colour_of(segment: int) -> int:
     return _COLOURS[(segment - 1) % len(_COLOURS)]
 
 
-def _next_to_each_other(sides: list[list[str]], width: int) -> Iterator[str]:
+def _side_by_side(sides: list[list[str]], width: int) -> Iterator[str]:
     """Yield the lines of all sides in columns of `width`."""
     for lines in itertools.zip_longest(*sides, fillvalue=""):
         padded = [line + " " * (width - columns(_ESCAPE.sub("", line))) for line in lines[:-1]]
@@ -114,12 +130,15 @@ def _next_to_each_other(sides: list[list[str]], width: int) -> Iterator[str]:
 def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iterator[str]:
     """Yield lines of at most `width` columns, each with the position of its first token in front."""
     line: list[Cell] = []
-    used, most = 0, width - (0 if colour else 2)  # without colour, brackets enclose a run of tokens that take loss
+    used = 0  # columns of the line
+    most = width - (0 if colour else 2)  # without colour, brackets enclose a run of tokens that take loss
     for cell in cells:
-        size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
-        for at in range(0, max(len(cell.text), 1), size or 1):
-            part = cell._replace(text=cell.text[at : at + size])
-            opens_run = not colour and bool(line) and part.loss and not line[-1].loss
+        size = len(cell.text)  # characters of a part
+        if columns(cell.text) > most:
+            size = max(most // 2, 1)  # a character takes up to two columns
+        for start in range(0, max(len(cell.text), 1), size or 1):
+            part = cell._replace(text=cell.text[start : start + size])
+            opens_run = not colour and bool(line) and part.takes_loss and not line[-1].takes_loss
             needed = columns(part.text) + 2 * opens_run
             if line and used + needed > most:
                 yield _line(line, colour, code)
@@ -134,15 +153,18 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
 
 
 def _line(line: list[Cell], colour: bool, code: int) -> str:
+    """Return a line of tokens, with the position of the first one in front."""
     parts: list[str] = []
-    for at, cell in enumerate(line):
+    for index, cell in enumerate(line):
         if colour:
-            style = f"{code}" if cell.loss else f"{_NO_LOSS};{code}"
-            parts.append(_styled(cell.text, f"{style};{_SPECIAL}" if cell.special else style, True))
+            style = f"{code}" if cell.takes_loss else f"{_DIM};{code}"
+            parts.append(_styled(cell.text, f"{style};{_INVERSE}" if cell.is_special else style, True))
         else:
-            opens = cell.loss and (not at or not line[at - 1].loss)
-            closes = cell.loss and (at == len(line) - 1 or not line[at + 1].loss)
-            parts.append("⟦" * opens + cell.text + "⟧" * closes)
+            is_first = index == 0 or not line[index - 1].takes_loss
+            is_last = index == len(line) - 1 or not line[index + 1].takes_loss
+            opening = "⟦" if cell.takes_loss and is_first else ""
+            closing = "⟧" if cell.takes_loss and is_last else ""
+            parts.append(f"{opening}{cell.text}{closing}")
     return f"{line[0].position:>{_GUTTER - 3},} │ {''.join(parts)}"
 
 

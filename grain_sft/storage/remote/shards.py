@@ -1,5 +1,6 @@
 """Tokens of shards in a bucket: all pieces of a batch are requested at once, so that a batch takes one round trip."""
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +34,8 @@ class RemoteShards:
         self._itemsize = itemsize
         self._is_remote = np.array([files.is_remote(shard.path) for shard in shards])
         self._options = options or RemoteOptions.from_environment()
-        cache_options = self._options.cache
-        self._cache = None if cache_options is None else ShardCache(cache_options, self._options)
+        cache = None if self._options.cache is None else ShardCache(self._options.cache, self._options)
+        self._read = cache.read if cache else functools.partial(read_pieces, limits=self._options)
         self._checked: dict[int, RemoteFile] = {}
 
     def gather(self, columns: Sequence[Ints], out: memoryview) -> list[Ints]:
@@ -47,7 +48,11 @@ class RemoteShards:
         shards, _, _, sizes = columns
         is_remote = self._is_remote[shards]
         remote_columns = [column[is_remote & (sizes > 0)].tolist() for column in columns]
-        self._check_new(set(remote_columns[0]))
+        if unchecked := sorted(set(remote_columns[0]) - self._checked.keys()):
+            new_shards = [self._shards[number] for number in unchecked]
+            remote_files = identify(new_shards, self._options)
+            self._check(new_shards, remote_files)
+            self._checked |= dict(zip(unchecked, remote_files, strict=True))
         pieces = []
         for number, start, place, size in zip(*remote_columns, strict=True):
             offset = self._shards[number].data_offset + start * self._itemsize
@@ -55,21 +60,6 @@ class RemoteShards:
         self._read(pieces, out)
         activity.count("remote_bytes", sum(remote_columns[3]))
         return [column[~is_remote] for column in columns]
-
-    def _read(self, pieces: Sequence[RemotePiece], out: memoryview) -> None:
-        if self._cache is None:
-            read_pieces(pieces, out, self._options)
-        else:
-            self._cache.read(pieces, out)
-
-    def _check_new(self, numbers: set[int]) -> None:
-        """Check the files of these numbers that were not checked yet."""
-        new = sorted(numbers - self._checked.keys())
-        if new:
-            shards = [self._shards[number] for number in new]
-            remote_files = identify(shards, self._options)
-            self._check(shards, remote_files)
-            self._checked |= dict(zip(new, remote_files, strict=True))
 
     def _check(self, shards: Sequence[FileStamp], remote_files: Sequence[RemoteFile]) -> None:
         """Compare the first and last bytes of files with their stamps. The shard cache keeps the blocks that have them."""
