@@ -1,4 +1,4 @@
-"""Verify: is a corpus, a plan or a config sound? `grain-sft verify` on the command line."""
+"""Verification of a corpus, a plan or a config, as `grain-sft verify` does it."""
 
 from grain_sft.verify.finding import Finding, Report
 from grain_sft.verify.verify import KINDS, verify

@@ -15,56 +15,67 @@ from grain_sft.verify.finding import Report
 
 Ints = npt.NDArray[np.int64]
 
-_NEARLY_ALL = 0.95  # of the documents
-_ENDS_CHECKED = 1000  # documents in a fast check
+_NEARLY_ALL = 0.95  # share of documents with one last token, which is then taken for the template's own end token
+_ENDS_CHECKED = 1000  # documents whose first and last tokens a fast check reads
 
 
 class VocabularyCheck:
-    """Search, a block at a time, for ids that are too high: finds the first of each shard, and their number."""
+    """Search for tokens whose ids are too high for the vocabulary, block by block.
+
+    Args:
+      size: Number of ids of the vocabulary; None if it is unknown. Then only the highest id is found.
+    """
 
     def __init__(self, corpus: Corpus, size: int | None) -> None:
         self._begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
         self._corpus, self._size = corpus, size
-        self._found: dict[int, tuple[int, int, int]] = {}
-        """By shard: the first token that is too high, its id, and their number."""
+        self._too_high: dict[int, tuple[int, int, int]] = {}
+        """By shard: number of the first token that is too high, its id, and the number of such tokens."""
         self._highest = -1
 
     def check(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
-        """Check `tokens`, from the corpus's token `begin` on."""
+        """Check a block of the corpus's tokens that begins at its token `begin`."""
         highest = int(tokens.max(initial=0))
         self._highest = max(self._highest, highest)
         if self._size is None or highest < self._size:
             return
-        at = np.flatnonzero(tokens >= self._size)
-        shards = self._begins.searchsorted(at + begin, side="right") - 1
-        for shard, first, more in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
-            new = int(begin + at[first] - self._begins[shard]), int(tokens[at[first]]), 0
-            place, token, count = self._found.get(int(shard), new)
-            self._found[int(shard)] = place, token, count + int(more)
+        offsets = np.flatnonzero(tokens >= self._size)
+        shards = self._begins.searchsorted(begin + offsets, side="right") - 1
+        for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
+            first_in_block = int(begin + offsets[first] - self._begins[shard]), int(tokens[offsets[first]]), 0
+            position, token, count = self._too_high.get(int(shard), first_in_block)
+            self._too_high[int(shard)] = position, token, count + int(added)
 
     def report(self, report: Report) -> None:
-        """Add what was found to a report."""
+        """Add the highest id to a report, and a wrong finding for each shard with ids that are too high."""
         report.figures["highest_token"] = self._highest
-        for shard, (place, token, count) in self._found.items():
+        for shard, (position, token, count) in self._too_high.items():
             more = f"; {count - 1:,} more in this file are too high" if count > 1 else ""
             sentence = f"is {token}, but the vocabulary has {self._size} ids{more}. Correct the dtype or the tokenizer."
-            report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, f"token {place}")
+            report.wrong("vocabulary", self._corpus.shards[shard].path, sentence, f"token {position}")
 
 
 def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | None) -> int | None:
-    """Check the corpus that was opened at `where`. Return its vocabulary size, or None if that is unknown."""
+    """Check a corpus, and return the size of its vocabulary, or None if it is unknown.
+
+    Args:
+      where: Path at which the corpus was opened; "" for a corpus of a config.
+      vocab_size: Size of the vocabulary that the caller states. None means that of prepare.json or of the tokenizer.
+    """
     report.figures |= {"shards": len(corpus.shards), "tokens": corpus.num_tokens}
     report.figures["fingerprint"] = corpus.ends_fingerprint
     if not _check_files(report, corpus):
         return vocab_size
     manifest, path = None, corpus.shards[0].path
     with report.errors("statistics", where):
-        if (stated := prepare_manifest(path)) is not None:
-            manifest = Json.load(stated)
+        manifest_path = prepare_manifest(path)
+        if manifest_path is not None:
+            manifest = Json.load(manifest_path)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
-        if where == path or prepare_manifest(corpus.shards[-1].path) != stated:
-            manifest = None  # one file of a corpus, or several corpora
+        # The counts in prepare.json are of one whole corpus, not of one file or of several corpora.
+        if where == path or prepare_manifest(corpus.shards[-1].path) != manifest_path:
+            manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
         if number is not None and vocab_size is not None and number >= vocab_size:
             report.wrong("vocabulary", path, f"{name} is {number}, but the vocabulary has {vocab_size} ids.")
@@ -88,7 +99,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
 
 
 def _check_files(report: Report, corpus: Corpus) -> bool:
-    """Compare the size and both ends of every file with the index, and return whether all match."""
+    """Compare the size and both ends of each file with those that the corpus recorded. Return whether all match."""
     distinct = {file.path: file for file in corpus.files()}
 
     def check(file: FileStamp) -> str:
@@ -109,7 +120,10 @@ def _check_files(report: Report, corpus: Corpus) -> bool:
 
 
 def _has_documents(report: Report, corpus: Corpus) -> bool:
-    """Return whether the documents are located. Only a full check searches the tokens for EOS."""
+    """Return whether the ends of documents are known, and add what is wrong with them to the report.
+
+    If no file states the ends, EOS tokens have to be searched, which only a full check does.
+    """
     path = corpus.shards[0].path
     if not corpus.has_boundary_files and corpus.eos_token_id is None:
         report.note("boundaries", path, "no boundary files and no eos_token_id: documents were not checked.")
@@ -126,49 +140,57 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
     if inside < corpus.num_tokens:
         report.note("boundaries", path, f"{corpus.num_tokens - inside:,} tokens are in no document.")
     if sources is not None and corpus.sources_file is not None:
-        names = len(corpus.source_names)
-        wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1) | ((sources[:, 0] >= names) if names else False)
+        num_inputs = len(corpus.source_names)
+        wrong = (sources[:, 0] < 0) | (sources[:, 1] < 1)
+        if num_inputs:
+            wrong |= sources[:, 0] >= num_inputs
         for number in np.flatnonzero(wrong).tolist():
-            found = f"comes from input {sources[number, 0]}, line {sources[number, 1]}, but there are {names} inputs."
-            report.wrong("boundaries", corpus.sources_file.path, found, f"document {number}")
+            origin = f"comes from input {sources[number, 0]}, line {sources[number, 1]}"
+            sentence = f"{origin}, but there are {num_inputs} inputs."
+            report.wrong("boundaries", corpus.sources_file.path, sentence, f"document {number}")
     return True
 
 
 def _path_in(corpus: Corpus, error: GrainSftError) -> str:
-    """Return the path of the corpus's file that an error message names; "" where it names none."""
-    paths = (file.path for file in reversed(corpus.files()))  # a token file's path may begin another's
+    """Return the path of the corpus's file that an error message names; "" if it names none."""
+    # In reverse, because the path of a token file may be the beginning of the path of a file after it.
+    paths = (file.path for file in reversed(corpus.files()))
     return next((path for path in paths if path in str(error)), "")
 
 
 def _check_all_documents(report: Report, corpus: Corpus, vocabulary: VocabularyCheck, manifest: Json | None) -> None:
-    """Check every token and every document, in one pass. Note duplicates and documents without loss, which may be intended."""
+    """Check every token and every document, in one pass over the tokens."""
     scanned = content.scan_documents(corpus, vocabulary.check)
     vocabulary.report(report)
-    length, path, trainable = corpus.documents.length, corpus.shards[0].path, int(scanned.trainable.sum())
+    length, path = corpus.documents.length, corpus.shards[0].path
     nonempty = np.flatnonzero(length > 0)
     _check_eos(report, corpus, nonempty, scanned.first[nonempty], scanned.last[nonempty])
+    trainable = int(scanned.trainable.sum())
     _check_statistics(report, corpus, manifest, trainable)
-    found = content.find_duplicates(scanned.hash, length)
-    silent = np.flatnonzero((scanned.trainable == 0) & (length > 0))
-    report.figures |= {"trainable_tokens": trainable, "duplicate_documents": found.documents}
-    report.figures |= {"duplicate_tokens": found.tokens, "empty_documents": int(np.count_nonzero(length == 0))}
-    report.figures["documents_without_loss"] = len(silent)
-    if found.first is not None:
-        sentence = f"{found.documents:,} documents ({found.tokens:,} tokens) have the tokens of another"
-        pair = "documents {} and {}".format(*found.first)
-        report.note("duplicates", path, f"{sentence}, in {found.groups:,} groups; the first are {pair}.")
-    if len(silent):
-        report.note("loss", path, f"{len(silent):,} documents take no loss; the first is document {silent[0]}.")
+    duplicates = content.find_duplicates(scanned.hash, length)
+    without_loss = nonempty[scanned.trainable[nonempty] == 0]
+    report.figures |= {"trainable_tokens": trainable, "duplicate_documents": duplicates.documents}
+    report.figures |= {"duplicate_tokens": duplicates.tokens, "empty_documents": len(length) - len(nonempty)}
+    report.figures["documents_without_loss"] = len(without_loss)
+    # Notes, not wrong findings: both may be intended.
+    if duplicates.first is not None:
+        sentence = f"{duplicates.documents:,} documents ({duplicates.tokens:,} tokens) have the tokens of another"
+        pair = "documents {} and {}".format(*duplicates.first)
+        report.note("duplicates", path, f"{sentence}, in {duplicates.groups:,} groups; the first are {pair}.")
+    if len(without_loss):
+        sentence = f"{len(without_loss):,} documents take no loss; the first is document {without_loss[0]}."
+        report.note("loss", path, sentence)
 
 
 def _check_tokens(report: Report, corpus: Corpus, vocabulary: VocabularyCheck) -> None:
-    """Check all ids in a full check, else those at both ends of each shard."""
-    begin, most = 0, content.BLOCK_TOKENS if report.full else DIGEST_BYTES // corpus.dtype.itemsize
+    """Check the ids of all tokens in a full check, and otherwise those at both ends of each shard."""
+    block = content.BLOCK_TOKENS if report.full else DIGEST_BYTES // corpus.dtype.itemsize
+    begin = 0
     for shard in corpus.shards:
         end = begin + shard.num_tokens
-        starts = range(begin, end, most) if report.full else sorted({begin, max(begin, end - most)})
+        starts = range(begin, end, block) if report.full else sorted({begin, max(begin, end - block)})
         for start in starts:
-            vocabulary.check(start, corpus.read(start, min(start + most, end))[0])
+            vocabulary.check(start, corpus.read(start, min(start + block, end))[0])
         begin = end
     vocabulary.report(report)
 
@@ -185,7 +207,14 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 
 
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
-    """Check that documents end with EOS. Cut ones do not; if most do not, the boundaries or `eos_token_id` are wrong."""
+    """Check that documents end with EOS.
+
+    Documents that were cut do not. But if most do not, the boundaries or `eos_token_id` are probably wrong.
+
+    Args:
+      numbers: Numbers of the documents that are checked.
+      first, last: Their first and last tokens.
+    """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
     unended, shifted = numbers[last != eos], numbers[(first == eos) & (last != eos)]
     if eos is None or not len(unended):
@@ -199,7 +228,7 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
         report.wrong("boundaries", path, sentence, f"document {shifted[0]}")
     elif len(unended) * 2 <= len(numbers):
         report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
-    elif boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):  # the template has an end token of its own
+    elif boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):
         sentence = f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with EOS ({eos}). "
         report.note("boundaries", path, sentence + "OLMo-core splits local files at EOS: it would not find these ends.")
     else:
@@ -208,19 +237,19 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
 
 
 def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, trainable: int | None) -> None:
-    """Check that a split in prepare.json has the same counts of documents, tokens and trainable tokens."""
+    """Check that one of the splits in prepare.json has the corpus's counts of documents, tokens and `trainable` tokens."""
     if manifest is None:
         return
-    found: dict[str, int | None] = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}
+    counts: dict[str, int | None] = {"documents": len(corpus.documents), "tokens": int(corpus.documents.length.sum())}
     if trainable is not None:
-        found["trainable_tokens"] = trainable
+        counts["trainable_tokens"] = trainable
     with report.errors("statistics", manifest.path):
         splits = manifest.object("splits")
-        counts = [splits.object(split) for split in splits.data]
-        stated = [{name: count.count(name) for name in found} for count in counts]
-        if stated and all(any(entry[name] not in (None, found[name]) for name in found) for entry in stated):
+        stated = [{name: splits.object(split).count(name) for name in counts} for split in splits.data]
+        fits = [all(split[name] in (None, count) for name, count in counts.items()) for split in stated]
+        if stated and not any(fits):
             listed = "; or ".join(map(_listed, stated))
-            sentence = f"states {listed}, but the files hold {_listed(found)}."
+            sentence = f"states {listed}, but the files hold {_listed(counts)}."
             report.wrong("statistics", manifest.path, f"{sentence} Prepare the corpus again, or remove this file.")
 
 
@@ -229,20 +258,22 @@ def _listed(counts: Mapping[str, int | None]) -> str:
 
 
 def _vocabulary_size(report: Report, corpus: Corpus, where: str, manifest: Json | None) -> int | None:
-    """Return the number of ids; None, with a note, where neither prepare.json nor a tokenizer states it."""
-    stated = None if manifest is None else manifest.object("tokenizer").count("vocab_size")
-    size = _check_tokenizer(report, corpus, where) if report.full or stated is None else None
-    found = size if stated is None else stated
-    if found is None:
+    """Return the number of ids that prepare.json or else the tokenizer states. If neither does, add a note and return None."""
+    size = None if manifest is None else manifest.object("tokenizer").count("vocab_size")
+    if size is None:
+        size = _check_tokenizer(report, corpus, where)
+    elif report.full:
+        _check_tokenizer(report, corpus, where)
+    if size is None:
         sentence = "the ids were not checked: neither prepare.json nor a folder 'tokenizer' is next to the corpus"
         report.note("vocabulary", corpus.shards[0].path, f"{sentence}. Give vocab_size (--vocab-size).")
-    return found
+    return size
 
 
 def _check_tokenizer(report: Report, corpus: Corpus, where: str) -> int | None:
-    """Check the tokenizer next to a corpus against the corpus's hash of it, and return its size if it can be loaded."""
-    opened = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
-    path = next(filter(files.exists, opened), None) or find_tokenizer(corpus)
+    """Check that the tokenizer next to a corpus is its own, by the hash. Return its size, or None if it can't be loaded."""
+    candidates = [files.join(folder, "tokenizer") for folder in (where, files.parent(where))] if where else []
+    path = next(filter(files.exists, candidates), None) or find_tokenizer(corpus)
     if path is None:
         return None
     with report.errors("vocabulary", path):

@@ -1,4 +1,4 @@
-"""Checks of a pipeline (its layout, sampler and batches) and of plans (in a plan file or in a layout)."""
+"""Verification of a pipeline (its plans, layout, sampler and batches), and of a plan file."""
 
 import dataclasses
 import os
@@ -24,9 +24,9 @@ Bools = npt.NDArray[np.bool_]
 
 _FIRST_STEPS = 8  # one of them must take loss
 _BLOCK_ROWS = 1 << 12  # rows checked at a time
-_PAIRS_CHECKED = 1000  # in a fast check
-_BLOCK_TOKENS = 1 << 22  # read at once
-_MOST_ROWS = 1 << 28  # of an epoch that is counted row by row, with one byte of memory per row
+_PAIRS_CHECKED = 1000  # preference pairs that a fast check reads
+_BLOCK_TOKENS = 1 << 22  # tokens read at a time
+_MOST_ROWS = 1 << 28  # rows of the largest layout whose epoch is counted, with one byte of memory per row
 
 
 def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
@@ -38,7 +38,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
-    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}  # after the plans' numbers of rows
+    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}  # replaces "rows" of the last plan
     if report.has_wrong("plan"):
         return  # the rows of a wrong plan cannot be read
     _check_layout(report, layout, where)
@@ -53,7 +53,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
 
 
 def _check_layout(report: Report, layout: Layout, where: str) -> None:
-    """Check that the pieces of rows lie in their shards and fit their rows. A fast check reads the first and last rows."""
+    """Check that each piece lies in its shard and fits its row. A fast check reads only the first and last rows."""
     count = len(layout)
     for begin in range(0, count, _BLOCK_ROWS) if report.full else sorted({0, max(0, count - _BLOCK_ROWS)}):
         rows = np.arange(begin, min(begin + _BLOCK_ROWS, count))
@@ -72,8 +72,9 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
         if len(outside):
             report.wrong("sampler", where, f"reads row {outside[0]}; the layout has {count} rows.", f"step {step}")
             return
-    steps, reads_once = sampler.steps_per_epoch, not sampler.runs_on and sampler.host.count == 1
-    if not report.full or steps is None or not reads_once or count > _MOST_ROWS:
+    steps = sampler.steps_per_epoch
+    epoch_is_readable = steps is not None and not sampler.runs_on and sampler.host.count == 1 and count <= _MOST_ROWS
+    if not report.full or steps is None or not epoch_is_readable:
         return
     times_read, num_read = np.zeros(count, np.uint8), 0
     for step in range(pipeline.first_step, min(pipeline.end_step, pipeline.first_step + steps)):
@@ -89,34 +90,36 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
 
 
 def _end_steps(pipeline: Pipeline) -> list[int]:
-    """Return the first and the last step, or the first two of a run that never ends."""
+    """Return the first and the last step; the first two steps of a run that never ends."""
     first = pipeline.first_step
     return sorted({first, first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1})
 
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
-    """Check the arrays of the first and the last batch."""
-    shapes: dict[str, Any] = {}
-    trims = any(trait(each, "trims_columns") for each in pipeline.transforms)
-    apart = any(trait(each, "positions_apart") for each in pipeline.transforms)
+    """Check the arrays of the first and the last batch, and that these have the same shapes unless shapes may change."""
+    first_shapes: dict[str, Any] = {}
+    trims = any(trait(transform, "trims_columns") for transform in pipeline.transforms)
+    positions_apart = any(trait(transform, "positions_apart") for transform in pipeline.transforms)
     sizes = {pipeline.sampler.batch_sizes.at(step) for step in _end_steps(pipeline)}
-    several = trims or len(sizes) > 1 or pipeline.source.layout.row_lengths
+    shapes_may_change = trims or len(sizes) > 1 or pipeline.source.layout.row_lengths
     for step in _end_steps(pipeline):
         with report.errors("batches", where, f"step {step}"):
             batch = pipeline[step]
-            here = {key: [list(array.shape), array.dtype.name] for key, array in batch.items()}
-            shapes = shapes or here
-            sentence = wrong_in_batch(batch, vocab_size, positions_apart=apart)
-            if not several and here != shapes:
-                sentence = f"its arrays are {here}, those of step {pipeline.first_step} {shapes}."
+            shapes = {key: [list(array.shape), array.dtype.name] for key, array in batch.items()}
+            first_shapes = first_shapes or shapes
+            sentence = wrong_in_batch(batch, vocab_size, positions_apart=positions_apart)
+            if not shapes_may_change and shapes != first_shapes:
+                sentence = f"its arrays are {shapes}, those of step {pipeline.first_step} {first_shapes}."
             if sentence:
                 report.wrong("batches", where, sentence, f"step {step}")
-    report.figures["batch"] = shapes
+    report.figures["batch"] = first_shapes
 
 
 def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
-    """Note how many preference pairs teach nothing, because the layout cuts their responses to the same tokens or to none. A
-    fast check reads the first pairs."""
+    """Note how many preference pairs teach nothing, because the layout cuts both responses to the same tokens or to none.
+
+    A fast check reads only the first pairs.
+    """
     layout, found = pipeline.source.layout, np.zeros(0, np.int64)
     count = len(layout) if report.full else min(len(layout), _PAIRS_CHECKED)
     block = max(1, _BLOCK_TOKENS // layout.sequence_length)
@@ -138,12 +141,16 @@ def _check_pairs(report: Report, pipeline: Pipeline, where: str) -> None:
 
 
 def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: bool = False) -> str:
-    """Return a sentence about the first error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch.
-    With `positions_apart`, positions need not begin at 0 with each segment."""
+    """Return a sentence about an error in a batch of `ShiftTargets`; "" for a correct batch or another kind of batch.
+
+    Args:
+      vocab_size: Number of ids of the vocabulary; None if it is unknown.
+      positions_apart: Whether positions may not begin at 0 with each segment, so that they are not checked.
+    """
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if any(name not in batch for name in names):
         return ""
-    inputs, targets, positions, segments, taken = (batch[name] for name in names)
+    inputs, targets, positions, segments, target_segments = (batch[name] for name in names)
     shapes = {key: array.shape for key, array in batch.items() if key.startswith(("inputs", "targets"))}
     if len(set(shapes.values())) > 1:
         return f"its arrays are of different shapes: {shapes}."
@@ -156,18 +163,22 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
         wrong["a segment does not begin at position 0"] = np.diff(segments, axis=1, prepend=0) * positions != 0
         wrong["a position does not count on in its segment"] = inside & (np.diff(positions, axis=1) != 1)
     wrong |= {
-        "a target is not the token that follows": inside & (taken[:, :-1] != 0) & (targets[:, :-1] != inputs[:, 1:]),
-        "a target takes loss in another segment than its input": (taken != 0) & (taken != segments),
+        "a target is not the token that follows": (
+            inside & (target_segments[:, :-1] != 0) & (targets[:, :-1] != inputs[:, 1:])
+        ),
+        "a target takes loss in another segment than its input": (
+            (target_segments != 0) & (target_segments != segments)
+        ),
     }
-    for sentence, found in wrong.items():
-        if found.any():
-            row, column = np.argwhere(found)[0].tolist()
+    for sentence, mask in wrong.items():
+        if mask.any():
+            row, column = np.argwhere(mask)[0].tolist()
             return f"{sentence}: row {row} of the batch, column {column}."
     return ""
 
 
 def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
-    """Check the checksum and the rows of a plan file and, unless `corpus` is None, its documents."""
+    """Check the checksum and the rows of a plan file. If `corpus` is given, compare its documents with those of the plan."""
     try:
         arrays, depends = artifact.open_file(Path(path))
     except GrainSftError as error:
@@ -182,9 +193,9 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
         report.note("plan", path, "it was not compared with documents. Give their corpus with --corpus.")
     else:
         with report.errors("boundaries", corpus.shards[0].path):
-            stated, found = depends.get("documents"), _found_in(corpus, recipe).content
-            if stated != found:
-                report.wrong("plan", path, f"is a plan of the documents {stated}, but those of the corpus are {found}.")
+            stated, own = depends.get("documents"), _found_in(corpus, recipe).content
+            if stated != own:
+                report.wrong("plan", path, f"is a plan of the documents {stated}, but those of the corpus are {own}.")
     if report.sound:
         try:
             check_columns(np.iinfo(np.int64).max, recipe["sequence_length"], arrays)
@@ -195,20 +206,26 @@ def check_plan_file(report: Report, path: str, corpus: Corpus | None) -> None:
 
 
 def _found_in(corpus: Corpus, recipe: Mapping[str, Any]) -> Any:
-    """Return the documents of a corpus, found by the options in a plan's `recipe`."""
+    """Return the documents of a corpus, with the boundaries that a plan's `recipe` states."""
     return corpus.find_documents(recipe.get("boundaries", "auto"), recipe.get("bos_token_id"))
 
 
 def check_plan(report: Report, where: str, arrays: Arrays, recipe: Mapping[str, Any], corpus: Corpus | None) -> None:
-    """Check the pieces of a plan against `recipe`, its packing options, and against `corpus` unless it is None. `arrays` are
-    columns that `check_columns` accepts."""
+    """Check that no row of a plan has too many pieces, that no token is in two rows, and that pieces lie in their documents.
+
+    Args:
+      arrays: Columns of the plan, which `check_columns` accepts.
+      recipe: Packing options of the plan.
+      corpus: Corpus with the documents; None leaves out their check.
+    """
     start, length, document, ends = (arrays[name] for name in ("start", "length", "document", "ends"))
     report.figures |= {"rows": len(ends), "pieces": len(start)}
-    counts, segments = np.diff(ends, prepend=0), recipe.get("max_segments")
-    if isinstance(segments, int) and (crowded := counts > segments).any():
+    counts, max_segments = np.diff(ends, prepend=0), recipe.get("max_segments")
+    if isinstance(max_segments, int) and (crowded := counts > max_segments).any():
         row = crowded.argmax()
-        sentence = f"holds {counts[row]} documents; max_segments is {segments}.{_others(crowded)}"
+        sentence = f"holds {counts[row]} documents; max_segments is {max_segments}.{_others(crowded)}"
         report.wrong("plan", where, sentence, f"row {row}")
+    # Sorted by document and start, a piece that overlaps the piece before it repeats tokens.
     order = np.lexsort((start, document))
     repeated = np.zeros(len(order), np.bool_)
     overlaps = start[order[1:]] < (start + length)[order[:-1]]
@@ -248,6 +265,6 @@ def _check_documents(report: Report, where: str, arrays: Arrays, documents: Any)
 
 
 def _others(wrong: Bools) -> str:
-    """Return a sentence about the number of True values besides the first; "" without others."""
+    """Return a sentence about the True values after the first, such as " So are 3 more."; "" if there are none."""
     count = np.count_nonzero(wrong) - 1
     return f" So are {count:,} more." if count else ""

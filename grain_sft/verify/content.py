@@ -1,4 +1,4 @@
-"""Parts of a full check, in bounded memory: the tokens of each document, loss files, and rows that were written out."""
+"""Parts of a full check that read all tokens, in blocks: of documents, of loss files, and of rows that were written out."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -18,13 +18,16 @@ Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 Array = npt.NDArray[Any]
 
-BLOCK_TOKENS = 1 << 20  # read at once
+BLOCK_TOKENS = 1 << 20  # tokens read at a time
 
 
 class ScannedDocuments(NamedTuple):
-    """First and last token, number of trainable tokens, and hash of each document, [documents]; zeros for an empty one.
+    """Facts about each document, as arrays [documents]. They are 0 for an empty document.
 
-    Two documents with different tokens have equal hashes once in 2**64 times.
+    Attributes:
+      first, last: First and last token.
+      trainable: Number of tokens that take loss.
+      hash: Hash of 64 bits of the tokens.
     """
 
     first: Ints
@@ -34,43 +37,53 @@ class ScannedDocuments(NamedTuple):
 
 
 def scan_documents(corpus: Corpus, check: Callable[[int, npt.NDArray[np.unsignedinteger]], None]) -> ScannedDocuments:
-    """Read all tokens and their loss once, and call `check` with the number of the first token and the tokens of each block.
+    """Read all tokens and their loss once, and return facts about each document.
 
     Documents may overlap, come in any order and be longer than a block.
+
+    Args:
+      check: Function that is called for each block, with the number of its first token and its tokens.
     """
     start, length = corpus.documents
     order = corpus.documents.by_start()
     starts, stop = start[order], start + length
     first, last, trainable = (np.zeros(len(start), np.int64) for _ in range(3))
     hashes = np.zeros(len(start), np.uint64)
-    begun: dict[int, Any] = {}  # hash of each document that continues in the next block
+    unfinished: dict[int, Any] = {}  # by document that continues in the next block: its hash so far
     for begin in range(0, corpus.num_tokens, BLOCK_TOKENS):
         end = min(begin + BLOCK_TOKENS, corpus.num_tokens)
         tokens, loss = corpus.read(begin, end)
         check(begin, tokens)
-        here = np.append(np.array(list(begun), np.int64), order[slice(*starts.searchsorted((begin, end)).tolist())])
-        from_, to = np.maximum(start[here] - begin, 0), np.minimum(stop[here] - begin, end - begin)
-        new, done = start[here] >= begin, stop[here] <= end
-        first[here[new]], last[here[done]] = tokens[from_[new]], tokens[to[done] - 1]
-        taken = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
-        trainable[here] += taken[to] - taken[from_]
+        beginning = order[slice(*starts.searchsorted((begin, end)).tolist())]
+        in_block = np.append(np.array(list(unfinished), np.int64), beginning)
+        # Each document of `in_block` has the tokens `block_start` to `block_stop - 1` of the block.
+        block_start = np.maximum(start[in_block] - begin, 0)
+        block_stop = np.minimum(stop[in_block] - begin, end - begin)
+        begins, ends = start[in_block] >= begin, stop[in_block] <= end
+        first[in_block[begins]] = tokens[block_start[begins]]
+        last[in_block[ends]] = tokens[block_stop[ends] - 1]
+        totals = np.arange(len(tokens) + 1) if loss is None else np.append(0, np.cumsum(loss != 0, dtype=np.int64))
+        trainable[in_block] += totals[block_stop] - totals[block_start]
         data = tokens.data.cast("B")
-        columns = (here, from_ * tokens.itemsize, to * tokens.itemsize, done)
-        for number, first_byte, end_byte, complete in zip(*(column.tolist() for column in columns), strict=True):
-            digest = begun.pop(number, None) or hashlib.blake2b(digest_size=8)
+        columns = (in_block, block_start * tokens.itemsize, block_stop * tokens.itemsize, ends)
+        for number, first_byte, end_byte, is_finished in zip(*(column.tolist() for column in columns), strict=True):
+            digest = unfinished.pop(number, None) or hashlib.blake2b(digest_size=8)
             digest.update(data[first_byte:end_byte])
-            if complete:
+            if is_finished:
                 hashes[number] = int.from_bytes(digest.digest(), "little")
             else:
-                begun[number] = digest
+                unfinished[number] = digest
     return ScannedDocuments(first, last, trainable, hashes)
 
 
 class Duplicates(NamedTuple):
-    """Groups of documents with the same tokens.
+    """Counts of the groups of documents with the same tokens.
 
-    `documents` is the number of documents that could be left out, all but one of each group, and `tokens` that of their tokens.
-    `first` has the two lowest numbers of the group that begins first.
+    Attributes:
+      documents: Number of documents that could be left out: all but one of each group.
+      groups: Number of groups.
+      tokens: Number of tokens of these `documents`.
+      first: First two documents of the group with the lowest document number; None if there are no groups.
     """
 
     documents: int
@@ -80,21 +93,22 @@ class Duplicates(NamedTuple):
 
 
 def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
-    """Return the documents with equal hashes and lengths; empty documents do not count."""
-    some = np.flatnonzero(length > 0)
-    order = some[np.lexsort((some, length[some], hashes[some]))]
-    equal = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
-    more = np.flatnonzero(equal) + 1
-    seconds = more[~np.insert(equal, 0, False)[more - 1]]  # of each group
+    """Return counts of the documents with equal hashes and lengths, without empty documents."""
+    nonempty = np.flatnonzero(length > 0)
+    order = nonempty[np.lexsort((nonempty, length[nonempty], hashes[nonempty]))]
+    repeats = np.zeros(len(order), np.bool_)  # whether `order[i]` has the tokens of `order[i - 1]`
+    repeats[1:] = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
+    repeated = np.flatnonzero(repeats)
+    seconds = repeated[~repeats[repeated - 1]]  # index in `order` of the second document of each group
     first = None
     if len(seconds):
-        at = seconds[order[seconds - 1].argmin()]
-        first = int(order[at - 1]), int(order[at])
-    return Duplicates(len(more), len(seconds), int(length[order[more]].sum()), first)
+        second = seconds[order[seconds - 1].argmin()]
+        first = int(order[second - 1]), int(order[second])
+    return Duplicates(len(repeated), len(seconds), int(length[order[repeated]].sum()), first)
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
-    """Check each value of the loss files by its kind, such as 0 or 1, and report the first wrong one of each file."""
+    """Check that each loss file has only values of its kind, such as 0 and 1. Report the first wrong value of each file."""
     for shard in corpus.shards:
         if shard.loss is None:
             continue
@@ -109,7 +123,10 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
 
 
 def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Array]]:
-    """Yield blocks of a shard's loss: number of the first token, values, and tokens (empty unless the values are labels)."""
+    """Yield blocks of a shard's loss: the number of the first token, the values, and the tokens.
+
+    The tokens are an empty array unless the values are labels, which are checked against them.
+    """
     assert shard.loss is not None
     kind = shard.loss.values
     of_loss = ShardReader((shard.loss,), kind.dtype.itemsize, 2, remote=corpus.remote)
@@ -124,11 +141,11 @@ def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Arr
 
 
 def check_written_rows(report: Report, corpus: Corpus) -> None:
-    """Check that the stored positions, segments and targets of every row are those of its documents and its loss."""
+    """Check the positions, segments and targets that are stored for each row against the documents and loss of the row."""
     with report.errors("rows", corpus.shards[0].path):
         layout = MaterializedLayout(corpus)
         source, length = NpyDataSource(layout), layout.sequence_length
-        per_shard = np.cumsum([shard.num_tokens // length for shard in corpus.shards])
+        end_rows = np.cumsum([shard.num_tokens // length for shard in corpus.shards])
         step = max(1, BLOCK_TOKENS // length)
         for begin in range(0, len(layout), step):
             rows = np.arange(begin, min(begin + step, len(layout)))
@@ -136,7 +153,7 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
                 wrong = np.flatnonzero((stored != expected).any(axis=1))
                 if len(wrong):
                     row = begin + int(wrong[0])
-                    path = corpus.shards[int(np.searchsorted(per_shard, row, side="right"))].path
+                    path = corpus.shards[int(np.searchsorted(end_rows, row, side="right"))].path
                     sentence = "rows from here on are not those of their documents and their loss."
                     report.wrong("rows", path, f"{name} of {len(wrong):,} {sentence}", f"row {row}")
                     return
@@ -146,10 +163,11 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
 def _stored_and_expected(
     layout: MaterializedLayout, source: NpyDataSource, rows: Ints
 ) -> dict[str, tuple[Array, Array]]:
-    """Return arrays [rows, L], by name: as stored, and as derived from the boundary files and the loss."""
+    """Return pairs of arrays [rows, L] by name: as stored, and as the boundary files and the loss files define them."""
     element, read = source.read(rows), source.read_rows(rows)
     pieces, length = layout.pieces(rows), layout.sequence_length
-    segments, positions = (np.zeros((len(rows), length), np.int32) for _ in range(2))
+    segments = np.zeros((len(rows), length), np.int32)
+    positions = np.zeros_like(segments)
     assert pieces.segment is not None and pieces.position is not None
     columns = np.repeat(pieces.row * length + pieces.column, pieces.length)
     within = np.arange(len(columns)) - np.repeat(np.cumsum(pieces.length) - pieces.length, pieces.length)

@@ -1,4 +1,4 @@
-"""Findings: what is wrong, or worth knowing, in a corpus, a plan or a config."""
+"""Results of a verification: findings about files, in a report."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from grain_sft.errors import GrainSftError
 
-LISTED = 20  # wrong findings of one check in a report; others are only counted
+LISTED = 20  # wrong findings of one check that a report lists; it only counts further ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,8 +17,9 @@ class Finding:
     Attributes:
       check: Name of the check: "files", "boundaries", "vocabulary", "loss", "duplicates", "statistics", "rows", "plan",
         "layout", "sampler", "batches" or "receipt".
-      where, place: Path of the file or the config, and the place in it, such as "token 17"; "" for all of it.
+      where: Path of the file or the config.
       message: Description, one sentence.
+      place: Place in the file, such as "token 17"; "" for all of it.
       wrong: Whether it is an error; False for a fact that may be intended.
     """
 
@@ -37,9 +38,10 @@ class Report:
     """Findings of a verification.
 
     Attributes:
-      what, where: Kind of the thing verified ("corpus", "plan" or "config"), and its path.
-      full: Whether everything was read; otherwise, only sizes, headers and ends.
-      findings: Findings in order, with at most `LISTED` wrong ones of each check.
+      what: Kind of what is verified: "corpus", "plan" or "config".
+      where: Path of what is verified, or name of a part of it, such as "stage 2".
+      full: Whether everything was read, not only sizes, headers, boundaries and the ends of files.
+      findings: Findings in the order of the checks, with at most `LISTED` wrong ones of each check.
       figures: Counts of shards, tokens, documents, rows, duplicates and so on.
       left_out: Number of wrong findings beyond `LISTED`, by check.
     """
@@ -64,18 +66,18 @@ class Report:
 
     @contextlib.contextmanager
     def errors(self, check: str, where: str, place: str = "") -> Iterator[None]:
-        """Add a GrainSftError that is raised in the context as a wrong finding."""
+        """Turn a GrainSftError that is raised in the context into a wrong finding."""
         try:
             yield
         except GrainSftError as error:
             self.wrong(check, where, str(error), place)
 
     def has_wrong(self, *checks: str) -> bool:
-        """Return whether one of `checks`, or by default any check, has a wrong finding."""
+        """Return whether one of `checks` has a wrong finding; without `checks`, whether any check has one."""
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Self) -> None:
-        """Add the findings of a part's report, and its figures under its `where`."""
+        """Add the findings of the report of a part. Its figures become one figure, named by its `where`."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():

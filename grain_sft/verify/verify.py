@@ -1,4 +1,4 @@
-"""`verify`: checks of a corpus, a plan or a config."""
+"""`verify`: checks that a corpus, a plan or a config is sound."""
 
 import contextlib
 import json
@@ -43,7 +43,7 @@ def verify(
       options: Options of `open_corpus`, by name.
 
     Returns:
-      Report of the findings. That a corpus cannot be opened is a finding, not an error.
+      Report of the findings. If the corpus or the config can't be opened, the report says so.
 
     Raises:
       CorpusError: `what` is unknown, or `corpus`, `receipt`, `host` or `options` do not apply to it.
@@ -78,7 +78,7 @@ def verify(
 
 
 def _note_other_split(report: Report, path: str) -> None:
-    """Note that a folder of two splits was opened as that of training."""
+    """Note that a folder with two splits was checked without its validation split."""
     other = os.path.join(path, "val")
     if not files.is_remote(path) and all(map(os.path.isdir, (other, os.path.join(path, "train")))):
         sentence = f"only the training split was checked. Check the other one: grain-sft verify {other}"
@@ -89,18 +89,18 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
     """Check that a config loads, then the corpora, layout, sampler and batches of each stage."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
-        checked: dict[tuple[str, ...], int | None] = {}  # vocabulary sizes of the corpora, which stages may share
+        vocab_sizes: dict[tuple[str, ...], int | None] = {}  # of the corpora that are checked; stages may share one
         for number, stage in enumerate(pipeline.stages, 1):
             of_stage = report if number == 1 else Report("config", f"stage {number}", report.full)
             sizes = []
             for name, part in stage.source.layout.parts.items():
                 corpus = (part.corpus.fingerprint, *(shard.path for shard in part.corpus.shards))
                 of_part = Report("corpus", name, report.full) if name else of_stage
-                if corpus not in checked:
-                    checked[corpus] = check_corpus(of_part, part.corpus, "", vocab_size)
+                if corpus not in vocab_sizes:
+                    vocab_sizes[corpus] = check_corpus(of_part, part.corpus, "", vocab_size)
                     if name:
                         of_stage.take(of_part)
-                sizes.append(checked[corpus])
+                sizes.append(vocab_sizes[corpus])
             if not of_stage.has_wrong("files"):
                 largest = None if None in sizes else max(filter(None, sizes), default=None)
                 check_pipeline(of_stage, stage, path, largest)
@@ -130,8 +130,11 @@ def _inferred(path: str) -> str:
         return "corpus"  # `open_corpus` reports the reason
     if head.startswith(artifact.MAGIC):
         return "plan"
+    if not path.endswith(".json") or len(head) > _LARGEST_CONFIG:
+        return "corpus"
     with contextlib.suppress(ValueError, RecursionError):
-        stated = json.loads(head) if path.endswith(".json") and len(head) <= _LARGEST_CONFIG else None
-        if isinstance(stated, dict) and not stated.keys() & {"format_version", "shards"} and is_config(stated):
+        value = json.loads(head)
+        is_index = isinstance(value, dict) and bool(value.keys() & {"format_version", "shards"})
+        if isinstance(value, dict) and not is_index and is_config(value):
             return "config"
     return "corpus"
