@@ -26,11 +26,10 @@ class Amendment:
 
     Args:
       step: First step that differs.
-      skip: Number of steps whose batches are left out: `step` gets the batch of step `step + skip`, and so on.
-      withdraw: Numbers of documents, as a trace prints them, whose tokens are padding from `step` on.
-      reweight: Weights of sources of a mixture from `step` on, by name; the others stay.
-      replace: Name of the source that is replaced in the stage from `step` on, and the keys that differ, for records of the
-        run.
+      skip: Number of steps whose batches are left out: `step` gets the batch that step `step + skip` had, and so on.
+      withdraw: Numbers of documents, as a trace prints them. Their tokens are padding from `step` on.
+      reweight: Weights of sources of a mixture from `step` on, by name. The other sources keep their weights.
+      replace: Text for records of the run: name of a source that a stage from `step` on replaces, and the keys that differ.
 
     Raises:
       PipelineError: A step or a number of steps is negative, a document is not an integer, or the amendment changes nothing.
@@ -50,46 +49,58 @@ class Amendment:
             expected = "a number of steps to skip, documents to withdraw, or weights"
             raise PipelineError(f"amendment from step {self.step}: changes nothing. Expected {expected}.")
 
-    def _sorted(self, given: npt.NDArray[Any]) -> Ints:
-        """Return the distinct numbers of documents, ascending. numpy's `unique` hashes them and takes ten times as long."""
-        if given.size and (given.ndim != 1 or given.dtype.kind not in "iu"):
-            found = f"withdraw={shortened(repr(self.withdraw))}"
-            raise PipelineError(f"amendment from step {self.step}: {found}. Expected a list of integers.")
-        ascending = np.sort(given.astype(np.int64))
-        once: Ints = ascending[np.append(True, ascending[1:] > ascending[:-1])[: len(ascending)]]
-        return once
+    def _sorted(self, documents: npt.NDArray[Any]) -> Ints:
+        """Return the distinct numbers of documents, ascending. `np.unique` hashes them and takes ten times as long."""
+        if documents.size and (documents.ndim != 1 or documents.dtype.kind not in "iu"):
+            problem = f"withdraw={shortened(repr(self.withdraw))}"
+            raise PipelineError(f"amendment from step {self.step}: {problem}. Expected a list of integers.")
+        ascending = np.sort(documents.astype(np.int64))
+        distinct: Ints = np.delete(ascending, np.flatnonzero(ascending[1:] == ascending[:-1]))
+        return distinct
 
     def __str__(self) -> str:
         """Return all that decides the amendment as text, for receipts and states."""
-        changes = [f"replace {self.replace}"] if self.replace else []
-        changes += [f"skip {self.skip} steps"] if self.skip else []
+        changes = []
+        if self.replace:
+            changes.append(f"replace {self.replace}")
+        if self.skip:
+            changes.append(f"skip {self.skip} steps")
         if len(self.withdraw):
-            listed = hashlib.sha256(np.ascontiguousarray(self.withdraw, "<i8").tobytes()).hexdigest()[:16]
-            changes.append(f"withdraw {len(self.withdraw)} documents ({listed})")
+            hash_of_numbers = hashlib.sha256(np.ascontiguousarray(self.withdraw, "<i8").tobytes()).hexdigest()[:16]
+            changes.append(f"withdraw {len(self.withdraw)} documents ({hash_of_numbers})")
         if self.reweight:
             changes.append(f"reweight {', '.join(f'{name}={weight}' for name, weight in self.reweight.items())}")
         return f"from step {self.step}: {', '.join(changes)}"
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether one part of several receipts may decide steps before `step`; None means all steps.
+    """Return whether a part of some receipts may decide batches before `step`; None means batches of any step.
 
-    `texts` are the part's text in each receipt, None where it is absent. It decides earlier steps unless each of its texts is
-    a change from `step` on.
+    `texts` is the text of the part in each receipt, None in a receipt without it. The part decides no earlier batch if each
+    text is that of a change "from step N: ..." with N not below `step`.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)
 
 
 def check_same_changes(noun: str, there: Sequence[str], here: Sequence[str], step: int) -> None:
-    """Raise a PipelineError if the changes in a state (`there`) and in a config (`here`) differ before `step`. `noun` names
-    them: "amendment" or "later stage"."""
-    for number, texts in enumerate(itertools.zip_longest(there, here), 1):
-        if texts[0] != texts[1] and begins_before(step, texts):
-            found, expected = (text or "nothing" for text in texts)
+    """Check that the changes of a run before `step` are the same in a state and in a config.
+
+    Args:
+      noun: What a change is, for the message: "amendment" or "later stage".
+      there: Text of each change in the state, in order.
+      here: Text of each change in the config, in order.
+      step: Next step of the run.
+
+    Raises:
+      PipelineError: A change before `step` differs.
+    """
+    for number, (in_state, in_config) in enumerate(itertools.zip_longest(there, here), 1):
+        if in_state != in_config and begins_before(step, (in_state, in_config)):
             raise PipelineError(
-                f"the run continues at step {step}, and {noun} {number} differs before it. In the state: {found}. In the "
-                f"config: {expected}. Change a run from its next step on, and keep its earlier {noun}s as they are."
+                f"the run continues at step {step}, and {noun} {number} differs before it. In the state: "
+                f"{in_state or 'nothing'}. In the config: {in_config or 'nothing'}. Change a run from its next step on, and "
+                f"keep its earlier {noun}s as they are."
             )
 
 
@@ -97,17 +108,24 @@ def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:
     """Return `sampler` with the skipped steps and the weights of `amendments`.
 
     Raises:
-      SamplerError: There are weights, but the sampler is not that of a mixture or lacks a source.
+      SamplerError: An amendment has weights, but the sampler is not that of a mixture or lacks a source.
     """
-    skips = [(each.step, each.skip) for each in amendments if each.skip]
-    for each in sorted(amendments, key=lambda each: each.step):
-        if each.reweight:
-            sampler = sampler.reweighted(StepMap(skips).data_step(each.step), each.reweight)
+    skips = skips_of(amendments)
+    for amendment in sorted(amendments, key=lambda amendment: amendment.step):
+        if amendment.reweight:
+            sampler = sampler.reweighted(StepMap(skips).data_step(amendment.step), amendment.reweight)
     return MappedSampler(sampler, skips) if skips else sampler
+
+
+def skips_of(amendments: Iterable[Amendment]) -> list[tuple[int, int]]:
+    """Return the pairs (step, number of skipped steps) of `amendments`, as `StepMap` takes them."""
+    return [(amendment.step, amendment.skip) for amendment in amendments if amendment.skip]
 
 
 def withdrawals_of(source: NpyDataSource | MixtureSource, amendments: Sequence[Amendment]) -> Withdrawals | None:
     """Return the documents that `amendments` withdraw; None if they withdraw none."""
-    documents = [np.asarray(each.withdraw) for each in amendments]
-    steps = [np.full(len(each.withdraw), each.step) for each in amendments]
-    return Withdrawals(source, np.concatenate(documents), np.concatenate(steps)) if any(map(len, documents)) else None
+    documents = [np.asarray(amendment.withdraw) for amendment in amendments]
+    if not any(map(len, documents)):
+        return None
+    steps = [np.full(len(amendment.withdraw), amendment.step) for amendment in amendments]
+    return Withdrawals(source, np.concatenate(documents), np.concatenate(steps))

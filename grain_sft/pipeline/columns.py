@@ -1,4 +1,4 @@
-"""Reads of some columns of a pipeline's batches that do not read the other columns."""
+"""`Pipeline.read` of some columns of a batch, which does not read the other columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
 
 Parts = dict[tuple[int, int], "Pipeline"]
-"""Pipelines that read a range of columns of a source, by its first column and the one after its last."""
+"""Pipelines that read a range of columns alone, by the first column and the one after the last."""
 
 
 def read_columns(
@@ -23,9 +23,9 @@ def read_columns(
 ) -> Element:
     """Return `columns` (start, stop) of the rows at `slots` in the batch of `step`, as `Pipeline.read` does.
 
-    The transforms are applied to these columns of the source, and to as many before and after them as the transforms reach.
-    If a transform needs whole rows, whole rows are read, and the columns are cut out of them. An array of one value a row is
-    returned whole. `parts` caches pipelines of columns.
+    A column of a batch may depend on neighbours: `ShiftTargets` takes each target from the next column. So a few more columns
+    are read, and cut off after the transforms. If a transform needs whole rows, whole rows are read. An array of one value a
+    row is returned whole. `parts` caches pipelines.
     """
     start, stop = columns
     first, part = _part(pipeline, parts, start, stop)
@@ -37,9 +37,10 @@ def read_columns(
 
 
 def _part(pipeline: Pipeline, parts: Parts, start: int, stop: int) -> tuple[int, Pipeline]:
-    """Return the first column to read, and a pipeline whose batches begin with that column."""
+    """Return the first column to read, and the pipeline to read it with. Its batches begin with that column."""
     layout = pipeline.source.layout
-    reach, length = column_reach(pipeline.transforms), layout.sequence_length
+    length = layout.sequence_length
+    reach = column_reach(pipeline.transforms)
     if reach is None or layout.row_lengths or not 0 <= start < stop <= length:
         return 0, pipeline
     first, last = max(0, start - reach[0]), min(length, stop + reach[1])

@@ -1,4 +1,4 @@
-"""A pipeline's batches as a `grain.MapDataset`, and in a `grain.DataLoader` that stops where a batch failed."""
+"""A pipeline's batches as a `grain.MapDataset`, and a `grain.DataLoader` of them that stops for good when a batch fails."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from grain_sft.source import Element, workers
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
 
-_THREADS, _PREFETCH = 2, 8  # threads of a loader without worker processes, and batches that they keep ready
+# of a loader without worker processes: threads, and batches that they keep ready
+_THREADS, _PREFETCH = 2, 8
 
 
 class StepDataset(grain.MapDataset[Element]):
@@ -102,9 +103,10 @@ class _BatchIterator(grain.DataLoaderIterator):
 
     def __next__(self) -> Element:
         if self._failure:
-            found = f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it"
+            problem = f"a batch of this DataLoader failed before ({self._failure}), and going on would skip it"
             raise PipelineError(
-                f"{found}. Make another with data_loader(start_step=...), or take pipeline.iter(), which tries the step again."
+                f"{problem}. Make another with data_loader(start_step=...), or take pipeline.iter(), which tries the step "
+                "again."
             )
         try:
             batch: Element = super().__next__()
@@ -112,7 +114,7 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
-            self._failure = "an exception"  # first of all: another exception may arrive at any moment
+            self._failure = "an exception"  # at once: a second exception, such as Ctrl-C, may interrupt the next lines
             self._failure = str(error) or type(error).__name__
             workers.stop(self._iterator)  # ends the other workers too
             if workers.was_ended(error):

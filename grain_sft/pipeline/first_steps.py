@@ -1,4 +1,4 @@
-"""FirstSteps: a warning, with the reason, where no target in the first steps of a run takes loss."""
+"""FirstSteps: a warning, with the reason, if no target in the first batches takes loss."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
 
 NUM_CHECKED = 4  # an iterator warns after this number of batches without a target that takes loss
-_MOST_ROWS = 64  # that are read again to find the reason
+_MOST_ROWS = 64  # number of rows that are read again to find the reason
 
 
 class FirstSteps:
     """Check of a pipeline's first batches that warns once if none takes loss."""
 
     def __init__(self) -> None:
-        self.left = NUM_CHECKED  # batches still to be checked; 0 as soon as one takes loss
-        self._steps: list[int] = []
+        self.left = NUM_CHECKED  # number of batches still to be checked; 0 as soon as one takes loss
+        self._steps: list[int] = []  # steps whose batches take no loss
         self._lock = ForkSafeLock()
 
     def check(self, pipeline: Pipeline, step: int, batch: Any) -> None:
@@ -39,49 +39,54 @@ class FirstSteps:
             self.left = 0
             return
         with self._lock.lock:  # several threads may make batches
-            if not self.left or step in self._steps:  # an iterator may begin again
+            if not self.left or step in self._steps:  # an iterator that begins again delivers a step twice
                 return
             self._steps.append(step)
             self.left = max(0, min(self.left, pipeline.end_step - step) - 1)
             if self.left:
                 return
-        reason, listed = why_no_loss(pipeline, self._steps), ", ".join(map(str, sorted(self._steps)))
-        logging.warning("No target takes loss in the first batches (steps %s): %s", listed, reason)
+        reason = why_no_loss(pipeline, self._steps)
+        steps = ", ".join(map(str, sorted(self._steps)))
+        logging.warning("No target takes loss in the first batches (steps %s): %s", steps, reason)
 
     def __reduce__(self) -> tuple[type[FirstSteps], tuple[()]]:
-        return type(self), ()  # a worker process counts anew
+        return type(self), ()  # a worker process checks its own first batches
 
 
 def takes_loss(batch: Any) -> bool | None:
-    """Return whether some target of a batch takes loss, or some pair's responses differ; None for a batch without the keys."""
+    """Return whether a target of a batch takes loss. None means that the batch lacks the keys that tell.
+
+    A batch of preference pairs takes loss if the two responses of a pair differ.
+    """
     if not isinstance(batch, dict):
         return None
     if "chosen_ids" in batch:  # of preference pairs
         return bool(np.any(batch["chosen_ids"] != batch["rejected_ids"]))
     if "targets_segmentation" in batch:
-        return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))  # weights: 0 without loss
+        return bool(np.any(batch.get("targets_weights", batch["targets_segmentation"])))  # both are 0 without loss
     if "loss_mask" in batch and "segment_ids" in batch:
         return bool(np.any(batch["loss_mask"] & (batch["segment_ids"] != 0)))
     return None
 
 
 def why_no_loss(pipeline: Pipeline, steps: Sequence[int]) -> str:
-    """Return a sentence with the reason why no target of `steps` takes loss. It reads some of their rows again."""
+    """Return the reason why no target of `steps` takes loss, as a sentence. This reads some of their rows again."""
     try:
         pipeline = pipeline.at(max(steps))
         rows = np.concatenate([pipeline.sampler.rows(step) for step in steps if step >= pipeline.first_step])
         rows = rows[rows != FILL_ROW][:_MOST_ROWS]
         if not len(rows):
             return "all their rows only fill the batch. Start at an earlier step."
-        element, layout = pipeline.source_at(max(steps)).read(rows), pipeline.source.layout
-        why = "" if layout.of_pairs else _why_none_is_read(layout, rows, element)
-        return why or _why_taken_off(pipeline, element)
+        element = pipeline.source_at(max(steps)).read(rows)
+        layout = pipeline.source.layout
+        reason = "" if layout.of_pairs else _reason_in_source(layout, rows, element)
+        return reason or _reason_in_transforms(pipeline, element)
     except GrainSftError as error:
         return f"the reason was not found: {error}"
 
 
-def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
-    """Return the reason why the rows take no loss before the transforms; "" if they take loss."""
+def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Element) -> str:
+    """Return the reason why `rows` take no loss before the transforms; "" if they take loss. `element` has their arrays."""
     loss = element["loss_mask"] & (element["segment_ids"] != 0)
     if (loss & (element["positions"] > 0)).any():
         return ""
@@ -91,14 +96,14 @@ def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
             f"only the first token of a document takes loss, and it has no input before it. The longest document here has "
             f"{longest} token{'s' if longest > 1 else ''}: are the documents too short, or split at the wrong token?"
         )
-    for name, _, own in layout.split(rows):
+    for name, _, rows_of_part in layout.split(rows):
         part = layout.parts[name]
-        document, table = part.pieces(own).document, part.documents
-        if document is None or table is None:
+        documents, table = part.pieces(rows_of_part).document, part.documents
+        if documents is None or table is None:
             continue
-        for number in np.unique(document).tolist():
-            start = int(table.start[number])
-            _, loss = part.corpus.read(start, start + int(table.length[number]))
+        for document in np.unique(documents).tolist():
+            start = int(table.start[document])
+            _, loss = part.corpus.read(start, start + int(table.length[document]))
             if loss is None or loss.any():
                 return (
                     f"the documents are longer than sequence_length={layout.sequence_length}, and only tokens that are not in "
@@ -111,13 +116,13 @@ def _why_none_is_read(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
     )
 
 
-def _why_taken_off(pipeline: Pipeline, element: Element) -> str:
-    """Return a description of the transform that takes the loss off all rows of `element`."""
+def _reason_in_transforms(pipeline: Pipeline, element: Element) -> str:
+    """Return which transform takes the loss off all rows of `element`, as a sentence."""
     count = len(element["tokens"])
     for transform in pipeline.transforms:
         element = transform.map(element)
         if takes_loss(element) is False:
-            reason = getattr(transform, "no_loss_reason", None)
-            reason = ". Check this transform." if reason is None else f": {reason}"
+            own_reason = getattr(transform, "no_loss_reason", None)
+            reason = ". Check this transform." if own_reason is None else f": {own_reason}"
             return f"{transform!r} took the loss off all {count} rows that were checked{reason}"
     return "some take loss when they are read again. Does a transform give other values each time?"

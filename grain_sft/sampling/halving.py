@@ -1,4 +1,4 @@
-"""HalvingTree: choices among sources by formula, for weights whose period is too long for a table."""
+"""HalvingTree: the source of each row of a mixture by formula, for weights whose period is too long for a table."""
 
 import dataclasses
 import math
@@ -17,114 +17,127 @@ _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
 
 @dataclasses.dataclass(frozen=True)
 class _Split:
-    """Two-way split. Of the first t rows that reach it, the left branch gets floor(share * t + offset), clipped to [0, t]."""
+    """Division of rows between two branches.
+
+    Of the first t rows, the left branch gets floor(share * t + offset), but no fewer than 0 and no more than t.
+    """
 
     share: Fraction
     offset: Fraction
 
     def lefts(self, rows: Ints) -> Ints:
-        """Return how many of the first `rows` go left, int64 [n]."""
+        """Return how many of the first `rows` rows go left: int64 [n], as `rows`."""
         unit = math.lcm(self.share.denominator, self.offset.denominator)
-        step, first = int(self.share * unit), int(self.offset * unit)
-        found = np.asarray((_wide(rows, unit) * step + first) // unit)
-        lefts: Ints = np.minimum(np.maximum(found, 0), rows).astype(np.int64)
+        share, offset = int(self.share * unit), int(self.offset * unit)
+        unclipped = np.asarray((_wide(rows, unit) * share + offset) // unit)
+        lefts: Ints = np.minimum(np.maximum(unclipped, 0), rows).astype(np.int64)
         return lefts
 
     def find(self, numbers: Ints, left: bool) -> Ints:
-        """Return the rows that are `numbers`, from 0, of those that go left (or right)."""
+        """Return the rows that are the left branch's rows `numbers` (from 0), or the right branch's: int64 [n]."""
+        # Row `number` of a branch is row t - 1, where t is the first number of rows with
+        #   left:   share * t + offset >= number + 1, so t = ceil((number + 1 - offset) / share)
+        #   right:  (1 - share) * t - offset > number, so t = floor((number + offset) / (1 - share)) + 1
         share = self.share if left else 1 - self.share
-        # left: the first t with share * t + offset >= number + 1; right: with share * t - offset > number
-        past = 1 - self.offset if left else self.offset
-        unit = past.denominator
-        up, down = share.denominator, share.numerator
-        scaled = (_wide(numbers, unit * up) * unit + int(past * unit)) * up
-        first = -(-scaled // (down * unit)) if left else scaled // (down * unit) + 1
-        row: Ints = np.maximum(np.asarray(first), numbers + 1).astype(np.int64) - 1
-        return row
+        addend = 1 - self.offset if left else self.offset
+        unit = addend.denominator
+        numerator = (_wide(numbers, unit * share.denominator) * unit + int(addend * unit)) * share.denominator
+        denominator = share.numerator * unit
+        num_rows = -(-numerator // denominator) if left else numerator // denominator + 1
+        rows: Ints = (
+            np.maximum(np.asarray(num_rows), numbers + 1).astype(np.int64) - 1
+        )  # a branch has no more than all rows
+        return rows
 
 
 _Tree: TypeAlias = "int | tuple[_Split, _Tree, _Tree]"  # int: a source
 
 
 class HalvingTree:
-    """Sources of the rows of constant weights, from row 0 on.
+    """Tree whose leaves are the sources, for constant weights. Each row goes down the tree to its source.
 
-    Rows go down a tree of two-way splits. Of the first t rows that reach a node, its left branch gets t times its share,
-    rounded. So a few divisions find the source of any row, without a table. Rounding costs precision: a branch is up to half
-    a row from its part of the node's rows, and inherits its part of the node's distance. `bound` is the sum: at most 1 row for
-    up to 4 sources, 1.2 for up to 10, and less than 2 for any number. The largest distance measured is 1.26 rows, over 4,600
-    sets of weights for 2 to 24 sources (tests/sampling/test_proportions.py). `ScheduleTable` stays below one row, so it is
-    used where it fits. Quantised weights would need no tree, but docs/mixtures.md promises exact shares.
+    Each node divides the rows that reach it between two branches: of the first t rows, the left one gets its share of t,
+    rounded. So a few divisions find the source of any row, without a table.
+
+    Rounding costs precision. If a node's rows are off their share by d, a branch with half of them is off by up to 1/2 + d/2.
+    `bound` is the result for the worst source: at most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any
+    number. The largest distance measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources
+    (tests/sampling/test_proportions.py). `ScheduleTable` stays below one row, so it is used where it fits. Quantised weights
+    would need no tree, but docs/mixtures.md promises exact shares.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
       deficit: Share minus rows of each source at the start; they sum to 0.
 
     Attributes:
-      bound: Rows that a source may be away from its share, from an even start on.
+      bound: Most rows by which a source may differ from its share, if there is no deficit at the start.
     """
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
         self._weights, self._deficit = weights, deficit
-        self._paths: dict[int, list[tuple[_Split, bool]]] = {}  # splits above a source, and whether it is left of them
+        self._paths: dict[
+            int, list[tuple[_Split, bool]]
+        ] = {}  # splits above each source, and whether it is left of them
         self.bound = 0.0
-        active = sorted((source for source, weight in enumerate(weights) if weight), key=lambda each: -weights[each])
-        self._root = self._tree(active, [], Fraction(0), 0.0)
+        sources = [source for source, weight in enumerate(weights) if weight]
+        heaviest_first = sorted(sources, key=lambda source: -weights[source])
+        self._root = self._tree(heaviest_first, [], 0.0)
 
-    def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: Fraction, rounded: float) -> _Tree:
-        """Return the tree of `sources`, heaviest first, which together are `distance` (`rounded`: as a float) rows from their
-        share.
+    def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: float) -> _Tree:
+        """Return the tree of `sources`, heaviest first. Their rows together are off their share by up to `distance`.
 
-        The cut is the one with the least distance of the worst source or, for many sources, with the most even halves."""
+        The first sources go left. Where to cut is decided by the distance of the worst source or, if there are many sources,
+        by the weights of both halves, which are to be as equal as possible.
+        """
         if len(sources) == 1:
             self._paths[sources[0]] = path
-            self.bound = max(self.bound, float(distance))
+            self.bound = max(self.bound, round(distance, 12))
             return sources[0]
         weights = [self._weights[source] for source in sources]
-        whole = sum(weights)
+        total = sum(weights)
         if len(sources) <= _ALL_TRIED:
-            _, cut = _best_cut([weight / whole for weight in weights], rounded)
+            _, cut = _best_cut([weight / total for weight in weights], distance)
         else:
-            cut = min(range(1, len(sources)), key=lambda at: abs(2 * sum(weights[:at]) - whole))
-        share = Fraction(sum(weights[:cut]), whole)
+            cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
+        share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
         split = _Split(share, sum(deficits[:cut], Fraction(0)) - share * sum(deficits, Fraction(0)) + _HALF)
-        part = float(share)
-        left = self._tree(sources[:cut], [*path, (split, True)], _HALF + share * distance, 0.5 + part * rounded)
-        right = self._tree(
-            sources[cut:], [*path, (split, False)], _HALF + (1 - share) * distance, 0.5 + (1 - part) * rounded
-        )
+        left_share = float(share)
+        left = self._tree(sources[:cut], [*path, (split, True)], 0.5 + left_share * distance)
+        right = self._tree(sources[cut:], [*path, (split, False)], 0.5 + (1 - left_share) * distance)
         return split, left, right
 
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each of `rows` (int64 [n]), and the number of rows taken from it before."""
-        sources, numbers = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        """Return the source of each of `rows` (int64 [n]), and the number of earlier rows of that source, int64 [n]."""
+        sources, numbers = np.empty_like(rows), np.empty_like(rows)
+        # nodes, the entries of `rows` that reach them, and the number of each such row among all rows that reach the node
         stack: list[tuple[_Tree, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
         while stack:
-            node, at, local = stack.pop()
+            node, entries, node_rows = stack.pop()
             if isinstance(node, int):
-                sources[at], numbers[at] = node, local
-            elif len(at):
+                sources[entries] = node
+                numbers[entries] = node_rows
+            elif len(entries):
                 split, left_branch, right_branch = node
-                before = split.lefts(local)
-                left = split.lefts(local + 1) > before
-                stack.append((left_branch, at[left], before[left]))
-                stack.append((right_branch, at[~left], (local - before)[~left]))
+                left_before = split.lefts(node_rows)
+                left = split.lefts(node_rows + 1) > left_before
+                stack.append((left_branch, entries[left], left_before[left]))
+                stack.append((right_branch, entries[~left], (node_rows - left_before)[~left]))
         return sources, numbers
 
     def counts(self, row: int) -> list[int]:
-        """Return the rows taken from each source before `row`."""
-        found = [0] * len(self._weights)
+        """Return the number of rows of each source before `row`."""
+        counts = [0] * len(self._weights)
         for source, path in self._paths.items():
-            local = np.array([row], np.int64)
-            for split, left in path:
-                before = split.lefts(local)
-                local = before if left else local - before
-            found[source] = int(local[0])
-        return found
+            num_rows = np.array([row], np.int64)  # that reach the node
+            for split, is_left in path:
+                lefts = split.lefts(num_rows)
+                num_rows = lefts if is_left else num_rows - lefts
+            counts[source] = int(num_rows[0])
+        return counts
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the row at which `source` gives each of its rows `numbers` (int64 [n], from 0); -1 where it never does."""
+        """Return the row that is each of the rows `numbers` of `source` (int64 [n], from 0); -1 where its weight is 0."""
         if source not in self._paths:
             return np.full(len(numbers), -1, np.int64)
         for split, left in reversed(self._paths[source]):
@@ -133,19 +146,22 @@ class HalvingTree:
 
 
 def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
-    """Return the distance of the worst source in the best tree of these sources, and the cut at its root."""
+    """Return the distance of the worst source in the best tree, and the number of sources to the left of its root.
+
+    `weights` are those of the sources, heaviest first; `distance` is as in `HalvingTree._tree`.
+    """
     if len(weights) == 1:
         return distance, 0
-    tried = []
+    cuts = []
     for cut in range(1, len(weights)):
-        part = sum(weights[:cut]) / sum(weights)
-        left, _ = _best_cut(weights[:cut], 0.5 + part * distance)
-        right, _ = _best_cut(weights[cut:], 0.5 + (1 - part) * distance)
-        tried.append((round(max(left, right), 12), cut))
-    return min(tried)
+        left_share = sum(weights[:cut]) / sum(weights)
+        left, _ = _best_cut(weights[:cut], 0.5 + left_share * distance)
+        right, _ = _best_cut(weights[cut:], 0.5 + (1 - left_share) * distance)
+        cuts.append((round(max(left, right), 12), cut))  # rounded, so that equal trees are equal on every machine
+    return min(cuts)
 
 
 def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:
-    """Return `values`, as Python integers if twice their product with `factor` may not fit int64."""
+    """Return `values`; as an array of Python integers if products of twice that size and `factor` may not fit int64."""
     highest = int(values.max(initial=0)) + 2
     return values if highest * factor * 2 < _INT64_LIMIT else values.astype(object)

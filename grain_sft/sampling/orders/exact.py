@@ -1,6 +1,6 @@
-"""Orders of other systems, bit for bit: permutations of up to billions of rows, made by numpy's generators.
+"""Orders that are those of other systems bit for bit: permutations by numpy's generators, of up to billions of rows.
 
-A large permutation is made once per machine; all processes of the machine map its file."""
+A large permutation is made once per machine, as a file that all processes of the machine map."""
 
 import functools
 import hashlib
@@ -23,17 +23,23 @@ from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Ints, MakeOrd
 from grain_sft.storage import artifact, files
 
 _VERSION = 1
-_SEEDS = 1 << 32  # RandomState takes seeds below
+_SEEDS = 1 << 32  # RandomState takes seeds below this
 
 IN_MEMORY_ROWS = 1 << 21
-"""Permutations of fewer rows take tens of milliseconds to make: each process makes its own, in memory."""
+"""Number of rows from which a permutation is a file. With fewer, each process makes its own in tens of milliseconds."""
 
 
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> MakeOrder:
-    """Return the order `name` that shuffles each epoch with a generator of numpy, seeded with `seed_of(seed, epoch)`."""
+    """Return the function that makes an order whose epochs are permutations by a generator of numpy.
+
+    Args:
+      name: Name of the order, which is part of the names of its files.
+      generator: Name of the generator, as in `permute.permutation`.
+      seed_of: Function of the run's seed and an epoch that returns the generator's seed.
+    """
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-        seed_of(seed, 0)  # raises here, rather than at the first batch, if the generator does not take the seed
+        seed_of(seed, 0)  # raises for a seed that the generator does not take, before the first batch does
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
         def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:

@@ -1,4 +1,4 @@
-"""Order: entry of the table of orders, which decide the row at each index of an epoch."""
+"""Order: an entry of the table of orders. An order decides which row is at each index of an epoch."""
 
 import dataclasses
 import functools
@@ -19,19 +19,19 @@ RowsAt = Callable[[int, Ints], Ints]
 EPOCHS_KEPT = 2  # epochs whose rows are cached, because a batch may straddle two
 
 
-def kept_by_epoch(rows_of: Callable[[int], Ints]) -> RowsAt:
-    """Return the `RowsAt` of a function of an epoch that returns all of its rows. The last `EPOCHS_KEPT` results are cached."""
-    kept = functools.lru_cache(maxsize=EPOCHS_KEPT)(rows_of)
-    return lambda epoch, indices: kept(epoch)[indices]
+def cached_by_epoch(rows_of_epoch: Callable[[int], Ints]) -> RowsAt:
+    """Return the `RowsAt` that caches the last `EPOCHS_KEPT` results of `rows_of_epoch`, which returns all rows of an epoch."""
+    cached = functools.lru_cache(maxsize=EPOCHS_KEPT)(rows_of_epoch)
+    return lambda epoch, indices: cached(epoch)[indices]
 
 
 class Costs(NamedTuple):
-    """Costs of the rows, and the bounds of the steps that read them.
+    """What an order by cost needs: the cost of each row, and which indices a step reads.
 
     Attributes:
       rows: Function that returns the cost of each row, int64 [num_rows].
-      cuts: Function of an epoch that returns int64 [steps + 1]: the first index of each of its steps, then the index after
-        the last one that is read.
+      cuts: Function of an epoch that returns the first index of each of its steps, then the index after the last row read:
+        int64 [steps + 1].
     """
 
     rows: Callable[[], Ints]
@@ -39,7 +39,7 @@ class Costs(NamedTuple):
 
 
 class MakeOrder(Protocol):
-    """Function that returns the `RowsAt` of `num_rows` rows. It raises `SamplerError` for an unsupported number or seed."""
+    """Function that returns the `RowsAt` of `num_rows` rows. It raises a `SamplerError` for a number or seed it refuses."""
 
     def __call__(self, num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt: ...
 
@@ -49,11 +49,11 @@ class Order:
     """Entry of the table of orders.
 
     Args:
-      make: A `MakeOrder`; if `by_cost`, it also takes `costs: Costs`. Every epoch has each row once, unless the order draws
-        with replacement, as `random` does.
+      make: Function that makes the order: a `MakeOrder` or, with `by_cost`, one that also takes `costs: Costs`. Every epoch
+        has each row once, except in order `random`.
       host_blocks: Whether host h of H reads the h-th contiguous block of each epoch, so that batches depend on H. Otherwise
         it reads rows h, h + H, ... of each batch.
-      runs_on: Whether batches straddle epochs, whatever `last_batch` is.
+      runs_on: Whether a batch may have rows of two epochs, whatever `last_batch` is.
       sequential: Whether rows are read in ascending order, without a seed.
       by_cost: Whether the order depends on the `Costs` of the rows. A mixture refuses it, because its sources share steps.
       epoch_seed: Function of the run's seed and an epoch that returns the seed of that epoch, for the audit log.
@@ -86,11 +86,11 @@ class Order:
                     )
                 return rows.astype(np.int64)
 
-            return kept_by_epoch(rows_of)
+            return cached_by_epoch(rows_of)
 
         return cls(make, **traits)
 
     @classmethod
     def of(cls, entry: Self | Callable[[int, int, int], Any]) -> Self:
-        """Return `entry` if it is an order, else the order of the function `entry`, as `from_permutation`."""
+        """Return `entry` if it is an `Order`, else `from_permutation(entry)`."""
         return entry if isinstance(entry, cls) else cls.from_permutation(entry)  # type: ignore[arg-type]
