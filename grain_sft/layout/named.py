@@ -1,4 +1,4 @@
-"""Documents by name: a number, a record of an input, an input, a source of a mixture, or a file of these."""
+"""Documents by name. A name is a number, a record of an input, an input, a source of a mixture, or a file of such names."""
 
 import functools
 import operator
@@ -20,7 +20,11 @@ _HIGHEST = np.iinfo(np.int64).max
 
 
 class ListFile(str):
-    """Path of a file that a name stands for, unless an input has the `name` itself."""
+    """Path of a file of names, which is read only if no input is called `name`.
+
+    Attributes:
+      name: What the user wrote, such as "chats.jsonl", before it became a path.
+    """
 
     name: str
 
@@ -30,10 +34,13 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
 
     Args:
       layouts: Layout of each stage.
-      named: Each is one of: a document's number in the run (`RunDocuments`), as a trace prints it; `NAME:NUMBER`, a document
-        of a mixture's source; `INPUT:LINE`, a record of an input that the corpus was prepared from (see
-        `documents_of_record`); the name of a source or an input, for all its documents; the path of a file of these, one a
-        line. A name that fits in one stage also names its documents in the other stages.
+      named: Names of documents. Each is one of
+        17: number of a document in the run (`RunDocuments`), as a trace prints it;
+        code:17: document 17 of the source `code` of a mixture;
+        chats.jsonl:17: documents made of line 17 of an input that the corpus was prepared from (see `documents_of_record`);
+        code, or chats.jsonl: all documents of a source or of an input;
+        list.txt: path of a file that has such names, one a line.
+        A document that a name finds in one stage is also found in the other stages.
 
     Raises:
       RowIndexError: A name is none of these, or no document of the run was made of a record.
@@ -50,12 +57,13 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
     inputs = [{name: _Inputs(part.corpus) for name, part in layout.parts.items()} for layout in run.layouts]
 
     def find(name: str) -> list[Ints | None]:
-        return [_in_layout(layout, own, name) for layout, own in zip(run.layouts, inputs, strict=True)]
+        """Return the documents of a name in each layout."""
+        return [_in_layout(layout, of_parts, name) for layout, of_parts in zip(run.layouts, inputs, strict=True)]
 
-    numbers, found = _resolved(named, find, len(inputs))
-    documents = [run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True)]
-    known = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
-    missing = np.setdiff1d(numbers, np.concatenate(known))
+    numbers, by_layout = _resolved(named, find, len(inputs))
+    documents = [run.of(layout, own) for layout, own in zip(run.layouts, by_layout, strict=True)]
+    existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
+    missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
         raise RowIndexError(f"document {missing[0]}: no stage of the run has it. Take a number that a trace prints.")
     return np.unique(np.concatenate([numbers, *documents]))
@@ -75,11 +83,12 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
     firsts = np.cumsum([0, *(len(corpus.documents) for corpus in corpora)]).tolist()
 
     def find(name: str) -> list[Ints | None]:
-        found = [(each.documents_of(name), first) for each, first in zip(inputs, firsts, strict=False)]
+        """Return the documents of a name in all corpora, as the only item of a list."""
+        found = [(of_corpus.documents_of(name), first) for of_corpus, first in zip(inputs, firsts, strict=False)]
         return [_joined(numbers + first for numbers, first in found if numbers is not None)]
 
-    given, (found,) = _resolved(named, find, 1)
-    numbers = np.union1d(given, found)
+    numbers, (of_names,) = _resolved(named, find, 1)
+    numbers = np.union1d(numbers, of_names)
     if len(wrong := numbers[numbers >= firsts[-1]]):
         raise RowIndexError(f"document {wrong[0]}: expected 0 to {firsts[-1] - 1}, the corpus's documents.")
     return numbers
@@ -100,29 +109,34 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 
 
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
-    """Return the numbers, ascending, of those documents of a layout that hold a token of `documents` of its corpus."""
-    found, own = layout.documents, layout.corpus.documents
-    if found is None or found is own:
+    """Return the numbers, ascending, of those documents of a layout that hold a token of `documents` of its corpus.
+
+    They differ if the layout ends documents elsewhere than the corpus, such as `PackedLayout(boundaries="eos")`.
+    """
+    of_layout, of_corpus = layout.documents, layout.corpus.documents
+    if of_layout is None or of_layout is of_corpus:
         return documents
-    documents = documents[own.length[documents] > 0]
-    start, length = own.start[documents], own.length[documents]
-    first = (found.start + found.length).searchsorted(start, side="right")
-    of, number = expand_counts(np.maximum(found.start.searchsorted(start + length, side="left") - first, 0))
-    return np.unique(first[of] + number)
+    documents = documents[of_corpus.length[documents] > 0]
+    start, length = of_corpus.start[documents], of_corpus.length[documents]
+    first = (of_layout.start + of_layout.length).searchsorted(start, side="right")
+    after_last = of_layout.start.searchsorted(start + length, side="left")
+    document, number = expand_counts(np.maximum(after_last - first, 0))
+    return np.unique(first[document] + number)
 
 
-def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], places: int) -> tuple[Ints, list[Ints]]:
-    """Return the numbers among `named`, and for each of `places` (layouts or corpora) the documents of all other names.
+def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], num_layouts: int) -> tuple[Ints, list[Ints]]:
+    """Return the numbers among `named`, and in each layout the documents of all other names.
 
     Args:
       named: As in `documents_named_in`.
-      find: Function that returns the documents of a name in each place; None for a place that lacks the name.
-      places: Number of places.
+      find: Function that returns the documents of a name in each layout; None for a layout that lacks the name.
+      num_layouts: Number of layouts.
     """
     numbers: list[int] = []
-    found = [[np.zeros(0, np.int64)] for _ in range(places)]
+    by_layout = [[np.zeros(0, np.int64)] for _ in range(num_layouts)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
+        """Add the documents of `named`, and of the files among them that are not in `files_read`."""
         for each in named:
             if not isinstance(each, str) or (each.isascii() and each.isdigit()):
                 number = int(each) if isinstance(each, str) else operator.index(each)
@@ -133,12 +147,12 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], places
                 numbers.append(number)
                 continue
             name = each.name if isinstance(each, ListFile) else each
-            given = find(name) if name else []  # "" would be the only part of a layout, or the only input
-            if any(documents is not None for documents in given):
-                for place, documents in zip(found, given, strict=True):
+            found = find(name) if name else []  # "" would be the only part of a layout, or the only input
+            if any(documents is not None for documents in found):
+                for documents_of_layout, documents in zip(by_layout, found, strict=True):
                     if documents is not None:
-                        place.append(documents)
-                if not any(documents is not None and len(documents) for documents in given):
+                        documents_of_layout.append(documents)
+                if not any(documents is not None and len(documents) for documents in found):
                     raise RowIndexError(f"{each}: no document was made of this record. Take it out of the list.")
             elif each and each not in files_read and files.exists(each):
                 lines = map(str.strip, files.read_text(each).splitlines())
@@ -150,17 +164,21 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], places
                 )
 
     add(named)
-    return np.array(numbers, np.int64), [np.unique(np.concatenate(place)) for place in found]
+    return np.array(numbers, np.int64), [np.unique(np.concatenate(documents)) for documents in by_layout]
 
 
-def _joined(found: Iterable[Ints]) -> Ints | None:
-    listed = list(found)
+def _joined(arrays: Iterable[Ints]) -> Ints | None:
+    """Return the arrays as one; None if there are none."""
+    listed = list(arrays)
     return np.concatenate(listed) if listed else None
 
 
 def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> Ints | None:
-    """Return the documents of a source, `SOURCE:NUMBER`, an input or a record in a layout; None for a layout that lacks it.
-    `inputs` are those of each of `layout.parts`."""
+    """Return the documents in a layout of a source, `SOURCE:NUMBER`, an input or a record; None if the layout lacks it.
+
+    Args:
+      inputs: Inputs of each of `layout.parts`, by its name.
+    """
     source, _, number = name.rpartition(":")
     if name in layout.parts:
         return np.arange(layout.parts[name].num_documents) + layout.first_document(name)
@@ -205,7 +223,7 @@ class _Inputs:
     def documents_of_record(self, record: str) -> Ints:
         """See the function `documents_of_record`."""
         if self._columns is None:
-            hint = "`grain-sft prepare` writes that next to what it prepares; else ask for --document or --find"
+            hint = "`grain-sft prepare` writes one. For this corpus, give --document or --find"
             raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
         name, _, line = record.rpartition(":")
         if not (line.isascii() and line.isdigit()):

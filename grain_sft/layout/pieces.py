@@ -30,7 +30,7 @@ _INT64 = np.dtype(np.int64)
 
 
 class FillKey(int):
-    """`FILL_ROW` as a record key. Its `%` returns itself, so Grain's modulo does not turn it into the last row."""
+    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`, which would make -1 the last row; here `%` keeps -1."""
 
     def __mod__(self, other: int) -> int:
         return self
@@ -57,7 +57,7 @@ class Pieces(NamedTuple):
     rest of the row is padding.
 
     Attributes:
-      row: Index into the given rows.
+      row: Index into the rows that were asked for.
       column: Column of the piece's first token in its row.
       shard: Number of the shard in `corpus.shards`.
       start: First token of the piece, counted from the shard's first token.
@@ -77,15 +77,15 @@ class Pieces(NamedTuple):
     document: Int64[np.ndarray, " pieces"] | None = None
 
     @classmethod
-    def checked(cls, found: Any, layout: Layout, rows: Ints) -> Pieces:
-        """Return `found`, the pieces of `rows` of a layout, as int64.
+    def checked(cls, columns: Any, layout: Layout, rows: Ints) -> Pieces:
+        """Return `columns`, which a layout returned as the pieces of `rows`, as int64.
 
         Raises:
           LayoutError: A reader could not fill the rows from them.
         """
         try:
             pieces = cls._make(
-                None if each is None else np.asarray(each).astype("i8", casting="safe") for each in found
+                None if column is None else np.asarray(column).astype("i8", casting="safe") for column in columns
             )
             faults = pieces._faults(layout, rows)
         except (TypeError, ValueError, IndexError) as error:
@@ -108,7 +108,8 @@ class Pieces(NamedTuple):
         row, column, shard, start, length, *_ = self
         segment, position = self.segment_columns
         document = np.full(len(row), -1) if self.document is None else self.document
-        is_first, stop = np.diff(row, prepend=-1) != 0, column + length
+        stop = column + length
+        is_first = np.diff(row, prepend=-1) != 0  # in its row
         stop_before, segment_before = (np.where(is_first, 0, np.roll(each, 1)) for each in (stop, segment))
         num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
         in_shards = (shard >= 0) & (shard < len(num_tokens))
@@ -145,7 +146,7 @@ class Pieces(NamedTuple):
 
 
 class ShardOffsets:
-    """Corpus-wide token ranges of the shards of a corpus."""
+    """First and last tokens of the shards of a corpus, which turn tokens of the corpus into tokens of a shard."""
 
     def __init__(self, corpus: Corpus) -> None:
         borders: Ints = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)], dtype=np.int64)
@@ -161,8 +162,9 @@ class ShardOffsets:
         shard, stop = self._ends.searchsorted(start, side="right"), start + length
         if not (stop > self._ends[shard]).any():
             return Pieces(row, column, shard, start - self._begins[shard], length, segment, zeros, document)
-        # Rare: a segment crosses a shard border.
-        of, number = expand_counts(self._ends.searchsorted(stop - 1, side="right") - shard + 1)
+        # Rare: a segment crosses a shard border. `of` is the segment of each piece.
+        last_shard = self._ends.searchsorted(stop - 1, side="right")
+        of, number = expand_counts(last_shard - shard + 1)
         shard = shard[of] + number
         begin, end = np.maximum(start[of], self._begins[shard]), np.minimum(stop[of], self._ends[shard])
         of, shard, begin, end = (each[end > begin] for each in (of, shard, begin, end))  # without empty shards
@@ -172,23 +174,28 @@ class ShardOffsets:
 
 
 def expand_counts(counts: Ints) -> tuple[Ints, Ints]:
-    """Return, for each item, its row and its index in that row, int64 [items] each; row i has `counts[i]` items."""
+    """Return the row of each item, and its index in that row, int64 [items] each. Row i has `counts[i]` items: counts [2, 1]
+    give rows [0, 0, 1] and indices [0, 1, 0]."""
     row = np.arange(len(counts)).repeat(counts)
     return row, np.arange(len(row)) - (counts.cumsum() - counts)[row]
 
 
 def join_parts(part: Ints, columns_of: Callable[[int, Ints], Sequence[Ints]]) -> list[Ints]:
-    """Concatenate the columns of several parts, sorted by row. `part`, int64 [rows], is the part of each row, of at least one.
-    `columns_of` takes a part and the indices of its rows, int64 [n]. It returns columns; the first contains indices into
-    these indices."""
-    found = []
+    """Return the columns of rows that belong to several parts, sorted by row.
+
+    Args:
+      part: int64 [rows], part of each row; one row or more.
+      columns_of: Function of a part and of `index`, int64 [n], the indices of its rows. It returns columns. Their first, "row",
+        counts in `index`: 0 is the row `index[0]`.
+    """
+    by_part = []
     for number in np.unique(part).tolist():
         index = np.flatnonzero(part == number)
         row, *columns = columns_of(number, index)
-        found.append((index[row], *columns))
-    whole = [np.concatenate(column) for column in zip(*found, strict=True)]
-    order = np.argsort(whole[0], kind="stable")
-    return [column[order] for column in whole]
+        by_part.append((index[row], *columns))
+    joined = [np.concatenate(column) for column in zip(*by_part, strict=True)]
+    order = np.argsort(joined[0], kind="stable")
+    return [column[order] for column in joined]
 
 
 def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Layout) -> tuple[Ints, bool]:
@@ -210,7 +217,7 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Layou
 
 
 def checked_record(index: int, layout: Layout) -> int:
-    """Return `index`. Raise a `RowIndexError` for -1 that is not a sampler's `FillKey`."""
+    """Return `index`; raise a `RowIndexError` for a -1 that does not come from a sampler, which writes it as a `FillKey`."""
     if index == FILL_ROW and not isinstance(index, FillKey):
         raise RowIndexError(
             f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Rows don't count from the end."

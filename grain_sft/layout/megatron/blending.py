@@ -1,13 +1,13 @@
 """Blend of Megatron-core's `BlendedDataset`: the data set that each sample comes from.
 
-Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64. Of equals, the first is chosen.
-In megatron-core this is a loop, and each of its steps depends on the step before. Here thousands of chains run at once, each
-over its own block of `BLOCK` samples:
+Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64; `taken` is the number of samples
+taken from that data set before. Of equals, the first is chosen. In megatron-core this is a loop, and each of its steps depends
+on the step before. Here each block of `BLOCK` samples is a loop of its own, a chain, and thousands of chains run at once:
 
-1. Each chain guesses `taken` at its first sample in proportion to the weights.
-2. It begins some steps before its first sample. They correct the guess: a data set with a sample too many is chosen later.
-3. Each chain's first `taken` is compared with the last of the chain before it. Chains that differ run again from that value,
-   so the result is that of the loop for any guesses.
+1. A chain does not know `taken` before its first sample. It guesses: in proportion to the weights.
+2. It begins some steps before its first sample, to correct the guess: a data set with a sample too many is chosen later.
+3. The `taken` at the begin of each chain is compared with that at the end of the chain before it. Chains that differ run again
+   from that value, until none differs. So the result is that of the loop, whatever the guesses were.
 
 `bench --only megatron` measures this against the compiled loop.
 """
@@ -53,14 +53,16 @@ class Blend(NamedTuple):
         number: Ints = self.taken[block, dataset]
         by_block = block.argsort(kind="stable")
         borders = np.flatnonzero(np.diff(block[by_block])) + 1
-        for asked in np.split(by_block, borders) if len(rows) else ():  # a batch of rows in order has one or two blocks
-            first = int(block[asked[0]]) * BLOCK
-            here = self.chosen[first : first + BLOCK]
-            order = here.argsort(kind="stable")
-            chosen = here[order]
-            in_block = np.empty(len(here), np.int64)
-            in_block[order] = np.arange(len(here)) - chosen.searchsorted(chosen)
-            number[asked] += in_block[within[asked]]
+        if not len(rows):
+            return dataset, number
+        for in_block in np.split(by_block, borders):  # a batch of rows in order has one or two blocks
+            first = int(block[in_block[0]]) * BLOCK
+            chosen = self.chosen[first : first + BLOCK]
+            order = chosen.argsort(kind="stable")
+            by_dataset = chosen[order]
+            before = np.empty(len(chosen), np.int64)  # samples of the same data set before each in the block
+            before[order] = np.arange(len(chosen)) - by_dataset.searchsorted(by_dataset)
+            number[in_block] += before[within[in_block]]
         return dataset, number
 
     @property
@@ -74,15 +76,15 @@ class Blend(NamedTuple):
 def blend_of(chosen: Integer[np.ndarray, " samples"], datasets: int) -> Blend:
     """Return the blend whose sample i comes from data set `chosen[i]`, a number in [0, datasets)."""
     blocks = -(-len(chosen) // BLOCK)
-    places = np.arange(len(chosen)) // BLOCK * datasets + chosen
-    taken = np.bincount(places, minlength=blocks * datasets).reshape(blocks, datasets)
+    block_and_dataset = np.arange(len(chosen)) // BLOCK * datasets + chosen
+    taken = np.bincount(block_and_dataset, minlength=blocks * datasets).reshape(blocks, datasets)
     return Blend(chosen.astype(np.min_scalar_type(datasets - 1)), taken.cumsum(axis=0) - taken)
 
 
 def normalized(weights: npt.ArrayLike) -> Floats:
     """Return the weights divided by their sum, float64 [n], with megatron-core's rounding."""
-    given = np.array(weights, np.float64)
-    return given / np.sum(given)
+    as_array = np.array(weights, np.float64)
+    return as_array / np.sum(as_array)
 
 
 def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
@@ -90,32 +92,35 @@ def blend(weights: Float64[np.ndarray, " datasets"], size: int) -> Blend:
     blocks, datasets, steps = -(-size // BLOCK), len(weights), min(size, BLOCK)
     chosen = np.empty((blocks, steps), np.min_scalar_type(datasets - 1))
     step = np.arange(blocks, dtype=np.float64) * BLOCK
-    begun, ended = np.zeros((2, datasets, blocks))
+    at_begin, at_end = np.zeros((2, datasets, blocks))  # `taken` before and after each chain
 
     def run(group: slice | Ints) -> None:
-        taken = begun[:, group].copy(order="C")
+        """Run the chains of a group from `at_begin`."""
+        taken = at_begin[:, group].copy(order="C")
         chosen[group] = _run(weights, step[group], taken, steps)
-        ended[:, group] = taken
+        at_end[:, group] = taken
 
-    chains, warm = -(-blocks // -(-blocks // _CHAINS)), min(STEPS * datasets, BLOCK // 2)
+    chains = -(-blocks // -(-blocks // _CHAINS))  # of a group; groups are of about equal size
+    early = min(STEPS * datasets, BLOCK // 2)
     for first in range(0, blocks, chains):  # a second thread doubles the processor time and saves nothing
         group = slice(first, first + chains)
-        taken = _guess(weights, step[group] - warm)
-        _run(weights, step[group] - warm, taken, warm)
-        begun[:, group] = taken
-        begun[:, 0] = 0
+        taken = _guess(weights, step[group] - early)
+        _run(weights, step[group] - early, taken, early)
+        at_begin[:, group] = taken
+        at_begin[:, 0] = 0
         run(group)
-    while len(wrong := 1 + np.flatnonzero((ended[:, :-1] != begun[:, 1:]).any(axis=0))):
-        begun[:, wrong] = ended[:, wrong - 1]
+    while len(wrong := 1 + np.flatnonzero((at_end[:, :-1] != at_begin[:, 1:]).any(axis=0))):
+        at_begin[:, wrong] = at_end[:, wrong - 1]
         run(wrong)
-    return Blend(chosen.reshape(-1)[:size], begun.T.astype(np.int64))
+    return Blend(chosen.reshape(-1)[:size], at_begin.T.astype(np.int64))
 
 
 def _guess(weights: Floats, step: Floats) -> Floats:
-    """Return samples taken from each data set before each step, in proportion to the weights: float64 [datasets, chains]."""
-    wanted = np.multiply.outer(weights, step)
-    taken = np.floor(wanted)
-    rank = np.argsort(np.argsort(taken - wanted, axis=0, kind="stable"), axis=0, kind="stable")
+    """Return samples taken from each data set before each step, in proportion to the weights: float64 [datasets, chains]. They
+    are whole numbers and add up to the step: the data sets with the greatest fractions are rounded up."""
+    exact = np.multiply.outer(weights, step)
+    taken = np.floor(exact)
+    rank = np.argsort(np.argsort(taken - exact, axis=0, kind="stable"), axis=0, kind="stable")
     taken += rank < step - taken.sum(axis=0)
     return taken
 
@@ -123,17 +128,22 @@ def _guess(weights: Floats, step: Floats) -> Floats:
 def _run(weights: Floats, step: Floats, taken: Floats, steps: int) -> Numbers:
     """Run chains and return the data sets that they choose, [chains, steps].
 
+    While it runs, data set d has the code `datasets - d`. So the first of equal data sets has the highest code, and their
+    maximum chooses it.
+
     Args:
+      step: float64 [chains], first step of each chain.
       taken: float64 [datasets, chains], samples taken from each data set before the chains begin. It is updated in place.
     """
     datasets, chains = taken.shape
-    codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]  # the first has the highest
+    codes = np.arange(datasets, 0, -1).astype(np.min_scalar_type(datasets))[:, None]
     chosen: Numbers = np.empty((steps, chains), codes.dtype)
-    weights, flat, last = weights[:, None], taken.reshape(-1), np.arange(chains) + taken.size
+    weights, flat_taken = weights[:, None], taken.reshape(-1)
+    past_last = np.arange(chains) + taken.size  # flat index of a data set after the last, which would have the code 0
     error = np.empty(taken.shape)
     for number, code in enumerate(chosen):
         np.multiply(weights, np.maximum(step + number, 1), out=error)
         error -= taken
         np.max((error == error.max(axis=0)) * codes, axis=0, out=code)
-        np.add.at(flat, last - chains * code.astype(np.int64), 1.0)
+        np.add.at(flat_taken, past_last - chains * code.astype(np.int64), 1.0)
     return np.subtract(datasets, chosen, out=chosen).T

@@ -23,13 +23,13 @@ from grain_sft.storage import files
 
 Integers = npt.NDArray[np.integer]
 
-_DOCUMENTS, _SAMPLES, _SHUFFLE = _STREAM = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
+_DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
+_BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
 """(end of the file name, key of the paths of prefixes, key of the seed) of megatron-core's description and MaxText's."""
 
 _Found = TypeVar("_Found", Stream, Blend)
-_BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
-_ENDINGS = (*_STREAM, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
+_ENDINGS = (_DOCUMENTS, _SAMPLES, _SHUFFLE, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
 
 
 def stamps_of(folder: str) -> list[list[Any]]:
@@ -41,8 +41,10 @@ def stamps_of(folder: str) -> list[list[Any]]:
     if files.is_remote(folder):
         raise LayoutError(f"index_dir={folder!r}: indices are read from a local folder. Copy it to this machine.")
     try:
-        found = [entry for entry in os.scandir(folder) if entry.name.endswith(_ENDINGS)]
-        stamps: list[list[Any]] = sorted([each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in found)
+        entries = [entry for entry in os.scandir(folder) if entry.name.endswith(_ENDINGS)]
+        stamps: list[list[Any]] = sorted(
+            [entry.name, entry.stat().st_size, entry.stat().st_mtime_ns] for entry in entries
+        )
     except OSError as error:
         raise LayoutError(
             f"{folder}: can't be read ({error.strerror or error}). Give the folder of the .npy files."
@@ -61,7 +63,7 @@ def read_stream(
       folder: Local folder of index files.
       path: Path of the data set's token file.
       sizes: Integers [documents], number of tokens of each document.
-      before: Number that the index gives to the first of the documents.
+      before: Number of the first document in the index. It is 90 if the index counts 90 documents that the run does not read.
       num_samples: Number of samples that the run needs; None for one epoch.
       cut: How the stream is cut into samples.
       seed: Seed that the index's description must state, if the index has one.
@@ -80,19 +82,19 @@ def read_stream(
         if not _describes(start, path, seed):
             continue
         described += 1
-        arrays = {each: _load(start + each) for each in shapes}
-        if {each: array.shape for each, array in arrays.items()} != shapes:
+        arrays = {ending: _load(start + ending) for ending in shapes}
+        if {ending: array.shape for ending, array in arrays.items()} != shapes:
             continue
         order, samples, shuffle = arrays.values()
         order = (order - before).astype(np.int32)
         reason = _unsound(order, samples, shuffle, sizes, epochs, cut)
         if reason:
             wrong.append(f"{start}{reason}")
-        elif not any((order == each.order).all() and (shuffle == each.shuffle).all() for each in sound.values()):
+        elif not any((order == other.order).all() and (shuffle == other.shuffle).all() for other in sound.values()):
             sound[start] = Stream(order, ends_of(sizes, order), np.ascontiguousarray(shuffle))
     if found := _only(sound, wrong, path):
         return found
-    listed = ", ".join(f"{each} {list(shape)}" for each, shape in shapes.items())
+    listed = ", ".join(f"{ending} {list(shape)}" for ending, shape in shapes.items())
     raise LayoutError(
         f"{folder}: no index of {path} with {listed}. {described} indices of these paths and this seed, or without a "
         "description, have other shapes. Give the index's num_samples, sequence_length, seed and "
@@ -132,7 +134,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
             wrong.append(
                 f"{start}{_BLEND[0]}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}."
             )
-        elif not any(np.array_equal(blend.chosen, each.chosen) for each in sound.values()):
+        elif not any(np.array_equal(blend.chosen, other.chosen) for other in sound.values()):
             sound[start] = blend
     found = _only(sound, wrong, f"the weights {shares.tolist()}")
     if starts and found is None:
@@ -150,12 +152,15 @@ def _starts(folder: str, ending: str) -> list[str]:
 
 
 def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
-    """Return the only sound index; None if none is. Raise a `LayoutError` if several are, or one is damaged and none is sound.
+    """Return the only sound index; None if there are neither sound nor damaged ones.
 
     Args:
-      sound: Sound indices, by the beginnings of their paths.
+      sound: Sound indices, by the beginnings of their paths. Indices of equal arrays are in it once.
       wrong: Sentences about damaged indices.
-      fits: What the indices fit.
+      fits: What the sound indices fit, for the message.
+
+    Raises:
+      LayoutError: Several indices are sound, or some are damaged and none is sound.
     """
     if len(sound) > 1:
         raise LayoutError(
@@ -171,31 +176,34 @@ def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Foun
 def _describes(start: str, tokens: str, seed: int | None) -> bool:
     """Return whether the description of an index names the token file and the seed; True without a description."""
     name = os.path.basename(tokens).removesuffix(".bin")
-    for ending, paths, seeds in _DESCRIPTIONS:
-        if (stated := _stated(start + ending, paths, seeds)) is not None:
-            listed = stated[0] if isinstance(stated[0], list) else [stated[0]]
-            if stated[1] != seed or name not in [os.path.basename(str(each)) for each in listed]:
-                return False
+    for ending, paths_key, seed_key in _DESCRIPTIONS:
+        values = _values_of(start + ending, paths_key, seed_key)
+        if values is None:
+            continue
+        paths, described_seed = values
+        names = [os.path.basename(str(path)) for path in (paths if isinstance(paths, list) else [paths])]
+        if described_seed != seed or name not in names:
+            return False
     return True
 
 
 def _describes_blend(start: str, shares: npt.NDArray[np.float64]) -> bool:
     """Return whether megatron-core's description of a blend has these shares; True without a description."""
-    stated = _stated(start + _DESCRIPTIONS[0][0], "weights", kind=list[float])
-    if stated is None:
+    values = _values_of(start + _DESCRIPTIONS[0][0], "weights", kind=list[float])
+    if values is None:
         return True
-    weights = normalized(stated[0])
+    weights = normalized(values[0])
     return weights.shape == shares.shape and np.allclose(weights, shares, rtol=1e-9, atol=0)
 
 
-def _stated(path: str, *keys: str, kind: Any = Any) -> list[Any] | None:
+def _values_of(path: str, *keys: str, kind: Any = Any) -> list[Any] | None:
     """Return the values of `keys`, of type `kind`, in the description at `path`; None if the file does not exist."""
     if not os.path.exists(path):
         return None
     try:
         with open(path, encoding="utf-8") as file:
-            stated = json.load(file)
-        return [msgspec.convert(stated[key], kind) for key in keys]
+            description = json.load(file)
+        return [msgspec.convert(description[key], kind) for key in keys]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise LayoutError(f"{path}: can't be read as a description ({error!r}). Remove its index.") from error
 
@@ -211,7 +219,7 @@ def _load(path: str) -> Integers:
 
 
 def _unsound(order: Integers, samples: Integers, shuffle: Integers, sizes: Integers, epochs: int, cut: Cut) -> str:
-    """Return the end of the file's name and a sentence about its fault; "" for a sound index."""
+    """Return "" for a sound index; else which of its files has a fault, and the fault: "document_index.npy: does not ..."."""
     if order.min() < 0 or order.max() >= len(sizes) or (np.bincount(order, minlength=len(sizes)) != epochs).any():
         return f"{_DOCUMENTS}: does not hold each of {len(sizes)} documents {epochs} times."
     expected = sample_index(ends_of(sizes, order), cut)

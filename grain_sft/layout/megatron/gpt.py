@@ -25,8 +25,8 @@ _BLOCK = 1 << 22  # values hashed at a time
 class MegatronGptLayout(Layout):
     """Rows of Megatron-core's `GPTDataset`: row i is sample i, cut from a stream of shuffled documents.
 
-    If the corpus has weights, or several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
-    shards. The order of the rows includes Megatron's shuffle, so a config reads them once, in order `sequential`, by default.
+    If the corpus has weights, or has several shards in variant "megatron", row i is sample i of the `BlendedDataset` of its
+    shards. The rows are numbered in Megatron's shuffled order, so a config reads them once, in order `sequential`, by default.
     Documents may be cut at the ends of rows. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
@@ -131,20 +131,22 @@ class MegatronGptLayout(Layout):
         segments = traits.segments_per_row if segments is None else segments
         segments = as_integer("max_segments_per_row", segments, 0, LayoutError)
         joined = self._cut.length // segments if segments and attention else 0
-        found: list[Any] = ["shift_targets"] + ["drop_last_position"] * self._cut.extra
+        transforms: list[Any] = ["shift_targets"]
+        if self._cut.extra:
+            transforms.append("drop_last_position")
         if not (mask or traits.masks_targets or attention or positions):
-            return found
+            return transforms
         if (eod := self.corpus.eos_token_id if eod is None else eod) is None:
             raise LayoutError(
                 "eod_token_id is missing: masks and resets at EOD tokens need it, and the corpus states none. Give it."
             )
         eod = as_integer("eod_token_id", eod, 0, LayoutError)
         if mask or traits.masks_targets:
-            found.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": traits.masks_targets}})
+            transforms.insert(0, {"mask_eod": {"eod_token_id": eod, "as_target": traits.masks_targets}})
         if attention or positions:
             options = {"attention": attention, "positions": positions, "min_segment_length": joined}
-            found.append({"reset_at_eod": {"eod_token_id": eod, **options}})
-        return found
+            transforms.append({"reset_at_eod": {"eod_token_id": eod, **options}})
+        return transforms
 
     def _open(self) -> None:
         """Open the indices, or make them."""
@@ -188,19 +190,21 @@ class MegatronGptLayout(Layout):
         row, within = expand_counts(stream.ends.searchsorted(stop - 1, side="right") - first + 1)
         entry = first[row] + within
         entry_begin = np.where(entry > 0, stream.ends[entry - 1], 0)
-        at, end = np.maximum(begin[row], entry_begin), np.minimum(stop[row], stream.ends[entry])
+        piece_begin = np.maximum(begin[row], entry_begin)  # in the stream, as all of these
+        piece_stop = np.minimum(stop[row], stream.ends[entry])
         unit = stream.order[entry] + np.int64(self._firsts[dataset])
         document = arrays["documents"][unit] if "documents" in arrays else unit
-        columns = [row, at - begin[row], arrays["starts"][unit] + at - entry_begin, end - at, document]
-        some = end > at  # all but empty documents
-        return columns if some.all() else [column[some] for column in columns]
+        start = arrays["starts"][unit] + piece_begin - entry_begin
+        columns = [row, piece_begin - begin[row], start, piece_stop - piece_begin, document]
+        has_tokens = piece_stop > piece_begin  # false for empty documents
+        return columns if has_tokens.all() else [column[has_tokens] for column in columns]
 
     def left_out(self) -> list[LeftOut]:
-        rest = sum(
+        remainder = sum(
             max(0, int(stream.ends[-1]) - self._cut.extra - count * self._cut.length)
             for stream, count in zip(self._streams, self._counts, strict=True)
         )
-        lines: list[LeftOut] = [("ends of streams that fill no row", None, rest)]
+        lines: list[LeftOut] = [("ends of streams that fill no row", None, remainder)]
         return lines if self._cut.drop_last else [*lines, *super().left_out()]
 
     @property
@@ -216,8 +220,8 @@ class MegatronGptLayout(Layout):
         return self._hash_of(blocks())
 
     def __getstate__(self) -> dict[str, object]:
-        made = ("_arrays", "_streams", "_firsts", "_counts", "_blend", "_offsets")
-        return {name: value for name, value in vars(self).items() if name not in made}
+        set_by_open = ("_arrays", "_streams", "_firsts", "_counts", "_blend", "_offsets")
+        return {name: value for name, value in vars(self).items() if name not in set_by_open}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)

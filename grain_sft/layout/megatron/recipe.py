@@ -1,4 +1,4 @@
-"""Recipe of Megatron's indices: the data sets of a corpus, the stream of each, and their blend."""
+"""Recipe of Megatron's indices: which data sets a corpus has, the stream of samples of each, and the blend of the streams."""
 
 import dataclasses
 import math
@@ -19,14 +19,14 @@ _VERSION = 1  # increment to rebuild cached indices
 
 
 class Variant(NamedTuple):
-    """Properties of a system whose GPT rows this layout reproduces.
+    """Properties of a system (`VARIANTS`) whose rows `MegatronGptLayout` reproduces.
 
     Attributes:
       extra: Whether a row also holds the first token of the next row by default.
       shuffles: Whether documents and samples are shuffled.
-      blends: Whether each shard is a data set, and one shard with a weight a blend of `num_samples` rows. Each data set's share
-        of these is rounded up. Otherwise the shards of a corpus without weights are one data set, and a blend has `num_samples`
-        rows.
+      blends: Whether each shard is a data set even if the corpus has no weights, and a single shard with a weight is a blend,
+        too. The blend then has the share of `num_samples` of each data set, rounded up. If False, the shards of a corpus
+        without weights are one data set, and a blend has `num_samples` rows.
       by_documents: Whether the sequences of one document stay together in the stream.
       resets: Whether attention and positions begin anew after each EOD by default.
       segments_per_row: Default of `max_segments_per_row`.
@@ -120,13 +120,13 @@ class Recipe:
             self._stream(corpus.shards[at], units.length[first:stop], first - borders[at], needs[at])
             for (first, stop), at in zip(ranges, used, strict=True)
         ]
-        made = {"starts": units.start, "firsts": np.array([first for first, _ in ranges], np.int64)}
+        arrays = {"starts": units.start, "firsts": np.array([first for first, _ in ranges], np.int64)}
         if len(units) != len(corpus.documents):
-            made["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
+            arrays["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
         for number, stream in enumerate(streams):
-            made |= {f"order {number}": stream.order, f"ends {number}": stream.ends}
+            arrays |= {f"order {number}": stream.order, f"ends {number}": stream.ends}
             if stream.shuffle is not None:
-                made[f"shuffle {number}"] = stream.shuffle
+                arrays[f"shuffle {number}"] = stream.shuffle
         if len(used) > 1 or (corpus.weights and traits.blends):
             counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
             if corpus.weights:
@@ -134,9 +134,10 @@ class Recipe:
                 size = math.floor((counts / shares).min()) if wanted is None else wanted
             else:
                 shares, size = normalized(counts), min(wanted or sum(counts), sum(counts))
-            read = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
-            blended = blend(shares, size) if read is None else read
-            made |= {"chosen": blended.chosen, "taken": blended.taken}
+            blended = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
+            if blended is None:
+                blended = blend(shares, size)
+            arrays |= {"chosen": blended.chosen, "taken": blended.taken}
             surplus_helps = bool(corpus.weights) and self.num_samples is not None
             more = f"Give a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
             advice = more if surplus_helps else "Give a smaller num_samples."
@@ -146,7 +147,7 @@ class Recipe:
                         f"{corpus.shards[at].path}: the blend takes {taken} samples of it, but its stream has {count}. "
                         + advice
                     )
-        return made
+        return arrays
 
     def _range(self, first: int, stop: int) -> tuple[int, int]:
         """Return the (first, stop) range of documents that the split keeps."""
@@ -159,8 +160,8 @@ class Recipe:
         """Return the stream of the data set that begins with `shard`, without its first `skipped` documents."""
         if self.index_dir is None:
             return make_stream(sizes, samples, self.cut, self.seed)
-        split = shard.boundaries.sequences if shard.boundaries is not None else None
-        before = split[0] if split else skipped
+        of_split = shard.boundaries.sequences if shard.boundaries is not None else None
+        before = of_split[0] if of_split else skipped
         return read_stream(self.index_dir, shard.path, sizes, before, samples, self.cut, self.seed)
 
     def _refuse_split(self, corpus: Corpus) -> None:
@@ -173,11 +174,13 @@ class Recipe:
                     + ("Give layout.document_split instead." if splits else "Write the split as a prefix of its own.")
                 )
 
-    def _needs(self, given: Sequence[float], datasets: int) -> tuple[Sequence[float], Sequence[int | None], int | None]:
-        """Return the weight of each data set, 1 where no weights are `given`; the number of samples of each, None for one
+    def _needs(
+        self, weights: Sequence[float], datasets: int
+    ) -> tuple[Sequence[float], Sequence[int | None], int | None]:
+        """Return the weight of each data set, 1 if the corpus has no `weights`; the number of samples of each, None for one
         epoch; and the number of samples of their blend, None for all."""
         samples, traits = self.num_samples, VARIANTS[self.variant]
-        if not given:
+        if not weights:
             return [1.0] * datasets, [samples if datasets == 1 else None] * datasets, samples
         if not traits.shuffles:
             raise LayoutError(
@@ -185,11 +188,11 @@ class Recipe:
             )
         if traits.blends and samples is None:
             raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
-        if traits.blends and not all(given):
+        if traits.blends and not all(weights):
             raise LayoutError(
                 "corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix of that weight."
             )
-        weights = normalized(given).tolist()
+        weights = normalized(weights).tolist()
         if samples is None:
             return weights, [None] * datasets, None
         shares = [math.ceil(samples * weight) for weight in weights]

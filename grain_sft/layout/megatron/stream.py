@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 
-_SEPARATE = 0.80  # the last epoch is shuffled apart if the run needs less than this share of its samples
-_BLOCK = 1 << 16  # entries summed at a time, so that they stay in the processor's cache
+_SEPARATE = 0.80  # the last epoch is shuffled by itself if the run needs less than this share of its samples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Cut:
         return 1 if num_samples is None else max(1, -(-(num_samples * self.length + self.extra) // num_tokens))
 
     def apart(self, num_samples: int | None, num_tokens: int) -> int | None:
-        """Return the number of samples before the last epoch if megatron-core shuffles that epoch apart, else None."""
+        """Return the number of samples before the last epoch if megatron-core shuffles that epoch by itself, else None."""
         epochs = self.epochs_for(num_samples, num_tokens)
         if epochs == 1 or num_samples is None:
             return None
@@ -116,14 +115,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
 
 def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> Ints:
     """Return the cumulative sum of `sizes[order]`, int64 [entries]."""
-    ends: Ints = np.empty(len(order), np.int64)
-    before = 0
-    for begin in range(0, len(order), _BLOCK):
-        block = ends[begin : begin + _BLOCK]
-        block[...] = sizes.take(order[begin : begin + _BLOCK])
-        block[0] += before
-        np.cumsum(block, out=block)
-        before = block[-1]
+    ends: Ints = np.cumsum(sizes[order], dtype=np.int64)
     return ends
 
 

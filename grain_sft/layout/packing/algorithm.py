@@ -25,6 +25,7 @@ Boundaries = Literal["auto", "eos"]
 TIES: tuple[Ties, ...] = get_args(Ties)
 """Choices for the order of documents of equal length; see `PackedLayout`."""
 
+# What `PackingOptions.checked` accepts: values of the options with choices, and the least value of the integers.
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": TIES, "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
 
@@ -84,9 +85,10 @@ class PackingOptions:
     Attributes:
       epoch: Number of the epoch to pack, from 0.
       plan: Digest of a plan read from OLMo-core's files; None if the plan is computed.
-      longest_first: int64 [documents], numbers of the documents, longest first, as numpy sorts them on the CPU that `ties`
-        names; None if numpy in this process sorts them so.
-      All others: Arguments of `PackedLayout`.
+      longest_first: int64 [documents], numbers of the documents, longest first, if they were sorted as on another CPU (`ties`).
+        None if the algorithm sorts them itself.
+
+    The other attributes are the arguments of `PackedLayout` of the same names.
     """
 
     sequence_length: int
@@ -105,18 +107,19 @@ class PackingOptions:
 
     def checked(self) -> PackingOptions:
         """Return these options, with integers as Python ints; raise a `LayoutError` where one has an invalid value."""
-        stated = self.stated()
+        values = self.stated()
         for name, choices in _CHOICES.items():
-            if stated[name] not in choices:
-                raise LayoutError(f"{name}={stated[name]!r}: expected one of {', '.join(choices)}.")
-        stated["sequence_length"] = as_sequence_length(stated["sequence_length"])
+            if values[name] not in choices:
+                raise LayoutError(f"{name}={values[name]!r}: expected one of {', '.join(choices)}.")
+        values["sequence_length"] = as_sequence_length(values["sequence_length"])
         for name, least in _LEAST.items():
-            if stated[name] is not None or getattr(PackingOptions, name) is not None:
-                stated[name] = as_integer(name, stated[name], least, LayoutError)
-        return PackingOptions(**stated)
+            may_be_none = getattr(PackingOptions, name) is None
+            if not (may_be_none and values[name] is None):
+                values[name] = as_integer(name, values[name], least, LayoutError)
+        return PackingOptions(**values)
 
     def stated(self) -> dict[str, Any]:
-        """Return the options that decide the plan, as a dict."""
+        """Return the options that decide the plan, by name. `longest_first` follows from them and the corpus."""
         return {name: value for name, value in vars(self).items() if name != "longest_first"}
 
 
@@ -127,11 +130,12 @@ class PackingAlgorithm:
     Attributes:
       pack: Function `(lengths, options) -> PackedRows`; lengths are int64 [documents], each from 1 to
         `options.sequence_length`, or of any size if `splits_documents`.
-      packs_per_epoch: Whether each epoch has its own plan, by seed and epoch. The plan's rows are in reading order.
+      packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. Its rows are then read in the
+        order in which the algorithm returns them.
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
-      order: Name of the sampler's order that the rows are already in; None if they are in no such order.
+      order: Name of the sampler's order that reads the rows as the original system does; None if there is no such order.
     """
 
     pack: Callable[[Ints, PackingOptions], PackedRows]
@@ -163,22 +167,30 @@ class PackingAlgorithm:
 
 
 def longest_first(lengths: Ints, options: PackingOptions) -> Ints:
-    """Return the order of documents by length, longest first. Unless `options.ties` is "stable", equal lengths are in the order
-    of OLMo-core's `np.argsort(-1 * lengths)`, which depends on the CPU's vector instructions and on NumPy's version."""
+    """Return the numbers of the documents, longest first, int64 [documents].
+
+    With `options.ties` "stable", documents of equal length stay in their order. Otherwise they are in the order of OLMo-core's
+    `np.argsort(-1 * lengths)`, which depends on the CPU's vector instructions and on NumPy's version.
+    """
     if options.longest_first is not None:
         return options.longest_first
     return np.argsort(-lengths, kind="stable" if options.ties == "stable" else None)
 
 
 def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int]]:
-    """Yield (length, number of documents) of each run of documents of one length, which is 1 or more."""
+    """Yield (length, number of documents) of each run of equal `lengths`, which are 1 or more: 9, 9, 4 gives (9, 2), (4, 1)."""
     lasts = np.flatnonzero(np.diff(lengths, append=0))
     return zip(lengths[lasts].tolist(), np.diff(lasts, prepend=-1).tolist(), strict=True)
 
 
 def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
-    """Return rows of whole documents, which have `lengths` and are in the rows `bins` in the `order` of their placement. All
-    are int64 [documents]; no row is empty."""
+    """Return rows of whole documents.
+
+    Args:
+      order: int64 [documents], numbers of the documents in the order in which they were placed.
+      lengths: int64 [documents], length of each document, by its number.
+      bins: int64 [documents], row of each document, in the order of `order`. Every row has a document.
+    """
     document = order[np.argsort(bins, kind="stable")]
     return PackedRows(document, np.zeros(len(document), np.int64), lengths[document], np.cumsum(np.bincount(bins)))
 

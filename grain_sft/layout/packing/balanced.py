@@ -1,8 +1,9 @@
 """Balanced packing: rows whose attention costs the same, as far as single long documents allow it.
 
 The cost of a row is the sum of the squares of its documents' lengths. The algorithm opens as many rows as the tokens fill, and
-places long documents in rounds, longest first: in the first round every row gets one; in each later round, every row of the
-lighter half, and the lightest row gets the longest. Best fit then places short documents, which cost little and fill any space.
+places long documents in rounds, longest first. In the first round, every row gets one document. In each later round, the half
+of the rows that costs less gets one each, and the row that costs least gets the longest. Best fit then places the short
+documents, which cost little and fill any space.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ from grain_sft.layout.packing.algorithm import (
 from grain_sft.layout.packing.best_fit_decreasing import assign
 
 _SHORT = (0.3, 0.5)
-"""Shares of the tokens, those of the shortest documents, that best fit places. The second is tried if the first pads rows."""
+"""Share of the tokens that is in "short" documents. If 0.3 leaves more padding than `_PADDING`, 0.5 is tried."""
 _PADDING = 0.005  # most padding, as a share of all rows
 
 
@@ -44,8 +45,12 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
     totals = np.cumsum(lengths)
     end = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # number of long documents
     count = min(-(-int(totals[-1]) // capacity), end)
-    bins, costs, spaces = np.full(len(lengths), -1), np.zeros(count, np.int64), np.full(count, capacity)
-    begin, rows = 0, np.arange(count)
+    bins = np.full(len(lengths), -1)
+    costs, spaces = np.zeros(count, np.int64), np.full(count, capacity)  # of each row
+    begin, rows = (
+        0,
+        np.arange(count),
+    )  # first document of the round, and the rows that get one, those of least cost first
     while begin < end and len(rows):
         documents = np.arange(begin, min(begin + len(rows), end))
         begin += len(rows)
@@ -57,8 +62,8 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
         spaces[rows] -= lengths[documents]
         rows = np.flatnonzero(spaces >= lengths[end - 1])
         rows = rows[np.argsort(costs[rows], kind="stable")[: (len(rows) + 1) // 2]]
-    left = np.flatnonzero(bins < 0)
-    bins[left] = assign(lengths[left], capacity, spaces=spaces)
+    unplaced = np.flatnonzero(bins < 0)
+    bins[unplaced] = assign(lengths[unplaced], capacity, spaces=spaces)
     return bins
 
 

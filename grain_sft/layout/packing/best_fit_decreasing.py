@@ -12,7 +12,7 @@ import numpy as np
 
 from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 
-_MANY = 10  # mean number of documents per length from which on `_place_together` is faster
+_MANY = 10  # `_place_together` is faster if documents of each length are this many or more, on average
 
 
 def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
@@ -32,7 +32,9 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
         means no open rows.
     """
     if spaces is None:
-        capacity = min(capacity, int(lengths.sum()))  # a smaller capacity holds all in one row: the rows do not change
+        capacity = min(
+            capacity, int(lengths.sum())
+        )  # all documents fit into one row of this capacity, as into a longer one
     few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
     if few or max_segments is not None:
@@ -42,9 +44,11 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
     """Assign documents row by row: each iteration places the next documents of one length that go to the same row."""
-    queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}  # rows of each space
+    queues = {
+        space: deque(group.tolist()) for space, group in _by_space(open_spaces)
+    }  # rows by their space, oldest first
     spaces = sorted(queues)
-    documents = [0] * len(open_spaces)  # of each row
+    documents = [0] * len(open_spaces)  # number in each row
     rows, counts = [], []
     for length, count in equal_lengths(lengths):
         while count:
@@ -57,7 +61,7 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
             else:
                 space, row = capacity, len(documents)
                 documents.append(0)
-            # The row stays the one with the smallest sufficient space as long as another document fits.
+            # After a document, no other row has a smaller sufficient space, so the row gets as many as fit.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)
@@ -75,8 +79,8 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
 def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each space above 0 that some rows have, and the numbers of these rows, ascending."""
     order = np.argsort(spaces, kind="stable")
-    firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # of each group but that of full rows
-    for group in np.split(order, firsts)[1:]:
+    firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # where a greater space begins in `order`
+    for group in np.split(order, firsts)[1:]:  # without the full rows, which are before the first space above 0
         yield int(spaces[group[0]]), group
 
 
@@ -91,8 +95,8 @@ def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
         while first < end:
             at = bisect_left(spaces, length)
             space = spaces[at] if at < len(spaces) else capacity
-            each = min(space // length, end - first)  # documents of each row, as in `_place_by_row`
-            count = (end - first) // each
+            per_row = min(space // length, end - first)  # documents that each row gets, as in `_place_by_row`
+            count = (end - first) // per_row  # rows that get `per_row` documents
             if at == len(spaces):
                 rows = np.arange(opened, opened + count)
                 opened += count
@@ -103,12 +107,13 @@ def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
                     queues[space], rows = [rows[count:]], rows[:count]
                 else:
                     del queues[space], spaces[at]
-            placed = first + len(rows) * each
-            rows_of_documents[first:placed] = rows if each == 1 else rows.repeat(each)
-            first, left = placed, space - each * length
-            if left in queues:
-                queues[left].append(rows)
-            elif left:
-                queues[left] = [rows]
-                insort(spaces, left)
+            placed = first + len(rows) * per_row
+            rows_of_documents[first:placed] = rows if per_row == 1 else rows.repeat(per_row)
+            first = placed
+            new_space = space - per_row * length
+            if new_space in queues:
+                queues[new_space].append(rows)
+            elif new_space:
+                queues[new_space] = [rows]
+                insort(spaces, new_space)
     return rows_of_documents

@@ -1,5 +1,4 @@
-"""Concatenate, then split: documents one after the other, cut where a row is full. Only the last row has padding. A baseline
-for comparisons."""
+"""Concatenate, then split: documents one after the other, cut where a row is full. It is a baseline for comparisons."""
 
 import numpy as np
 
@@ -7,17 +6,14 @@ from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorith
 
 
 def concat_then_split(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Pack documents of any `lengths`, in their order."""
+    """Return the rows of documents of any `lengths`, in their order. Only the last row has padding."""
     ends, capacity = np.cumsum(lengths), options.sequence_length
-    total = int(ends[-1]) if len(ends) else 0
-    cuts = np.concatenate([ends - lengths, np.arange(0, total, capacity)])  # where pieces begin
-    cuts.sort(kind="stable")  # two sorted halves: one merge
-    cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])[: len(cuts)]]
-    stops = np.append(cuts[1:], total)
+    begins, num_tokens = ends - lengths, int(lengths.sum())
+    cuts = np.union1d(begins, np.arange(0, num_tokens, capacity))  # a piece begins with its document or its row
+    stops = np.append(cuts[1:], num_tokens)
     document = np.searchsorted(ends, cuts, side="right")
-    offset = cuts - (ends - lengths)[document]
-    rows = np.bincount(cuts // capacity, minlength=-(-total // capacity))
-    return PackedRows(document, offset, stops - cuts, np.cumsum(rows))
+    pieces_of_rows = np.bincount(cuts // capacity)
+    return PackedRows(document, cuts - begins[document], stops - cuts, np.cumsum(pieces_of_rows))
 
 
 CONCAT_THEN_SPLIT = PackingAlgorithm(concat_then_split, splits_documents=True, bounds_segments=False)

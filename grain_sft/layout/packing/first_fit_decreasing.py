@@ -6,7 +6,7 @@ from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions,
 
 
 def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
-    """Pack documents of `lengths`."""
+    """Return the rows of documents of `lengths`, int64 [documents]."""
     order = longest_first(lengths, options)
     bins = assign(lengths[order], options.sequence_length, options.max_segments or len(lengths), len(lengths))
     return rows_of(order, lengths, bins)
@@ -15,22 +15,25 @@ def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
 def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
     """Return the row of each document, int64 [documents], up to the first document that does not fit into `max_rows` rows.
 
+    A binary tree finds the first row with enough space: each node has the largest space of the rows below it. The children of
+    node n are 2n and 2n + 1, and row r is the leaf `leaves + r`.
+
     Args:
-      lengths: int64 [documents], each from 1 to `capacity`.
+      lengths: int64 [documents], longest first, each from 1 to `capacity`.
       most: Most documents of a row.
     """
-    leaves = 1 << (max_rows - 1).bit_length()  # a row each
-    largest = [capacity] * (2 * leaves)  # space below each node of a binary tree; children of node n are 2n and 2n + 1
-    documents = [0] * leaves
+    leaves = 1 << (max_rows - 1).bit_length()
+    largest = [capacity] * (2 * leaves)
+    documents = [0] * leaves  # number in each row
     rows: list[int] = []
     counts: list[int] = []
     for length, count in equal_lengths(lengths):
         while count:
             node = 1
             while node < leaves:
-                node += node
+                node *= 2
                 if largest[node] < length:
-                    node += 1
+                    node += 1  # the right child
             row, space = node - leaves, largest[node]
             if row >= max_rows or space < length:
                 return np.repeat(np.array(rows, np.int64), counts)
@@ -41,7 +44,7 @@ def assign(lengths: Ints, capacity: int, most: int, max_rows: int) -> Ints:
             documents[row] += taken
             space = space - taken * length if documents[row] < most else 0
             largest[node] = space
-            while node > 1:
+            while node > 1:  # update the nodes above the row
                 other = largest[node ^ 1]
                 space = other if other > space else space
                 node >>= 1

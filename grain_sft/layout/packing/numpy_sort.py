@@ -1,4 +1,8 @@
-"""NumPy's default argsort as on a lesser CPU, whose order of equal values differs, in a process with CPU features disabled."""
+"""NumPy's default argsort as another CPU computes it.
+
+The sort has one implementation for CPUs with AVX-512, one for AVX2, and one for the rest. Each leaves equal values in an
+order of its own. To sort as on a CPU with fewer features, this module starts a process in which numpy may not use the others.
+"""
 
 import subprocess
 import sys
@@ -12,7 +16,7 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.packing.algorithm import Ints
 
 SORTS = ("avx512", "avx2", "baseline")
-"""Best first. "baseline" needs neither AVX-512 nor AVX2; every CPU has it."""
+"""Implementations of the sort. A CPU that has one also has those after it; every CPU has "baseline"."""
 
 _NAMES = {"avx512": "AVX-512", "avx2": "AVX2"}
 _dispatched = _umath.__cpu_dispatch__
@@ -23,12 +27,14 @@ import sys
 import numpy as np
 from numpy._core._multiarray_umath import __cpu_features__ as features
 print(np.__version__, *(name for name, has in features.items() if has), flush=True)
-given = np.frombuffer(sys.stdin.buffer.read(), np.int64)
-for values in np.split(given, given[1 : 1 + given[0]])[1:]:
+received = np.frombuffer(sys.stdin.buffer.read(), np.int64)
+begins = received[1 : 1 + received[0]]
+for values in np.split(received, begins)[1:]:
     sys.stdout.buffer.write(np.argsort(values).astype(np.int64).tobytes())
 """
-"""Program that reads int64 numbers: the number of arrays, the place where each begins, and the arrays. It prints numpy's
-version and the CPU features that numpy uses, then the argsort of each array. It imports numpy alone, to start in 0.1 s."""
+"""Program that sorts arrays. It reads int64 values: the number of arrays, the index of the first value of each array, and the
+arrays. It prints a line with numpy's version and the CPU features that numpy uses, then the argsort of each array as bytes. It
+imports only numpy, so it starts in 0.1 s."""
 
 
 def numpy_sort(features: Collection[str] = _features) -> str:
@@ -40,21 +46,24 @@ def numpy_sort(features: Collection[str] = _features) -> str:
 
 
 def sort_of(ties: str) -> str | None:
-    """Return which of `SORTS` the option `ties` asks for; None for "stable", under which all give the same order."""
+    """Return which of `SORTS` the option `ties` names: "avx2" for "numpy:avx2", that of this process for "numpy".
+
+    None means "stable", which is the same with all of them.
+    """
     if ties == "stable":
         return None
     return ties.partition(":")[2] or numpy_sort()
 
 
 def disabled_for(sort: str) -> str:
-    """Return the value of NPY_DISABLE_CPU_FEATURES with which this numpy runs `sort`, if numpy and the CPU can."""
+    """Return the value of NPY_DISABLE_CPU_FEATURES with which numpy uses `sort` on a better CPU."""
     wide = [name for name in _dispatched if name == "X86_V4" or name.startswith("AVX512")]
     narrow = [name for name in _dispatched if name in ("X86_V3", "AVX2")]
     return " ".join({"avx512": [], "avx2": wide, "baseline": wide + narrow}[sort])
 
 
 def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
-    """Return the argsort of each array that `ties` asks for; None for each if it is that of numpy in this process.
+    """Return the argsort of each array as on the CPU that `ties` names; None for each if this process's numpy sorts so.
 
     Raises:
       LayoutError: This CPU or this build of numpy does not have the sort, or the process that sorts fails.
@@ -67,9 +76,9 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
     environment = child_environment() | {"NPY_DISABLE_CPU_FEATURES": disabled_for(sort)}
     environment.pop("NPY_ENABLE_CPU_FEATURES", None)
     command = [sys.executable, "-P", "-W", "ignore", "-c", _PROGRAM]
-    given = np.concatenate([[len(arrays)], begins, *arrays]).tobytes()
+    values = np.concatenate([[len(arrays)], begins, *arrays]).tobytes()
     try:
-        done = subprocess.run(command, env=environment, input=given, capture_output=True)
+        done = subprocess.run(command, env=environment, input=values, capture_output=True)
     except OSError as error:
         raise LayoutError(f"ties='numpy:{sort}': no process could be started to sort ({error}).") from error
     greeting, _, answer = done.stdout.partition(b"\n")
@@ -84,7 +93,11 @@ def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
 
 
 def _check_greeting(greeting: str, sort: str) -> None:
-    """Raise a `LayoutError` if a process has another version of numpy, or another sort than it was started for."""
+    """Raise a `LayoutError` if the process that sorts has another numpy, or does not use `sort`.
+
+    Args:
+      greeting: First line that the process printed: numpy's version and the CPU features that it uses.
+    """
     version, *features = greeting.split()
     if version != np.__version__:
         raise LayoutError(
