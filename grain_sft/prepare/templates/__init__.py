@@ -1,4 +1,4 @@
-"""Templates: conversations to tokens and loss, chosen by name."""
+"""Templates by name. A template makes the tokens of a conversation, and the loss of each token."""
 
 import functools
 from collections.abc import Sequence
@@ -44,4 +44,5 @@ def render(
 
 @functools.lru_cache(maxsize=8)
 def _template_with(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
+    """Return the template for a tokenizer and options, cached: a preparation renders many batches with the same ones."""
     return template(tokenizer, options)

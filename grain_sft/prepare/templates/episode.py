@@ -1,9 +1,9 @@
-"""episode, episode_tool: turns between tags, and one `<myPT_eot>` at the end. episode_tool ends blocks with a line break.
+"""The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
-Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py. A turn of the assistant takes loss from
-after its opening tag to its closing tag; so does the final `<myPT_eot>`, as in the masks that the scripts make of ids. A
-tag that the tokenizer lacks is encoded as ordinary text, on its own; a text that spells such a tag is always an error. The
-`context`, `think` and `cite` of messages are rendered. The `context` of the record is metadata and is not rendered.
+episode_tool also renders tool calls, and ends each block with a line break. A turn of the assistant takes loss after its
+opening tag, closing tag included, and so does `<myPT_eot>`. A tag that the tokenizer lacks is encoded as ordinary text, on its
+own. A content that spells such a tag is always an error. The `context`, `think` and `cite` of a message are rendered; the
+`context` of a record is not. Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """
 
 import json
@@ -38,10 +38,13 @@ class Episode(PiecesTemplate):
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
-        known = tokenizer.special_tokens
-        self._tags: Mapping[str, str | list[int]] = {tag: [known[tag]] if tag in known else tag for tag in _TAGS}
-        self.special = SpecialText((*(_TAGS - known.keys()), *(self.special.spellings if self.special else ())))
-        self._end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
+        ids = tokenizer.special_tokens
+        self._tags: Mapping[str, str | list[int]] = {tag: [ids[tag]] if tag in ids else tag for tag in _TAGS}
+        refused = _TAGS - ids.keys()
+        if self.special is not None:
+            refused |= self.special.spellings
+        self.special = SpecialText(refused)
+        self._block_end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return the system block, a block per message, and the token that ends the document."""
@@ -56,23 +59,26 @@ class Episode(PiecesTemplate):
             if message.role == "assistant_toolcall" and "name" in (message.extra or {})["arguments"]:
                 raise RecordError(f"messages[{index}].arguments: has the key 'name', the place of the tool's name.")
             pieces += self._turn(message, float(loss))
-        return [*pieces, (self._tags[EOT], 1.0), *self._end]
+        return [*pieces, (self._tags[EOT], 1.0), *self._block_end]
 
     def _turn(self, message: Message, loss: float) -> list[Piece]:
-        extra, block = message.extra or {}, message.role
-        inner: list[Piece] = [(message.content, loss)]
-        if block in ("user", "system"):
-            inner = [*self._inner("user_context", extra.get("context")), *inner]
-        elif block == "toolresult":
-            inner = [(_result(message, extra), loss)]
-        elif block in self.learned:
-            if block == "assistant":
-                inner += self._inner("cite", extra.get("cite"), loss)
-            else:
+        """Return the block of a message, with the blocks inside it."""
+        extra = message.extra or {}
+        content: list[Piece] = [(message.content, loss)]
+        think = self._inner("think", extra.get("think"), loss)
+        match message.role:
+            case "user" | "system":
+                context = self._inner("user_context", extra.get("context"))
+                return self._block(message.role, [*context, *content])
+            case "toolresult":
+                return self._block("toolresult", [(_result(message, extra), loss)])
+            case "assistant":
+                cite = self._inner("cite", extra.get("cite"), loss)
+                return self._block("assistant", [*think, *content, *cite], loss)
+            case "assistant_toolcall":
                 call = json.dumps({"name": extra["name"], **extra["arguments"]}, ensure_ascii=False)
-                inner, block = self._inner("toolcall", call, loss), "assistant"
-            inner = [*self._inner("think", extra.get("think"), loss), *inner]
-        return self._block(block, inner, loss)
+                return self._block("assistant", [*think, *self._inner("toolcall", call, loss)], loss)
+        return self._block(message.role, content, loss)
 
     def _inner(self, block: str, text: str | None, loss: float = 0.0) -> list[Piece]:
         """Return a text between its tags; an empty list for no text."""
@@ -82,7 +88,7 @@ class Episode(PiecesTemplate):
 
     def _block(self, block: str, inner: Sequence[Piece], loss: float = 0.0) -> list[Piece]:
         """Return an opening tag, the pieces inside, and the closing tag, which takes loss as they do."""
-        return [(self._tags[f"<myPT_{block}>"], 0.0), *inner, (self._tags[f"</myPT_{block}>"], loss), *self._end]
+        return [(self._tags[f"<myPT_{block}>"], 0.0), *inner, (self._tags[f"</myPT_{block}>"], loss), *self._block_end]
 
 
 class EpisodeTool(Episode):
@@ -95,7 +101,7 @@ class EpisodeTool(Episode):
 
 
 def _result(message: Message, extra: Mapping[str, Any]) -> str:
-    """Return a tool's result as JSON: a text that is JSON unchanged, anything else dumped."""
+    """Return a tool's result as JSON. A text that is already JSON is returned unchanged."""
     if "content" in extra:
         return json.dumps(extra["content"], ensure_ascii=False)
     try:

@@ -1,5 +1,6 @@
-"""Fill-in-the-middle: documents whose middle moves to their end.
+"""Fill-in-the-middle: moves the middle of some documents to their end, so that a model learns to fill a gap.
 
+"abcdef", cut after "b" and "d", becomes PREFIX "ab" SUFFIX "ef" MIDDLE "cd".
 Source: `GPTFIMDataset` of NVIDIA/Megatron-LM (megatron/training/datasets/fim_dataset.py).
 """
 
@@ -21,24 +22,24 @@ _SPELLINGS = (
     *(tuple(form.format(part) for part in ("PRE", "MID", "SUF")) for form in ("<{}>", "\u2581<{}>")),
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581end\uff5c>", "<\uff5cfim\u2581hole\uff5c>"),  # DeepSeek
 )
-"""Spellings of the prefix, middle and suffix tokens in tokenizers that have them."""
+"""Spellings of the prefix, middle and suffix tokens in well-known tokenizers."""
 
 Draws = Sequence[int]
-"""Four numbers in [0, 2**64): whether a text is chosen, whether its suffix comes first, and its two cuts."""
+"""Four random numbers in [0, 2**64), for: whether a text is changed, whether its suffix comes first, and its two cuts."""
 
 
 class FillInTheMiddle:
-    """The choice, the cuts and the order of each document's pieces.
+    """Fill-in-the-middle of documents: which are changed, where they are cut, and in which order their parts come.
 
     Attributes:
       ids: Ids of the prefix, middle and suffix tokens.
 
     Args:
       tokenizer: Tokenizer with the three tokens and the split token.
-      options: Options whose names begin with "fim", and the seed.
+      options: Options of the template. Those whose names begin with "fim", and the seed, are read.
 
     Raises:
-      PrepareError: The tokenizer lacks a token, or one of two options is missing that need each other.
+      PrepareError: The tokenizer lacks a token, or of fim_split_sample and fim_fragment_rate one is missing.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
@@ -62,39 +63,42 @@ class FillInTheMiddle:
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
         """Return the pieces of a text, with `draws` for the text and then for each of its fragments.
 
-        As in Megatron-LM, a chosen text of several fragments loses its empty fragments, except the last, with the split
-        tokens that follow them.
+        Fragments are the parts between split tokens. As in Megatron-LM, a changed text loses each empty fragment and the
+        split token after it; an empty last fragment stays.
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:
             return self._permuted(text, next(draws), self._options.fim_rate) if text else [(text, 1.0)]
-        chosen = next(draws)[0] < self._options.fim_rate * 2**64
-        found: list[Piece] = []
+        is_changed = next(draws)[0] < self._options.fim_rate * 2**64
+        pieces: list[Piece] = []
         for number, fragment in enumerate(fragments):
-            last = number == len(fragments) - 1
-            if not chosen:
-                found.append((fragment, 1.0))
-            elif fragment or last:
-                found += self._permuted(fragment, next(draws), self._options.fim_fragment_rate or 0.0)
-            if not last and (fragment or not chosen):
-                found.append(self._split_piece)
-        return found
+            is_last = number == len(fragments) - 1
+            if is_changed and not fragment and not is_last:
+                continue
+            if is_changed:
+                pieces += self._permuted(fragment, next(draws), self._options.fim_fragment_rate or 0.0)
+            else:
+                pieces.append((fragment, 1.0))
+            if not is_last:
+                pieces.append(self._split_piece)
+        return pieces
 
     def _permuted(self, text: str, draws: Draws, rate: float) -> list[Piece]:
-        """Return the pieces of a text or fragment: whole, or with its middle at the end."""
-        without = self._options.fim_no_prefix
-        if draws[0] >= rate * 2**64 or (without is not None and text.startswith(without)):
+        """Return the pieces of a text or fragment: with the probability `rate` its middle is at the end."""
+        change, suffix_first, *cuts = draws
+        no_prefix = self._options.fim_no_prefix
+        if change >= rate * 2**64 or (no_prefix is not None and text.startswith(no_prefix)):
             return [(text, 1.0)]
-        first, second = sorted(draw % (len(text) + 1) for draw in draws[2:])
+        first, second = sorted(cut % (len(text) + 1) for cut in cuts)
         prefix, middle, suffix = ((part, 1.0) for part in (text[:first], text[first:second], text[second:]))
-        to_prefix, to_middle, to_suffix = map(_piece, self.ids)
-        if draws[1] < self._options.fim_spm_rate * 2**64:
-            return [to_prefix, to_suffix, suffix, to_middle, prefix, middle]  # SPM
-        return [to_prefix, prefix, to_suffix, suffix, to_middle, middle]  # PSM
+        prefix_token, middle_token, suffix_token = map(_piece, self.ids)
+        if suffix_first < self._options.fim_spm_rate * 2**64:
+            return [prefix_token, suffix_token, suffix, middle_token, prefix, middle]  # SPM
+        return [prefix_token, prefix, suffix_token, suffix, middle_token, middle]  # PSM
 
 
 def _draws(text: str, seed: int) -> Iterator[Draws]:
-    """Yield the draws of a text, then those of its fragments, without end."""
+    """Yield the draws of a text, then those of its fragments, without end. They depend on the text and the seed alone."""
     digest = hashlib.blake2b(b"%d:%b" % (seed, text.encode()), digest_size=32).digest()
     yield np.frombuffer(digest, "<u8").tolist()
     for number in itertools.count():
@@ -102,12 +106,13 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
 
 
 def _piece(number: int) -> Piece:
+    """Return the piece of one token."""
     ids: npt.NDArray[np.uint32] = np.array([number], np.uint32)
     return ids, 1.0
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:
-    """Return the ids of the prefix, middle and suffix tokens: those named, or the tokenizer's own."""
+    """Return the ids of the prefix, middle and suffix tokens: those in `names`, or the tokenizer's own for None."""
     special = tokenizer.special_tokens
     named = names or next((spellings for spellings in _SPELLINGS if special.keys() >= set(spellings)), ())
     if len(named) != 3:

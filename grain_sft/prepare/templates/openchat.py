@@ -1,7 +1,7 @@
-"""openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
+"""The template openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
 
-`<|end_of_turn|>` ends the system text and each message. A message's text and its end of turn take the message's weight: by
-default 1 for the assistant and 0 for the user. The rules are those of ochat/config in imoneoi/openchat.
+`<|end_of_turn|>` follows the system text and each message. A message's text and the `<|end_of_turn|>` after it have its weight
+as their loss: by default 1 for the assistant and 0 for the user. Rules: ochat/config in imoneoi/openchat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ class OpenChat(PiecesTemplate):
         self._bos = list(tokenizer.empty_ids)
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return BOS, the system text, and per message its prefix, its content and the end of the turn."""
+        """Return BOS, the system text, and for each message its prefix, its content and `<|end_of_turn|>`."""
         self.refuse_calls(conversation)
         system, messages = self._system(conversation)
         condition = conversation.condition or self.chosen.condition or ""
@@ -52,18 +52,25 @@ class OpenChat(PiecesTemplate):
         return pieces
 
     def _system(self, conversation: Conversation) -> tuple[str | None, tuple[Message, ...]]:
-        """Return the system text and the other messages. The first message of a record may be its system text."""
+        """Return the system text, which may be the first message or an option, and the other messages."""
         messages = conversation.messages
         if conversation.system is None and messages[0].role == "system":
             return messages[0].content, messages[1:]
-        return (self.chosen.system_prompt if conversation.system is None else conversation.system), messages
+        system = self.chosen.system_prompt if conversation.system is None else conversation.system
+        return system, messages
 
     def weights(self, ids: Sequence[Sequence[int]], weights: list[float]) -> list[float]:
-        """Return `weights`; with `seq_level_weight`, each divided by its message's number of tokens, end of turn included."""
+        """Return the loss of each piece. With `seq_level_weight` it is divided by the number of tokens of its message.
+
+        `<|end_of_turn|>` is one of these tokens, and the prefix is not.
+        """
         if not self.chosen.seq_level_weight:
             return weights
         divided = list(weights)
-        for index in range(len(ids) - 2, 0, -3):  # texts, from the last: a message is prefix, text, end of turn
-            divided[index] /= len(ids[index]) + len(ids[index + 1])
-            divided[index + 1] = divided[index]
+        for text in range(
+            len(ids) - 2, 0, -3
+        ):  # pieces of a message: prefix, text, end of turn; the last message first
+            end_of_turn = text + 1
+            divided[text] /= len(ids[text]) + len(ids[end_of_turn])
+            divided[end_of_turn] = divided[text]
         return divided

@@ -1,7 +1,7 @@
-"""primer: each message is the token of its role (`<|sys|>`, `<|usr|>` or `<|asst|>`), its content and `<|eot|>`.
+"""The template primer: each message is the token of its role (`<|sys|>`, `<|usr|>` or `<|asst|>`), its content and `<|eot|>`.
 
-Rules: the primer specification (niels_gpt). Contents are encoded unchanged, each on its own; the assistant's messages
-and their `<|eot|>` take loss.
+Contents are encoded unchanged, each on its own. The assistant's contents and the `<|eot|>` after them take loss. Rules: the
+primer specification (niels_gpt).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _ROLES: Mapping[str, str] = {"system": "sys", "user": "usr", "assistant": "asst"
 
 
 class Primer(PiecesTemplate):
-    """The format of niels_gpt's chats."""
+    """Chats in the format of niels_gpt."""
 
     name = "primer"
     roles = tuple(_ROLES)

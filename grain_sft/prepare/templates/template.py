@@ -1,7 +1,6 @@
-"""Base classes of templates, which render conversations as tokens and their loss."""
+"""Base classes of templates. A template makes the tokens of a conversation and the loss of each token."""
 
 import abc
-import functools
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -17,13 +16,16 @@ from grain_sft.prepare.records.strict_json import shown, strings
 from grain_sft.prepare.request import TemplateOptions
 from grain_sft.prepare.tokenizers import Tokenizer
 
-Made = TypeVar("Made")
+T = TypeVar("T")
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """Tokens of a document, uint32 [n], and the loss of each token, bool or float32 [n], unshifted.
+    """A document that a template made.
 
-    `text_bytes` is the number of bytes of a plain document's text, in UTF-8; None for conversations.
+    Attributes:
+      tokens: uint32 [n].
+      loss: bool or float32 [n], loss of the token with the same index: it is not shifted to the token before.
+      text_bytes: Number of bytes of a plain document's text in UTF-8; None for conversations.
     """
 
     tokens: npt.NDArray[np.uint32]
@@ -42,9 +44,9 @@ class Template(abc.ABC):
     Attributes:
       name: Name of the template in messages.
       roles: Roles that the template renders.
-      format: Default format of the corpus that is written.
+      format: Format in which the corpus is written by default.
       messages_schema: Default schema of records with the key 'messages'.
-      options: Names of the `TemplateOptions` that this template reads, without those that every template reads.
+      options: Names of the `TemplateOptions` that only some templates, among them this one, read.
       masked: Whether some tokens may take no loss.
       weighted: Whether the loss is float32 weights; otherwise it is a bool mask.
       truncation: Which tokens of a too long document are kept, "first" or "last".
@@ -52,11 +54,11 @@ class Template(abc.ABC):
       min_tokens: Length of the shortest document that is kept.
       tool_calls: Whether the template is meant for conversations with tool calls.
       learned: Roles whose messages take loss, if the loss is a mask.
-      jinja: Text of a Jinja template that is an entry of the table; None for code. The corpus's key depends on it.
+      jinja: Text of the Jinja template if the entry of the table is such a text. The key of the corpus depends on it.
 
     Args:
       tokenizer: Tokenizer of the texts.
-      options: Choices of the user.
+      options: Options of the user, which `chosen` holds.
 
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.
@@ -86,14 +88,17 @@ class Template(abc.ABC):
         """Return the document of each conversation, or the RecordError that explains why it has none."""
 
     def check(self, conversation: Conversation) -> None:
-        """Refuse records and roles that the template can't render, two system texts, and text that spells a special token."""
+        """Raise a RecordError for a conversation that this template can't render, or whose text spells a special token.
+
+        A template can't render other roles than its own, and two system texts.
+        """
         first = conversation.messages[0].role
-        if (first == DOCUMENT) != (DOCUMENT in self.roles):
-            plain = "a plain document", "conversations", "text"
-            found, expected, other = plain if first == DOCUMENT else ("a conversation", "plain documents", "hf")
-            raise RecordError(
-                f"the record is {found}; template {self.name} renders {expected}. Give --template {other}."
-            )
+        if first == DOCUMENT and DOCUMENT not in self.roles:
+            expected = f"template {self.name} renders conversations. Give --template text."
+            raise RecordError(f"the record is a plain document; {expected}")
+        if first != DOCUMENT and DOCUMENT in self.roles:
+            expected = f"template {self.name} renders plain documents. Give --template hf."
+            raise RecordError(f"the record is a conversation; {expected}")
         for index, message in enumerate(conversation.messages):
             if message.role not in self.roles:
                 roles = ", ".join(self.roles)
@@ -110,10 +115,10 @@ class Template(abc.ABC):
                 self.special.check(getattr(conversation, where), where)
 
     def losses(self, conversation: Conversation) -> list[bool]:
-        """Return for each message whether it takes loss: its role is in `learned`, and its weight is not 0.
+        """Return for each message whether it takes loss: if its role is in `learned`, and its weight is not 0.
 
         Raises:
-          RecordError: No message has a role in `learned`, or a weight is one that a mask can't express.
+          RecordError: No message has a role in `learned`. Or a weight is neither 0 nor 1, or it is 1 for another role.
         """
         learned = [message.role in self.learned for message in conversation.messages]
         for index, message in enumerate(conversation.messages):
@@ -124,10 +129,11 @@ class Template(abc.ABC):
         if not any(learned):
             roles = " or ".join(repr(role) for role in self.learned if role in self.roles)
             raise RecordError(f"messages: none of {roles}, so nothing in it takes loss.")
-        return [takes and message.weight != 0 for takes, message in zip(learned, conversation.messages, strict=True)]
+        weights = [message.weight for message in conversation.messages]
+        return [is_learned and weight != 0 for is_learned, weight in zip(learned, weights, strict=True)]
 
     def refuse_calls(self, conversation: Conversation) -> None:
-        """Refuse tool calls under the keys `CALLS`, for a template that does not render them."""
+        """Raise a RecordError if a message has tool calls under one of the keys `CALLS`: this template does not render them."""
         for index, message in enumerate(conversation.messages):
             for key in CALLS:
                 if message.extra and message.extra.get(key):
@@ -137,7 +143,7 @@ class Template(abc.ABC):
                     )
 
     def ids_of(self, spellings: Iterable[str]) -> list[list[int]]:
-        """Return a list of one id for each special token, or raise a PrepareError that names those the tokenizer lacks."""
+        """Return [id] for each special token. Raise a PrepareError if the tokenizer lacks some, and name them."""
         spellings = list(spellings)
         if missing := [text for text in spellings if self.tokenizer.token_id(text) is None]:
             raise PrepareError(
@@ -152,14 +158,19 @@ Piece = tuple[str | list[int] | npt.NDArray[np.uint32], float]
 
 
 class PiecesTemplate(Template):
-    """Base of templates that define `pieces`. It encodes the texts of all conversations of a batch in one call."""
+    """Template that joins pieces: a subclass defines `pieces`. The texts of all conversations are encoded in one call."""
 
     @abc.abstractmethod
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        """Return the pieces of a conversation that `check` has passed, or raise a RecordError."""
+        """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
 
     def weights(self, ids: Sequence[Sequence[int]], weights: list[float]) -> list[float]:
-        """Return the loss of each piece's tokens, given the `ids` and the loss (`weights`) of each piece."""
+        """Return the loss of the tokens of each piece. A subclass may change it by the number of tokens.
+
+        Args:
+          ids: Token ids of each piece.
+          weights: Loss of each piece, as in `Piece`.
+        """
         return weights
 
     def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
@@ -167,29 +178,38 @@ class PiecesTemplate(Template):
         return self.tokenizer.encode(texts)
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
-        """Encode the pieces of all conversations in one call. The result of a bad conversation is its error."""
+        """See `Template.render`. If a text can't be encoded, the conversations are rendered one by one."""
         checked = [result_of(self._checked_pieces, conversation) for conversation in conversations]
-        good = [each for each in checked if not isinstance(each, RecordError)]
-        texts = [value for pieces in good for value, _ in pieces if isinstance(value, str)]
+        texts: list[str] = []
+        for pieces in checked:
+            if not isinstance(pieces, RecordError):
+                texts += [value for value, _ in pieces if isinstance(value, str)]
         try:
             encoded = iter(self.encode(texts))
-        except RecordError as error:  # of one of the conversations
-            one_by_one = itertools.chain.from_iterable(self.render([each]) for each in conversations)
-            return [error] if len(conversations) == 1 else list(one_by_one)
-        ids = [[next(encoded) if isinstance(value, str) else value for value, _ in pieces] for pieces in good]
-        documents = map(functools.partial(result_of, self.document), good, ids)
-        return [each if isinstance(each, RecordError) else next(documents) for each in checked]
+        except RecordError as error:
+            if len(conversations) == 1:
+                return [error]
+            return [self.render([conversation])[0] for conversation in conversations]
+        results: list[Result] = []
+        for pieces in checked:
+            if isinstance(pieces, RecordError):
+                results.append(pieces)
+                continue
+            ids = [next(encoded) if isinstance(value, str) else value for value, _ in pieces]
+            results.append(result_of(self.document, pieces, ids))
+        return results
 
     def refuse_control(self, text: str) -> NoReturn:
-        """Raise the error of a text whose ids include a control token."""
+        """Raise a RecordError for a text that the tokenizer encodes to a control token."""
         raise RecordError(f"messages: the text {shown(text)} becomes a special token of this tokenizer. Change it.")
 
     def _checked_pieces(self, conversation: Conversation) -> list[Piece]:
+        """Return the pieces of a conversation that `check` accepts."""
         self.check(conversation)
         return self.pieces(conversation)
 
     def document(self, pieces: list[Piece], ids: Sequence[Sequence[int]]) -> Rendered:
-        """Return the document of `pieces`, given the ids of each, or raise a RecordError."""
+        """Return the document of `pieces`, whose token ids are `ids`, or raise a RecordError."""
         tokens = np.array(list(itertools.chain.from_iterable(ids)), np.uint32)
         weights: Any = self.weights(ids, [weight for _, weight in pieces])
         dtype = np.dtype(np.float32 if self.weighted else np.bool_)
@@ -200,7 +220,7 @@ class PiecesTemplate(Template):
         return Rendered(tokens, loss)
 
 
-def result_of(function: Callable[..., Made], *args: Any) -> Made | RecordError:
+def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
     """Return the result of `function(*args)`, or the RecordError that it raises."""
     try:
         return function(*args)
@@ -209,7 +229,7 @@ def result_of(function: Callable[..., Made], *args: Any) -> Made | RecordError:
 
 
 class SpecialText:
-    """Search for special tokens in text. It takes under 0.1 us in a short text without any of their first characters."""
+    """Search for special tokens in text. A short text without any of their first characters takes under 0.1 us."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
         self.spellings = frozenset(spelling for spelling in spellings if spelling)
@@ -220,23 +240,24 @@ class SpecialText:
         """Return the first special token that `text` spells and the index of its first character, or None."""
         for character in self._first:
             if character in text:
-                found = self.pattern.search(text)
-                return (found.group(), found.start()) if found else None
+                token = self.pattern.search(text)
+                return (token.group(), token.start()) if token else None
         return None
 
     def check(self, value: object, where: str) -> None:
-        """Refuse a parsed JSON `value` if one of its strings spells a special token."""
+        """Raise a RecordError if a string in the JSON `value` spells a special token; `where` is the path of the value."""
         if value is None or (type(value) is str and self.find(value) is None):
             return
         for path, text in strings(value, where):
-            if found := self.find(text):
+            if spelled := self.find(text):
+                token, index = spelled
                 raise RecordError(
-                    f"{path}: spells the special token {found[0]!r} at character {found[1]}. Remove it, or have it "
+                    f"{path}: spells the special token {token!r} at character {index}. Remove it, or have it "
                     "tokenized as ordinary text with --special-text encode."
                 )
 
 
 def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:
-    """Compile `pattern` with {} replaced by an alternation of `texts`, the longest first."""
+    """Compile `pattern`, whose {} matches any of `texts`: the longest where several match. Without texts, nothing matches."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile(pattern.format("|".join(map(re.escape, longest_first)) or "(?!)"))

@@ -1,4 +1,4 @@
-"""text: plain documents, as for pretraining. Every token takes loss."""
+"""The template text, which renders plain documents, as for pretraining. Every token takes loss."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from grain_sft.prepare.tokenizers import Tokenizer
 
 
 class Text(PiecesTemplate):
-    """A document's text between the BOS and EOS that the options ask for, perhaps with its middle moved to the end."""
+    """A document's text, after BOS and before EOS if the options ask for them, with its middle moved if they have fim_rate."""
 
     name = "text"
     roles = (DOCUMENT,)
@@ -33,53 +33,57 @@ class Text(PiecesTemplate):
         if self._fim is None and unused:
             raise PrepareError(f"{unused[0]} applies to the documents that fim_rate chooses. Give fim_rate too.")
         for name in ("fim_split_sample", "fim_no_prefix"):
-            form, text = options.normalize, getattr(options, name) or ""
+            form = options.normalize
+            text = getattr(options, name) or ""
             if form is not None and not unicodedata.is_normalized(form, text):
                 raise PrepareError(
                     f"{name}: {text!r} is not {form}, so no normalized text has it. Leave out normalize."
                 )
         if self.special is not None and options.fim_split_sample is not None:
             self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
-        fim_ids = [] if self._fim is None else self._fim.ids
-        self._never = np.zeros(tokenizer.vocab_size, np.bool_)
-        self._never[[*(number for number in tokenizer.control_ids if number < tokenizer.vocab_size), *fim_ids]] = True
+        forbidden = [number for number in tokenizer.control_ids if number < tokenizer.vocab_size]
+        if self._fim is not None:
+            forbidden += self._fim.ids
+        self._is_forbidden = np.zeros(tokenizer.vocab_size, np.bool_)  # ids that no text may become
+        self._is_forbidden[forbidden] = True
 
     def check(self, conversation: Conversation) -> None:
         if conversation.messages[0].role != DOCUMENT:
-            super().check(conversation)  # names the template to give instead
+            super().check(conversation)  # raises an error that names the right template
         if self.special is not None:
             self.special.check(conversation.messages[0].content, "text")
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
-        text, form = conversation.messages[0].content, self.chosen.normalize
+        text = conversation.messages[0].content
+        form = self.chosen.normalize
         if form is not None and not unicodedata.is_normalized(form, text):
             text = unicodedata.normalize(form, text)
             if self.special is not None:
                 self.special.check(text, f"text, after {form}")
-        middle_moved: list[Piece] = [(text, 1.0)] if self._fim is None else self._fim.pieces(text)
-        return [*self._before, *middle_moved, *self._after]
+        pieces: list[Piece] = [(text, 1.0)] if self._fim is None else self._fim.pieces(text)
+        return [*self._before, *pieces, *self._after]
 
     def encode(self, texts: Sequence[str]) -> Sequence[Any]:
         return self.tokenizer.encode_arrays(texts)
 
     def document(self, pieces: list[Piece], ids: Sequence[Any]) -> Rendered:
-        """See `PiecesTemplate.document`. A document whose text has no tokens is empty, unless the options keep it."""
+        """See `PiecesTemplate.document`. If the text has no tokens and `empty` is "drop", the document has none either."""
         text_tokens = text_bytes = 0
         for (value, _), part in zip(pieces, ids, strict=True):
             if isinstance(value, str):
-                if self._never.take(part).any():
+                if self._is_forbidden.take(part).any():
                     self.refuse_control(value)
                 text_tokens += len(part)
                 text_bytes += len(value) if value.isascii() else len(value.encode())
-        drop = self.chosen.empty == "drop" and not text_tokens
-        tokens = np.empty(0, np.uint32) if drop else np.concatenate(ids)
+        is_dropped = self.chosen.empty == "drop" and not text_tokens
+        tokens = np.empty(0, np.uint32) if is_dropped else np.concatenate(ids)
         return Rendered(tokens, np.ones(len(tokens), np.bool_), text_bytes)
 
 
-def _piece(place: str, number: int | None, option: str) -> list[Piece]:
-    """Return the piece of the tokenizer's BOS or EOS. Without such a token, raise an error that names `place` and `option`."""
+def _piece(what: str, number: int | None, option: str) -> list[Piece]:
+    """Return the piece of BOS or EOS, whose id is `number`. For None, raise an error: documents "end in EOS" (`what`)."""
     if number is None:
         raise PrepareError(
-            f"template text: documents {place}, and this tokenizer has none. Give one that has, or {option}."
+            f"template text: documents {what}, and this tokenizer has none. Give one that has, or {option}."
         )
     return [(np.array([number], np.uint32), 1.0)]
