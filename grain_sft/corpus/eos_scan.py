@@ -23,7 +23,7 @@ def scan(corpus: "Corpus", bos_token_id: int | None) -> tuple[Ints, Ints, int, l
     First tokens and lengths are int64 [documents]; first tokens are counted through all shards. With `bos_token_id`, an EOS
     ends a document only if that token follows it, or if it is the last token of its shard.
     """
-    start_arrays, stop_arrays = [], []
+    start_arrays, stop_arrays = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     current_shard, document_start, highest = -1, 0, 0
     with hashing.BlockHasher(len(corpus.shards)) as hasher:
         for shard, chunk_start, chunk, next_tokens in _chunks(corpus):
@@ -40,10 +40,9 @@ def scan(corpus: "Corpus", bos_token_id: int | None) -> tuple[Ints, Ints, int, l
                 stop_arrays.append(stops)
                 document_start = int(stops[-1])
         hashes = [hasher.joined(shard) for shard in range(len(corpus.shards))]
-    no_document = np.empty(0, np.int64)
-    start = np.concatenate([no_document, *start_arrays])
-    stop = np.concatenate([no_document, *stop_arrays])
-    return start, stop - start, min(highest, np.iinfo(np.int64).max), hashes  # `highest` is stored as int64
+    start = np.concatenate(start_arrays)
+    length = np.concatenate(stop_arrays) - start
+    return start, length, min(highest, np.iinfo(np.int64).max), hashes
 
 
 def _chunks(corpus: "Corpus") -> Iterator[tuple[int, int, Tokens, Tokens]]:

@@ -64,9 +64,7 @@ def _own_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer:
         "weights": corpus.weights or None,
         "signed": corpus.signed or None,
     }
-    use_loss_mask = None
-    if corpus.has_loss or corpus.ignores_loss:
-        use_loss_mask = corpus.has_loss
+    use_loss_mask = corpus.has_loss if corpus.has_loss or corpus.ignores_loss else None  # None: no loss files exist
     return {
         "format": INDEX_FORMAT,
         "version": INDEX_VERSION,
@@ -103,14 +101,8 @@ def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokeni
         if shard.data_offset:
             logging.warning("%s: MaxText 0.2.5 reads the .npy header as tokens. Store the file without it.", shard.path)
         num_rows = shard.num_tokens // sequence_length
-        entry = {
-            "path": shard.path,
-            "label": shard.label,
-            "n_tokens": shard.num_tokens,
-            "n_instances": num_rows,
-            "instance_offset": total_rows,
-        }
-        entries.append(entry)
+        entry = {"path": shard.path, "label": shard.label, "n_tokens": shard.num_tokens}
+        entries.append({**entry, "n_instances": num_rows, "instance_offset": total_rows})
         total_rows += num_rows
     return {
         "format_version": MAXTEXT_VERSION,

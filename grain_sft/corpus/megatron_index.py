@@ -1,9 +1,17 @@
 """Megatron's index files: the `.idx` that lists the sequences and documents of the tokens in a `.bin`.
 
-All values are little-endian. Byte 0: magic `MMIDIDX\\0\\0`; 9: version, uint64 1; 17: code of the dtype, uint8; 18: number of
-sequences, uint64; 26: number of documents, uint64; 34: number of tokens of each sequence, int32; first byte of each
-sequence in the `.bin`, int64; document index, int64: the first sequence of each document, and the number of sequences at
-its end. Source: megatron-core 0.16.1, `megatron/core/datasets/indexed_dataset.py`.
+All values are little-endian. S is the number of sequences.
+
+  byte 0        magic `MMIDIDX\\0\\0`
+  byte 9        version: uint64, 1
+  byte 17       code of the tokens' dtype: uint8
+  byte 18       number of sequences, S: uint64
+  byte 26       number of entries of the document index: uint64 (some writers state one less)
+  byte 34       number of tokens of each sequence: int32 [S]
+  34 + 4 * S    pointers, the first byte of each sequence in the `.bin`: int64 [S]
+  34 + 12 * S   document index, the first sequence of each document, then S: int64
+
+Source: megatron-core 0.16.1, `megatron/core/datasets/indexed_dataset.py`.
 """
 
 import struct
@@ -19,7 +27,7 @@ Ints = npt.NDArray[np.int64]
 
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1
-_HEADER = struct.Struct("<9sQBQQ")  # magic, version, code of the dtype, numbers of sequences and documents
+_HEADER = struct.Struct("<9sQBQQ")  # bytes 0 to 33
 HEADER_BYTES = _HEADER.size
 CODES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 """Dtypes of tokens by their codes."""
@@ -28,11 +36,11 @@ _WRITE_AGAIN = "Copy the file again, or write it again."
 
 
 class IndexHeader(NamedTuple):
-    """Facts in the first bytes of an index.
+    """The header of an index.
 
     Attributes:
-      dtype: Unsigned dtype of the width of the tokens.
-      signed: Whether tokens are stored as signed integers.
+      dtype: Unsigned dtype that tokens are read as.
+      signed: Whether tokens are stored as signed integers of the same width.
       sequences: Number of sequences.
       entries: Number of entries of the document index, at least 1.
     """
@@ -49,19 +57,19 @@ class IndexHeader(NamedTuple):
 
     @property
     def pointers_at(self) -> int:
-        """Offset of the sequences' first bytes in the index, in bytes."""
+        """Byte of the index at which the pointers begin."""
         return HEADER_BYTES + 4 * self.sequences
 
     @property
     def documents_at(self) -> int:
-        """Offset of the document index, in bytes."""
+        """Byte of the index at which the document index begins."""
         return HEADER_BYTES + 12 * self.sequences
 
 
 def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
-    """Return the header of an index of `size` bytes whose first `HEADER_BYTES` are `head`.
+    """Return the header of an index of `size` bytes whose first `HEADER_BYTES` bytes are `head`.
 
-    The document index has as many entries as the header states documents, or one more: `size` decides.
+    Writers disagree whether the header counts the last entry of the document index. The size of the file decides.
 
     Raises:
       CorpusError: The file is not an index of tokens, or is cut short or appended to.
@@ -81,24 +89,25 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     stored = np.dtype(CODES[code])
     if stored.kind == "f":
         raise CorpusError(f"{path}: byte 17: dtype code {code} is {stored}; expected integers. It holds no token ids.")
-    listed, rest = 8 * documents, size - HEADER_BYTES - 12 * sequences
-    if rest - sequences in (listed, listed + 8) and rest not in (listed, listed + 8):
+    document_bytes = size - HEADER_BYTES - 12 * sequences
+    valid = (8 * documents, 8 * documents + 8)
+    if document_bytes - sequences in valid and document_bytes not in valid:
         raise CorpusError(
             f"{path}: byte {size - sequences}: one byte per sequence follows the document index, so the data are multimodal. "
             "Expected text. Write the text alone, without --multimodal."
         )
-    if rest not in (listed, listed + 8):
+    if document_bytes not in valid:
         raise CorpusError(
             f"{path}: {size} bytes, but its header (bytes 18 and 26) states {sequences} sequences and {documents} documents; "
-            f"expected {HEADER_BYTES + 12 * sequences + listed} or 8 more. It was cut short or damaged. {_WRITE_AGAIN}"
+            f"expected {HEADER_BYTES + 12 * sequences + valid[0]} or 8 more. It was cut short or damaged. {_WRITE_AGAIN}"
         )
-    if not rest:
+    if not document_bytes:
         raise CorpusError(f"{path}: byte 26: the document index has no entry; expected at least one. {_WRITE_AGAIN}")
-    return IndexHeader(np.dtype(f"u{stored.itemsize}"), stored.kind == "i", sequences, rest // 8)
+    return IndexHeader(np.dtype(f"u{stored.itemsize}"), stored.kind == "i", sequences, document_bytes // 8)
 
 
 def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
-    """Yield the parts of an index as megatron-core writes it, of documents of one sequence each, of `sizes` tokens."""
+    """Yield the bytes of an index, in parts, for documents of one sequence each. Document i has `sizes[i]` tokens."""
     code = next(code for code, name in CODES.items() if name == dtype.name)
     yield _HEADER.pack(MAGIC, VERSION, code, len(sizes), len(sizes) + 1)
     yield sizes.astype("<i4").tobytes()
@@ -107,11 +116,11 @@ def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
 
 
 def check_sizes(path: str, sizes: npt.NDArray[np.int32], first: int) -> None:
-    """Refuse negative numbers of tokens. `sizes[0]` belongs to the sequence with number `first`."""
+    """Refuse negative numbers of tokens. `sizes` belong to the sequences from number `first` on."""
     if len(sizes) and sizes.min() < 0:
-        at = int(np.flatnonzero(sizes < 0)[0])
+        i = int(np.flatnonzero(sizes < 0)[0])
         raise CorpusError(
-            f"{path}: byte {HEADER_BYTES + 4 * (first + at)}: sequence {first + at} has {sizes[at]} tokens; expected 0 or "
+            f"{path}: byte {HEADER_BYTES + 4 * (first + i)}: sequence {first + i} has {sizes[i]} tokens; expected 0 or "
             f"more. The file is damaged. {_WRITE_AGAIN}"
         )
 
@@ -119,13 +128,16 @@ def check_sizes(path: str, sizes: npt.NDArray[np.int32], first: int) -> None:
 def parse(
     path: str, data: bytes, num_tokens: int, sequences: tuple[int, int] | None, *, by_sequence: bool
 ) -> tuple[Ints, Ints]:
-    """Return first token and length of each document, int64 [documents], or of each sequence, int64 [sequences].
+    """Return first token and length of each document, or of each sequence, in a range of sequences.
+
+    Both are int64 [documents] or [sequences]. Tokens are counted from the first token of the range. A document that is only
+    partly in the range is returned without the sequences outside of it.
 
     Args:
       path: Path of the index, for messages.
       data: All bytes of the index.
-      num_tokens: Number of tokens in the sequences of the range.
-      sequences: Range of sequences, from whose first token starts are counted; None: all. Its ends cut through documents.
+      num_tokens: Number of tokens that the range must have.
+      sequences: First sequence of the range and the one after its last; None for all.
       by_sequence: Whether sequences are returned instead of documents.
 
     Raises:
@@ -135,48 +147,65 @@ def parse(
     count, itemsize = header.sequences, header.dtype.itemsize
     sizes: npt.NDArray[Any] = np.frombuffer(data, "<i4", count, HEADER_BYTES)
     pointers = np.frombuffer(data, "<i8", count, header.pointers_at)
-    borders = np.frombuffer(data, "<i8", header.entries, header.documents_at)
-    bounds = np.zeros(count + 1, np.int64)
-    np.cumsum(sizes, dtype=np.int64, out=bounds[1:])
-    _check_pointers(path, header, pointers, bounds[:-1] * itemsize)
-    _check_borders(path, header, borders)
+    document_index = np.frombuffer(data, "<i8", header.entries, header.documents_at)
+    token_bounds = np.zeros(count + 1, np.int64)  # first token of each sequence, and the number of tokens
+    np.cumsum(sizes, dtype=np.int64, out=token_bounds[1:])
+    _check_pointers(path, header, pointers, token_bounds[:-1] * itemsize)
+    _check_document_index(path, header, document_index)
     first, stop = sequences or (0, count)
-    if not 0 <= first <= stop <= count or bounds[stop] - bounds[first] != num_tokens:
+    if not 0 <= first <= stop <= count or token_bounds[stop] - token_bounds[first] != num_tokens:
+        held = token_bounds[min(stop, count)] - token_bounds[min(first, count)]
         raise CorpusError(
-            f"{path}: sequences {first} to {stop} hold {bounds[min(stop, count)] - bounds[min(first, count)]} tokens, of "
-            f"{count} sequences; expected {num_tokens}. The file is of other tokens, or was replaced. {_WRITE_AGAIN}"
+            f"{path}: sequences {first} to {stop} hold {held} tokens, of {count} sequences; expected {num_tokens}. The file is "
+            f"of other tokens, or was replaced. {_WRITE_AGAIN}"
         )
     if by_sequence:
-        begin, end = bounds[first:stop], bounds[first + 1 : stop + 1]
-    elif stop - first == count:
-        begin, end = bounds[borders[:-1]], bounds[borders[1:]]
+        start, end = token_bounds[first:stop], token_bounds[first + 1 : stop + 1]
     else:
-        begins, ends = borders[:-1], borders[1:]
-        inside = (begins < stop) & (ends > first)
-        # a document without sequences is in the range that begins where it is, or in the last range
-        at_border = (begins == first) | (begins == stop) if stop == count else begins == first
-        inside |= (begins == ends) & at_border
-        begin, end = (bounds[each[inside].clip(first, stop)] for each in (begins, ends))
-    return begin - bounds[first], end - begin
+        first_sequences, stops = _documents_in_range(document_index[:-1], document_index[1:], first, stop, count)
+        start, end = token_bounds[first_sequences], token_bounds[stops]
+    return start - token_bounds[first], end - start
+
+
+def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: int) -> tuple[Ints, Ints]:
+    """Return the first sequence of each document in a range and the one after its last, within the range.
+
+    Args:
+      begin: First sequence of each document of the index.
+      end: Sequence after the last of each document.
+      first: First sequence of the range.
+      stop: Sequence after the last of the range.
+      count: Number of sequences in the index.
+    """
+    if stop - first == count:
+        return begin, end
+    in_range = (begin < stop) & (end > first)
+    # A document without sequences belongs to the range that begins at it. At the end of the index, it belongs to the last.
+    at_border = begin == first
+    if stop == count:
+        at_border |= begin == stop
+    in_range |= (begin == end) & at_border
+    return begin[in_range].clip(first, stop), end[in_range].clip(first, stop)
 
 
 def _check_pointers(path: str, header: IndexHeader, pointers: Ints, expected: Ints) -> None:
-    """Refuse sequences that do not follow each other in the `.bin`."""
+    """Refuse pointers of sequences that do not follow each other in the `.bin`."""
     if (pointers != expected).any():
-        at = int(np.flatnonzero(pointers != expected)[0])
+        i = int(np.flatnonzero(pointers != expected)[0])
         raise CorpusError(
-            f"{path}: byte {header.pointers_at + 8 * at}: sequence {at} begins at byte {pointers[at]} of the .bin; expected "
-            f"{expected[at]}, after the tokens of those before it. The file is damaged. {_WRITE_AGAIN}"
+            f"{path}: byte {header.pointers_at + 8 * i}: sequence {i} begins at byte {pointers[i]} of the .bin; expected "
+            f"{expected[i]}, after the tokens of those before it. The file is damaged. {_WRITE_AGAIN}"
         )
 
 
-def _check_borders(path: str, header: IndexHeader, borders: Ints) -> None:
+def _check_document_index(path: str, header: IndexHeader, entries: Ints) -> None:
     """Refuse a document index that does not ascend from 0 to the number of sequences."""
-    wrong = np.append(borders[:1] != 0, borders[1:] < borders[:-1]) | (borders > header.sequences)
-    wrong[-1] |= borders[-1] != header.sequences
+    descends = entries[1:] < entries[:-1]
+    wrong = np.append(entries[:1] != 0, descends) | (entries > header.sequences)
+    wrong[-1] |= entries[-1] != header.sequences
     if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
+        i = int(np.flatnonzero(wrong)[0])
         raise CorpusError(
-            f"{path}: byte {header.documents_at + 8 * at}: entry {at} of the document index is {borders[at]}; expected entries "
+            f"{path}: byte {header.documents_at + 8 * i}: entry {i} of the document index is {entries[i]}; expected entries "
             f"that ascend from 0 to {header.sequences}, the number of sequences. The file is damaged. {_WRITE_AGAIN}"
         )

@@ -16,22 +16,22 @@ from grain_sft.errors import CorpusError
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MixtureCorpus(Corpus):
-    """Corpora of a mixture as one corpus: all shards, one corpus after the other. `dtype` is the widest of theirs.
+    """The corpora of a mixture as one corpus, whose shards are those of the first corpus, then of the second, and so on.
 
-    Files keep their own dtypes, so tokens are read through `parts`.
+    `dtype` is the widest of their dtypes. Files keep their own dtypes, so tokens are read from `parts`, not from the mixture.
 
     Attributes:
-      parts: Corpora of the sources.
+      parts: Corpora of the mixture, in order.
     """
 
     parts: tuple[Corpus, ...] = ()
 
     @classmethod
     def of(cls, parts: tuple[Corpus, ...]) -> Self:
-        """Return the mixture of some corpora, or raise CorpusError if two were made with different tokenizers."""
-        known = [part for part in parts if part.tokenizer_sha256 is not None]
-        for other in known[1:]:
-            first = known[0]
+        """Return the mixture of the corpora `parts`. Raise CorpusError if two were made with different tokenizers."""
+        with_tokenizer = [part for part in parts if part.tokenizer_sha256 is not None]
+        for other in with_tokenizer[1:]:
+            first = with_tokenizer[0]
             if other.tokenizer_sha256 != first.tokenizer_sha256:
                 raise CorpusError(
                     f"{other.shards[0].path}: the corpus was made with the tokenizer {other.tokenizer!r} (sha256 "
@@ -73,4 +73,5 @@ class MixtureCorpus(Corpus):
 
 
 def _joined(hashes: Iterable[str]) -> str:
+    """Return the hash of some hashes."""
     return hashlib.sha256("\0".join(["grain_sft mixture", *hashes]).encode()).hexdigest()

@@ -1,9 +1,8 @@
-"""`open_corpus`: a Corpus from a path, a glob, a list of files, a mix or an index."""
+"""`open_corpus`: open a corpus by a path, a glob, a list of files, a mix or an index."""
 
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ AUTO = "auto"
 TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
     "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
 )
-"""Loader of the tokenizers whose `sha256` `check_tokenizer` compares. It is imported only if `tokenizer` is a path."""
+"""Loader of tokenizers, whose `sha256` `check_tokenizer` compares. It is imported on first use, only if a path is given."""
 
 
 def open_corpus(
@@ -45,44 +44,45 @@ def open_corpus(
     split: str | None = None,
     subset: Subset | None = None,
 ) -> Corpus:
-    """Open the token files that `where` names, in order. Files are scanned unless a saved index lists them.
+    """Open the token files that `where` names, in order. Each file is checked, unless a saved index lists it.
 
-    Sidecar files are found by name: label masks and loss weights (OLMo-core's `labels_mask_part_NNNN.npy` for
-    `token_ids_part_NNNN.npy`, and those of the other formats) and document boundaries (`NAME.csv.gz` for `NAME.npy`). A glob,
-    directory or list may include sidecar files; their values are never read as tokens.
+    Sidecar files hold label masks, loss weights or document boundaries. They are found by name, such as OLMo-core's
+    `labels_mask_part_NNNN.npy` for `token_ids_part_NNNN.npy`, or `NAME.csv.gz` for `NAME.npy`. A glob, directory or list may
+    include sidecar files; their values are never read as tokens.
 
     Args:
       where: Path or paths of the corpus, local or URLs that fsspec knows (`gs://`); one of
-        - a mix file: `label,path` a line, `#` comments and blank lines; relative paths start at the mix's folder (or
-          at the working directory, if the first file is there and not in that folder);
+        - a mix file, with a line `label,path` for each file, `#` comments and blank lines; relative paths start at the
+          mix's folder (or at the working directory, if the first file is there and not in that folder);
         - a saved index (`Corpus.save`, `grain-sft index`, or MaxText's `olmo_grain` index), whose name ends in .json;
-        - a prepared SFT corpus: its training split, or the split whose folder is given;
+        - the folder of a prepared SFT corpus, which opens its training split, or the folder of one split;
         - any other directory: every .npy file below it, sorted by path, without validation splits of prepared corpora and
           without folders that are links;
         - a glob: its matches, sorted;
         - one .npy or .bin file;
         - a prefix of Megatron's `.bin` and `.idx` files, one of these files, a folder of them, a list of prefixes, or a
           blend: weights and prefixes in turn, as a list (`[0.3, a, 0.7, b]`) or in one string ("0.3 a 0.7 b");
-        - a list of files, globs and directories, in that order; a prepared SFT corpus is its training split here, too.
+        - a list of files, globs and directories, in that order; the folder of a prepared SFT corpus opens its training
+          split here, too.
       format: Format of the files; `auto` infers it from `where`. The formats are "files", "mix", "index", those of SFT
         corpora, "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer",
         "openchat" and "pairs" (preference pairs), "megatron", and "rows", which `grain-sft pack --materialize` writes.
         `package.module:Name` is a `Format` of yours.
-      dtype: Dtype of headerless arrays. Files with a .npy header carry their own. The default is the dtype that an SFT
-        corpus's metadata or the sizes of its files imply, else uint32, as AI2 writes, if the tokens look like it.
-      eos_token_id: Token that ends a document. The default is that of the corpus's metadata.
+      dtype: Dtype of files without a .npy header. The default is the dtype that an SFT corpus's metadata or the sizes of
+        its files imply, else uint32, as AI2 writes, if the first tokens are plausible as uint32.
+      eos_token_id: Token that ends a document. The default is the one in the corpus's metadata.
       path_remap: Replacements of prefixes of paths. The longest prefix that matches applies. A key `{NAME}` is a
         placeholder that is filled in anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
-      tokenizer: Name or path of the tokenizer. It fills `{TOKENIZER}` in paths and is kept in the corpus. A corpus that was
-        made with another tokenizer is refused: by its hash if this is the path of a tokenizer, else by its name.
+      tokenizer: Name or path of the tokenizer. It replaces `{TOKENIZER}` in paths and is recorded in the corpus. A corpus
+        that was made with another tokenizer is refused. The path of a tokenizer is compared by hash, anything else by name.
       remote: Options of reading remote files (see docs/cloud.md), such as {"seconds": 120, "requests": 64, "cache":
         {"folder": ..., "max_bytes": "200GiB", "unit": "4MiB"}}. Environment variables set those that are left out.
       root: Folder, local or a URL, that must contain all files after links are followed; for a mix or an index from an
         untrusted source. The default sets no limit, because OLMo's mixes have absolute paths.
-      label_mask_paths: Label masks (a byte a token, 0 or 1), a glob or a list of files and globs, one file for each token
-        file in order, as in OLMo-core's `NumpyDatasetConfig`. The default is the sidecar files.
-      use_loss_mask: Whether loss masks and weights are used: false ignores them, so that every token takes loss; true
-        refuses a corpus without. The default uses them where they exist, or as a saved index states.
+      label_mask_paths: Label masks (one byte for each token, 0 or 1), as a glob or a list of files and globs: one file for
+        each token file, in order, as in OLMo-core's `NumpyDatasetConfig`. The default is the sidecar files.
+      use_loss_mask: Whether loss masks and weights are used. False ignores them, so that every token takes loss. True
+        refuses a corpus without them. The default uses them where they exist, or as a saved index states.
       split: Weights of Megatron's training, validation and test splits, such as "969,30,1": each is a range of the
         sequences of every prefix, as megatron-core computes it. The default is all sequences.
       subset: Part of `split` that is opened: "train", "valid" or "test". The default is "train".
@@ -93,8 +93,8 @@ def open_corpus(
         length than their tokens, another tokenizer than the corpus was made with, or a file outside of `root`.
       WrongTypeError: An argument of another type.
     """
-    if isinstance(where, list | tuple) and any(isinstance(each, str | os.PathLike) for each in where):
-        where = [str(each) if type(each) in (int, float) else each for each in where]  # weights of a blend
+    if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
+        where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
     paths = as_paths("where", where)
     check_type("format", format, str, "a string")
     check_type("tokenizer", tokenizer, str | None, "a string")
@@ -102,28 +102,30 @@ def open_corpus(
     check_type("root", root, str | os.PathLike | None, "a path")
     _check_masks_and_split(label_mask_paths, use_loss_mask, split, subset)
     remote_options = None if remote is None else RemoteOptions.of(remote)
-    remap, masks = _remap_of(path_remap, tokenizer), None
+    remap = _remap_of(path_remap, tokenizer)
+    masks: list[str] | None = None
     if label_mask_paths is not None:
-        named_masks = as_paths("label_mask_paths", label_mask_paths)
-        masks = tuple(files.absolute(found) for path in named_masks for found in expand(remap(files.normalize(path))))
+        masks = []
+        for path in as_paths("label_mask_paths", label_mask_paths):
+            masks += map(files.absolute, expand(remap(files.normalize(path))))
     folder = _folder_of(root)
     local_folder = None if folder is None or files.is_remote(folder) else folder
     options = ReadOptions(
         dtype=None if dtype is None else token_dtype(dtype, "dtype"),
         eos_token_id=eos_token_id,
         use_loss_mask=use_loss_mask,
-        masks=masks,
+        masks=None if masks is None else tuple(masks),
         split=split,
         subset=subset or "train",
         remap=remap,
         check_paths=functools.partial(_check_inside, folder),
     )
-    named = files.normalize(where) if isinstance(where, str | os.PathLike) else None
-    with inside(local_folder, named or ""):
-        corpus = _open_list(paths, format, options) if named is None else _open_path(named, format, options)
-    # files that a format placed in a folder of its own, such as the cache, have that as their `root`
+    single_path = files.normalize(where) if isinstance(where, str | os.PathLike) else None
+    with inside(local_folder, single_path or ""):
+        corpus = _open_list(paths, format, options) if single_path is None else _open_path(single_path, format, options)
+    # A format that unpacks files into the cache sets the cache as their `root`.
     _check_inside(folder, (file.path for file in corpus.files() if file.root is None))
-    if local_folder is not None:  # the files are checked again whenever they are opened
+    if local_folder is not None:  # `root` is checked again whenever a file is opened
         corpus = corpus.map_files(lambda file: dataclasses.replace(file, root=file.root or local_folder))
     _check_use(corpus, use_loss_mask, split)
     if tokenizer is not None:
@@ -133,17 +135,20 @@ def open_corpus(
 
 
 def _remap_of(path_remap: Mapping[str, str] | None, tokenizer: str | None) -> Callable[[str], str]:
-    """Return the function that replaces prefixes of paths, and fills in `{TOKENIZER}`."""
+    """Return the function that applies `path_remap` to a path and replaces `{TOKENIZER}` in it."""
     check_type("path_remap", path_remap, Mapping | None, "a mapping of prefixes to their replacements")
-    for text in itertools.chain.from_iterable((path_remap or {}).items()):
-        check_type("path_remap: a prefix or its replacement", text, str | os.PathLike, "a string or a path")
-    remaps = {files.normalize(key): files.normalize(value) for key, value in (path_remap or {}).items()}
+    replacements = {}
+    for prefix, replacement in (path_remap or {}).items():
+        for text in (prefix, replacement):
+            check_type("path_remap: a prefix or its replacement", text, str | os.PathLike, "a string or a path")
+        replacements[files.normalize(prefix)] = files.normalize(replacement)
     if tokenizer is not None:
-        remaps.setdefault("{TOKENIZER}", tokenizer)
-    return lambda path: files.normalize(remap_path(path, remaps))
+        replacements.setdefault("{TOKENIZER}", tokenizer)
+    return lambda path: files.normalize(remap_path(path, replacements))
 
 
 def _check_masks_and_split(masks: object, use_loss_mask: bool | None, split: str | None, subset: str | None) -> None:
+    """Refuse values of wrong types, a subset without a split, and masks that `use_loss_mask` ignores."""
     check_type("use_loss_mask", use_loss_mask, bool | None, "True or False")
     check_type("split", split, str | None, "a string such as '969,30,1'")
     if subset is not None and (split is None or subset not in SUBSETS):
@@ -153,7 +158,7 @@ def _check_masks_and_split(masks: object, use_loss_mask: bool | None, split: str
 
 
 def _check_use(corpus: Corpus, use_loss_mask: bool | None, split: str | None) -> None:
-    """Refuse arguments that the files of the corpus do not support."""
+    """Refuse `use_loss_mask=True` for a corpus without loss files, and `split` for files other than Megatron's."""
     path = corpus.shards[0].path
     if use_loss_mask and not corpus.has_loss:
         raise CorpusError(
@@ -168,35 +173,47 @@ def _check_use(corpus: Corpus, use_loss_mask: bool | None, split: str | None) ->
 
 
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
-    listing, listed = DirectoryListing(), [options.remap(files.normalize(path)) for path in paths]
-    found = [form for form in formats() if form.detect_list(listed, listing)] if format == AUTO else []
-    form = found[0] if found else FORMATS["files" if format == AUTO else format]()
-    return form.read_list(listed, options, listing)
+    """Return the corpus of a list of paths. Without a format that recognizes the list, format "files" opens it."""
+    listing = DirectoryListing()
+    remapped = [options.remap(files.normalize(path)) for path in paths]
+    if format != AUTO:
+        return FORMATS[format]().read_list(remapped, options, listing)
+    for form in formats():
+        if form.detect_list(remapped, listing):
+            return form.read_list(remapped, options, listing)
+    return FORMATS["files"]().read_list(remapped, options, listing)
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
-    listing, remapped = DirectoryListing(), options.remap(path)
-    may_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
-    path = path if may_list else remapped  # an existing mix or index is opened at the path as given
+    """Return the corpus at one path, read by the first format that detects it."""
+    listing = DirectoryListing()
+    remapped = options.remap(path)
+    # `path_remap` is for the paths that a mix or an index lists. It applies to the path of the mix itself only if no file is
+    # there. Remote files are not looked up: their suffix decides.
+    may_be_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
+    list_path = path if may_be_list else remapped
     for form in formats() if format == AUTO else [FORMATS[format]()]:
-        at = path if form.lists_paths else remapped
-        if is_glob(at) and not form.takes_globs:
+        candidate = list_path if form.lists_paths else remapped
+        if is_glob(candidate) and not form.takes_globs:
             continue
         if not form.takes_globs and not form.lists_paths:
-            at = files.absolute(at)
-        found = at if form.any_path and format != AUTO else form.detect(at, listing)
+            candidate = files.absolute(candidate)
+        needs_no_detection = form.any_path and format != AUTO
+        found = candidate if needs_no_detection else form.detect(candidate, listing)
         if found is not None:
             return form.read(found, options, listing)
-    raise CorpusError(f"{path}: is not of the format {format}; expected {FORMATS[format].expected}.")
+    raise CorpusError(f"{list_path}: is not of the format {format}; expected {FORMATS[format].expected}.")
 
 
 def _folder_of(root: str | os.PathLike[str] | None) -> str | None:
     """Return the real path or the URL of `root`, with a slash at its end; None for None."""
     if root is None:
         return None
-    if not (path := files.normalize(root)):
+    path = files.normalize(root)
+    if not path:
         raise CorpusError("root is an empty path; expected a folder. Leave it out to allow files of any folder.")
-    path = path if files.is_remote(path) else os.path.realpath(path)
+    if not files.is_remote(path):
+        path = os.path.realpath(path)
     return path.rstrip("/") + "/"
 
 
@@ -206,7 +223,7 @@ def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
         return
     for path in paths:
         remote = files.is_remote(path)
-        with files.reading(path):  # no file can have a name with a NUL
+        with files.reading(path):  # a path with a NUL is a CorpusFileError, not a ValueError
             real = path if remote else os.path.realpath(path)
         climbs = remote and ".." in urllib.parse.unquote(path).split("/")  # clients resolve %2e%2e in URLs, too
         if climbs or not real.startswith(folder):
@@ -216,43 +233,45 @@ def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
 def check_tokenizer(corpus: Corpus, given: str) -> None:
     """Refuse another tokenizer than the one that the corpus was made with.
 
+    If `given` is a path and the corpus records the hash of its tokenizer, hashes are compared; else names. A corpus that
+    records neither takes any tokenizer.
+
     Args:
-      corpus: Corpus, with `tokenizer_sha256`, `tokenizer`, both or neither; with neither, any tokenizer passes.
-      given: Path of a tokenizer, which is compared by hash; else a name, which is compared with `corpus.tokenizer`.
+      corpus: Corpus to check.
+      given: Name or path of a tokenizer.
 
     Raises:
       CorpusError: It is another tokenizer, or can't be compared.
       CorpusFileError: No tokenizer exists at the path `given`.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path
-    found = None
-    if sha256 is not None and files.exists(path := files.normalize(given)):
-        with contextlib.suppress(MissingExtraError):
-            found = TOKENIZER_READERS["any"](path).sha256
-    if found is not None:
-        is_same = found == sha256
-    elif name is not None:
-        is_same = _is_same_name(name, given)
-    elif sha256 is None:
-        is_same = True
-    else:
+    if name is None and sha256 is None:
+        return
+    given_sha256 = None
+    path = files.normalize(given)
+    if sha256 is not None and files.exists(path):
+        with contextlib.suppress(MissingExtraError):  # without the tokenizers' package, names are compared
+            given_sha256 = TOKENIZER_READERS["any"](path).sha256
+    if given_sha256 is None and name is None:
         raise CorpusError(
             f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "
             f"{given!r}, which is not a file. Give the path of the tokenizer, or none."
         )
+    is_same = _is_same_name(name or "", given) if given_sha256 is None else given_sha256 == sha256
     if not is_same:
         raise CorpusError(
-            f"{where}: the corpus was made with the tokenizer {_facts(name, sha256)}, but {_facts(given, found)} was given. "
-            "Give the corpus's tokenizer, or none."
+            f"{where}: the corpus was made with the tokenizer {_facts(name, sha256)}, but {_facts(given, given_sha256)} was "
+            "given. Give the corpus's tokenizer, or none."
         )
 
 
 def _facts(name: str | None, sha256: str | None) -> str:
-    """Return the text of those facts about a tokenizer that are known."""
-    return ", ".join(text for text, fact in ((repr(name), name), (f"sha256 {sha256}", sha256)) if fact is not None)
+    """Return the name and the hash of a tokenizer, where they are not None, as text."""
+    facts = [None if name is None else repr(name), None if sha256 is None else f"sha256 {sha256}"]
+    return ", ".join(filter(None, facts))
 
 
 def _is_same_name(one: str, other: str) -> bool:
-    """Return whether two names or paths are of one tokenizer: equal, or one ends with the other."""
+    """Return whether two names or paths may be of one tokenizer: "OLMo-2" is the same as "allenai/OLMo-2"."""
     short, long = sorted((name.rstrip("/").removeprefix("./").split("/") for name in (one, other)), key=len)
     return long[-len(short) :] == short

@@ -1,6 +1,7 @@
-"""Formats of corpora: the table that `open_corpus(format=...)` looks into, and the base class of its entries.
+"""Formats of corpora on disk: the table `FORMATS`, and `Format`, the base class of its entries.
 
-A format from outside is a subclass of `Format`, named as `package.module:Name` or registered in `FORMATS`.
+A format from outside is a subclass of `Format`. `open_corpus(format="package.module:Name")` names it, or it is registered in
+`FORMATS`.
 """
 
 from collections.abc import Sequence
@@ -20,19 +21,23 @@ __all__ = [
 class Format:
     """A format of corpora on disk.
 
-    A subclass defines `detect` and one of two things: `split` and `part`, from which the inherited `read` makes the corpus,
-    or its own `read`, which usually calls `scan_corpus`. The other methods are called where a list, a glob or a mix names
-    token files one by one: they find the sidecar files and the metadata of each.
+    A corpus is opened in one of two ways:
+
+    - By one path, such as a folder: `detect` recognizes the path, and `read` opens the corpus. The inherited `read` calls
+      `split` for the list of token files, and `part` for the sidecar files of each. A subclass defines `detect`, and either
+      `split` and `part` or its own `read`, which usually calls `scan_corpus`.
+    - By token files that a list, a glob or a mix names one by one: `owner` recognizes each file, `part` finds its sidecar
+      files, `home` its split, and `split` the metadata.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
-      rank: When "auto" tries this format: lower ranks first, then as listed in `FORMATS`.
+      rank: Order in which "auto" tries formats: lower ranks first, formats of one rank as listed in `FORMATS`.
       any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
-      lists_paths: Whether a path of this format lists further paths; `path_remap` then applies to those only.
+      lists_paths: Whether a path of this format is a file that lists further paths; `path_remap` then applies to those only.
       takes_globs: Whether `read` takes glob patterns.
-      takes_lists: Whether `read_list` opens the token files of this format that a glob, a list or a mix names. They are not
+      takes_lists: Whether token files that are named one by one are opened by `read_list` of this format. They can't be
         opened together with files of other formats.
-      metadata_files: Regular expression of names of files that hold metadata, never tokens.
+      metadata_files: Regular expression of the names of files that hold metadata, never tokens.
     """
 
     expected = "a path of this format"
@@ -44,11 +49,11 @@ class Format:
     metadata_files = ""
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the argument of `read`, such as the folder of the training split; None if `path` has another format."""
+        """Return the path that `read` opens, such as the folder of the training split; None if `path` has another format."""
         return None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        """Return whether `read_list` takes `paths` if no format is named."""
+        """Return whether a list of paths has this format, so that `read_list` opens it if the caller names no format."""
         return False
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
@@ -64,34 +69,34 @@ class Format:
         return scan_corpus(split, parts, options)
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return `split(found)`, after checks that raise CorpusError or warn if the corpus at `found` lacks files."""
+        """Return `split(found)`. A subclass raises a CorpusError or warns here if files of the split are missing."""
         return self.split(found, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Return the corpus of a list of paths."""
+        """Return the corpus of a list of paths. A format that takes lists defines it."""
         raise CorpusError(f"{paths[0]}: this format takes one path, not a list of {len(paths)}.")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the split at `home`, a result of `detect` or of the method `home`."""
+        """Return the token files and the metadata of the split at `home`, which `detect` or the method `home` returned."""
         return Split()
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
-        """Return a token file with its sidecar files."""
+        """Return the token file `path` with its sidecar files."""
         return TokenFile(path)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file that `path` belongs to, as itself or as a sidecar; None if `path` has another format."""
+        """Return `path` if it is a token file, or the token file whose sidecar it is; None if it has another format."""
         return None
 
     def home(self, path: str) -> str:
-        """Return the argument of `split` for the split of a token file; "" if it belongs to no split."""
+        """Return the `home` of the split that a token file belongs to; "" if it belongs to no split."""
         return ""
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
         """Raise CorpusError for token files of this format that must not be opened together."""
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Return `paths`, the files that were found below a folder, without those of a validation split."""
+        """Return `paths`, the .npy files below a folder, without those of validation splits of this format."""
         return list(paths)
 
 
@@ -115,4 +120,4 @@ FORMATS: Registry[type[Format]] = Registry(
 
 def formats() -> list[Format]:
     """Return an instance of each registered format, in the order in which "auto" tries them."""
-    return sorted((FORMATS[name]() for name in FORMATS), key=lambda each: each.rank)
+    return sorted((FORMATS[name]() for name in FORMATS), key=lambda form: form.rank)

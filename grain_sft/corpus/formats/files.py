@@ -1,6 +1,7 @@
-"""Format files: token files given by a path, a list, a glob or a folder, each with its sidecar files.
+"""Format files: token files that a path, a list, a glob or a folder names, each with the sidecar files of its own format.
 
-A token file of no other format is raw tokens. `NAME.npy` may have `NAME.csv.gz`, document boundaries by Dolma's tokenizer.
+A token file that no other format recognizes has one possible sidecar file: `NAME.csv.gz` next to `NAME.npy`, the document
+boundaries that Dolma's tokenizer writes.
 """
 
 import dataclasses
@@ -24,11 +25,11 @@ TOKEN_SUFFIXES = (".npy", ".bin", ".parquet")
 LIST_SUFFIXES = (".txt", ".csv", ".mix", ".json")
 
 _BOUNDARIES = ".csv.gz"
-_NO_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|tsv|mix|md|ya?ml|toml|log|idx|arrays)")
+_NOT_TOKENS = re.compile(r".*\.(gz|zst|json|jsonl|txt|csv|tsv|mix|md|ya?ml|toml|log|idx|arrays)")
 
 
 class Files(Format):
-    """Format of token files, in order. Sidecar and metadata files among the paths are never read as tokens."""
+    """Format of token files, in order. Sidecar files and metadata among the paths are not read as tokens."""
 
     expected = "a token file, a folder of .npy files, a glob, or a list of these"
     rank = 2
@@ -36,7 +37,7 @@ class Files(Format):
     metadata_files = rf"{re.escape(SPLIT)}|{re.escape(PREPARE)}|(.*\.|train_|val_)?sources\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return `path`: a path of no other format is a file or a glob. An absent local path is an error."""
+        """Return `path`, since this format is tried last and takes any path. A local path that does not exist is an error."""
         if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.exists(path)):
             several = f" Write several paths as a list: {path.split()}." if len(path.split()) > 1 else ""
             raise CorpusFileError(
@@ -49,17 +50,19 @@ class Files(Format):
         return corpus_of_files([(path, "") for path in expand(found)], options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open files, globs and directories in order. A prepared corpus among them stands for its training split."""
+        """Open files, globs and directories in order. The folder of a prepared corpus opens its training split."""
         if not paths:
             raise CorpusError("an empty list of files: a corpus has at least one.")
-        found = (_training_split(path, options, listing) or expand(path) for path in paths)
-        return corpus_of_files([(path, "") for some in found for path in some], options, listing)
+        sources: list[tuple[str, str]] = []
+        for path in paths:
+            sources += [(file, "") for file in _training_split(path, options, listing) or expand(path)]
+        return corpus_of_files(sources, options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         if path.endswith(_BOUNDARIES):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
-        if _NO_TOKENS.fullmatch(name) and listing.sidecars(path, name):
+        if _NOT_TOKENS.fullmatch(name) and listing.sidecars(path, name):  # the file exists under this name
             raise CorpusError(
                 f"{path}: its name is not that of a token file. Name token files only, and open a mix or an index by itself."
             )
@@ -70,32 +73,35 @@ class Files(Format):
 
 
 class FileFormats:
-    """Formats of token files that are listed one by one, inferred from their names and neighbours."""
+    """Formats of files that are named one by one. The name of a file and the names in its folder decide its format."""
 
     def __init__(self, listing: DirectoryListing) -> None:
-        self.formats, self._listing = formats(), listing
+        self._formats = formats()
+        self._listing = listing
 
     def is_metadata(self, path: str) -> bool:
-        """Return whether the file holds metadata, by its name."""
+        """Return whether the name of the file is that of a metadata file of some format."""
         name = files.name_of(path)
-        return any(re.fullmatch(form.metadata_files, name) for form in self.formats)
+        return any(re.fullmatch(form.metadata_files, name) for form in self._formats)
 
     def owner(self, path: str) -> tuple[Format, str]:
-        """Return the format of a file, and its token file: `path` itself, or the one whose sidecar it is."""
-        owners = ((form, form.owner(path, self._listing)) for form in self.formats)
-        return next((form, owner) for form, owner in owners if owner is not None)
+        """Return the format of a file, and its token file: `path` itself, or the token file whose sidecar it is."""
+        owners = ((form, form.owner(path, self._listing)) for form in self._formats)
+        return next((form, owner) for form, owner in owners if owner is not None)  # format "files" takes any path
 
     def find_loss(self, path: str) -> TokenFile:
         """Return the token file `path` with the loss file that its name implies, if that exists."""
         form, owner = self.owner(path)
-        if owner != path or form.any_path:  # raw tokens have no loss file; listing their folder would take requests
+        if owner != path or form.any_path:  # format "files" has no loss files, so its folders need not be listed
             return TokenFile(path)
         return form.part(path, self._listing)
 
     def followed(self, path: str) -> str:
-        """Return the target of the link `path` if only the target has sidecars, else `path`."""
-        target = path if files.is_remote(path) or not os.path.islink(path) else os.path.realpath(path)
-        return target if target != path and self._has_sidecars(target) and not self._has_sidecars(path) else path
+        """Return the target if `path` is a link that has no sidecar files and its target has some, else `path`."""
+        if files.is_remote(path) or not os.path.islink(path):
+            return path
+        target = os.path.realpath(path)
+        return target if self._has_sidecars(target) and not self._has_sidecars(path) else path
 
     def _has_sidecars(self, path: str) -> bool:
         form, owner = self.owner(path)
@@ -104,50 +110,61 @@ class FileFormats:
 
 
 def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of `sources`, (path or URL, label) of each token file, in order; sidecars may be among them."""
+    """Return the corpus of the files `sources`, in order. Sidecar files among them may be anywhere.
+
+    Args:
+      sources: (path or URL, label) of each file.
+      options: Arguments of `open_corpus`.
+      listing: Names in the folders of the files.
+    """
     by_name = FileFormats(listing)
-    labels = [(files.absolute(path), label) for path, label in sources]
-    options.check_paths([path for path, _ in labels])  # before any file is opened
-    folders = {files.parent(path) for path, _ in labels if files.is_remote(path)}
-    if len(folders) > 1:
-        in_threads(listing.names, folders)  # a request for each
+    labelled = [(files.absolute(path), label) for path, label in sources]
+    options.check_paths([path for path, _ in labelled])  # before any file is opened
+    remote_folders = {files.parent(path) for path, _ in labelled if files.is_remote(path)}
+    if len(remote_folders) > 1:
+        in_threads(listing.names, remote_folders)  # each takes a request
+
     parts: list[TokenFile] = []
-    split_of_part: list[Split] = []
-    sidecars: dict[str, str] = {}
-    splits: dict[tuple[Format, str], Split] = {}
-    for path, label in ((by_name.followed(path), label) for path, label in labels if not by_name.is_metadata(path)):
+    splits: list[Split] = []  # of each part
+    split_at: dict[tuple[Format, str], Split] = {}
+    token_file_of: dict[str, str] = {}  # by the path of a sidecar file
+    for named_path, label in labelled:
+        if by_name.is_metadata(named_path):
+            continue
+        path = by_name.followed(named_path)
         form, owner = by_name.owner(path)
         if owner != path:
-            sidecars[path] = owner
+            token_file_of[path] = owner
             continue
-        key = form, form.home(path)
-        if key not in splits:
-            splits[key] = form.split(key[1], listing)
+        home = form.home(path)
+        if (form, home) not in split_at:
+            split_at[form, home] = form.split(home, listing)
+        split = split_at[form, home]
         part = form.part(path, listing)
-        continues = _continues(part, splits[key], parts[-1].tokens if parts else "")
+        continues = _continues(part, split, parts[-1].tokens if parts else "")
         parts.append(part._replace(label=label, continues=continues))
-        split_of_part.append(splits[key])
-    tokens = {part.tokens for part in parts}
-    for path, owner in sidecars.items():
-        if owner not in tokens:
+        splits.append(split)
+
+    token_files = [part.tokens for part in parts]
+    for path, owner in token_file_of.items():
+        if owner not in token_files:
             raise CorpusError(f"{path}: belongs to the token file {owner}, which is not among the files. Name both.")
     if not parts:
-        raise CorpusError(f"{labels[0][0]}: holds no tokens, and no other file is named. Name the token files.")
-    forms = list(dict.fromkeys(form for form, _ in splits))
+        raise CorpusError(f"{labelled[0][0]}: holds no tokens, and no other file is named. Name the token files.")
+    forms = list(dict.fromkeys(form for form, _ in split_at))
+    if len(forms) == 1 and forms[0].takes_lists:
+        corpus = forms[0].read_list(token_files, options, listing)
+        labels = [part.label for part in parts]
+        shards = [dataclasses.replace(shard, label=label) for shard, label in zip(corpus.shards, labels, strict=True)]
+        return dataclasses.replace(corpus, shards=tuple(shards))
     for form in forms:
-        if not form.takes_lists:
-            form.check_parts(parts, options, listing)
-        elif len(forms) > 1:
+        if form.takes_lists:
             raise CorpusError(
-                f"{parts[0].tokens}: among the files are ones of another format. Expected Megatron's .bin and .idx files "
+                f"{token_files[0]}: among the files are ones of another format. Expected Megatron's .bin and .idx files "
                 "alone. Make a mixture of two corpora."
             )
-        else:
-            corpus = form.read_list([part.tokens for part in parts], options, listing)
-            shards = zip(corpus.shards, parts, strict=True)
-            labelled = [dataclasses.replace(shard, label=part.label) for shard, part in shards]
-            return dataclasses.replace(corpus, shards=tuple(labelled))
-    return scan_corpus(joined_split([part.tokens for part in parts], split_of_part, options), parts, options)
+        form.check_parts(parts, options, listing)
+    return scan_corpus(joined_split(token_files, splits, options), parts, options)
 
 
 def boundaries_of(path: str, listing: DirectoryListing) -> str:
@@ -162,17 +179,20 @@ def is_glob(path: str) -> bool:
 
 
 def _training_split(path: str, options: ReadOptions, listing: DirectoryListing) -> Sequence[str]:
-    """Return the token files of a prepared corpus, or of the split at `path`; () for another path."""
-    if not is_glob(path) and not path.endswith(TOKEN_SUFFIXES):
-        for form in formats():
-            home = None if form.any_path else form.detect(files.absolute(path), listing)
-            if home is not None and (split := form.whole_split(home, options, listing).files):
-                return split
+    """Return the token files of the split at `path`, or of the training split if `path` is a prepared corpus; else ()."""
+    if is_glob(path) or path.endswith(TOKEN_SUFFIXES):
+        return ()
+    for form in formats():
+        home = None if form.any_path else form.detect(files.absolute(path), listing)
+        if home is not None:
+            split = form.whole_split(home, options, listing)
+            if split.files:
+                return split.files
     return ()
 
 
 def expand(path: str) -> list[str]:
-    """Return the files of one path, glob or folder, sorted."""
+    """Return the matches of a glob, the .npy files below a folder, both sorted, or the one file at `path`."""
     if is_glob(path):
         found = files.glob(path)
         if not found:
@@ -194,10 +214,11 @@ def expand(path: str) -> list[str]:
 
 
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
-    """Return whether the first document of `part` began in `before`, the previous file or ""; None: EOS tokens decide.
+    """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    It can only have begun in the file that precedes `part` in `split`. If `split` does not list `part` (its folder can't be
-    listed, or its name has no number), it can only have begun in a file of the same folder.
+    `before` is the token file that the corpus has before `part`, or "". A document can only have begun there if it is also the
+    file before `part` in the split. A split may not list `part`, because its folder can't be listed or the name of the file has
+    no number. Then it is enough that both are in one folder.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -209,17 +230,22 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
 
 
 def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOptions) -> Split:
-    """Return one split of the token files `paths`, with the metadata that `splits`, the split of each, share."""
-    firsts: dict[int, tuple[str, Split]] = {}
-    for path, split in zip(paths, splits, strict=True):
-        firsts.setdefault(id(split), (path, split))
-    if len(firsts) == 1:
-        whole = splits[0].files == tuple(paths)
-        return splits[0] if whole else dataclasses.replace(splits[0], sources="")  # that of absent documents, too
-    facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in firsts.values()}
+    """Return one split for the token files `paths`, with the metadata that their splits have in common.
 
-    def agreed(name: str) -> Any:
-        """Return the value that all splits share, None if a split lacks it; refuse different values."""
+    `splits` has the split of each file. Different EOS ids, padding ids, tokenizers or dtypes are a CorpusError.
+    """
+    first_files: dict[int, tuple[str, Split]] = {}
+    for path, split in zip(paths, splits, strict=True):
+        first_files.setdefault(id(split), (path, split))
+    if len(first_files) == 1:
+        split = splits[0]
+        if split.files != tuple(paths):  # its file of sources also lists the documents of files that are left out
+            split = dataclasses.replace(split, sources="")
+        return split
+    facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in first_files.values()}
+
+    def common(name: str) -> Any:
+        """Return the value of a fact that all splits state; None if a split does not. Different values are an error."""
         stated = [(facts[name], path) for path, facts in facts_of.items() if facts[name] is not None]
         for value, path in stated:
             first, first_path = stated[0]
@@ -230,13 +256,14 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
                 )
         return stated[0][0] if len(stated) == len(facts_of) else None
 
-    names = {facts["tokenizer"] for facts in facts_of.values()}
-    dtypes = {tuple(split.dtypes) for split in splits}
+    tokenizers = {facts["tokenizer"] for facts in facts_of.values()}
+    allowed_dtypes = {tuple(split.dtypes) for split in splits}
     metadata = CorpusMetadata(
-        eos_token_id=None if options.eos_token_id is not None else agreed("eos_token_id"),
-        pad_token_id=agreed("pad_token_id"),
-        tokenizer=names.pop() if len(names) == 1 else None,
-        tokenizer_sha256=agreed("tokenizer_sha256"),
+        eos_token_id=None if options.eos_token_id is not None else common("eos_token_id"),
+        pad_token_id=common("pad_token_id"),
+        tokenizer=tokenizers.pop() if len(tokenizers) == 1 else None,
+        tokenizer_sha256=common("tokenizer_sha256"),
     )
-    dtype = options.dtype or agreed("dtype")
-    return Split(metadata=metadata, dtype=dtype, dtypes=dtypes.pop() if len(dtypes) == 1 else TOKEN_DTYPES)
+    dtype = options.dtype or common("dtype")
+    allowed = allowed_dtypes.pop() if len(allowed_dtypes) == 1 else TOKEN_DTYPES
+    return Split(metadata=metadata, dtype=dtype, dtypes=allowed)

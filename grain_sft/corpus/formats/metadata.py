@@ -1,4 +1,4 @@
-"""Metadata of a corpus: the tokenizer and ids that its JSON files state, and how these files are found and read."""
+"""Metadata of a corpus: the tokenizer and ids that JSON files in its folders state. Find and read these files."""
 
 import dataclasses
 import json
@@ -16,30 +16,30 @@ from grain_sft.storage import Count, files
 T = TypeVar("T")
 
 PREPARE = "prepare.json"
+"""Name of the file in the folder of a corpus that `grain-sft prepare` writes: its request, tokenizer and inputs."""
 SPLIT = "corpus.json"
-"""In each split's folder, so that a split that is copied alone keeps its tokenizer and ids."""
+"""Name of the file in the folder of each split, so that a split that is copied alone keeps its tokenizer and ids."""
 SPLIT_FORMAT = "grain_sft corpus"
 SPLIT_VERSION = 1
 LABEL_MASKS = "label_masks"
-"""Key of metadata. False means that no part has a label mask, because all tokens take loss."""
+"""Key of metadata of format "olmo". False means that there are no label masks, because all tokens take loss."""
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_PART = re.compile(r"train|val|shard_\d+")  # a folder of a split or of a shard
-# endings of names that are not folders: a path that has one is not listed, since listing in a bucket takes requests
-_FILES = (".npy", ".bin", ".json", ".parquet")
+_PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
+_FILES = (".npy", ".bin", ".json", ".parquet")  # suffixes of paths in a bucket that are not folders, to save a request
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusMetadata:
-    """Facts in the metadata of a corpus; None or empty where the metadata have none.
+    """Facts in the metadata of a corpus. An attribute that the metadata do not state is None or empty.
 
     Attributes:
-      eos_token_id: Token that ends a document, by the format or else by the tokenizer.
+      eos_token_id: Token that ends a document.
       pad_token_id: Padding token of the tokenizer.
-      tokenizer: Name of the tokenizer: the path or name that was given when the corpus was made.
+      tokenizer: Path or name of the tokenizer, as it was given when the corpus was made.
       tokenizer_sha256: Hash of the tokenizer's files.
-      source_names: Paths of the inputs.
-      path: Path of corpus.json or prepare.json.
+      source_names: Paths of the inputs that the corpus was made from.
+      path: Path of the corpus.json or prepare.json.
     """
 
     eos_token_id: Count | None = None
@@ -50,13 +50,13 @@ class CorpusMetadata:
     path: str = ""
 
     def filled(self, **values: Any) -> Self:
-        """Return a copy with `values` where this has None."""
-        missing = {name: value for name, value in values.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **missing)
+        """Return a copy with `values` for those attributes that are None."""
+        unknown = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **unknown)
 
     @classmethod
     def of(cls, data: "Json", advice: str = "It was edited or damaged.") -> Self:
-        """Return the metadata that a JSON object states under the names of these attributes."""
+        """Return the metadata in a JSON object whose keys are the names of these attributes."""
         return dataclasses.replace(data.convert(cls, advice), path=data.path)
 
     @property
@@ -78,11 +78,14 @@ class DirectoryListing:
         return self._names[folder]
 
     def find(self, folder: str, name: str) -> str:
-        """Return the path of `name` in `folder`; "" where it is not."""
+        """Return the path of the file `name` in `folder`; "" if it does not exist."""
         return files.join(folder, name) if name in self.names(folder) else ""
 
     def sidecars(self, path: str, *candidates: str) -> list[str]:
-        """Return which of the names `candidates` exist in the folder of the file `path`, even if the folder can't be listed."""
+        """Return those of the names `candidates` that exist in the folder of the file `path`.
+
+        If the folder can't be listed, as in some buckets, each candidate is looked up.
+        """
         folder = files.parent(path)
         try:
             names = self.names(folder)
@@ -95,11 +98,12 @@ class DirectoryListing:
         return [name for name in candidates if files.exists(files.join(folder, name))]
 
     def sidecar(self, path: str, name: str) -> str:
-        """Return the path of the sidecar file `name` of the file `path`; "" where there is none."""
+        """Return the path of the file `name` in the folder of the file `path`; "" if it does not exist."""
         return files.join(files.parent(path), name) if self.sidecars(path, name) else ""
 
 
 def _list(folder: str) -> list[str]:
+    """Return the names in a folder; [] if it can't be listed, except that a timeout is an error."""
     if files.is_remote(folder):
         if any(part.endswith(_FILES) for part in folder.split("/")):
             return []
@@ -109,7 +113,7 @@ def _list(folder: str) -> list[str]:
         except RemoteTimeoutError:
             raise
         except CorpusFileError:
-            return []  # opening a file in it reports why
+            return []  # to open a file in the folder will raise an error that gives the reason
     try:
         return os.listdir(folder)
     except (OSError, ValueError):
@@ -117,14 +121,14 @@ def _list(folder: str) -> list[str]:
 
 
 class Json:
-    """A JSON object in a file, whose values are read by key and checked. Keys that are missing have the value None."""
+    """A JSON object in a file. Values are read by key, and checked. The value of a missing key is None."""
 
     def __init__(self, path: str, data: dict[str, Any]) -> None:
         self.path, self.data = path, data
 
     @classmethod
     def load(cls, path: str, advice: str = "") -> Self:
-        """Return the object in the file `path`. If it holds none, raise a CorpusError whose message ends in `advice`."""
+        """Return the object in the file `path`. A file without one is a CorpusError whose message ends in `advice`."""
         text = files.read_text(path)
         try:
             data = json.loads(text)
@@ -139,26 +143,26 @@ class Json:
         return self.data.get(key)
 
     def convert(self, kind: type[T], advice: str = "It was edited or damaged.") -> T:
-        """Return the object as a dataclass or a msgspec Struct; further keys are ignored."""
+        """Return the object as a `kind`, a dataclass or a msgspec Struct. Keys that `kind` does not have are ignored."""
         try:
             return msgspec.convert(self.data, kind)
         except (msgspec.ValidationError, OverflowError) as error:
             raise CorpusError(f"{self.path}: {error}. {advice}") from error
 
     def text(self, key: str) -> str | None:
-        """Return the string of `key`. This and the methods below raise CorpusError for another type."""
+        """Return the string at `key`. This and the following methods raise CorpusError for a value of another type."""
         return self._checked(key, str, "a string")
 
     def count(self, key: str) -> int | None:
-        """Return the integer, 0 or more, of `key`."""
+        """Return the integer, 0 or more, at `key`."""
         return self._checked(key, int, "an integer, 0 or more")
 
     def object(self, key: str) -> "Json":
-        """Return the object of `key`, or an empty one."""
+        """Return the object at `key`; an empty one if the key is missing."""
         return Json(f"{self.path}: {key}", self._checked(key, dict, "an object") or {})
 
     def items(self, key: str) -> list[Any]:
-        """Return the list of `key`, or an empty one."""
+        """Return the list at `key`; an empty one if the key is missing."""
         return self._checked(key, list, "a list") or []
 
     def _checked(self, key: str, kind: type[T], expected: str) -> T | None:
@@ -170,11 +174,14 @@ class Json:
 
 
 def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMetadata:
-    """Return the metadata of the first corpus.json or prepare.json in `folders`, the split's and then that of the corpus."""
+    """Return the metadata in the first of `folders` that has a corpus.json or a prepare.json.
+
+    `folders` are usually the folder of a split, then that of its corpus.
+    """
     for folder in folders:
         if path := listing.find(folder, SPLIT):
             data = Json.load(path)
-            if data.get("format") == SPLIT_FORMAT:  # another tool may have a file of that name
+            if data.get("format") == SPLIT_FORMAT:  # another tool may write a file of this name
                 return parse_metadata(data)
         if path := listing.find(folder, PREPARE):
             return _parse_prepare(Json.load(path))
@@ -182,20 +189,23 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
 
 
 def prepare_manifest(shard: str) -> str | None:
-    """Return the path of the prepare.json of a shard's corpus; None if it has none.
+    """Return the path of the prepare.json of a shard's corpus; None if there is none.
 
-    The search goes up only from folders of a split or of a shard: what is above other folders is another corpus.
+    It is in the folder of the shard, or above it: the folder DIR of DIR/train/shard_00000/tokens.bin. The search stops at a
+    folder whose name is not that of a split or a shard, because the folder above is not part of the corpus.
     """
     folder = files.parent(shard)
-    while not files.exists(path := files.join(folder, PREPARE)):
+    while True:
+        path = files.join(folder, PREPARE)
+        if files.exists(path):
+            return path
         if not _PART.fullmatch(files.name_of(folder)):
             return None
         folder = files.parent(folder)
-    return path
 
 
 def folders_of_split(home: str) -> list[str]:
-    """Return the folders whose metadata are those of a split: its own and, if that is train/ or val/, the corpus's."""
+    """Return the folders that may have metadata of the split in the folder `home`: DIR/train and DIR, or only `home`."""
     return [home, files.parent(home)] if files.name_of(home) in ("train", "val") else [home]
 
 
@@ -217,25 +227,28 @@ class _Inputs(msgspec.Struct):
 
 
 def _parse_prepare(data: Json) -> CorpusMetadata:
-    tokenizer, stated = data.object("tokenizer"), data.convert(_Inputs)
+    """Return the metadata of the prepare.json of a corpus."""
+    tokenizer = data.object("tokenizer")
     return CorpusMetadata(
         eos_token_id=tokenizer.count("eos_token_id"),
         pad_token_id=tokenizer.count("pad_token_id"),
         tokenizer=data.object("request").text("tokenizer") or None,
         tokenizer_sha256=tokenizer.text("sha256"),
-        source_names=tuple(entry.path for entry in stated.inputs),
+        source_names=tuple(entry.path for entry in data.convert(_Inputs).inputs),
         path=data.path,
     )
 
 
 def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any]:
-    """Return the content of a split's corpus.json; `metadata` are fields of `CorpusMetadata`, and `vocab_size`."""
+    """Return the content of a split's corpus.json. `metadata` are attributes of `CorpusMetadata`, and `vocab_size`."""
     return {"format": SPLIT_FORMAT, "version": SPLIT_VERSION, "corpus_format": format, "split": split, **metadata}
 
 
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
-    """Warn if neither `metadata` nor the caller's `eos_token_id` states the ids of a split, as in a copy without the metadata
-    files that `lacks` names."""
+    """Warn if neither the metadata of a split nor the caller state an EOS id, and the tokenizer is unknown, too.
+
+    `lacks` names the metadata files that state them. They may be missing from a copy.
+    """
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
             "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are not known; "
@@ -246,15 +259,20 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
 
 
 def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -> CorpusMetadata:
-    """Return `metadata` with the EOS and padding ids in the JSON files of `folder`/tokenizer. No tokenizer is loaded.
+    """Return `metadata`, with unknown EOS and padding ids from the JSON files of `folder`/tokenizer. No tokenizer is loaded.
 
-    They are a guess: a tokenizer whose files don't parse adds nothing. A timeout is an error, since hosts would differ.
+    Files that don't parse are ignored. A timeout is an error, because hosts would have different ids.
     """
-    folder = listing.find(folder, "tokenizer")
-    texts: dict[str, str] = {}
-    ids: dict[str, Any] = {}
+    tokenizer_folder = listing.find(folder, "tokenizer")
+    if not tokenizer_folder:
+        return metadata
+    texts: dict[str, str] = {}  # of the special tokens, by the attribute of `CorpusMetadata` for their ids
+    ids: dict[str, Any] = {}  # by the text of a token
     try:
-        for path in filter(None, (listing.find(folder, name) for name in _TOKENIZER_FILES if folder)):
+        for name in _TOKENIZER_FILES:
+            path = listing.find(tokenizer_folder, name)
+            if not path:
+                continue
             data = Json.load(path)
             ids |= {entry["content"]: entry["id"] for entry in data.items("added_tokens")}
             ids |= {entry["content"]: int(key) for key, entry in data.object("added_tokens_decoder").data.items()}
@@ -267,5 +285,6 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
         raise
     except (GrainSftError, KeyError, TypeError, ValueError):
         return metadata
-    found = {key: ids.get(text) for key, text in texts.items()}
-    return metadata.filled(**{key: number for key, number in found.items() if type(number) is int and number >= 0})
+    token_ids = {name: ids.get(text) for name, text in texts.items()}
+    valid = {name: value for name, value in token_ids.items() if type(value) is int and value >= 0}
+    return metadata.filled(**valid)
