@@ -115,13 +115,13 @@ def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
     yield np.arange(len(sizes) + 1, dtype="<i8").tobytes()
 
 
-def check_sizes(path: str, sizes: npt.NDArray[np.int32], first: int) -> None:
-    """Refuse negative numbers of tokens. `sizes` belong to the sequences from number `first` on."""
+def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
+    """Refuse a negative number of tokens among those of all sequences."""
     if len(sizes) and sizes.min() < 0:
         i = int(np.flatnonzero(sizes < 0)[0])
         raise CorpusError(
-            f"{path}: byte {HEADER_BYTES + 4 * (first + i)}: sequence {first + i} has {sizes[i]} tokens; expected 0 or "
-            f"more. The file is damaged. {_WRITE_AGAIN}"
+            f"{path}: byte {HEADER_BYTES + 4 * i}: sequence {i} has {sizes[i]} tokens; expected 0 or more. The file is "
+            f"damaged. {_WRITE_AGAIN}"
         )
 
 

@@ -1,7 +1,10 @@
 """Format episodes: the episode-indexed dataset of `prepare_chat_sft.py` and `prepare_tool_sft.py`.
 
-`train/` and `val/`, or folders `shard_*/` in them, hold `tokens.bin` (uint16 or uint32), `mask.bin` (uint8) or
-`mask_weighted.bin` (float32), and `episodes.idx` (uint64 pairs of start and length). `segment_ids.bin` is ignored.
+The folders `train/` and `val/` hold one shard, or folders `shard_*/` with a shard each. The files of a shard are:
+  - `tokens.bin`: uint16 or uint32;
+  - `mask.bin` (uint8) or `mask_weighted.bin` (float32 weights): the loss;
+  - `episodes.idx`: start and length of each document, as uint64 pairs;
+  - `segment_ids.bin`, which is ignored.
 """
 
 import dataclasses
@@ -26,7 +29,8 @@ class Episodes(Format):
     """Format whose corpus is the shards of a split, sorted by name.
 
     Attributes:
-      index, kind: Name and kind of the boundary file of each shard.
+      index: Name of the boundary file of each shard.
+      kind: Kind of the boundary file, as in `BoundaryFile`.
     """
 
     index = "episodes.idx"
@@ -36,13 +40,14 @@ class Episodes(Format):
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        for folder in (files.join(path, "train"), path):
-            if any(self.index in listing.names(each) for each in (folder, *_shards(folder, listing))):
-                return folder
+        """Return the folder of a split: `path`/train if that has shards, else `path` itself if it has some."""
+        for split in (files.join(path, "train"), path):
+            if any(self.index in listing.names(folder) for folder in (split, *_shards(split, listing))):
+                return split
         return None
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return the split at `found`, with a warning if no metadata state its ids."""
+        """Return the split in the folder `found`. Warn if no metadata state its EOS id."""
         shards = _shards(found, listing)
         if shards and self.index in listing.names(found):
             raise CorpusError(f"{found}: holds both {self.index} and {files.name_of(shards[0])}/. Remove one of them.")
@@ -55,17 +60,17 @@ class Episodes(Format):
         name = files.name_of(path)
         if name not in (_TOKENS, *_MASKS, self.index, _SEGMENTS):
             return None
+        # A file of another format may have this name. In this format, one of these files is next to it.
         neighbours = {self.index, *_MASKS} if name == _TOKENS else {self.index, _TOKENS} - {name}
-        # Files of other formats may have this name, but not these neighbours.
         return files.join(files.parent(path), _TOKENS) if listing.sidecars(path, *neighbours) else None
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
         folder = files.parent(path)
         names = listing.sidecars(path, _TOKENS, self.index, *_MASKS)
         mask = next((name for name in _MASKS if name in names), "")
-        lacking = [name for name in (_TOKENS, self.index) if name not in names] + ([] if mask else [_ANY_MASK])
-        if lacking:
-            raise CorpusError(f"{folder}: lacks {lacking[0]}: the dataset is incomplete. Copy that file.")
+        for name, exists in ((_TOKENS, _TOKENS in names), (self.index, self.index in names), (_ANY_MASK, bool(mask))):
+            if not exists:
+                raise CorpusError(f"{folder}: lacks {name}: the dataset is incomplete. Copy that file.")
         return TokenFile(path, files.join(folder, mask), _MASKS[mask], files.join(folder, self.index), self.kind)
 
     def home(self, path: str) -> str:
@@ -73,28 +78,33 @@ class Episodes(Format):
         return files.parent(folder) if files.name_of(folder).startswith(_SHARD) else folder
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the split with the shards in `home`, or with `home` as its one shard if it holds none.
+        """Return the split whose shards are in the folder `home`, or whose one shard is `home`.
 
-        The EOS id is the one in the dataset's metadata, else the one in the tokenizer's.
+        The ids are those in corpus.json, else those in the dataset's metadata, else those in the tokenizer's.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
-        path = listing.find(root, _METADATA)
-        dtype = Json.load(path).text("token_dtype") if path else None
-        metadata, ids = read_metadata((home, root), listing), []
-        for each in () if metadata.of_split else filter(None, (path, listing.find(root, _TOKENIZER))):
-            data = Json.load(each)
-            ids += [number for key in _EOS_KEYS if (number := data.count(key)) is not None]
-            padding, tokenizer = data.count("pad_token_id"), data.text("tokenizer_sha256")
-            metadata = metadata.filled(pad_token_id=padding, tokenizer_sha256=tokenizer)
+        metadata_path = listing.find(root, _METADATA)
+        dtype = Json.load(metadata_path).text("token_dtype") if metadata_path else None
+        metadata = read_metadata((home, root), listing)
+        if not metadata.of_split:
+            eos_ids: list[int | None] = []
+            for path in filter(None, (metadata_path, listing.find(root, _TOKENIZER))):
+                data = Json.load(path)
+                eos_ids += [data.count(key) for key in _EOS_KEYS]
+                padding, tokenizer = data.count("pad_token_id"), data.text("tokenizer_sha256")
+                metadata = metadata.filled(pad_token_id=padding, tokenizer_sha256=tokenizer)
+            eos = next((token_id for token_id in eos_ids if token_id is not None), metadata.eos_token_id)
+            metadata = dataclasses.replace(metadata, eos_token_id=eos)
         return Split(
-            files=tuple(files.join(each, _TOKENS) for each in _shards(home, listing) or [home]),
-            metadata=dataclasses.replace(metadata, eos_token_id=ids[0]) if ids else metadata,
-            dtype=None if dtype is None else token_dtype(dtype, path),
+            files=tuple(files.join(folder, _TOKENS) for folder in _shards(home, listing) or [home]),
+            metadata=metadata,
+            dtype=None if dtype is None else token_dtype(dtype, metadata_path),
             dtypes=("uint16", "uint32"),
             sources=listing.find(home, "sources.bin"),
         )
 
 
 def _shards(folder: str, listing: DirectoryListing) -> list[str]:
+    """Return the folders `shard_*` in a folder, sorted by name."""
     names = sorted(name for name in listing.names(folder) if name.startswith(_SHARD) and "." not in name)
     return [files.join(folder, name) for name in names]

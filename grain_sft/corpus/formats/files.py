@@ -146,8 +146,9 @@ def corpus_of_files(sources: Sequence[tuple[str, str]], options: ReadOptions, li
         splits.append(split)
 
     token_files = [part.tokens for part in parts]
+    listed = set(token_files)
     for path, owner in token_file_of.items():
-        if owner not in token_files:
+        if owner not in listed:
             raise CorpusError(f"{path}: belongs to the token file {owner}, which is not among the files. Name both.")
     if not parts:
         raise CorpusError(f"{labelled[0][0]}: holds no tokens, and no other file is named. Name the token files.")

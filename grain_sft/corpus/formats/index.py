@@ -1,4 +1,4 @@
-"""Format index: the JSON that `Corpus.save` and MaxText's `olmo_grain` write, read without scanning the files again."""
+"""Format index: a JSON file that lists a corpus's files, written by `Corpus.save` or by MaxText's `olmo_grain`."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ _DAMAGED = "The index is damaged: build it again."
 
 
 class Index(Format):
-    """Format of a saved index. Its name ends in .json, or the local file begins with a brace."""
+    """Format of a saved index: a file whose name ends in .json, or a local file that begins with "{"."""
 
     expected = "an index that `grain-sft index` or MaxText wrote"
     rank = 0
@@ -37,7 +37,7 @@ class Index(Format):
         return path if is_json else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open our index or MaxText's, and check the dtype and the EOS that the caller states."""
+        """Open this project's index or MaxText's. It must not contradict the dtype and EOS id that the caller gives."""
         data = Json.load(found, _EXPECTED)
         if options.split is not None:
             raise CorpusError(
@@ -62,7 +62,7 @@ class Index(Format):
 
 
 class _OwnIndex(msgspec.Struct):
-    """Fields that `index_writer` writes besides those of `CorpusMetadata`."""
+    """Fields of this project's index, besides those of `CorpusMetadata`."""
 
     version: int
     fingerprint: str
@@ -76,6 +76,7 @@ class _OwnIndex(msgspec.Struct):
 
 
 def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
+    """Return the corpus of this project's index. Its files are not scanned again."""
     path = data.path
     if data.data.get("version", INDEX_VERSION) != INDEX_VERSION:
         raise CorpusError(
@@ -85,9 +86,10 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
-        """Return the file at its present path. Its version is that of the indexed file, not of a copy."""
-        found = _locate(path, file.path, options)
-        return dataclasses.replace(file, path=found, version=file.version if found == file.path else None, root=None)
+        """Return the file at its present path. The version in the index holds only for the path in the index."""
+        present = _locate(path, file.path, options)
+        version = file.version if present == file.path else None
+        return dataclasses.replace(file, path=present, version=version, root=None)
 
     metadata = CorpusMetadata.of(data, _DAMAGED)
     fields: dict[str, Any] = {"sources_file": index.sources, "weights": index.weights, "signed": index.signed}
@@ -98,24 +100,27 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
 
 
 def _pinned(corpus: Corpus) -> Corpus:
-    """Return `corpus` with the present versions of remote files that have none."""
+    """Return `corpus` with the present version of each remote file whose version is unknown."""
     unknown = {file.path: file for file in corpus.files() if files.is_remote(file.path) and file.version is None}
     if not unknown:
         return corpus
-    found = {file.path: file.version for file in identify(list(unknown.values()), Limits.from_environment())}
-    return corpus.map_files(lambda file: dataclasses.replace(file, version=found.get(file.path, file.version)))
+    versions = {file.path: file.version for file in identify(list(unknown.values()), Limits.from_environment())}
+    return corpus.map_files(lambda file: dataclasses.replace(file, version=versions.get(file.path, file.version)))
 
 
 def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
-    """Refuse an index whose entries contradict each other, or local files of other sizes. Reads check remote files."""
+    """Refuse an index whose entries contradict each other, and local files whose size is not that in the index.
+
+    Remote files are checked when they are read.
+    """
     for number, shard in enumerate(corpus.shards):
-        counted = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
-        after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
+        shard_has = f"{path}: shard {number} ({shard.path}) has {shard.num_tokens} {corpus.dtype} tokens"
+        bytes_after = shard.size - shard.data_offset - shard.num_tokens * corpus.dtype.itemsize
         is_range = shard.boundaries is not None and shard.boundaries.sequences is not None
-        if after < 0 or (after and not is_range):
-            raise CorpusError(f"{counted} after {shard.data_offset} bytes, not its size of {shard.size}. {_DAMAGED}")
+        if bytes_after < 0 or (bytes_after and not is_range):
+            raise CorpusError(f"{shard_has} after {shard.data_offset} bytes, not its size of {shard.size}. {_DAMAGED}")
         if shard.loss is not None and shard.loss.count != shard.num_tokens:
-            raise CorpusError(f"{counted}, but its loss file {shard.loss.count} values. {_DAMAGED}")
+            raise CorpusError(f"{shard_has}, but its loss file {shard.loss.count} values. {_DAMAGED}")
     if fingerprint != corpus.fingerprint:
         raise CorpusError(
             f"{path}: the fingerprint in the index ({fingerprint}) is not that of its entries "
@@ -123,57 +128,67 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
         )
 
     def check_size(file: FileStamp) -> None:
-        """Refuse a local file that is missing, or has another size than the index states."""
+        """Refuse a local file that is missing, or whose size is not that in the index."""
         try:
-            found = os.stat(file.path).st_size
-        except (OSError, ValueError) as error:  # ValueError: no file can have such a path
+            size = os.stat(file.path).st_size
+        except (OSError, ValueError) as error:  # ValueError: a path with a NUL
             raise CorpusFileError(
                 f"{file.path}: can't be found ({error}), but the index {path} lists it. "
                 "If the data moved, map the old path to the new one with path_remap."
             ) from error
-        if found != file.size:
-            raise CorpusFileError(f"{size_change(file, found)} Index: {path}.")
+        if size != file.size:
+            raise CorpusFileError(f"{size_change(file, size)} Index: {path}.")
 
     in_threads(check_size, [file for file in corpus.files() if not files.is_remote(file.path)])
 
 
-def _locate(index: str, stated: str, options: ReadOptions) -> str:
-    """Return the path of a file of `index`. Relative paths start at its folder; they are remapped before or after that."""
-    path = options.remap(stated)
+def _locate(index: str, listed: str, options: ReadOptions) -> str:
+    """Return the present path of a file that an index lists as `listed`.
+
+    A relative path starts at the folder of the index. `path_remap` applies to the listed path or, if it leaves that as it is,
+    to the absolute path.
+    """
+    path = options.remap(listed)
     if files.is_remote(path) or os.path.isabs(path):
         return path
-    found = files.join(files.parent(index), path)
+    absolute = files.join(files.parent(index), path)
     if not files.is_remote(index):
-        found = os.path.normpath(found)
-    return options.remap(found) if path == stated else found
+        absolute = os.path.normpath(absolute)
+    return options.remap(absolute) if path == listed else absolute
 
 
 def _choose_loss(
-    path: str, stated: bool | None, corpus: Corpus, options: ReadOptions, listing: DirectoryListing
+    path: str, indexed: bool | None, corpus: Corpus, options: ReadOptions, listing: DirectoryListing
 ) -> Corpus:
     """Return the corpus with the loss files that `options` ask for: named ones, those of the index, or none.
 
-    `stated` is the index's `use_loss_mask`. Version 0.1.0 wrote neither it nor the masks of files that a list named.
+    Args:
+      path: Path of the index.
+      indexed: `use_loss_mask` in the index; None if the files had no masks, or if version 0.1.0 wrote the index. That version
+        did not write the masks of files that a list named.
+      corpus: Corpus with the loss files of the index.
+      options: Arguments of `open_corpus`.
+      listing: Names in the folders of the files.
     """
     tokens = [shard.path for shard in corpus.shards]
-    uses_loss = stated if options.use_loss_mask is None else options.use_loss_mask
+    uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask
     if options.masks is not None:
         check_masks(tokens, options.masks)
         parts = list(map(TokenFile, tokens, options.masks))
     elif uses_loss is False:
         shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
-        return dataclasses.replace(corpus, shards=shards, ignores_loss=stated is False or corpus.has_loss)
+        return dataclasses.replace(corpus, shards=shards, ignores_loss=indexed is False or corpus.has_loss)
     elif corpus.has_loss:
         return corpus
     else:
         parts = list(map(FileFormats(listing).find_loss, tokens))
-        missing = [part for part in parts if part.loss]
-        if not missing:
+        with_loss = [part for part in parts if part.loss]
+        if not with_loss:
             return corpus
-        if stated is not False or len(missing) < len(parts):
+        if indexed is not False or len(with_loss) < len(parts):
             raise CorpusError(
-                f"{path}: lists {missing[0].tokens} without its loss mask {missing[0].loss}, so all of its tokens would take "
-                "loss. Build the index again, or give use_loss_mask=False to ignore the masks."
+                f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}, so all of its tokens would "
+                "take loss. Build the index again, or give use_loss_mask=False to ignore the masks."
             )
 
     def scan(shard: Shard, part: TokenFile) -> Shard:
@@ -199,7 +214,7 @@ class _MaxTextIndex(msgspec.Struct):
 
 
 def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of MaxText's index, which lists no sidecars. Its files are scanned and compared with it."""
+    """Return the corpus of MaxText's index. It lists no sidecar files, so the files are scanned, and compared with it."""
     path, version = data.path, data.get("format_version")
     if version != MAXTEXT_VERSION:
         raise CorpusError(f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read.")

@@ -1,7 +1,8 @@
-"""Format megatron: the indexed datasets of Megatron-LM, `PREFIX.bin` (tokens) and `PREFIX.idx` (see `megatron_index`).
+"""Format megatron: Megatron-LM's indexed datasets. Each is a pair of files, `PREFIX.bin` (tokens) and `PREFIX.idx` (documents).
 
-Each prefix is a shard. Blends and splits are those of megatron-core 0.16.1: `get_blend_from_list` (datasets/utils.py),
-`parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
+Each prefix is a shard. A blend is a list of weights and prefixes in turn. A split such as "969,30,1" divides the sequences of
+each prefix. Both are those of megatron-core 0.16.1: `get_blend_from_list` (datasets/utils.py), `parse_and_normalize_split` and
+`BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
 
 import dataclasses
@@ -27,11 +28,10 @@ from grain_sft.errors import CorpusError, CorpusFileError, RemoteTimeoutError, s
 from grain_sft.storage import describe, files
 
 PREFIX_SUFFIX = ".idx"
-"""Suffix of the file that exists for every prefix."""
+"""Suffix of the index of a prefix."""
 
 _TOKENS, _INDEX = ".bin", PREFIX_SUFFIX
-_OTHERS = (".npy", ".parquet", ".json", ".csv", ".txt")  # suffixes that no prefix has
-_BLOCK = 1 << 24  # sequences whose sizes are read at once
+_NO_PREFIX = (".npy", ".parquet", ".json", ".csv", ".txt")  # suffixes of files of other formats
 _SPLIT = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(,\s*(\d+\.?\d*|\.\d+)\s*){0,2}", re.ASCII)
 
 
@@ -42,37 +42,46 @@ class Megatron(Format):
     any_path = lists_paths = takes_lists = True
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        found = self._in_folder(path, listing)
-        if found and any(name.endswith(".npy") for name in listing.names(files.parent(found[0]))):
+        prefixes = self._in_folder(path, listing)
+        if prefixes and any(name.endswith(".npy") for name in listing.names(files.parent(prefixes[0]))):
             raise CorpusError(
-                f"{path}: holds .npy files and Megatron's {found[0]}{_INDEX}. Give format='megatron', a prefix, or a glob such "
-                "as '*.npy'."
+                f"{path}: holds .npy files and Megatron's {prefixes[0]}{_INDEX}. Give format='megatron', a prefix, or a glob "
+                "such as '*.npy'."
             )
-        return path if found or self.detect_list(words_of(path), listing) else None
+        return path if prefixes or self.detect_list(words_of(path), listing) else None
 
     def detect_list(self, paths: Sequence[str], listing: DirectoryListing) -> bool:
-        named = [path for path in paths if path == _stem(path) and not path.endswith(_OTHERS)]
-        if _is_blend(paths) or any(_is_index(f"{path}{_INDEX}") or self._in_folder(path, listing) for path in named):
+        """Return whether `paths` are a blend, name a prefix or a folder of prefixes, or are all .bin or .idx files."""
+        if _is_blend(paths):
             return True
-        return bool(paths) and not named and all(_is_index(f"{_stem(path)}{_INDEX}") for path in paths)
+        without_suffix = [path for path in paths if path == _stem(path) and not path.endswith(_NO_PREFIX)]
+        if without_suffix:
+            return any(_is_index(f"{path}{_INDEX}") or self._in_folder(path, listing) for path in without_suffix)
+        return bool(paths) and all(_is_index(f"{_stem(path)}{_INDEX}") for path in paths)
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         words = words_of(found)
-        return self.read_list(words if len(words) == 1 else [options.remap(word) for word in words], options, listing)
+        if len(words) > 1:  # a blend, whose prefixes have not been remapped yet
+            words = [options.remap(word) for word in words]
+        return self.read_list(words, options, listing)
 
     def read_list(self, paths: Sequence[str], options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open prefixes in order, or a blend of weights and prefixes in turn. All have one dtype."""
         if not paths:
             raise CorpusError("an empty list of prefixes: a corpus has at least one.")
         weights, named = _blend(paths)
-        # a glob lists A.idx, too: leave out what a listed A.bin stands for
         listed = set(named)
-        named = [path for path in named if weights or f"{_stem(path)}{_TOKENS}" not in listed or path.endswith(_TOKENS)]
-        found = [self._prefixes(files.absolute(path), listing) for path in named]
-        for path, prefixes in zip(named, found, strict=True):
-            if weights and len(prefixes) > 1:
-                raise CorpusError(f"{path}: holds {len(prefixes)} prefixes; expected one for each weight. Name them.")
-        prefixes = [prefix for some in found for prefix in some]
+        prefixes: list[str] = []
+        for path in named:
+            # A glob matches both A.bin and A.idx. The .bin stands for the prefix.
+            if not weights and not path.endswith(_TOKENS) and f"{_stem(path)}{_TOKENS}" in listed:
+                continue
+            prefixes_of_path = self._prefixes(files.absolute(path), listing)
+            if weights and len(prefixes_of_path) > 1:
+                raise CorpusError(
+                    f"{path}: holds {len(prefixes_of_path)} prefixes; expected one for each weight. Name them."
+                )
+            prefixes += prefixes_of_path
         options.check_paths([prefix + suffix for prefix in prefixes for suffix in (_TOKENS, _INDEX)])
         if options.masks is not None:
             raise CorpusError(f"{prefixes[0]}{_TOKENS}: label_mask_paths: all of its tokens take loss. Leave it out.")
@@ -97,35 +106,40 @@ class Megatron(Format):
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
         stem = _stem(path)
-        pair = [files.name_of(stem) + suffix for suffix in (_TOKENS, _INDEX)]
-        return f"{stem}{_TOKENS}" if stem != path and len(listing.sidecars(path, *pair)) == len(pair) else None
+        if stem == path:
+            return None
+        name = files.name_of(stem)
+        has_both = len(listing.sidecars(path, f"{name}{_TOKENS}", f"{name}{_INDEX}")) == 2
+        return f"{stem}{_TOKENS}" if has_both else None
 
     def _prefixes(self, path: str, listing: DirectoryListing) -> list[str]:
         """Return the prefix of a path, or the prefixes in a folder."""
         stem = _stem(path)
         if stem != path or _is_index(f"{path}{_INDEX}"):
             return [stem]
-        found = self._in_folder(path, listing)
-        if not found:
+        prefixes = self._in_folder(path, listing)
+        if not prefixes:
             raise CorpusError(
                 f"{path}: neither {files.name_of(path)}{_INDEX} nor a folder of .bin and .idx files. Give a prefix."
             )
-        return found
+        return prefixes
 
     def _in_folder(self, path: str, listing: DirectoryListing) -> list[str]:
-        """Return the prefixes in a folder, or in its train/, sorted; [] where there are none."""
+        """Return the prefixes in a folder or, if it has none, in its train/, sorted; [] if that has none either."""
         for folder in (path, files.join(path, "train")):
             names = listing.names(folder)
             stems = sorted(name.removesuffix(_INDEX) for name in names if name.endswith(_INDEX))
-            found = [files.join(folder, stem) for stem in stems if f"{stem}{_TOKENS}" in names]
-            if found:
-                return found
+            prefixes = [files.join(folder, stem) for stem in stems if f"{stem}{_TOKENS}" in names]
+            if prefixes:
+                return prefixes
         return []
 
 
 def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
-    """Return, for each prefix, a split of its one file, with the metadata of its folder. Only a folder with a single prefix has
-    sources, since its sources.bin can't tell prefixes apart."""
+    """Return a split for each prefix: its one token file, with the metadata of its folder.
+
+    A sources.bin is used only in a folder with one prefix: it does not state which of several prefixes a document is in.
+    """
 
     @functools.cache
     def split_of(folder: str) -> Split:
@@ -137,52 +151,58 @@ def _splits(prefixes: Sequence[str], listing: DirectoryListing) -> list[Split]:
 
 
 def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
-    """Check the sizes of a prefix's files and return its shard. With a split, the shard has the sequences of the subset."""
+    """Check the files of a prefix, and return its shard and the header of its index.
+
+    With a split, the shard has the sequences of `options.subset` only.
+    """
     index, tokens = f"{prefix}{_INDEX}", f"{prefix}{_TOKENS}"
-    stamp = describe(index)
-    head = files.read_range(index, 0, HEADER_BYTES, version=stamp.version)
-    header = megatron_index.parse_header(index, head, stamp.size)
-    kept = None if options.split is None else split_range(options.split, options.subset, header.sequences)
-    bounds = kept or (0, header.sequences)
-    ends = np.zeros(3, np.int64)  # tokens before the range, before its end, and before the end of the file
-    for first in range(0, header.sequences, _BLOCK):
-        last = min(first + _BLOCK, header.sequences)
-        data = files.read_range(index, HEADER_BYTES + 4 * first, HEADER_BYTES + 4 * last, version=stamp.version)
-        sizes = np.frombuffer(data, "<i4")
-        megatron_index.check_sizes(index, sizes, first)
-        ends += [sizes[: max(end - first, 0)].sum(dtype=np.int64) for end in (*bounds, header.sequences)]
-    before, stop, total = ends.tolist()
+    index_stamp = describe(index)
+    head = files.read_range(index, 0, HEADER_BYTES, version=index_stamp.version)
+    header = megatron_index.parse_header(index, head, index_stamp.size)
+    sizes_data = files.read_range(index, HEADER_BYTES, header.pointers_at, version=index_stamp.version)
+    sizes = np.frombuffer(sizes_data, "<i4")
+    megatron_index.check_sizes(index, sizes)
+
+    sequences = None if options.split is None else split_range(options.split, options.subset, header.sequences)
+    first, stop = sequences or (0, header.sequences)
+    tokens_before = int(sizes[:first].sum(dtype=np.int64))
+    num_tokens = int(sizes[first:stop].sum(dtype=np.int64))
+    total = int(sizes.sum(dtype=np.int64))
     width = header.dtype.itemsize
-    found = describe(tokens, before * width)
-    if found.size != total * width:
+    stamp = describe(tokens, tokens_before * width)
+    if stamp.size != total * width:
         raise CorpusError(
-            f"{tokens}: {found.size} bytes, but {index} lists {total} tokens of {width} bytes; expected {total * width}. A "
+            f"{tokens}: {stamp.size} bytes, but {index} lists {total} tokens of {width} bytes; expected {total * width}. A "
             "file was cut short, or is of another corpus. Copy both again."
         )
-    boundaries = BoundaryFile(**vars(stamp), kind="megatron", sequences=kept)
-    return Shard(**vars(found), num_tokens=stop - before, boundaries=boundaries), header
+    boundaries = BoundaryFile(**vars(index_stamp), kind="megatron", sequences=sequences)
+    return Shard(**vars(stamp), num_tokens=num_tokens, boundaries=boundaries), header
 
 
 def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
-    """Return the range of `count` sequences or documents that is a subset of a split, such as "969,30,1"."""
-    stated = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
+    """Return the first of `count` sequences or documents that is in a subset, and the one after the last.
+
+    `split` has the weights of the training, validation and test subset: "969,30,1" gives "train" 96.9 % of the sequences.
+    """
+    expected = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):
-        raise CorpusError(f"{stated}. Fix it.")
-    numbers = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
-    if not 0 < sum(numbers.tolist()) < math.inf:
-        raise CorpusError(f"{stated}, finite and at least one of them above 0. Fix it.")
-    shares = (numbers / numbers.sum()).tolist()
+        raise CorpusError(f"{expected}. Fix it.")
+    weights = np.array([*map(float, split.split(",")), 0.0, 0.0][:3])
+    if not 0 < sum(weights.tolist()) < math.inf:
+        raise CorpusError(f"{expected}, finite and at least one of them above 0. Fix it.")
+    shares = (weights / weights.sum()).tolist()
     bounds = [0, *itertools.accumulate(shares)]
-    at = SUBSETS.index(subset)
-    if bounds[at + 1] <= bounds[at]:
+    i = SUBSETS.index(subset)
+    if bounds[i + 1] <= bounds[i]:
         raise CorpusError(f"split={split!r} has nothing for subset={subset!r}. Open another subset.")
-    first, stop = (round(bound * float(count)) for bound in bounds[at : at + 2])
-    return first, stop
+    return round(bounds[i] * float(count)), round(bounds[i + 1] * float(count))
 
 
 def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
-    """Return the weights, or (), and the prefixes of a list. Unlike Megatron's `get_blend_from_list`, a misplaced weight is an
-    error instead of a prefix."""
+    """Return the weights and the prefixes of a blend; () and the prefixes of a list without weights.
+
+    Weights and prefixes that don't alternate are an error. Megatron's `get_blend_from_list` takes all of them for prefixes.
+    """
     words = [path.strip() for path in paths]
     if not _is_blend(words):
         return (), words
@@ -198,13 +218,14 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 
 
 def _is_blend(words: Sequence[str]) -> bool:
-    """Return whether the words are a blend. A number that is also a path is a weight only if weights and prefixes alternate."""
-    numbers = list(map(_is_number, words))
-    if len(words) < 2 or not any(numbers):
+    """Return whether some of the words are weights: weights and prefixes alternate, or a number is not the name of a file."""
+    are_numbers = list(map(_is_number, words))
+    if len(words) < 2 or not any(are_numbers):
         return False
-    named = [word for word, is_number in zip(words, numbers, strict=True) if is_number]
-    in_turn = numbers == [True, False] * (len(words) // 2)
-    return in_turn or not all(os.path.exists(word) or _is_index(f"{word}{_INDEX}") for word in named)
+    if are_numbers == [True, False] * (len(words) // 2):
+        return True
+    numbers = filter(_is_number, words)
+    return not all(os.path.exists(number) or _is_index(f"{number}{_INDEX}") for number in numbers)
 
 
 def _is_number(text: str) -> bool:
@@ -216,19 +237,21 @@ def _is_number(text: str) -> bool:
 
 
 def words_of(text: str) -> list[str]:
-    """Return the weights and prefixes of a blend in one string; [text] if it is not a blend."""
+    """Return the weights and prefixes of a blend in one string, "0.3 a 0.7 b"; [text] if the string is one path."""
     words = text.split()
-    is_path = len(words) < 2 or not _is_number(words[0]) or os.path.exists(text) or _is_index(f"{text}{_INDEX}")
-    return [text] if is_path else words
+    if len(words) < 2 or not _is_number(words[0]) or os.path.exists(text) or _is_index(f"{text}{_INDEX}"):
+        return [text]
+    return words
 
 
 def _stem(path: str) -> str:
+    """Return the prefix of a .bin or .idx file; `path` itself if it has another suffix."""
     return path.removesuffix(_TOKENS).removesuffix(_INDEX)
 
 
 def _is_index(path: str) -> bool:
-    """Return whether the index of a prefix exists. Its content is checked when it is read."""
-    if path.removesuffix(_INDEX).endswith(_OTHERS):
+    """Return whether the index `path` exists. Files that have an .idx of another format, such as A.npy, have none."""
+    if path.removesuffix(_INDEX).endswith(_NO_PREFIX):
         return False
     try:
         return files.exists(path)

@@ -1,4 +1,4 @@
-"""Format mix: OLMo's lists of files. A line is `label,path`, a comment or blank; paths may contain `{TOKENIZER}`.
+"""Format mix: OLMo's lists of files. Each line is `label,path`, a comment or blank. Paths may contain `{TOKENIZER}`.
 
 Specification: allenai/OLMo-core, src/olmo_core/data/mixes/.
 """
@@ -20,7 +20,10 @@ _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_]*\}")
 
 
 class Mix(Format):
-    """Format of a mix file, which lists the files of a corpus in order. A local mix may have any name."""
+    """Format of a mix file, which lists the files of a corpus in order.
+
+    A local mix may have any name: it is recognized by its content. A remote one is recognized by its suffix.
+    """
 
     expected = "a mix file with lines 'label,path'"
     rank = 0
@@ -30,23 +33,26 @@ class Mix(Format):
         if files.is_remote(path):
             return path if path.endswith(LIST_SUFFIXES) else None
         head = head_of(path)
-        return None if head is None or head.startswith((MAGIC, b"{")) or b"\0" in head else path
+        if head is None or b"\0" in head or head.startswith((MAGIC, b"{")):
+            return None
+        return path
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         entries = parse_mix(found, files.read_text(found))
         paths = resolve_relative(found, [options.remap(path) for path, _ in entries])
-        return corpus_of_files(list(zip(paths, (label for _, label in entries), strict=True)), options, listing)
+        labels = [label for _, label in entries]
+        return corpus_of_files(list(zip(paths, labels, strict=True)), options, listing)
 
 
 def head_of(path: str) -> bytes | None:
-    """Return the first 512 bytes of a local file, left-stripped, or None for token files, folders and absent paths."""
+    """Return the first 512 bytes of a local file without leading blanks; None for token files, folders and missing files."""
     if path.endswith(TOKEN_SUFFIXES) or not os.path.exists(path) or os.path.isdir(path):
         return None
     return files.read_range(path, 0, 512).lstrip()
 
 
 def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
-    """Return (path as written, label) of each entry of `text`, in order; `path` is the mix file, for error messages."""
+    """Return the path as written and the label of each entry of `text`, in order. `path` is the mix file, for messages."""
     entries = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         if not line or line.startswith("#"):
@@ -61,33 +67,38 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 
 
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
-    """Return `path` with the longest prefix that is a key of `remap` replaced, and with `{PLACEHOLDER}` keys filled in."""
-    values = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
+    """Return `path` after the replacements `remap`.
+
+    Keys such as "{TOKENIZER}" are placeholders, which are replaced anywhere. Other keys are prefixes, of which the longest that
+    matches is replaced. It may match the path before or after placeholders are replaced.
+    """
+    placeholders = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
 
     def fill(text: str) -> str:
-        for key, value in values.items():
+        for key, value in placeholders.items():
             text = text.replace(key, value)
         return text
 
     for candidate in (path, fill(path)):
-        prefixes = [key for key in remap if key not in values and candidate.startswith(key)]
+        prefixes = [key for key in remap if key not in placeholders and candidate.startswith(key)]
         if prefixes:
-            longest = max(prefixes, key=len)
-            start, rest = remap[longest], candidate[len(longest) :]
-            if start and (longest.endswith("/") or not longest):  # a folder; `start` may have no slash
-                return fill(f"{start.rstrip('/')}/{rest.lstrip('/')}")
-            return fill(start + rest)
+            prefix = max(prefixes, key=len)
+            replacement, suffix = remap[prefix], candidate[len(prefix) :]
+            if replacement and (prefix.endswith("/") or not prefix):  # a folder, whose replacement may lack the slash
+                return fill(f"{replacement.rstrip('/')}/{suffix.lstrip('/')}")
+            return fill(replacement + suffix)
     return fill(path)
 
 
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
-    """Return the paths of a mix, with relative ones made absolute.
+    """Return the paths of a mix, with relative ones made absolute. A placeholder that is left in a path is a CorpusError.
 
-    They are relative to the mix's folder, or to the working directory if only that contains the first of them.
+    Relative paths start at the mix's folder, or at the working directory if only there the first relative path exists.
     """
     base = files.parent(mix_path)
-    first = next(filter(_is_relative, paths), "")
-    if not files.is_remote(base) and not os.path.exists(os.path.join(base, first)) and os.path.exists(first):
+    first_relative = next(filter(_is_relative, paths), "")
+    in_mix_folder = files.is_remote(base) or os.path.exists(os.path.join(base, first_relative))
+    if not in_mix_folder and os.path.exists(first_relative):
         base = os.getcwd()
     resolved = []
     for path in paths:

@@ -1,11 +1,14 @@
-"""Format olmo: parts of tokens, label masks and boundaries, as open-instruct's `convert_sft_data_for_olmocore.py` writes.
+"""Format olmo: numbered parts, as open-instruct's `convert_sft_data_for_olmocore.py` writes them for OLMo-core.
 
-`token_ids_part_NNNN.npy` (raw uint8 to uint64), `labels_mask_part_NNNN.npy` (raw bool), `token_ids_part_NNNN.csv.gz`. A corpus
-of plain documents has no masks, and its metadata says so.
+The files of part NNNN are:
+  - `token_ids_part_NNNN.npy`: tokens, raw uint8 to uint64;
+  - `labels_mask_part_NNNN.npy`: label mask, raw bool. A corpus of plain documents has none, and its metadata says so;
+  - `token_ids_part_NNNN.csv.gz`: document boundaries.
 """
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.files import boundaries_of
@@ -33,7 +36,7 @@ _STATISTICS = "dataset_statistics.json"
 
 
 class Olmo(Format):
-    """Format whose corpus is the parts in a folder, in the order of their numbers."""
+    """Format whose corpus is the parts in a folder, in the order of their numbers. Each part is a shard."""
 
     expected = (
         "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them; or one "
@@ -68,91 +71,114 @@ class Olmo(Format):
         return files.parent(path)
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the numbered parts of `home`, with metadata from prepare.json, else from the statistics and tokenizer.
+        """Return the parts in the folder `home`.
 
-        Before a gap in the numbers the last absent part is listed, too, so that no document continues across the gap.
+        The metadata are those in corpus.json or prepare.json, else those in dataset_statistics.json. An unknown EOS id is taken
+        from the files of the tokenizer.
+
+        `Split.files` lists the number before each gap, too, although that part is missing: 0, 2, 3 if parts 0 and 3 exist. The
+        file before part 3 is then not part 0, so that no document continues from part 0 to part 3.
         """
         folders = folders_of_split(home)
         path = listing.find(home, _STATISTICS)
         statistics = Json.load(path) if path else Json("", {})
         configuration = statistics.object("configuration")
         metadata = read_metadata(folders, listing)
-        if not metadata.path:  # no prepare.json; values of other types in other tools' statistics are left out
-            kinds = {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}
-            valid = {key: configuration.get(key) for key, kind in kinds.items() if type(configuration.get(key)) is kind}
-            metadata = CorpusMetadata(**{key: value for key, value in valid.items() if value != -1})  # -1: no token
+        if not metadata.path:
+            metadata = _metadata_in_statistics(configuration)
         for folder in folders:
-            metadata = metadata if metadata.eos_token_id is not None else fill_ids(metadata, folder, listing)
+            if metadata.eos_token_id is None:
+                metadata = fill_ids(metadata, folder, listing)
         dtype = configuration.text("token_dtype")
-        numbered = _numbered(home, listing.names(home), _TOKENS)
-        absent = {n - 1: f"token_ids_part_{n - 1:04d}.npy" for n in numbered if n and n - 1 not in numbered}
-        paths = {number: files.join(home, name) for number, name in sorted({**numbered, **absent}.items())}
-        continued = statistics.items("continued_parts")
-        if not all(type(number) is int for number in continued):
-            raise CorpusError(f"{statistics.path}: continued_parts is {continued!r}; expected a list of numbers.")
-        states_continued = statistics.get("continued_parts") is not None
+        parts = _numbered(home, listing.names(home), _TOKENS)
+        for number in list(parts):
+            if number > 0:
+                parts.setdefault(number - 1, f"token_ids_part_{number - 1:04d}.npy")
+        paths = {number: files.join(home, parts[number]) for number in sorted(parts)}
+        continued = None
+        if statistics.get("continued_parts") is not None:
+            numbers = statistics.items("continued_parts")
+            if not all(type(number) is int for number in numbers):
+                raise CorpusError(f"{statistics.path}: continued_parts is {numbers!r}; expected a list of numbers.")
+            continued = frozenset(paths[number] for number in numbers if number in paths)
         return Split(
             files=tuple(paths.values()),
             metadata=metadata,
             dtype=None if dtype is None else token_dtype(dtype, statistics.path),
             sources=listing.find(home, "sources.bin"),
-            continued=frozenset(paths[each] for each in continued if each in paths) if states_continued else None,
+            continued=continued,
         )
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:
-        """Refuse parts that all lack a label mask, although their folder holds masks or its metadata states them."""
-        if options.use_loss_mask is False or options.masks is not None or any(each.loss for each in parts):
+        """Refuse parts that all lack a label mask, if their folder holds masks or its metadata state that there are some."""
+        if options.use_loss_mask is False or options.masks is not None or any(part.loss for part in parts):
             return
-        for each in parts:
-            if not _ANY_TOKENS.fullmatch(files.name_of(each.tokens)):
+        for part in parts:
+            if not _ANY_TOKENS.fullmatch(files.name_of(part.tokens)):
                 continue
-            folder = files.parent(each.tokens)
-            mask = min((name for name in listing.names(folder) if _ANY_MASK.fullmatch(name)), default=None)
+            folder = files.parent(part.tokens)
+            masks = sorted(name for name in listing.names(folder) if _ANY_MASK.fullmatch(name))
             has_masks, metadata = _stated_masks(folder, listing)
-            if mask is not None:
-                found = f"has no label mask of its name, but its folder holds {mask}"
+            if masks:
+                problem = f"has no label mask of its name, but its folder holds {masks[0]}"
             elif has_masks:
-                found = f"has no label mask, but {metadata} is of a corpus with label masks"
+                problem = f"has no label mask, but {metadata} is of a corpus with label masks"
             else:
                 continue
             raise CorpusError(
-                f"{each.tokens}: {found}. Without a mask, all of its tokens would take loss. Copy or rename the mask, name it "
-                "with label_mask_paths, or ignore the masks with use_loss_mask=False."
+                f"{part.tokens}: {problem}. Without a mask, all of its tokens would take loss. Copy or rename the mask, name "
+                "it with label_mask_paths, or ignore the masks with use_loss_mask=False."
             )
 
     def training_files(self, paths: Sequence[str]) -> list[str]:
-        """Leave out the files of each val/ with parts that has a sibling train/ with parts."""
+        """Return `paths` without those in DIR/val, if both DIR/val and DIR/train have parts."""
         folders = {files.parent(path) for path in paths if _TOKENS.fullmatch(files.name_of(path))}
-        validation = {each for each in folders if files.name_of(each) == "val"}
-        validation = {each for each in validation if files.join(files.parent(each), "train") in folders}
+        validation = set()
+        for folder in folders:
+            if files.name_of(folder) == "val" and files.join(files.parent(folder), "train") in folders:
+                validation.add(folder)
         return [path for path in paths if files.parent(path) not in validation]
 
 
 def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
-    """Return whether the parts of a folder have label masks, by its metadata, and the path of these.
+    """Return whether the parts of a folder have label masks, by its metadata, and the path of the metadata.
 
-    Metadata that state nothing are of a writer that writes a mask for every part. Without metadata, return (None, "").
+    Metadata of this format without the key `LABEL_MASKS` mean that there are masks, because their writers always write masks.
+    A folder without metadata returns (None, "").
     """
-    found: tuple[bool | None, str] = None, ""
+    implied: tuple[bool | None, str] = None, ""
     for name in (SPLIT, _STATISTICS):
-        if path := listing.find(folder, name):
-            data = Json.load(path)
-            stated = (data.object("configuration") if name == _STATISTICS else data).get(LABEL_MASKS)
-            if isinstance(stated, bool):
-                return stated, path
-            if name == _STATISTICS or (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo"):
-                found = True, path
-    return found
+        path = listing.find(folder, name)
+        if not path:
+            continue
+        data = Json.load(path)
+        stated = (data.object("configuration") if name == _STATISTICS else data).get(LABEL_MASKS)
+        if isinstance(stated, bool):
+            return stated, path
+        if name == _STATISTICS or (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo"):
+            implied = True, path
+    return implied
+
+
+def _metadata_in_statistics(configuration: Json) -> CorpusMetadata:
+    """Return the metadata in dataset_statistics.json. Values of other types, as other tools write, are left out."""
+    metadata: dict[str, Any] = {}
+    for key, kind in {"eos_token_id": int, "pad_token_id": int, "tokenizer": str, "tokenizer_sha256": str}.items():
+        value = configuration.get(key)
+        if type(value) is kind and value != -1:  # -1: the tokenizer has no such token
+            metadata[key] = value
+    return CorpusMetadata(**metadata)
 
 
 def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> None:
-    """Refuse a folder that lacks a part, or a sidecar that other parts have."""
+    """Refuse a folder that lacks a part, or a sidecar file that other parts have."""
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
     last = max([*tokens, *masks])
     needs_masks = masks and options.masks is None and options.use_loss_mask is not False
     for number in range(last + 1):
-        for found, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
-            if number not in found and (found is tokens or needs_masks):
+        for parts, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
+            is_needed = parts is tokens or needs_masks
+            if is_needed and number not in parts:
                 raise CorpusError(f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists. Copy it.")
     boundaries = [name.removesuffix(".npy") + ".csv.gz" for name in tokens.values()]
     missing = [name for name in boundaries if name not in names]
@@ -161,12 +187,14 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
 
 
 def _numbered(folder: str, names: frozenset[str], pattern: re.Pattern[str]) -> dict[int, str]:
-    """Return the names that match, by their numbers, which ascend."""
-    found: dict[int, str] = {}
+    """Return the names that match `pattern`, by the number in its group 1, in ascending order."""
+    by_number: dict[int, str] = {}
     for name in sorted(names):
         if match := pattern.fullmatch(name):
             number = int(match[1][:18])
-            if number in found:
-                raise CorpusError(f"{folder}: {found[number]} and {name} are both part {number}. Remove one of them.")
-            found[number] = name
-    return dict(sorted(found.items()))
+            if number in by_number:
+                raise CorpusError(
+                    f"{folder}: {by_number[number]} and {name} are both part {number}. Remove one of them."
+                )
+            by_number[number] = name
+    return dict(sorted(by_number.items()))

@@ -1,7 +1,9 @@
 """Format openchat: the Parquet files of OpenChat's `generate_dataset`, `PREFIX.train.parquet` and `PREFIX.eval.parquet`.
 
-Its rows can't be read at random, so each file is unpacked once, below `$GRAIN_SFT_CACHE_DIR`, to a folder that is named after
-its content. OpenChat stores a token's label and weight at the token before it; the unpacked weights are at the token itself.
+Rows of a Parquet file can't be read at random, so the file is unpacked once, to arrays in a folder of `$GRAIN_SFT_CACHE_DIR`
+that is named after the file's content. A row of the file is a batch of sequences, and each sequence is a document.
+
+OpenChat stores a token's label and weight at the token before it. The unpacked weights are at the token itself.
 """
 
 import contextlib
@@ -27,13 +29,13 @@ from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, Storag
 from grain_sft.storage import artifact, describe, files, inside_also, open_remote, read_whole
 
 METADATA_KEY = "grain_sft"
-"""Key in the metadata of the file's schema, whose value is the corpus.json of other formats."""
+"""Key in the metadata of the Parquet schema. Its value is what other formats store in corpus.json."""
 
 _SUFFIX = ".parquet"
-_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # last name of a path such as DIR/val: split of DIR
+_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # DIR/val, which need not exist, is the split "eval" of DIR
 _NAMES = ("tokens.bin", "weights.bin", "documents.idx")  # uint32, float32, and uint64 pairs of start and length
 _VERSION = 4
-_ROWS = 1024  # rows decoded at once
+_ROWS_AT_ONCE = 1024  # rows that are decoded at once
 _BUFFER = 1 << 20  # bytes of a column that are read at once
 _LISTS = ("seqlens", "nz_input_ids", "nz_position_ids", "nz_shifted_label_ids", "nz_shifted_loss_weights")
 _COLUMNS = ("total_length", "num_seqs", *_LISTS)
@@ -47,28 +49,32 @@ class OpenChat(Format):
     metadata_files = r".*\.first_weights\.bin"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the parquet file of a split: `path` itself, or the training split of the corpus that `path` names."""
+        """Return `path` if it is a Parquet file, else the Parquet file that it stands for.
+
+        A folder DIR stands for its training split, DIR/val for the split "eval" of DIR, and PREFIX for PREFIX.train.parquet.
+        """
         name, folder = files.name_of(path), files.parent(path)
         if name.endswith(_SUFFIX):
             return path if listing.sidecars(path, name) else None
         if name.endswith((".npy", ".bin")):
             return None
-        found = _of_split(path, "train", listing)
-        if found is None and name in _SPLITS:
-            found = _of_split(folder, _SPLITS[name], listing)
-        return found or listing.find(folder, f"{name}.train{_SUFFIX}") or None
+        file = _of_split(path, "train", listing)
+        if file is None and name in _SPLITS:
+            file = _of_split(folder, _SPLITS[name], listing)
+        return file or listing.find(folder, f"{name}.train{_SUFFIX}") or None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open a parquet file, whose columns are unpacked into arrays on first use."""
         dtype: Dtype = np.dtype(np.uint32)
         options.check_dtype(found, dtype)
-        stem, cache = files.name_of(found).removesuffix(_SUFFIX), os.path.realpath(files.cache_dir()) + "/"
+        stem = files.name_of(found).removesuffix(_SUFFIX)
+        cache = os.path.realpath(files.cache_dir()) + "/"
         with inside_also(cache):
-            unpacked, stated = _unpacked(found, listing.sidecar(found, f"{stem}.first_weights.bin"))
+            unpacked, own_metadata = _unpacked(found, listing.sidecar(found, f"{stem}.first_weights.bin"))
             tokens, weights, documents = unpacked
             split = Split(
                 files=(tokens,),
-                metadata=_read_metadata(found, stated, listing),
+                metadata=_read_metadata(found, own_metadata, listing),
                 dtype=dtype,
                 sources=listing.sidecar(found, f"{stem}.sources.bin"),
             )
@@ -82,33 +88,35 @@ class OpenChat(Format):
 
 
 def _of_split(folder: str, split: str, listing: DirectoryListing) -> str | None:
-    found = sorted(name for name in listing.names(folder) if name.endswith(f".{split}{_SUFFIX}"))
-    if len(found) > 1:
-        raise CorpusError(f"{folder}: holds {found[0]} and {found[1]}. Give the path of one of them.")
-    return files.join(folder, found[0]) if found else None
+    """Return the one Parquet file of a split in a folder; None if there is none. Several are a CorpusError."""
+    names = sorted(name for name in listing.names(folder) if name.endswith(f".{split}{_SUFFIX}"))
+    if len(names) > 1:
+        raise CorpusError(f"{folder}: holds {names[0]} and {names[1]}. Give the path of one of them.")
+    return files.join(folder, names[0]) if names else None
 
 
-def _read_metadata(path: str, stated: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
+def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: DirectoryListing) -> CorpusMetadata:
     """Return the metadata of the folder, or the file's own if the folder has none or names another tokenizer."""
-    sidecar = read_metadata((files.parent(path),), listing)
-    if stated is None:
-        return sidecar
-    own = parse_metadata(Json(path, stated))
-    return sidecar if sidecar.path and sidecar.tokenizer_sha256 == own.tokenizer_sha256 else own
+    of_folder = read_metadata((files.parent(path),), listing)
+    if own_metadata is None:
+        return of_folder
+    own = parse_metadata(Json(path, own_metadata))
+    return of_folder if of_folder.path and of_folder.tokenizer_sha256 == own.tokenizer_sha256 else own
 
 
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
-    """Unpack the Parquet file to the cache, unless it is there. Return the paths of `_NAMES`, and the file's own metadata.
+    """Unpack the Parquet file to the cache, unless that was done before. Return the paths of `_NAMES`, and the file's metadata.
 
-    `first_weights` is the path of the weights of first tokens; "": no such file.
+    `first_weights` is the path of the file with the weights of the documents' first tokens, for which the Parquet file has no
+    place; "" if there is none.
     """
-    stamps = [describe(each) for each in (path, first_weights) if each]
+    stamps = [describe(file) for file in (path, first_weights) if file]
     hashes = content.hashes_of(stamps)
     key = hashlib.sha256("\0".join(hashes).encode()).hexdigest()[:32]
     unpacked = [str(files.cache_dir() / "openchat" / key / name) for name in _NAMES]
 
     def hash_unpacked() -> list[list[int]]:
-        return [list(bytes.fromhex(each)) for each in content.hashes_of([describe(name) for name in unpacked])]
+        return [list(bytes.fromhex(text)) for text in content.hashes_of([describe(name) for name in unpacked])]
 
     def make() -> artifact.Arrays:
         weights: npt.NDArray[np.float32] | None = None
@@ -123,17 +131,17 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
                     raise CorpusError(f"{first_weights}: {len(weights)} weights, but {documents} documents in {path}.")
         except StorageError as error:
             raise StorageError(f"{error} Set {files.CACHE_DIR_VARIABLE} to a folder with room.") from error
-        stated = json.dumps(_stated_metadata(path, stamps[0].version)).encode()
+        metadata = json.dumps(_own_metadata(path, stamps[0].version)).encode()
         if content.hashes_of(stamps) != hashes:
             raise CorpusFileError(f"{path}: was written to while it was unpacked. Wait until it is complete.")
-        return {"sha256": np.array(hash_unpacked(), np.uint8), "metadata": np.frombuffer(stated, np.uint8)}
+        return {"sha256": np.array(hash_unpacked(), np.uint8), "metadata": np.frombuffer(metadata, np.uint8)}
 
     def check(arrays: artifact.Arrays) -> None:
         try:
-            found = hash_unpacked()
+            hashes = hash_unpacked()
         except CorpusFileError as error:
             raise ValueError(error) from error
-        if found != arrays["sha256"].tolist():
+        if hashes != arrays["sha256"].tolist():
             raise ValueError("its files are not those that were unpacked")
 
     depends = {"openchat": _VERSION, "content": key}
@@ -142,22 +150,28 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
 
 
 class _Rows(NamedTuple):
-    """Consecutive rows. Each column is one array with the values of all rows, and the number of values in each row."""
+    """Consecutive rows of a Parquet file.
 
-    first: int  # number of the first row, from 1
+    Attributes:
+      first: Number of the first row, counted from 1.
+      lengths: Number of values of each row in each column of lists, int64 [rows], by the name of the column.
+      values: Values of all rows, joined, by the name of the column.
+    """
+
+    first: int
     lengths: dict[str, Ints]
     values: dict[str, npt.NDArray[Any]]
 
 
-def _stated_metadata(path: str, version: str | None) -> dict[str, Any] | None:
+def _own_metadata(path: str, version: str | None) -> dict[str, Any] | None:
     """Return the metadata that `grain-sft prepare` wrote into the file; None for a file of another tool."""
     with _open_parquet(path, version) as (_, file):
         raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY.encode(), b"null")
     try:
-        found = json.loads(raw)
+        metadata = json.loads(raw)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return metadata if isinstance(metadata, dict) else None
 
 
 def _unpack(
@@ -165,19 +179,19 @@ def _unpack(
 ) -> int:
     """Write tokens, weights and documents of all rows to the three files `out`, and return the number of documents.
 
-    `first_weights` is float32 [documents].
+    `first_weights` are the weights of the documents' first tokens, float32 [documents]; None if they are 0.
     """
-    tokens = documents = 0
+    tokens = documents = 0  # written
     for rows in _read_rows(path, version):
         _check_rows(path, rows)
         length = rows.values["seqlens"].astype(np.int64)
         starts = np.cumsum(length) - length
         weights = np.zeros(int(length.sum()), "<f4")
-        # A sequence's first token gets the last value of the sequence before it, which is 0.
+        # Shift by one. The first token of a sequence gets the last weight of the sequence before, which `_check_rows` found 0.
         weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]
         if first_weights is not None:
             firsts = first_weights[documents : documents + len(length)]
-            if len(firsts) == len(length):  # otherwise the file is too short, which `_unpacked` reports
+            if len(firsts) == len(length):  # if the file is too short, `_unpacked` raises an error
                 weights[starts[length > 0]] = firsts[length > 0]
         out[0].write(rows.values["nz_input_ids"].astype("<u4").tobytes())
         out[1].write(weights.tobytes())
@@ -188,44 +202,42 @@ def _unpack(
 
 
 def _check_rows(path: str, rows: _Rows) -> None:
-    """Check that the columns of every row fit together."""
+    """Raise CorpusError for the first row whose columns don't fit together, or hold an invalid value."""
     values, counts = rows.values, rows.lengths["nz_input_ids"]
     length = values["seqlens"].astype(np.int64)
-    row_of = np.repeat(np.arange(len(counts)), rows.lengths["seqlens"])
-    sums = np.bincount(row_of, weights=length, minlength=len(counts)).astype(np.int64)
+    row_of_sequence = np.repeat(np.arange(len(counts)), rows.lengths["seqlens"])
     if (length < 0).any():
-        raise _damaged(path, rows.first + int(row_of[length < 0][0]), "seqlens holds a negative length")
-    for what, found in (
-        ("seqlens add up to", sums),
-        ("total_length is", values["total_length"]),
-        *((f"{name} has the length", rows.lengths[name]) for name in _LISTS[1:]),
-    ):
-        wrong = np.flatnonzero(found != counts)
+        raise _damaged(path, rows.first + int(row_of_sequence[length < 0][0]), "seqlens holds a negative length")
+    sums = np.bincount(row_of_sequence, weights=length, minlength=len(counts)).astype(np.int64)
+    counts_by_fact = {"seqlens add up to": sums, "total_length is": values["total_length"]}
+    counts_by_fact |= {f"{name} has the length": rows.lengths[name] for name in _LISTS[1:]}
+    for fact, other_counts in counts_by_fact.items():
+        wrong = np.flatnonzero(other_counts != counts)
         if len(wrong):
             row = int(wrong[0])
-            what = f"{what} {found[row]}, but nz_input_ids has the length {counts[row]}"
-            raise _damaged(path, rows.first + row, what)
+            problem = f"{fact} {other_counts[row]}, but nz_input_ids has the length {counts[row]}"
+            raise _damaged(path, rows.first + row, problem)
     starts = np.cumsum(length) - length
     ids, labels, weights = values["nz_input_ids"], values["nz_shifted_label_ids"], values["nz_shifted_loss_weights"]
     is_last = np.zeros(len(ids), np.bool_)
     is_last[(starts + length - 1)[length > 0]] = True
     positions = np.arange(len(ids)) - np.repeat(starts, length)
-    not_weights = KINDS["float32"].wrong(weights.astype(np.float32), ids)
-    other_labels = (weights[:-1] != 0) & (labels[:-1] != ids[1:])
-    for invalid, what in (
+    invalid_weights = KINDS["float32"].wrong(weights.astype(np.float32), ids)
+    wrong_labels = (weights[:-1] != 0) & (labels[:-1] != ids[1:])
+    for invalid, problem in (
         (values["nz_position_ids"] != positions, "nz_position_ids don't count from 0 in a sequence"),
         ((ids < 0) | (ids >= 1 << 31), "nz_input_ids holds a token id that is negative or above int32"),
-        (not_weights, "nz_shifted_loss_weights holds a weight that is negative or not finite"),
+        (invalid_weights, "nz_shifted_loss_weights holds a weight that is negative or not finite"),
         (is_last & (weights != 0), "the last of nz_shifted_loss_weights is not 0, though no token follows it"),
-        (other_labels, "a label of nz_shifted_label_ids takes loss, but is not the next token"),
+        (wrong_labels, "a label of nz_shifted_label_ids takes loss, but is not the next token"),
     ):
         if invalid.any():
             row = np.searchsorted(np.cumsum(counts), np.flatnonzero(invalid)[0], side="right")
-            raise _damaged(path, rows.first + int(row), what)
+            raise _damaged(path, rows.first + int(row), problem)
 
 
-def _damaged(path: str, row: int, what: str) -> CorpusError:
-    return CorpusError(f"{path}: row {row}: {what}. The file is damaged, or not OpenChat's.")
+def _damaged(path: str, row: int, problem: str) -> CorpusError:
+    return CorpusError(f"{path}: row {row}: {problem}. The file is damaged, or not OpenChat's.")
 
 
 @contextlib.contextmanager
@@ -240,8 +252,8 @@ def _open_parquet(path: str, version: str | None) -> Iterator[tuple[Any, Any]]:
 
 
 def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
-    """Yield all rows, some at a time, after a check of the columns and their types."""
-    first = 1
+    """Yield all rows of a Parquet file, up to `_ROWS_AT_ONCE` at a time. Unexpected columns or types are a CorpusError."""
+    first = 1  # number of the next row
     try:
         with _open_parquet(path, version) as (pyarrow, file):
             names = file.schema_arrow.names
@@ -251,7 +263,7 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
                         f"{path}: has {names.count(name)} columns {name}; expected the columns {', '.join(_COLUMNS)}."
                     )
             for group in range(file.num_row_groups):  # one iterator over all groups would keep each of them in memory
-                for batch in file.iter_batches(_ROWS, [group], columns=list(_COLUMNS), use_threads=False):
+                for batch in file.iter_batches(_ROWS_AT_ONCE, [group], columns=list(_COLUMNS), use_threads=False):
                     yield _decode(pyarrow.types, path, first, batch)
                     first += batch.num_rows
             if first - 1 != file.metadata.num_rows:  # pyarrow yields the rows of some damaged files up to the damage
@@ -260,12 +272,13 @@ def _read_rows(path: str, version: str | None) -> Iterator[_Rows]:
         raise
     except FileNotFoundError as error:
         raise CorpusFileError(f"{path}: no such file.") from error
-    except Exception as error:  # pyarrow raises kinds of its own, MemoryErrors and plain OSErrors for damaged files
+    except Exception as error:  # for damaged files, pyarrow raises its own errors, MemoryErrors and OSErrors
         text = shortened(" ".join(str(error).split()) or type(error).__name__, 200)
         raise CorpusError(f"{path}: can't be read as Parquet after row {first - 1} ({text}).") from error
 
 
 def _decode(types: Any, path: str, first: int, batch: Any) -> _Rows:
+    """Return the rows of a pyarrow RecordBatch that begins with row `first`. `types` is the module `pyarrow.types`."""
     rows = _Rows(first, {}, {})
     for name in _COLUMNS:
         column = inner = batch.column(batch.schema.get_field_index(name))

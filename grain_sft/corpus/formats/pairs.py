@@ -1,7 +1,7 @@
-"""Format pairs: preference pairs, each a document of a prompt, a chosen and a rejected response, one after the other.
+"""Format pairs: preference pairs. Each is a document of a prompt, a chosen response and a rejected response, in this order.
 
-The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4], the pair's first token
-in `tokens.bin`, and the numbers of tokens of its prompt, its chosen and its rejected response. Responses take loss.
+The files are those of format episodes, with `pairs.idx` in place of `episodes.idx`: uint64 [pairs, 4]. An entry is the pair's
+first token in `tokens.bin`, then the numbers of tokens of its prompt, chosen and rejected response. Responses take loss.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ class Pairs(Episodes):
     """Format whose corpus is the shards of a split, sorted by name."""
 
     expected = "a directory with train/shard_*/pairs.idx or train/pairs.idx, or its train/ or val/ itself"
-    rank = 0  # before episodes, which has the same names of token and mask files
+    rank = 0  # before "episodes", whose token and mask files have the same names
     index = "pairs.idx"
     kind = "preference"
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        """Return the token file as `Episodes` does, if `path` is a pairs.idx or has one next to it."""
         owner = super().owner(path, listing)
         return owner if owner and self.index in (files.name_of(path), *listing.sidecars(path, self.index)) else None
 
@@ -37,7 +38,7 @@ def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
     """Return the numbers of tokens of the prompt, the chosen and the rejected response of each pair.
 
     Raises:
-      CorpusError: Files of another format.
+      CorpusError: The corpus has another format, or a file is damaged.
       CorpusFileError: A file is missing, or not the one that was indexed.
     """
     indexes = [shard.boundaries for shard in corpus.shards if shard.boundaries and shard.boundaries.kind == Pairs.kind]
@@ -47,5 +48,5 @@ def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:
             f"{other.path}: its documents are not preference pairs. Expected a corpus in format pairs, as "
             "`grain-sft prepare --format pairs` writes it."
         )
-    _ = corpus.documents  # checks the entries
+    _ = corpus.documents  # raises CorpusError for an entry that is not within its shard
     return np.frombuffer(b"".join(map(read_whole, indexes)), "<u8").reshape(-1, 4)[:, 1:].astype(np.int64)

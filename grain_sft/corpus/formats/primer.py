@@ -1,5 +1,10 @@
-"""Format primer: the SFT token cache of niels_gpt: `{train,val}_input_ids.bin` (uint16), `{train,val}_labels.bin` (int32,
--100 where no loss is taken), `{train,val}_idx.npy` (int64 starts) and `meta.json`. `{train,val}/shard_00000*` link to them.
+"""Format primer: the SFT token cache of niels_gpt.
+
+A folder DIR holds `meta.json`, and for each split, "train" or "val":
+  - `train_input_ids.bin`: tokens, uint16;
+  - `train_labels.bin`: labels, int32, -100 where no loss is taken;
+  - `train_idx.npy`: first token of each document, int64;
+  - a folder `train/` with links to these files: `shard_00000.bin`, `shard_00000_labels.bin` and `shard_00000_idx.npy`.
 """
 
 import dataclasses
@@ -18,15 +23,20 @@ _META = "meta.json"
 
 
 class Primer(Format):
-    """Format whose corpus is one split, as one shard. Methods name a split by the common prefix of its files' paths, such as
-    `DIR/train_` or `DIR/train/shard_00000`."""
+    """Format whose corpus is one split, as one shard.
+
+    The `home` of a split is the common prefix of its files' paths: `DIR/train_`, or `DIR/train/shard_00000` for the links.
+    """
 
     expected = "a directory with train_input_ids.bin, train_labels.bin and train_idx.npy, or its train/ or val/"
     metadata_files = r"meta\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the split's prefix. If files of this format exist but none of its splits has both tokens and labels, return
-        the prefix of the training split, so that `read` names the absent file."""
+        """Return the `home` of the split of a file, or of the first split of a folder that has tokens and labels.
+
+        A folder with files of this format may have no such split. The first `home` is returned then, so that `read` raises an
+        error that names the missing file.
+        """
         name, names = files.name_of(path), frozenset[str]()
         if _FILE.fullmatch(name):
             homes = [self.home(path)]
@@ -37,13 +47,14 @@ class Primer(Format):
             if name in ("train", "val"):
                 homes.append(files.join(files.parent(path), f"{name}_"))
         for home in homes:
-            if {files.name_of(each) for each in _files_of(home)[:2]} <= listing.names(files.parent(home)):
+            tokens, labels, _ = _files_of(home)
+            if {files.name_of(tokens), files.name_of(labels)} <= listing.names(files.parent(home)):
                 return home
-        is_damaged = "train_input_ids.bin" in names or (_META in names and any(map(_FILE.fullmatch, names)))
-        return homes[0] if is_damaged else None
+        is_incomplete = "train_input_ids.bin" in names or (_META in names and any(map(_FILE.fullmatch, names)))
+        return homes[0] if is_incomplete else None
 
     def whole_split(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Split:
-        """Return the split at `found`, whose three files all exist, with a warning if no metadata state its ids."""
+        """Return the split at `found`. A missing file is a CorpusError. Warn if no metadata state the EOS id."""
         folder = files.parent(found)
         for path in _files_of(found):
             if files.name_of(path) not in listing.names(folder):
@@ -54,14 +65,17 @@ class Primer(Format):
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
         """Open a split, and check its number of tokens against the cache's metadata."""
-        corpus, (root, name) = super().read(found, options, listing), _root_and_split(found)
-        if meta := listing.find(root, _META):
-            counts = Json.load(meta).object("splits").object(name)
-            if counts.count("num_tokens") not in (None, corpus.num_tokens):
-                raise CorpusError(
-                    f"{meta}: {name} has {counts.count('num_tokens')} tokens, but {corpus.shards[0].path} holds "
-                    f"{corpus.num_tokens}. A file was cut short, or is of another corpus."
-                )
+        corpus = super().read(found, options, listing)
+        root, name = _root_and_split(found)
+        meta = listing.find(root, _META)
+        if not meta:
+            return corpus
+        num_tokens = Json.load(meta).object("splits").object(name).count("num_tokens")
+        if num_tokens not in (None, corpus.num_tokens):
+            raise CorpusError(
+                f"{meta}: {name} has {num_tokens} tokens, but {corpus.shards[0].path} holds {corpus.num_tokens}. A file was "
+                "cut short, or is of another corpus."
+            )
         return corpus
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
@@ -69,7 +83,7 @@ class Primer(Format):
             return None
         tokens, labels, _ = _files_of(self.home(path))
         if path == tokens and not listing.sidecars(path, files.name_of(labels)):
-            return None  # other tools may write a file of this name
+            return None  # a file of another tool with the same name
         return tokens
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
@@ -81,7 +95,7 @@ class Primer(Format):
         return files.join(files.parent(path), _LINKS if name.startswith(_LINKS) else f"{name.partition('_')[0]}_")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the token file of the split `home`, with the EOS of the cache's metadata."""
+        """Return the token file of the split `home`, with the ids in corpus.json, else those in meta.json."""
         root, name = _root_and_split(home)
         folder = files.join(root, name)
         metadata = read_metadata((folder, root), listing)
@@ -100,13 +114,15 @@ class Primer(Format):
 
 
 def _root_and_split(home: str) -> tuple[str, str]:
-    """Return the folder of the corpus, and the name of the split."""
+    """Return the folder of the corpus and the name of the split: (DIR, "train") for either `home` of the training split."""
     folder, stem = files.parent(home), files.name_of(home)
-    return (files.parent(folder), files.name_of(folder)) if stem == _LINKS else (folder, stem.removesuffix("_"))
+    if stem == _LINKS:
+        return files.parent(folder), files.name_of(folder)
+    return folder, stem.removesuffix("_")
 
 
 def _files_of(home: str) -> tuple[str, str, str]:
-    """Return the paths of tokens, labels and starts."""
+    """Return the paths of the tokens, labels and starts of the split at `home`."""
     if files.name_of(home) == _LINKS:
         return f"{home}.bin", f"{home}_labels.bin", f"{home}_idx.npy"
     return f"{home}input_ids.bin", f"{home}labels.bin", f"{home}idx.npy"

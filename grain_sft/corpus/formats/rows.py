@@ -1,9 +1,9 @@
-"""Format rows: packed rows written out in order, by `grain-sft pack --materialize`.
+"""Format rows: rows of a packed layout, written out in order by `grain-sft pack --materialize`.
 
-`rows.json`, and for every shard NNNN:
+A folder holds the manifest `rows.json`, and for each shard NNNN:
   - `rows_NNNN.bin`: rows as `RowFormat` lays them out;
-  - `documents_NNNN.idx`: uint64 pairs of start and length of every segment, in tokens;
-  - `loss_NNNN.bin`: uint8, or float32 weights; only where the corpus states which tokens take loss.
+  - `documents_NNNN.idx`: start and length of every segment, in tokens, as uint64 pairs;
+  - `loss_NNNN.bin`: uint8 masks or float32 weights, only if the packed corpus has loss files.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ _FILE = re.compile(r"(rows|loss)_\d{4,}\.bin|documents_\d{4,}\.idx")
 
 
 class Rows(Format):
-    """Format whose corpus is the shards of a folder, by number."""
+    """Format of a folder of written rows. Shards are in the order of their numbers."""
 
     expected = "a directory with rows.json, written by grain-sft pack --materialize"
 
@@ -39,7 +39,7 @@ class Rows(Format):
         return path if ROWS_MANIFEST in listing.names(path) else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open written rows. They must be of this version and have the fingerprint that the manifest states."""
+        """Open written rows. Their version and their fingerprint must be those that the manifest states."""
         data = Json.load(files.join(found, ROWS_MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
@@ -53,11 +53,13 @@ class Rows(Format):
                 f"{ROWS_FORMAT!r}, version {ROWS_VERSION}. Write the rows again, or read them with the version that wrote them."
             )
         corpus = scan_rows(found, data, options, listing)
-        actual = dataclasses.replace(corpus, eos_token_id=data.count("eos_token_id")).fingerprint
-        if actual != (stated := data.text("fingerprint")):
+        written_eos = data.count("eos_token_id")  # part of the fingerprint; the caller may give another one
+        actual = dataclasses.replace(corpus, eos_token_id=written_eos).fingerprint
+        expected = data.text("fingerprint")
+        if actual != expected:
             raise CorpusError(
                 f"{found}: its files are not those that {ROWS_MANIFEST} was written with (their fingerprint is {actual}, "
-                f"expected {stated}). A file was replaced: copy the folder again, or write the rows again."
+                f"expected {expected}). A file was replaced: copy the folder again, or write the rows again."
             )
         return corpus
 
@@ -68,7 +70,7 @@ class Rows(Format):
 
 
 class _Manifest(msgspec.Struct):
-    """Fields of rows.json that describe the files, besides those of `RowFormat`."""
+    """Fields of rows.json that describe the files, besides those of `RowFormat`. `rows_of_shards` counts each shard's rows."""
 
     dtype: TokenDtype
     rows_of_shards: Annotated[list[Positive], msgspec.Meta(min_length=1)]
@@ -80,36 +82,37 @@ def scan_rows(
 ) -> Corpus:
     """Return the corpus of the files in `folder` that the manifest `data` describes."""
     options, listing = options or ReadOptions(), listing or DirectoryListing()
-    stated, rows = data.convert(_Manifest), data.convert(RowFormat)
+    manifest, rows = data.convert(_Manifest), data.convert(RowFormat)
     if not rows.most_segments and not (rows.positions_dtype and rows.segments_dtype):
         raise CorpusError(f"{data.path}: lacks positions_dtype or segments_dtype. Write the rows again.")
-    dtype = token_dtype(stated.dtype, data.path)
+    dtype = token_dtype(manifest.dtype, data.path)
     options.check_dtype(data.path, dtype)
-    length, loss = rows.sequence_length, stated.loss
+    length = rows.sequence_length
     try:
         row_bytes = rows.dtype(dtype).itemsize
-    except ValueError as error:  # numpy's limit
+    except ValueError as error:  # numpy limits the size of a dtype
         raise CorpusError(
             f"{data.path}: states rows of {length} tokens and up to {rows.most_segments} segments, which are too large "
             f"({error}). It was edited or damaged."
         ) from error
 
-    def scan_one(number: int, count: int) -> Shard:
-        paths = {kind: files.join(folder, file) for kind, file in row_files(number, loss).items()}
+    def scan_shard(number: int, num_rows: int) -> Shard:
+        paths = {kind: files.join(folder, name) for kind, name in row_files(number, manifest.loss).items()}
         stamp = describe(paths["rows"])
-        _check_size(stamp, count * row_bytes)
-        found = None if loss is None else scan_loss(paths["loss"], loss)
-        if found is not None:
-            _check_size(found, count * length * found.values.dtype.itemsize)
+        _check_size(stamp, num_rows * row_bytes)
+        loss = None
+        if manifest.loss is not None:
+            loss = scan_loss(paths["loss"], manifest.loss)
+            _check_size(loss, num_rows * length * loss.values.dtype.itemsize)
         boundaries = describe_boundaries(paths["documents"], "pairs")
         row = (length, row_bytes // dtype.itemsize)
-        return Shard(**vars(stamp), num_tokens=count * length, loss=found, boundaries=boundaries, row=row)
+        return Shard(**vars(stamp), num_tokens=num_rows * length, loss=loss, boundaries=boundaries, row=row)
 
-    counts = stated.rows_of_shards
-    shards = tuple(in_threads(scan_one, range(len(counts)), counts))
+    counts = manifest.rows_of_shards
+    shards = tuple(in_threads(scan_shard, range(len(counts)), counts))
     sources = listing.find(folder, "sources.bin")
-    stamp = describe(sources) if sources else None
-    return corpus_of(shards, dtype, CorpusMetadata.of(data), options.eos_token_id, sources_file=stamp, rows=rows)
+    sources_file = describe(sources) if sources else None
+    return corpus_of(shards, dtype, CorpusMetadata.of(data), options.eos_token_id, sources_file=sources_file, rows=rows)
 
 
 def row_files(number: int, loss: str | None) -> dict[str, str]:
