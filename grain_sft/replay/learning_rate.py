@@ -41,7 +41,8 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
 def supervised_ratio(corpus: Corpus) -> float:
     """Return the number of tokens that take loss, divided by the number of tokens of all documents.
 
-    The first token of a document is never a target, so it takes no loss. The first call reads every loss file and caches the counts on disk.
+    The first token of a document is never a target, so it takes no loss. The first call reads every loss file, and caches the
+    counts on disk.
 
     Raises:
       CorpusError: The ends of the documents are unknown, or the documents have no tokens.
