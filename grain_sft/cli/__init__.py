@@ -1,1 +1,1 @@
-"""The command line."""
+"""Command line `grain-sft`: one function for each command declares its arguments and the function that runs it."""

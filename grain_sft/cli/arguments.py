@@ -1,4 +1,4 @@
-"""Parts that commands share: the parser, types of arguments, options of several commands, and checks of outputs."""
+"""Parts that the commands share: the parser, types of arguments, common options, and checks of outputs."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ if TYPE_CHECKING:
     from grain_sft.sampling import Host
 
 _DECLARED = ("dtype", "eos_token_id", "use_loss_mask", "split", "subset")
-"""Options of `open_corpus` that commands have too."""
+"""Arguments of `open_corpus` that become options of commands."""
 
 _TOKENIZER_NAME = """name that fills {TOKENIZER} in a mix's paths; a corpus made with another tokenizer, by name or file, is
 refused"""
 
 
 class Parser(argparse.ArgumentParser):
-    """Parser with the arguments that commands share. An error is three lines: what is wrong, what is needed, where help is."""
+    """Parser with methods that add the arguments that commands share.
+
+    An error prints three lines: the error, the required arguments, and how to get help.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=_Help, **settings)
 
     def add_config(self, *, host: str | None = None) -> None:
-        """Add the argument `config`, and `--host` with the help text `host`."""
+        """Add the argument `config` and, if the help text `host` is given, the option `--host`."""
         self.add_argument("config", help="path of a .yaml or .json config")
         if host is not None:
             self.add_argument("--host", type=host_of, metavar="h/H", help=host)
@@ -49,11 +52,14 @@ class Parser(argparse.ArgumentParser):
         spelled: Mapping[str, Sequence[str]] | None = None,
         **changes: Any,
     ) -> None:
-        """Add options to the group of that title, as a constructor declares them.
+        """Add options for arguments of a constructor. Their types, defaults and help texts are those of the arguments.
 
         Args:
-          spelled: Other spellings of options, by name.
-          changes: Fields of `Option` that differ from the declaration.
+          declaration: The constructor.
+          names: Names of the arguments.
+          group: Title of the group of options in the help; None for no group.
+          spelled: Spellings of options that are not `--name`, by name.
+          changes: Fields of `Option` that differ from the declaration, for all these options.
         """
         declared = options_of(declaration)
         options = {name: dataclasses.replace(declared[name], **changes) for name in names}
@@ -79,16 +85,17 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
 
     def group(self, title: str | None) -> Any:
-        """Return the group of arguments of that title, which is made on first use; None: this parser."""
+        """Return the group of arguments of that title, which is made on first use; this parser if `title` is None."""
         if title is None:
             return self
-        found = [group for group in self._action_groups if group.title == title]
-        return found[0] if found else self.add_argument_group(title)
+        groups = [group for group in self._action_groups if group.title == title]
+        return groups[0] if groups else self.add_argument_group(title)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""
         usage = " ".join(self.format_usage().split())
-        required = re.sub(r"\s\[(?:[^\[\]]|\[[^\[\]]*\])*\](?!\S)", "", usage)  # without what is optional
+        # Without the optional arguments, which are in brackets, some with brackets inside: [--format [NAME]].
+        required = re.sub(r"\s\[(?:[^\[\]]|\[[^\[\]]*\])*\](?!\S)", "", usage)
         self.exit(2, f"{self.prog}: error: {message}\n{required} [options]\n{self.prog} --help lists all options.\n")
 
 
@@ -101,7 +108,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of integers from `least` on."""
+    """Return the `type` of an argument that is an integer of at least `least`."""
     return functools.partial(_number, int, Annotated[int, msgspec.Meta(ge=least)])
 
 
@@ -135,7 +142,7 @@ def host_of(text: str) -> Host:
 
 
 def open_config(options: argparse.Namespace) -> Pipeline:
-    """Return the pipeline of `config` for `--host`, by default for one host that reads all rows."""
+    """Return the pipeline of the argument `config` for `--host`, by default for one host that reads all rows."""
     from grain_sft.config import load
     from grain_sft.progress import elapsed
     from grain_sft.sampling import Host
@@ -145,11 +152,16 @@ def open_config(options: argparse.Namespace) -> Pipeline:
 
 
 def steps_of(pipeline: Pipeline, text: str) -> range:
-    """Return the steps that `--steps` names: A:B, A:, :B or A."""
+    """Return the steps that `--steps` names: A:B, A: (to the end of the run), :B (from step 0) or A (one step)."""
     first, colon, last = text.partition(":")
+    end: int | None
     try:
-        begin = int(first) if first or not colon else 0
-        end = int(last) if last else pipeline.sampler.num_steps if colon else begin + 1
+        if not colon:
+            begin = int(first)
+            end = begin + 1
+        else:
+            begin = int(first or 0)
+            end = int(last) if last else pipeline.sampler.num_steps
     except ValueError:
         begin = end = -1
     if end is None:
@@ -162,17 +174,16 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
 
 
 def add_stage(add: Callable[..., object]) -> None:
-    """Declare `--stage` by the `add_argument` of a parser or a group."""
+    """Add `--stage` by `add`, the method `add_argument` of a parser or a group."""
     add("--stage", type=at_least(1), default=1, help="of a config with stages: which, from 1 (default: 1)")
 
 
 def open_stage(options: argparse.Namespace) -> Pipeline:
     """Return the stage `--stage` of the pipeline of `open_config`."""
-    stages = open_config(options).stages
+    stages: Sequence[Pipeline] = open_config(options).stages
     if options.stage > len(stages):
         raise ConfigError(f"--stage {options.stage}: the config has {len(stages)}. Give 1 to {len(stages)}.")
-    chosen: Pipeline = stages[options.stage - 1]
-    return chosen
+    return stages[int(options.stage) - 1]
 
 
 def values_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -181,7 +192,7 @@ def values_of(options: argparse.Namespace, names: Iterable[str]) -> dict[str, An
 
 
 def corpus_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the given options of `add_corpus_options`, as keyword arguments of `open_corpus`."""
+    """Return the options of `add_corpus_options` as keyword arguments of `open_corpus`."""
     tokenizer, former = options.tokenizer_name, options.former_tokenizer
     if former is not None:
         tokenizer = former
@@ -202,7 +213,7 @@ def open_paths(paths: Sequence[str], options: argparse.Namespace) -> Corpus:
 
 
 def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool = False) -> None:
-    """Refuse an output (None: no output) before the work that fills it.
+    """Check that an output can be written, before the work that fills it. None means no output.
 
     Raises:
       StorageError: It cannot be written, or would replace one of `inputs`.
@@ -217,7 +228,9 @@ def check_output(path: str | None, *, inputs: Iterable[str] = (), folder: bool =
 def write_figures(
     measure: Callable[[], Mapping[str, Any]], options: argparse.Namespace, *, inputs: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Print and write the figures of `measure` as the options ask; with `--json`, what it prints goes to stderr.
+    """Call `measure` and return its figures, after writing them as `--json` and `--output` ask.
+
+    With `--json`, the figures go to stdout, so what `measure` prints goes to stderr.
 
     Raises:
       StorageError: `--output` cannot be written, or would replace one of the files `inputs`.

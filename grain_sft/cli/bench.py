@@ -1,8 +1,9 @@
-"""Commands that run without the user's data: `bench`, which can also measure a config, and `demo`."""
+"""Commands `bench`, which measures speeds, and `demo`, which trains a small model."""
 
 import argparse
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ MIN_DEMO_STEPS = 9
 
 _SIZES = [name for name in options_of(Scale) if name not in ("seconds", "repeats")]
 _MADE_UP = "of made-up corpora, without CONFIG"
-_OF_MADE_UP = ("dir", "only", *_SIZES)
-_OF_CONFIG = ("host", "stage", "tokens_per_second", "step_ms", "max_workers")
+_ONLY_WITHOUT_CONFIG = ("dir", "only", *_SIZES)
+_ONLY_WITH_CONFIG = ("host", "stage", "tokens_per_second", "step_ms", "max_workers")
 
 
 def demo(parser: Parser) -> None:
@@ -60,28 +61,34 @@ def bench(parser: Parser) -> None:
 
 
 def _run_bench(options: argparse.Namespace) -> int:
-    of_config = options.config is not None
-    for name in _OF_MADE_UP if of_config else _OF_CONFIG:
-        if getattr(options, name) != options.parser.get_default(name):
-            fits = "only without CONFIG, for made-up corpora" if of_config else "only with CONFIG"
-            options.parser.error(f"argument --{name.replace('_', '-')}: {fits}")
-    measure = _measure_config if of_config else _measure_made_up
-    write_figures(lambda: measure(options), options, inputs=[options.config] if of_config else [])
+    if options.config is not None:
+        _refuse(_ONLY_WITHOUT_CONFIG, options, "only without CONFIG, for made-up corpora")
+        write_figures(lambda: _measure_config(options), options, inputs=[options.config])
+    else:
+        _refuse(_ONLY_WITH_CONFIG, options, "only with CONFIG")
+        write_figures(lambda: _measure_made_up(options), options, inputs=[])
     return 0
+
+
+def _refuse(names: Sequence[str], options: argparse.Namespace, reason: str) -> None:
+    """Exit with an error if one of the options `names` is given."""
+    for name in names:
+        if getattr(options, name) != options.parser.get_default(name):
+            options.parser.error(f"argument --{name.replace('_', '-')}: {reason}")
 
 
 def _measure_config(options: argparse.Namespace) -> dict[str, Any]:
     from grain_sft.bench import advice
-    from grain_sft.bench import config as of_config
+    from grain_sft.bench import config as config_bench
 
-    plan = of_config.Plan(
-        seconds=options.seconds or of_config.SECONDS,
-        steps_ms=options.step_ms or of_config.STEPS_MS,
+    plan = config_bench.Plan(
+        seconds=options.seconds or config_bench.SECONDS,
+        steps_ms=options.step_ms or config_bench.STEPS_MS,
         **values_of(options, ("repeats", "max_workers", "tokens_per_second")),
     )
     pipeline = open_stage(options)
     with elapsed("Measuring"):
-        figures = of_config.measure(pipeline, plan)
+        figures = config_bench.measure(pipeline, plan)
     print(*advice.lines(figures, os.path.basename(options.config)), sep="\n")
     return {"config": options.config, **figures}
 

@@ -1,4 +1,4 @@
-"""Commands that print, sign or check what a config states: `config`, `receipt`, `diff`, `audit-check` and `verify`."""
+"""Commands that print, compare or check configs: `config`, `receipt`, `diff`, `audit-check` and `verify`."""
 
 import argparse
 import json
@@ -37,11 +37,13 @@ def receipt(parser: Parser) -> None:
 
 
 def _print_receipt(options: argparse.Namespace) -> int:
-    found = open_config(options).receipt
+    receipt = open_config(options).receipt
     if options.json:
-        return _print_json(found.as_dict())
-    width = max(10, *map(len, found.parts)) + 2
-    print("\n".join([found.code, *(f"  {name:{width}}{part}" for name, part in found.parts.items())]))
+        return _print_json(receipt.as_dict())
+    print(receipt.code)
+    width = max(10, *map(len, receipt.parts)) + 2
+    for name, part in receipt.parts.items():
+        print(f"  {name:{width}}{part}")
     return 0
 
 
@@ -56,7 +58,7 @@ def diff(parser: Parser) -> None:
 
 
 def _diff(options: argparse.Namespace) -> int:
-    """Print how two configs differ: status 0 if their batches are equal, else 1."""
+    """Print how two configs differ. Return status 0 if their batches are equal, else 1."""
     from grain_sft.config import load
     from grain_sft.provenance import difference
     from grain_sft.sampling import Host
@@ -88,7 +90,7 @@ def audit_check(parser: Parser) -> None:
 
 
 def _check_audit(options: argparse.Namespace) -> int:
-    """Confirm the log (status 0), or print its lines that contradict the config (status 1)."""
+    """Print the lines of the log that contradict the config. Return status 0 if there are none, else 1."""
     from grain_sft.provenance import check_audit
 
     pipeline = open_config(options)
@@ -128,7 +130,7 @@ def verify(parser: Parser) -> None:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Check and print: status 0 if it is sound, 1 if something is wrong."""
+    """Check and print. Return status 0 if everything is sound, else 1."""
     from grain_sft.corpus import open_corpus
     from grain_sft.verify import verify
 
@@ -136,16 +138,18 @@ def _verify(options: argparse.Namespace) -> int:
         options.parser.error("--refuse-duplicates needs --full: duplicates are found by reading everything.")
     begin = time.perf_counter()
     declared = options_of(open_corpus)
-    stated = corpus_options(options) | {"root": options.root}
-    opening = {name: value for name, value in stated.items() if value not in ({}, declared[name].default)}
+    opening = corpus_options(options) | {"root": options.root}
+    # `verify` refuses options of a corpus for a config, so it gets only those that differ from their defaults.
+    opening = {name: value for name, value in opening.items() if value not in ({}, declared[name].default)}
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
         report = verify(options.where, options=opening, **values_of(options, names))
-    # --refuse-duplicates: the note on duplicates becomes a wrong finding.
-    for finding in [each for each in report.findings if options.refuse_duplicates and each.check == "duplicates"]:
-        report.findings.remove(finding)
-        report.wrong(finding.check, finding.where, finding.message, finding.place)
-    seconds, status = time.perf_counter() - begin, 0 if report.sound else 1
+    if options.refuse_duplicates:
+        for note in [finding for finding in report.findings if finding.check == "duplicates"]:
+            report.findings.remove(note)
+            report.wrong(note.check, note.where, note.message, note.place)
+    seconds = time.perf_counter() - begin
+    status = 0 if report.sound else 1
     if options.json:
         _print_json(report.as_dict() | {"seconds": seconds})
         return status
@@ -161,6 +165,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _shown(value: Any) -> str:
+    """Return the text of a figure of a report."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
     if isinstance(value, list):

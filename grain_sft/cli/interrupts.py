@@ -1,7 +1,9 @@
 """Ctrl-C in a process that runs one command: it ends within two seconds, with one line on stderr and exit status 130.
 
-The signal handler ends the process at once: it kills the children, runs the `atexit` functions and raises nothing, as an
-exception in an import can crash extension modules. Another thread does this if the main one is in native code."""
+The signal handler ends the process: it kills the child processes and runs the `atexit` functions. It raises no exception, which
+could crash an extension module that is being imported. Python calls the handler only while the main thread runs Python code. If
+the main thread stays in native code for longer than `NATIVE` seconds, a second thread ends the process in the same way.
+"""
 
 import _thread
 import atexit
@@ -12,9 +14,9 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-NATIVE = 0.4  # seconds that the main thread gets to leave native code
-LEAVE = 1.0  # seconds for child processes and `atexit` functions
-STATUS = 130
+NATIVE = 0.4  # seconds that the main thread has to leave native code
+LEAVE = 1.0  # seconds to kill the child processes and to run the `atexit` functions
+STATUS = 130  # exit status
 
 
 class Guard:
@@ -31,7 +33,7 @@ class Guard:
         self._announcing, self._leaving = _thread.allocate_lock(), _thread.allocate_lock()
 
     def run(self, command: Callable[[], int]) -> int:
-        """Return the exit status of `command`; on Ctrl-C end the process instead."""
+        """Call `command` and return its exit status. On Ctrl-C, end the process instead."""
         self._install()
         try:
             self._status = command()
@@ -43,17 +45,17 @@ class Guard:
 
     def _install(self) -> None:
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return  # ignored, as in a shell's background jobs
+            return  # SIGINT is ignored, as in a background job of a shell
         read, write = os.pipe()
         os.set_blocking(write, False)
         try:
             signal.set_wakeup_fd(write, warn_on_full_buffer=False)
             signal.signal(signal.SIGINT, self._handle)
-            # multiprocessing's resource tracker frees what killed processes shared, and would warn of that
+            # The resource tracker of multiprocessing frees what killed processes shared, and would print a warning.
             sys.warnoptions.append("ignore:resource_tracker")
             if self._ends_process:
-                atexit.register(self._end)  # the first to be registered is the last to run
-            # a signal to a forked child would be written to the pipe of this process
+                atexit.register(self._end)  # it is registered first, so it runs last
+            # A forked child has the same pipe. Its signals must not reach this process.
             os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
             _thread.start_new_thread(self._watch, (read,))
         except ValueError:  # not the main thread, the only one that can handle signals
@@ -61,7 +63,7 @@ class Guard:
             os.close(write)
 
     def _end(self) -> None:
-        """End the process with its status, without the slow shutdown of the interpreter."""
+        """End the process with the status of the command, without the slow shutdown of the interpreter."""
         if os.getpid() != self._pid:  # a forked child
             return
         for stream in (sys.stdout, sys.stderr):
@@ -72,10 +74,12 @@ class Guard:
         os._exit(self._status)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        """End the process. A forked child ignores the signal."""
         if os.getpid() == self._pid:
             self._leave()
 
     def _watch(self, read: int) -> None:
+        """Wait for SIGINT in another thread. End the process if the handler has not done so in time."""
         while signal.SIGINT not in os.read(read, 1):
             pass
         self._announce()
@@ -85,7 +89,7 @@ class Guard:
         os._exit(STATUS)
 
     def _leave(self) -> None:
-        """End the process with status 130, unless another thread does."""
+        """End the process with status 130, unless another thread is doing so."""
         if self._leaving.acquire(False):
             self._status = STATUS
             self._announce()
@@ -94,7 +98,7 @@ class Guard:
             os._exit(STATUS)
 
     def _announce(self) -> None:
-        """Write the one line, and silence stderr: tracebacks and the warnings of libraries."""
+        """Write "interrupted.", then close stderr to the tracebacks and warnings that follow."""
         if not self._announcing.acquire(False):
             return
         try:
@@ -106,7 +110,7 @@ class Guard:
 
 
 def _kill_children() -> None:
-    """Kill all processes below this one but multiprocessing's resource tracker, which frees what they shared."""
+    """Kill all descendants of this process except multiprocessing's resource tracker, which frees what they shared."""
     parents: dict[int, int] = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
@@ -124,7 +128,7 @@ def _kill_children() -> None:
 
 
 def _read_proc(pid: int | str, name: str) -> bytes:
-    """Return a file of /proc/PID, or nothing where the process has ended."""
+    """Return the content of a file in /proc/PID; b"" if the process has ended."""
     try:
         with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()

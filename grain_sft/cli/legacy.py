@@ -1,4 +1,4 @@
-"""Commands with the names and options of older tools. Each runs `grain-sft prepare`."""
+"""Commands with the names and options of older tools. They prepare corpora as `grain-sft prepare` does."""
 
 import argparse
 import functools
@@ -19,9 +19,11 @@ OF_CHATS = {
     "on_error": ("--on-error",),
     "special_text": ("--special-text",),
 }
-"""Spellings of the options of `Request` in the tools that prepare chats."""
+"""Options of the two tools that prepare chats: the spellings of each, by the argument of `Request`."""
 OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
+"""Options of the tool that makes a primer's cache, likewise."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
+"""Defaults of the tools that differ from those of `Request`."""
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
@@ -36,17 +38,19 @@ def build_sft_primer(parser: Parser) -> None:
     _add_shared(parser, "primer", OF_PRIMER)
 
 
-def _add_chats(parser: Parser, template: str) -> None:
+def _declare_chats(parser: Parser, template: str) -> None:
+    """Declare `grain-sft prepare-chat-sft` or `prepare-tool-sft`."""
     parser.add_argument("--input", required=True, help="JSONL of conversations")
     parser.add_argument("--output_dir", "--output-dir", required=True, help="folder of the dataset, new or empty")
     _add_shared(parser, template, OF_CHATS)
 
 
-prepare_chat_sft = functools.partial(_add_chats, template="episode")
-prepare_tool_sft = functools.partial(_add_chats, template="episode_tool")
+prepare_chat_sft = functools.partial(_declare_chats, template="episode")
+prepare_tool_sft = functools.partial(_declare_chats, template="episode_tool")
 
 
 def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, ...]]) -> None:
+    """Add the options that the three tools share, and the options `spelled`."""
     parser.add_argument("--tokenizer", help="tokenizer of the model (default: the first that is found, or a new one)")
     for name in ("seed", *spelled):
         changed: dict[str, Any] = {"default": DEFAULTS[name]} if name in DEFAULTS else {}
@@ -56,9 +60,11 @@ def _add_shared(parser: Parser, template: str, spelled: Mapping[str, tuple[str, 
 
 
 def _run(options: argparse.Namespace, template: str, names: tuple[str, ...]) -> int:
-    """Prepare the corpus: a dataset of chats goes to `output_dir`, a primer's cache to the folder `primer` in `out_dir`."""
-    source = "" if "output_dir" in options else template
-    output = files.join(files.normalize(options.out_dir), template) if source else options.output_dir.rstrip("/")
+    """Prepare the corpus. A dataset of chats goes to `output_dir`, and a primer's cache to the folder `primer` in `out_dir`."""
+    if "output_dir" in options:
+        source, output = "", options.output_dir.rstrip("/")
+    else:
+        source, output = template, files.join(files.normalize(options.out_dir), template)
     request = Request(
         datasets=(Dataset((options.input,)),),
         template=template,

@@ -1,4 +1,4 @@
-"""Commands over the files of a corpus: `index`, which describes them, and `pack`, which packs their documents into rows."""
+"""Commands `index`, which describes the token files of a corpus, and `pack`, which packs their documents into rows."""
 
 import argparse
 import collections
@@ -16,7 +16,7 @@ PACKING = (
     *("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed", "epochs"),
     "batch_rows",
 )
-"""Options of `PackedLayout`."""
+"""Arguments of `PackedLayout` that become options of `pack`."""
 
 
 def index(parser: Parser) -> None:
@@ -31,7 +31,7 @@ def index(parser: Parser) -> None:
 
 
 def _index(options: argparse.Namespace) -> int:
-    """Scan the token files, print a description of the corpus, and write the index."""
+    """Open the token files, print a description of the corpus, and write the index."""
     length = options.sequence_length
     if options.maxtext and not (options.output and length):
         options.parser.error("--maxtext needs --output and --sequence-length: MaxText's index is made for one length.")
@@ -80,12 +80,13 @@ def pack(parser: Parser) -> None:
 
 
 def _pack(options: argparse.Namespace) -> int:
-    """Pack, print and write; return status 1 if no algorithm can pack the corpus."""
+    """Pack, print and write. Return status 1 if algorithms were compared and none can pack the corpus, else 0."""
     if options.materialize is not None and options.algorithm is None:
         options.parser.error("--materialize needs --algorithm: it writes the rows of one algorithm.")
     check_output(options.materialize, folder=True)
     figures = write_figures(lambda: _figures(options), options, inputs=options.corpus)
-    return 1 if all("error" in each for each in figures.get("algorithms", ({},))) else 0
+    compared = figures.get("algorithms")
+    return 1 if compared and all("error" in algorithm for algorithm in compared) else 0
 
 
 def _figures(options: argparse.Namespace) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
     if options.algorithm is not None:
         begin = time.perf_counter()
         layout = PackedLayout(corpus, options.sequence_length, algorithm=options.algorithm, **packing)
-        figures["packing"] = _pack_one(layout, time.perf_counter() - begin)
+        figures["packing"] = _describe_packing(layout, time.perf_counter() - begin)
     if options.compare or options.algorithm is None:
         figures["algorithms"] = _compare(corpus, options.sequence_length, packing)
     figures["learning_rate"] = _learning_rate(corpus, options)
@@ -107,20 +108,21 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _describe(corpus: Corpus) -> dict[str, Any]:
+    """Print and return the figures of a corpus, whose documents are found first."""
     begin = time.perf_counter()
-    found = {"documents": len(corpus.documents), "tokens": corpus.num_tokens}
+    counts = {"documents": len(corpus.documents), "tokens": corpus.num_tokens}
     seconds = time.perf_counter() - begin
     in_documents = int(corpus.documents.length.sum())
-    _line("corpus", "{documents:,} documents, {tokens:,} tokens".format(**found), f", in {len(corpus.shards):,} files")
+    _line("corpus", "{documents:,} documents, {tokens:,} tokens".format(**counts), f", in {len(corpus.shards):,} files")
     if outside := corpus.num_tokens - in_documents:
         overlap = f"documents overlap by {-outside:,} tokens or more"
         _line("", f"{outside:,} tokens are in no document" if outside > 0 else overlap)
     _line("", f"{corpus.ends_fingerprint} (documents found in {seconds:.2f} s)")
-    return {**found, "tokens_in_documents": in_documents, "fingerprint": corpus.ends_fingerprint, "seconds": seconds}
+    return {**counts, "tokens_in_documents": in_documents, "fingerprint": corpus.ends_fingerprint, "seconds": seconds}
 
 
-def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
-    """Print and return the figures of a layout that was planned in `seconds`."""
+def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
+    """Print and return the figures of a layout whose plans were made, or read from the cache, in `seconds`."""
     from grain_sft.pipeline import layout_receipt  # imports Grain, which --help does not wait for
 
     found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}
@@ -147,7 +149,7 @@ def _pack_one(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
 
 def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> list[dict[str, Any]]:
-    """Print a table of all algorithms, one epoch of each, and return their figures. Their plans are not kept."""
+    """Pack one epoch by each algorithm, print a table, and return the figures. The plans are not kept."""
     with elapsed("Packing"):
         found = list(layouts.compare_algorithms(corpus, sequence_length, packing))
     columns = {"rows": "{rows:,}", "padding": "{padding_share:.3%}", "truncated": "{truncated_tokens:,}"}
@@ -155,8 +157,9 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
     columns |= {"seg. mean": "{segments_a_row[mean]:.2f}", "med.": "{segments_a_row[median]:g}"}
     columns |= {"max": "{segments_a_row[max]:,}", "attn.": "{attention[0][shuffled]:.2f}", "seconds": "{seconds:.2f}"}
     print("", *Table("", "", columns, {algorithm_title(each): each for each in found}).lines(), sep="\n")
-    for each in [each for each in found if "error" in each]:
-        print(f"{algorithm_title(each)}: {each['error']}")
+    for each in found:
+        if "error" in each:
+            print(f"{algorithm_title(each)}: {each['error']}")
     print("truncated, dropped: tokens; split: documents in several pieces; seconds: to make, write and check a plan")
     print("attn.: highest cost of attention over the mean of devices with one random row each")
     print("multipack x N: for batches of N rows (--batch-rows; in a config, its global batch); more rows pad less\n")
@@ -164,6 +167,7 @@ def _compare(corpus: Corpus, sequence_length: int, packing: dict[str, Any]) -> l
 
 
 def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any]:
+    """Print and return the share of tokens that take loss and, with --batch-tokens, OpenChat's learning rate."""
     from grain_sft.replay import learning_rate
 
     ratio = learning_rate.supervised_ratio(corpus)
@@ -177,6 +181,7 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
 
 
 def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:
+    """Write the rows of a layout as a corpus; print and return what was written."""
     from grain_sft.prepare import materialize
 
     begin = time.perf_counter()
@@ -189,4 +194,5 @@ def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str,
 
 
 def _line(name: str, *texts: str) -> None:
+    """Print a line of a report: its name, aligned, then the texts."""
     print(f"{name:14}{''.join(texts)}")

@@ -1,4 +1,4 @@
-"""Commands that make corpora and tokenizers of conversations: `prepare`, `convert` and `train-tokenizer`."""
+"""Commands that write a corpus or a tokenizer: `prepare`, `convert`, `withdraw` and `train-tokenizer`."""
 
 import argparse
 import logging
@@ -18,9 +18,9 @@ DERIVED = (
     *("seed", "shuffle", "val_frac", "min_length", "max_length", "long_documents", "keep", "on_error", "special_text"),
     *("seq_level_weight", "condition", "system_prompt", "source"),
 )
-"""Fields of `Request` from which options of the same name, type and default are made."""
+"""Fields of `Request` that become options of the same name, type and default."""
 SIZES = {"part_bytes": ("--part-bytes",), "shard_tokens": ("--tokens-per-shard",)}
-"""Spellings of the fields of `Request` that are sizes of files, in the formats that have parts."""
+"""Options for the sizes of files: their spellings, by the field of `Request`."""
 
 _AMOUNT = re.compile(r"\d+(\.\d*)?|\.\d+")
 _CORPUS = "what open_corpus takes: a folder, a prefix of Megatron's files, token files, ..."
@@ -60,12 +60,14 @@ def prepare(parser: Parser) -> None:
 
 
 def _add_schema(parser: Parser) -> None:
+    """Add `--schema`."""
     schema = f"schema of the records: {', '.join(SCHEMAS)}; after a colon, keys of other names in the file, as in "
     schema += "prompt_completion:prompt=question,completion=answer (default: auto, by the keys of each record)"
     parser.add_argument("--schema", type=_schema, default="auto", metavar="NAME[:KEY=KEY,...]", help=schema)
 
 
 def _schema(text: str) -> str:
+    """Check the argument of `--schema`."""
     try:
         preparing.check_schema(text)
     except PrepareError as error:
@@ -74,7 +76,7 @@ def _schema(text: str) -> str:
 
 
 def add_run_options(parser: Parser) -> None:
-    """Add the options that decide how a corpus is made, but none of its bytes."""
+    """Add the options of how a corpus is made. They do not change its bytes."""
     add = parser.add_argument
     add("--workers", type=at_least(1), help="processes (default: one a core, if there is enough to do)")
     add("--overwrite", action="store_true", help="replace an output of another request")
@@ -102,6 +104,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _template(word: str) -> str:
+    """Check the argument of `--template`."""
     if word in TEMPLATES or _is_imported(word) or files.is_remote(word) or files.is_file(word):
         return word
     expected = f"one of {', '.join(TEMPLATES)}, package.module:Name, or a Jinja file"
@@ -109,34 +112,36 @@ def _template(word: str) -> str:
 
 
 def _format(word: str) -> str:
+    """Check the argument of `--format`."""
     if word in FORMATS or _is_imported(word):
         return word
     raise argparse.ArgumentTypeError(f"{word!r} is not a format. Give one of {_FORMATS}.")
 
 
 def _is_imported(word: str) -> bool:
+    """Return whether a name has the form `package.module:Name`."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", word) is not None
 
 
 def datasets_of(words: Sequence[str]) -> list[Dataset]:
-    """Return the inputs, each with the amount that follows it.
+    """Return the inputs, each with the amount that follows it: `a.jsonl 0.5 b.jsonl` are two inputs.
 
     Raises:
-      PrepareError: an amount that follows no input.
+      PrepareError: An amount does not follow an input.
     """
-    found: list[Dataset] = []
+    datasets: list[Dataset] = []
     for index, word in enumerate(words):
         if _AMOUNT.fullmatch(word) is None:
-            found.append(Dataset((word,)))
+            datasets.append(Dataset((word,)))
         elif index and _AMOUNT.fullmatch(words[index - 1]) is None:
-            found[-1] = Dataset(found[-1].paths, word)
+            datasets[-1] = Dataset(datasets[-1].paths, word)
         else:
             raise PrepareError(f"{word!r}: an amount follows an input, once. Write ./{word} for a file of that name.")
-    return found
+    return datasets
 
 
 def run_request(request: Request, output: str, options: argparse.Namespace) -> int:
-    """Prepare, on this machine or by Beam, and print the summary."""
+    """Prepare a corpus, on this machine or by Beam, and print the summary."""
     if options.runner is None:
         with progress_bar() as progress:
             how = values_of(options, ("workers", "overwrite"))
@@ -175,8 +180,9 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
         count = manifest.get(key) or 0
-        few = 2 * count < documents  # otherwise the template of the conversations ends most of them so
-        if format.found_by_eos and count and (few or text):
+        # If most conversations end so, their template ends them so, which needs no note.
+        is_unusual = 2 * count < documents
+        if format.found_by_eos and count and (is_unusual or text):
             print(
                 f"note     {count:,} of {documents:,} documents {what} the EOS token. In local files OLMo-core finds "
                 "documents by it, unless use_array_if_local=False is set; this project reads the .csv.gz files."
@@ -203,7 +209,7 @@ def withdraw(parser: Parser) -> None:
 
 
 def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
-    """Add the options of a corpus that is rewritten; `format` is the help of --format."""
+    """Add the options of `convert` and `withdraw`. `format` is the help text of `--format`, which may be `required`."""
     add = parser.add_argument
     add("-o", "--output", required=True, help=_FOLDER)
     add("--format", required=required, type=_format, metavar="NAME", help=f"{format}: {_FORMATS}")
@@ -214,9 +220,10 @@ def _add_conversion(parser: Parser, format: str, *, required: bool) -> None:
 
 
 def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> int:
-    given = values_of(options, ("format", "tokenizer", "dtype", "eos_token_id", *SIZES, "overwrite"))
+    """Rewrite a corpus without the documents `without`."""
+    settings = values_of(options, ("format", "tokenizer", "dtype", "eos_token_id", *SIZES, "overwrite"))
     with progress_bar() as progress:
-        manifest = preparing.convert(options.corpus, options.output, **given, without=without, progress=progress)
+        manifest = preparing.convert(options.corpus, options.output, **settings, without=without, progress=progress)
     print_summary(manifest, options.output)
     return 0
 

@@ -1,4 +1,4 @@
-"""Command `simulate`: what a run on many hosts asks of a bucket, a cache and the hosts."""
+"""Command `simulate`: prediction of the requests, cache contents and waits of a run on many hosts."""
 
 import argparse
 import os

@@ -24,7 +24,7 @@ _UNUSED = {
     "document": ("tokenizer",),
     "record": ("tokenizer",),
 }
-"""Options that do not apply to a question."""
+"""By question: options that do not apply to it."""
 
 
 def trace(parser: Parser) -> None:
@@ -76,31 +76,36 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
-    """Return a title that states the question, and the traces that answer it."""
-    counted: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
+    """Return a title that states the question and, for documents, how often they are read; and the traces that answer it."""
+    scope: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
     if options.between is not None or options.steps is not None:
         between = options.between is not None
         steps = provenance.steps_between(pipeline, *options.between) if between else steps_of(pipeline, options.steps)
-        return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **counted)
+        return f"steps {steps.start}:{steps.stop}{of_host}", provenance.iter_trace(pipeline, steps, **scope)
     documents, question = _documents(pipeline, options)
-    found = provenance.find_document(pipeline, documents, epochs=options.epochs, **counted)
-    segments = [] if pipeline.stages[0].source.layout.of_pairs else [found.segment]
-    places = [found.step, found.row, *segments]
-    num_occurrences = len({*zip(*(column.tolist() for column in places), strict=True)})
-    many = f"{len(documents)} documents, " if len(documents) > 1 else ""
-    seen = f"seen {num_occurrences} times" if num_occurrences else "never seen: in no row, or not in the steps searched"
-    return f"{question}{of_host}: {many + seen if documents else 'no document'}", iter([found])
+    lines = provenance.find_document(pipeline, documents, epochs=options.epochs, **scope)
+    occurrences = [lines.step, lines.row]
+    if not pipeline.stages[0].source.layout.of_pairs:  # a preference pair is one document in several segments
+        occurrences.append(lines.segment)
+    num_occurrences = len({*zip(*(column.tolist() for column in occurrences), strict=True)})
+    answer = (
+        f"seen {num_occurrences} times" if num_occurrences else "never seen: in no row, or not in the steps searched"
+    )
+    if len(documents) != 1:
+        answer = f"{len(documents)} documents, {answer}" if documents else "no document"
+    return f"{question}{of_host}: {answer}", iter([lines])
 
 
 def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[int], str]:
-    """Return the numbers of the documents in question, and the question in words."""
+    """Return the numbers of the documents that the options ask for, and the question in words."""
     run = pipeline.documents
-    found: list[int] = []
+    documents: list[int] = []
     if options.document is not None:
         for name, number in options.document:
-            found += provenance.numbers_of_document(run, name, number).tolist()
-        return found, f"document {', '.join(f'{name}:{number}'.lstrip(':') for name, number in options.document)}"
+            documents += provenance.numbers_of_document(run, name, number).tolist()
+        given = [f"{name}:{number}" if name else str(number) for name, number in options.document]
+        return documents, f"document {', '.join(given)}"
     failed: list[tuple[str, CorpusError]] = []
     parts = list(run.parts)
     for name, part, layout in parts:
@@ -110,17 +115,17 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
             else:
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
-            found += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
+            documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
         except CorpusError as error:  # some sources may lack records, or a tokenizer
             failed.append((repr(name) if name else part.corpus.shards[0].path, error))
-            if len(failed) == len(parts) > 1:
-                raise CorpusError("\n".join(f"{source}: {reason}" for source, reason in failed)) from error
-            if len(failed) == len(parts):
+            if len(parts) == 1:
                 raise
+            if len(failed) == len(parts):
+                raise CorpusError("\n".join(f"{source}: {reason}" for source, reason in failed)) from error
     if failed:
         names = ", ".join(dict.fromkeys(name for name, _ in failed))
         print(f"Sources not searched: {names}. The first: {failed[0][1]}", file=sys.stderr)
-    return found, f"record {options.record}" if options.record is not None else f"text {options.find!r}"
+    return documents, f"record {options.record}" if options.record is not None else f"text {options.find!r}"
 
 
 def _document(text: str) -> tuple[str, int]:
@@ -130,21 +135,21 @@ def _document(text: str) -> tuple[str, int]:
 
 
 def _columns(part: Trace, kind: str) -> dict[str, Any]:
-    """Return the columns to write: files and sources by name; in a table, files without their folders."""
+    """Return the columns to write, with the names of files and sources. A table has files without their folders."""
     paths = part.paths if kind != "table" else [path.rpartition("/")[2] for path in part.paths]
-    named: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, column in part.columns().items():
-        named[name] = column
+        columns[name] = column
         if name == "shard":
-            named["file"] = Labels(column, paths)
+            columns["file"] = Labels(column, paths)
         elif name == "source":
-            named[name] = Labels(column, [text or str(number) for number, text in enumerate(part.source_names)])
-    return named
+            columns[name] = Labels(column, [text or str(number) for number, text in enumerate(part.source_names)])
+    return columns
 
 
 def _summary(parts: Iterator[Trace], kind: str) -> Iterator[dict[str, Any]]:
-    """Yield one table, of the tokens and documents of all parts by source."""
-    found = provenance.summarize(parts)
-    if kind == "table" and len(found["source"]) != 1:
-        found = {name: [*column, "all" if name == "source" else sum(column)] for name, column in found.items()}
-    yield found
+    """Yield one table of the tokens and documents of all parts by source. Printed as a table, it ends with the totals."""
+    columns = provenance.summarize(parts)
+    if kind == "table" and len(columns["source"]) != 1:
+        columns = {name: [*column, "all" if name == "source" else sum(column)] for name, column in columns.items()}
+    yield columns

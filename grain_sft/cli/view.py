@@ -1,4 +1,4 @@
-"""Commands that show a run: `inspect` a row token by token, `report` figures and pictures."""
+"""Commands `inspect`, which shows a row token by token, and `report`, which writes a page with figures and pictures."""
 
 import argparse
 import json

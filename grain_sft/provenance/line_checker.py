@@ -84,10 +84,7 @@ class LineChecker:
     def as_written_by(self, pipeline: Pipeline) -> Self:
         """Return a copy of this checker whose next lines are entries of `pipeline`, a version of the run."""
         copied = copy.copy(self)
-        checked = self.checked
-        copied.checked = dataclasses.replace(
-            checked, findings=[*checked.findings], notes=[*checked.notes], epochs={*checked.epochs}
-        )
+        copied.checked = copy.deepcopy(self.checked)
         if pipeline is not self._pipeline:
             copied._pipeline = pipeline
             copied._events = Events(pipeline)
