@@ -1,6 +1,6 @@
-"""The demo's corpus, questions about Python's standard library with its docstrings as answers, and the pipeline's config.
+"""The demo's corpus and config: questions about Python's standard library, whose docstrings are the answers.
 
-The layout packs several conversations into a row, and none attends to another. Only the answers take loss.
+The layout packs several conversations into a row. Only the answers take loss.
 """
 
 import ast
@@ -82,7 +82,7 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
     """Return the docstrings of the standard library, each text once, in an order that depends only on its files.
 
     Args:
-      max_characters: Limit of the characters of all texts together. They end before the first text that would exceed it.
+      max_characters: Limit of the characters of all texts together. The first text that would exceed it is the end.
 
     Raises:
       GrainSftError: The library has fewer than `MIN_CHARACTERS`.
@@ -97,7 +97,7 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
             break
         count += len(text)
         questions[text] = question
-    else:
+    else:  # all docstrings are within the limit
         if count < MIN_CHARACTERS:
             raise GrainSftError(
                 f"{library}: found {count} characters of docstrings; expected {MIN_CHARACTERS} or more, which the demo trains "

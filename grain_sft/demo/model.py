@@ -1,4 +1,4 @@
-"""Small decoder-only transformer of one block, in plain JAX and float32. Its inputs are grain_sft's batches."""
+"""The demo's model: a decoder-only transformer of one block in plain JAX and float32, which reads grain_sft's batches."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ import numpy as np
 
 Params = dict[str, jax.Array]
 Batch = Mapping[str, Any]
-"""Arrays [rows, L] of `ShiftTargets`."""
+"""Arrays [rows, L] as `ShiftTargets` returns them: `inputs`, `targets`, `inputs_position` and so on."""
 
 HEADS = 4  # number of attention heads
 HIDDEN = 4  # width of the MLP's hidden layer, as a multiple of the model's width
@@ -40,12 +40,15 @@ def logits(params: Params, batch: Batch) -> jax.Array:
     A token attends to itself and to earlier tokens of its own segment (`inputs_segmentation`). Rotary
     embeddings encode `inputs_position`.
     """
-    segments, x = batch["inputs_segmentation"], params["embedding"][batch["inputs"]]
+    segments = batch["inputs_segmentation"]
+    x = params["embedding"][batch["inputs"]]
     rows, length, width = x.shape
     mask = jnp.tril(jnp.ones((length, length), jnp.bool_)) & (segments[:, :, None] == segments[:, None, :])
     mixed = (_normed(x) @ params["attention_in"]).reshape(rows, length, 3, HEADS, width // HEADS)
-    query, key = (_rotated(mixed[:, :, each], batch["inputs_position"]) for each in range(2))
-    attended = jax.nn.dot_product_attention(query, key, mixed[:, :, 2], mask=mask[:, None])
+    query = _rotated(mixed[:, :, 0], batch["inputs_position"])
+    key = _rotated(mixed[:, :, 1], batch["inputs_position"])
+    value = mixed[:, :, 2]
+    attended = jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
     x = x + attended.reshape(rows, length, width) @ params["attention_out"]
     x = x + jax.nn.gelu(_normed(x) @ params["mlp_in"]) @ params["mlp_out"]
     return _normed(x) @ params["embedding"].T

@@ -1,4 +1,4 @@
-"""The demo from end to end: a corpus, three runs, and a comparison of the resumed with the uninterrupted one."""
+"""The demo from end to end: make a corpus, train three times, and compare the resumed run with the uninterrupted one."""
 
 import contextlib
 import functools
@@ -55,7 +55,7 @@ Log = Mapping[int, Record]
 
 
 def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
-    """Run the demo in the folder `where`. Return 0 if its runs are equal bit for bit, else 1.
+    """Run the demo in the folder `where`. Return the exit status: 0 if its runs are equal bit for bit, else 1.
 
     Raises:
       GrainSftError: The folder cannot be written to, or a run failed.
@@ -82,12 +82,13 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
 
 def killed_after(steps: int) -> int:
     """Return the step after which the first run is killed: two thirds of the way from its first checkpoint to its second."""
-    return steps // 3 + (steps // 3 - 1) * 2 // 3
+    first_checkpoint = steps // 3
+    return first_checkpoint + (first_checkpoint - 1) * 2 // 3
 
 
 @contextlib.contextmanager
 def claim(where: str | os.PathLike[str]) -> Iterator[Path]:
-    """Make the folder `where`, or use an earlier demo's, and keep other demos out of it. Yield its absolute path."""
+    """Make the folder `where`, or take that of an earlier demo, and lock it. Yield its absolute path."""
     if files.is_remote(os.fspath(where)):
         raise StorageError(f"{where}: not a local folder. The demo trains on this machine: give one with --dir.")
     root = Path(os.path.abspath(files.normalize(where)))
@@ -120,26 +121,26 @@ def newest_step(checkpoints: str | os.PathLike[str]) -> int:
 def _describe(root: Path, corpus: Corpus, manifest: Mapping[str, Any]) -> None:
     """Print the sizes of the corpus and of its rows."""
     counts = manifest["splits"]["train"]
-    found = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1)).source.layout.statistics
+    layout = grain_sft.load(root / CONFIG, host=grain_sft.Host(0, 1)).source.layout.statistics
     packed = (
-        f"{found['segments'] / found['rows']:.1f} conversations in a row, "
-        f"{found['padding'] / (found['tokens'] + found['padding']):.1%} padding, "
-        f"{found['cut_documents']} cut to a row's length"
+        f"{layout['segments'] / layout['rows']:.1f} conversations in a row, "
+        f"{layout['padding'] / (layout['tokens'] + layout['padding']):.1%} padding, "
+        f"{layout['cut_documents']} cut to a row's length"
     )
     share = counts["trainable_tokens"] / counts["tokens"]
     _say(f"chat    {counts['documents']:,} questions, answered by docstrings; {share:.0%} of the tokens are answers")
     _say(f"tokens  {corpus.num_tokens:,}, {corpus.dtype.name}, of a vocabulary of {VOCAB_SIZE}")
-    _say(f"rows    {found['rows']:,} of {SEQUENCE_LENGTH} tokens: {packed}; a step reads {GLOBAL_BATCH_SIZE}")
+    _say(f"rows    {layout['rows']:,} of {SEQUENCE_LENGTH} tokens: {packed}; a step reads {GLOBAL_BATCH_SIZE}")
     _say(f"corpus  {corpus.ends_fingerprint[:24]}")
 
 
 def train(name: str, options: Options, start: int = 0, kill_after: int | None = None) -> Log:
-    """Train in another process from the step `start` on, and return its records.
+    """Train in another process, and return the records that it printed.
 
     Args:
       name: Name of the run in messages.
       options: Options of the process.
-      start: Step of its first record.
+      start: Step at which the process begins.
       kill_after: Step after which the process is killed. None lets it run to the last step.
 
     Raises:
@@ -147,32 +148,37 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
     """
     path = Path(options.folder, "log.jsonl")
     path.parent.mkdir(parents=True)
-    found: dict[int, Record] = {}
-    last = "it printed nothing."
+    records: dict[int, Record] = {}
+    last_line = "it printed nothing."
     with started(options) as process, open(path, "w", buffering=1, encoding="utf-8") as log:
         for line in process.stdout or ():
             if (record := parse(line)) is None:
-                last = line.strip() or last
+                last_line = line.strip() or last_line
                 continue
-            found[record.step] = record
+            records[record.step] = record
             log.write(line)
             if record.step in (start, options.steps - 1) or record.step % _PRINT_EVERY == 0:
                 _say(f"  step {record.step:4d}  loss {record.loss:.4f}")
             if kill_after is not None and record.step >= kill_after:
                 process.kill()  # with SIGKILL, which it cannot catch
         status = process.wait()
-    killed, last_step = status == -signal.SIGKILL, max(found, default=-1)
-    if kill_after is not None and (not status or (killed and last_step == options.steps - 1)):
-        raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
-    if killed and kill_after is not None and last_step >= kill_after:
-        newest = newest_step(options.folder)
-        _say(f"  killed: SIGKILL to process {process.pid} after {len(found)} steps; newest checkpoint: step {newest}")
-        return found
+    was_killed = status == -signal.SIGKILL
+    last_step = max(records, default=-1)
+    if kill_after is not None:
+        if status == 0 or (was_killed and last_step == options.steps - 1):
+            raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
+        if was_killed and last_step >= kill_after:
+            newest = newest_step(options.folder)
+            _say(
+                f"  killed: SIGKILL to process {process.pid} after {len(records)} steps; newest checkpoint: step {newest}"
+            )
+            return records
+    if was_killed:  # by the system
+        last_line = "most likely the machine ran out of memory. A run takes about 1 GB."
     if status:
-        last = "most likely the machine ran out of memory. A run takes about 1 GB." if killed else last
-        how = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
-        raise GrainSftError(f"the {name} run ended with {how}: {last}")
-    return found
+        end = f"exit status {status}" if status > 0 else f"signal {-status} ({signal.Signals(-status).name})"
+        raise GrainSftError(f"the {name} run ended with {end}: {last_line}")
+    return records
 
 
 @contextlib.contextmanager
@@ -196,7 +202,7 @@ def started(options: Options) -> Iterator[subprocess.Popen[str]]:
 
 
 def parse(line: str) -> Record | None:
-    """Return the record in a line; None for any other line, also for a record that was cut off."""
+    """Return the record that a line holds; None for any other line, such as an error or half a record."""
     try:
         return msgspec.json.decode(line, type=Record)
     except msgspec.DecodeError:
@@ -204,7 +210,7 @@ def parse(line: str) -> Record | None:
 
 
 def difference(steps: range, run: Log, other: Log) -> str | None:
-    """Return a sentence about the first of `steps` whose records differ between the runs; None if none does."""
+    """Return a sentence about the first of `steps` whose records differ between the two runs; None if all are equal."""
     for step in steps:
         if step not in run or run[step] != other.get(step):
             return f"Step {step} is the first that differs: {run.get(step)} and {other.get(step)}."
@@ -216,13 +222,14 @@ def table(steps: Sequence[int], logs: Mapping[str, Log]) -> list[str]:
     lines = [f"step  {'  '.join(f'{name:<21}' for name in logs)}".rstrip()]
     for step in steps:
         records = [log.get(step) for log in logs.values()]
-        cells = [f"{'-' if each is None else f'{each.loss:.4f} {_exact(each.loss)}':<21}" for each in records]
-        lines.append(f"{step:4d}  {'  '.join(cells)}  {'same' if len({*records} - {None}) == 1 else 'DIFFERS'}")
+        cells = ["-" if record is None else f"{record.loss:.4f} {_exact(record.loss)}" for record in records]
+        verdict = "same" if len({*records} - {None}) == 1 else "DIFFERS"
+        lines.append(f"{step:4d}  {'  '.join(f'{cell:<21}' for cell in cells)}  {verdict}")
     return lines
 
 
 def _exact(loss: float) -> str:
-    """Return the float in hexadecimal, without the zeros that a float32 ends with."""
+    """Return a float32 in hexadecimal, without the zeros at its end that `float.hex` writes."""
     mantissa, mark, exponent = loss.hex().partition("p")
     return mantissa.rstrip("0") + mark + exponent
 
@@ -230,13 +237,14 @@ def _exact(loss: float) -> str:
 def _compare(steps: int, resumed_from: int, logs: Mapping[str, Log]) -> bool:
     """Print the losses of the interrupted, resumed and uninterrupted runs, and return whether they are equal."""
     end = len(logs[INTERRUPTED])
-    shown = {0, *range(resumed_from - 1, resumed_from + 2), end - 1, end, (end + steps) // 2, steps - 2, steps - 1}
+    at_resumption = range(resumed_from - 1, resumed_from + 2)
+    shown = {0, *at_resumption, end - 1, end, (end + steps) // 2, steps - 2, steps - 1}
     lines = table(sorted(shown & set(range(steps))), logs)
     _say("\nLoss in nats a token, and the same float exactly, in hexadecimal:", *lines, sep="\n  ", end="\n\n")
     for name, compared in {INTERRUPTED: range(end), RESUMED: range(resumed_from, steps)}.items():
-        if found := difference(compared, logs[name], logs[UNINTERRUPTED]):
-            _say(f"NOT EQUAL, {name} and {UNINTERRUPTED}. {found}")
+        if first_difference := difference(compared, logs[name], logs[UNINTERRUPTED]):
+            _say(f"NOT EQUAL, {name} and {UNINTERRUPTED}. {first_difference}")
             return False
-        which = f"all {len(compared)} steps from {compared[0]} to {compared[-1]}"
-        _say(f"EQUAL: {name} and {UNINTERRUPTED}, {which}: losses bit for bit, batches by SHA-256.")
+        all_steps = f"all {len(compared)} steps from {compared[0]} to {compared[-1]}"
+        _say(f"EQUAL: {name} and {UNINTERRUPTED}, {all_steps}: losses bit for bit, batches by SHA-256.")
     return True

@@ -1,7 +1,7 @@
-"""Training process of the demo: `python -m grain_sft.demo.train OPTIONS`. OPTIONS is `Options` as JSON.
+"""Training process of the demo: `python -m grain_sft.demo.train OPTIONS`, with `Options` as JSON.
 
 The process trains from step 0, or from the step of a checkpoint, and prints one record per step. A checkpoint holds the
-parameters and the optimizer's moments, and its name the number of steps done. It holds no state of the data.
+parameters and the optimizer's moments. Its name is the number of steps done, and it holds nothing about the data.
 """
 
 import hashlib
@@ -91,18 +91,19 @@ def batch_sha256(batch: Mapping[str, npt.NDArray[Any]]) -> str:
 
 
 def update(state: State, step: int, batch: model.Batch) -> tuple[State, jax.Array]:
-    """Return the state after one step of Adam, and the loss before it. The learning rate warms up for `WARMUP` steps."""
+    """Return the state after one step of Adam, and the loss before it. The learning rate grows for `WARMUP` steps."""
     loss, gradients = jax.value_and_grad(model.loss)(state.params, batch)
     done = jnp.asarray(step, jnp.float32) + 1
     rate = LEARNING_RATE * jnp.minimum(1.0, done / WARMUP)
     mean = jax.tree.map(lambda old, new: BETA1 * old + (1 - BETA1) * new, state.mean, gradients)
     square = jax.tree.map(lambda old, new: BETA2 * old + (1 - BETA2) * new * new, state.square, gradients)
 
-    def moved(param: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-        unbiased = first / (1 - BETA1**done), second / (1 - BETA2**done)
-        return param - rate * unbiased[0] / (jnp.sqrt(unbiased[1]) + EPSILON)
+    def updated(param: jax.Array, mean: jax.Array, square: jax.Array) -> jax.Array:
+        unbiased_mean = mean / (1 - BETA1**done)
+        unbiased_square = square / (1 - BETA2**done)
+        return param - rate * unbiased_mean / (jnp.sqrt(unbiased_square) + EPSILON)
 
-    return State(jax.tree.map(moved, state.params, mean, square), mean, square), loss
+    return State(jax.tree.map(updated, state.params, mean, square), mean, square), loss
 
 
 _update = jax.jit(update)

@@ -1,4 +1,4 @@
-"""SentencePiece, Hugging Face and tiktoken tokenizers, recognised by the content of their files."""
+"""SentencePiece, Hugging Face and tiktoken tokenizers. `load_tokenizer` recognises which one a file is by its content."""
 
 import glob
 import os
@@ -21,7 +21,7 @@ _HUGGINGFACE_NAMES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json"),
     *(CHAT_TEMPLATE, "chat_template.json", "vocab.json", "merges.txt", "vocab.txt"),
 )
-_RANK = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
+_RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 _JSON = rb"(?:\xef\xbb\xbf)?\s*\{"
 _MISTAKES = (
     (rb"\s*\Z", "an empty file. Download it again."),
@@ -35,7 +35,10 @@ _MISTAKES = (
     ),
     (b"", "a file of another kind, or a damaged one. Give the file of a tokenizer, or download it again."),
 )
-"""Files that users give by mistake: a pattern of their first bytes, and the end of the error message. The last is any other."""
+"""Files that users give by mistake: a pattern of their first bytes, and the end of the error message.
+
+The first pattern that matches counts. The last one matches every file.
+"""
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
@@ -74,34 +77,38 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _load_file(where: str, templates: Mapping[str, bytes]) -> Tokenizer:
-    """Load a tokenizer file; `templates` has the chat template of its directory if the user gave the directory."""
+    """Load a tokenizer file.
+
+    Args:
+      where: Path of the file.
+      templates: Chat template of its directory, by file name; empty if there is none, or the user gave the file itself.
+    """
     content = files.read_bytes(where)
-    if (
-        re.match(_JSON, content)
-        and b'"model"' in content
-        and any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
-    ):
+    has_vocabulary = any(key in content for key in (b'"added_tokens"', b'"vocab"', b'"merges"'))
+    if re.match(_JSON, content) and b'"model"' in content and has_vocabulary:
         folder = files.parent(where)
-        if files.name_of(where) == "tokenizer.json" and any(files.exists(files.join(folder, n)) for n in _SIDECARS):
+        has_sidecar = any(files.exists(files.join(folder, name)) for name in _SIDECARS)
+        if files.name_of(where) == "tokenizer.json" and has_sidecar:
             return HuggingFaceTokenizer(_read_folder(folder), where)
         return HuggingFaceTokenizer({"tokenizer.json": content}, where)
-    if _RANK.match(content + b"\n"):
+    if _RANK_LINE.match(content + b"\n"):
         sidecar = f"{where}.json"
         settings = {tiktoken_file.SIDECAR: files.read_bytes(sidecar)} if files.exists(sidecar) else {}
         return TiktokenTokenizer({tiktoken_file.FILE: content, **settings, **templates}, where)
     if sentencepiece_model.BEGINS.match(content):
         return SentencePieceTokenizer({sentencepiece_model.FILE: content, **templates}, where)
-    found = next(text for pattern, text in _MISTAKES if re.match(pattern, content, re.DOTALL))
-    raise CorpusError(f"{where}: expected a SentencePiece model, a tokenizer.json or a tiktoken file, found {found}")
+    mistake = next(text for pattern, text in _MISTAKES if re.match(pattern, content, re.DOTALL))
+    raise CorpusError(f"{where}: expected a SentencePiece model, a tokenizer.json or a tiktoken file, found {mistake}")
 
 
 def _names_in(folder: str, pattern: str = "*") -> list[str]:
+    """Return the names of the files in a folder that match a glob pattern."""
     return [files.name_of(path) for path in files.glob(files.join(glob.escape(folder), pattern))]
 
 
 def _read_folder(folder: str) -> dict[str, bytes]:
     """Return the content of each file in `folder` that belongs to a Hugging Face tokenizer, by name."""
     names = [name for name in _names_in(folder) if name in _HUGGINGFACE_NAMES or name.endswith(".model")]
-    more = "additional_chat_templates"
-    names += [f"{more}/{name}" for name in _names_in(files.join(folder, more), "*.jinja")]
+    subfolder = "additional_chat_templates"
+    names += [f"{subfolder}/{name}" for name in _names_in(files.join(folder, subfolder), "*.jinja")]
     return {name: files.read_bytes(files.join(folder, name)) for name in names}

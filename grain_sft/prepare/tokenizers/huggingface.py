@@ -18,18 +18,18 @@ from grain_sft.storage import ForkSafeLock
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = "\u2581"  # a space in the spelling of Metaspace
-_GUARD = "\0"  # around a renamed token; no text has it, because records with NUL are refused
+_SPACE = "\u2581"  # the character that Metaspace writes for a space
+_GUARD = "\0"  # before and after the name of a renamed token. No text has it, because records with NUL are refused.
 
 
 class HuggingFaceTokenizer(Tokenizer):
-    """Fast tokenizer that transformers loads from local copies of its files, without network and remote code.
+    """Tokenizer that transformers loads from its files, without network and remote code.
 
-    Its special tokens are the added tokens that it declares special, and those that look like `<|markers|>`. Other added
-    tokens (runs of spaces, `<think>`) are ordinary text, as in transformers.
+    Its special tokens are the added tokens that the files declare special, and those that look like `<|markers|>`. Other
+    added tokens, such as `<think>` and runs of spaces, are ordinary text, as in transformers.
 
     Raises:
-      CorpusError: transformers can't load the files, or the tokenizer is not a fast one.
+      CorpusError: transformers can't load the files, or the tokenizer has no tokenizer.json ("slow").
       MissingExtraError: transformers or jinja2 is not installed.
     """
 
@@ -71,7 +71,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 path.parent.mkdir(exist_ok=True)
                 path.write_bytes(data)
             try:
-                if self._lone:
+                if self._is_alone:
                     template = self._contents.get(CHAT_TEMPLATE)
                     loaded = transformers.PreTrainedTokenizerFast(
                         tokenizer_file=os.path.join(folder, "tokenizer.json"),
@@ -93,7 +93,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def chat_template(self) -> str | None:  # type: ignore[override]
-        """The template that transformers chooses; None if there is none. Several without a default are a CorpusError."""
+        """The template that transformers chooses; None without templates. Raises a CorpusError if it can't choose one."""
         loaded = self.transformers_tokenizer
         if not getattr(loaded, "chat_template", None):
             return None
@@ -104,45 +104,47 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def exact(self) -> Any:
-        """`tokenizers.Tokenizer` with the ids of transformers, whose offsets include the space before a word."""
+        """`tokenizers.Tokenizer` that gives the ids of transformers. A token's offsets include the space before a word."""
         return self._load(self._bare_content())
 
     @functools.cached_property
     def strict(self) -> Any:
-        """`exact`, but a character without a token is an error. `exact` leaves it out if its BPE has no unknown token."""
+        """Like `exact`, but it raises an error for a character without a token, which `exact` may leave out of the ids."""
         content = self._bare_content()
         return self._load(content) if huggingface_gaps.refuse(content, _bytes_of_characters()) else self.exact
 
     @functools.cached_property
     def plain(self) -> Any:
-        """`strict` with special tokens `renamed`, so that text that spells one becomes ordinary tokens."""
+        """Like `strict`, but its special tokens are `renamed`: a text that spells one becomes ordinary tokens."""
         content = self._bare_content()
         _rename_tokens(content, self.special_tokens.keys())
         huggingface_gaps.refuse(content, _bytes_of_characters())
-        made = self._load(content)
+        tokenizer = self._load(content)
         for text, number in self.special_tokens.items():
-            if made.token_to_id(renamed(text)) != number:
+            if tokenizer.token_to_id(renamed(text)) != number:
                 raise CorpusError(
                     f"{self._where}: text that spells the special token {text!r} can't be kept apart from it in this "
                     "tokenizer. Have its special tokens declared in tokenizer.json's added_tokens."
                 )
-        return made
+        return tokenizer
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Tokenizer`. Uses one thread, because a preparation has a process per core.
+        """See `Tokenizer.encode`. One thread encodes, because a preparation has a process for each core.
 
         Raises:
           RecordError: A text has a character without a token.
         """
         plain = self.plain
-        fast = getattr(plain, "encode_batch_fast", plain.encode_batch)  # without offsets; from version 0.20 on
+        encode_batch = getattr(
+            plain, "encode_batch_fast", plain.encode_batch
+        )  # fast: without offsets; since version 0.20
 
         def encode(text: str) -> list[int]:
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:
                 try:
-                    ids += fast([piece], add_special_tokens=False)[0].ids
+                    ids += encode_batch([piece], add_special_tokens=False)[0].ids
                 except Exception as error:  # tokenizers raises bare Exceptions
                     raise huggingface_gaps.refusal(plain, piece, error) from error
             return ids
@@ -158,22 +160,26 @@ class HuggingFaceTokenizer(Tokenizer):
         return str(self.exact.decode([int(number) for number in ids], skip_special_tokens=False))
 
     def token_text(self, number: int) -> str | None:
-        """See `Tokenizer.token_text`. Byte-level, byte-fallback and metaspace spellings are decoded."""
-        by_byte, byte_fallback, metaspace, added = self._spelling
-        if number in added:
-            return added[number]
+        """See `Tokenizer.token_text`. Spellings of bytes, and of spaces by Metaspace, are decoded."""
+        by_byte, byte_fallback, metaspace, added_tokens = self._spelling
+        if number in added_tokens:
+            return added_tokens[number]
         text = self.transformers_tokenizer.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
         if text is None:
             return None
         if by_byte and by_byte.keys() >= set(text):
-            return bytes(by_byte[each] for each in text).decode("utf-8", "surrogateescape")
+            return bytes(by_byte[character] for character in text).decode("utf-8", "surrogateescape")
         if byte_fallback and (byte := _BYTE.fullmatch(text)):
             return bytes.fromhex(byte[1]).decode("utf-8", "surrogateescape")
         return str(text).replace(_SPACE, " ") if metaspace else str(text)
 
     @functools.cached_property
     def _spelling(self) -> tuple[dict[str, int], bool, bool, dict[int, str]]:
-        """Bytes by character, if tokens spell bytes; whether `<0xE9>` is a byte, and `_SPACE` a space; added tokens by id."""
+        """How the vocabulary spells texts: four facts.
+
+        The byte of each character if tokens spell bytes (else empty), whether `<0xE9>` is a byte, whether `_SPACE` is a
+        space, and the texts of added tokens by id.
+        """
         content = self._content()
         steps = json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
         by_byte = _bytes_of_characters() if '"ByteLevel"' in steps else {}
@@ -183,15 +189,19 @@ class HuggingFaceTokenizer(Tokenizer):
         return by_byte, fallback, metaspace, {number: str(token.content) for number, token in added}
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return `number` if it is an id. Else, if no file names roles, return the id of the only special token in `names`."""
+        """Return the id of EOS, padding or BOS: `number`, which transformers states, if it is an id.
+
+        If the tokenizer.json came alone, nothing states which token is EOS. If one of `names` is a special token, and no
+        other one is, it is taken.
+        """
         if isinstance(number, int):
             return number
-        found = [self.special_tokens[name] for name in names if name in self.special_tokens]
-        return found[0] if len(found) == 1 and self._lone else None
+        ids = [self.special_tokens[name] for name in names if name in self.special_tokens]
+        return ids[0] if len(ids) == 1 and self._is_alone else None
 
     @property
-    def _lone(self) -> bool:
-        """Whether no file names the roles of special tokens: EOS, padding and BOS."""
+    def _is_alone(self) -> bool:
+        """Whether there is only a tokenizer.json, without the files that state which token is EOS, padding and BOS."""
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _content(self) -> dict[str, Any]:
@@ -200,7 +210,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return content
 
     def _bare_content(self) -> dict[str, Any]:
-        """Return `_content` without the parts that add or remove tokens, or that trim spaces off a token's offsets."""
+        """Return `_content` without the parts that add tokens, cut texts, or trim the offsets of tokens."""
         return self._content() | dict.fromkeys(("truncation", "padding", "post_processor"))
 
     def _load(self, content: dict[str, Any]) -> Any:
@@ -212,11 +222,13 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _import(package: str, where: str) -> Any:
-    """Import a package and jinja2. Silence transformers' advice to install PyTorch, which tokenizers do not need."""
-    with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
-        for each in ("jinja2", package):
-            module = import_extra(each, f"{where}: a tokenizer of Hugging Face", "transformers", "hf")
-        return module
+    """Import and return a package, after jinja2, which its chat templates need."""
+    reason = f"{where}: a tokenizer of Hugging Face"
+    with _environment(
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+    ):  # no advice to install PyTorch: tokenizers do not need it
+        import_extra("jinja2", reason, "transformers", "hf")
+        return import_extra(package, reason, "transformers", "hf")
 
 
 _lock = ForkSafeLock()
@@ -224,7 +236,7 @@ _lock = ForkSafeLock()
 
 @contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment, and restore it in the end."""
+    """Set an environment variable for the block of the `with` statement."""
     with _lock.lock:
         before = os.environ.get(name)
         os.environ[name] = value
@@ -237,9 +249,9 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Return the byte of each character in the spelling of byte-level BPE tokens. Source: openai/gpt-2, encoder.py.
+    """Return the byte that each character stands for in the tokens of byte-level BPE. Source: openai/gpt-2, encoder.py.
 
-    Printable characters of Latin-1 spell their own bytes; U+0100 and up spell the other bytes, in order.
+    Printable characters of Latin-1 stand for their own bytes. U+0100, U+0101, … stand for the other bytes, in order.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [code for code in range(256) if code not in printable]

@@ -1,29 +1,30 @@
-"""Places where a long text can be cut for a `tokenizer.json`, so that the ids of its pieces are those of the whole text.
+"""Where a long text may be cut before a `tokenizer.json` encodes it: the pieces have the same ids as the whole text.
 
-The library keeps some 400 bytes for each token of a text until the text is encoded: 1 GB for 10 MB. A text may be cut
-between a letter and a space, and between a Han character and a Chinese comma or full stop. The ids stay the same if:
+The library keeps some 400 bytes for each token of a text until all of it is encoded: 1 GB for 10 MB. Texts are cut between a
+letter and the space after it, and between a Han character and a Chinese comma or full stop. The ids stay the same if:
 
 - No normalizer looks past one character and its combining marks, or strips or adds spaces at the ends.
-- The pre-tokenizer also ends a word at the cut in the uncut text. No alternative in `_ALTERNATIVES` matches across a cut, none
-  looks behind, and they look ahead only after spaces.
-- The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text that does not begin with one, so texts
-  for it are cut before spaces alone.
-- No added token contains both sides of a cut, or ends in a letter and takes the spaces after it.
+- The pre-tokenizer ends a word at the cut, in the uncut text too. Its pattern consists of `_ALTERNATIVES`. None of these
+  matches across a cut, none looks behind, and only those for spaces look ahead.
+- The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text that begins without one. With it, texts
+  are cut only before spaces.
+- No added token has both sides of a cut in it, and none ends in a letter and takes the spaces after it.
 
-Then each word is encoded alone, as in the uncut text. Source: huggingface/tokenizers, `TokenizerImpl::encode`.
+If all of this holds, each word is encoded alone, in pieces as in the whole text.
+Source: huggingface/tokenizers, `TokenizerImpl::encode`.
 """
 
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-CUT_CHARACTERS = 1 << 18  # minimum of a piece, except the last
+CUT_CHARACTERS = 1 << 18  # minimum length of a piece, except the last
 
 _LETTERS = "A-Za-z\u0430-\u044f\u0410-\u042f\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 """Latin, Cyrillic, kana, Han and Hangul: letters in every version of Unicode and after every normalization."""
 _BEFORE_SPACE = re.compile(f"[{_LETTERS}](?= )")
 _BEFORE_SPACE_OR_STOP = re.compile(f"[{_LETTERS}](?= )|[\u4e00-\u9fa5](?=[\u3002\u3001\uff0c])")
-"""`_BEFORE_SPACE`, and between a Han character and a Chinese comma or full stop, which `_ALTERNATIVES` keep apart."""
+"""Like `_BEFORE_SPACE`, and also between a Han character and a Chinese comma or full stop."""
 _SPANS_CUT = re.compile(f"[{_LETTERS}][\\s\u3002\u3001\uff0c]")
 
 _CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -43,7 +44,11 @@ _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
 
 
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Return a pattern that ends at every place where a text may be cut, given a parsed tokenizer.json; None if unknown."""
+    """Return a pattern whose matches end where a text may be cut. None if no cut is known to keep the ids.
+
+    Args:
+      content: Parsed tokenizer.json.
+    """
     steps = list(_flat(content.get("pre_tokenizer"), "pretokenizers"))
     normalizers = [step["type"] for step in _flat(content.get("normalizer"), "normalizers")]
     if not {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}.issuperset(normalizers):
@@ -67,14 +72,14 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
 def pieces(text: str, cuts: re.Pattern[str] | None) -> Iterator[str]:
     """Yield consecutive pieces of a text, each of at least `CUT_CHARACTERS` characters except the last."""
     start = 0
-    while cuts and (found := cuts.search(text, start + CUT_CHARACTERS)):
-        yield text[start : found.end()]
-        start = found.end()
+    while cuts and (cut := cuts.search(text, start + CUT_CHARACTERS)):
+        yield text[start : cut.end()]
+        start = cut.end()
     yield text[start:]
 
 
 def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normalizer or pre-tokenizer, which may be a sequence of others."""
+    """Yield the steps of a normalizer or pre-tokenizer, which may be a sequence that holds others under the key `parts`."""
     if step is not None and step["type"] == "Sequence":
         for each in step[parts]:
             yield from _flat(each, parts)
@@ -83,7 +88,7 @@ def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, A
 
 
 def _keeps_words(step: Mapping[str, Any]) -> bool:
-    """Return whether a pre-tokenizer never keeps a letter and a space after it in one piece, wherever a text begins."""
+    """Return whether a pre-tokenizer always splits a text between a letter and the space after it."""
     if step["type"] == "Split":
         is_known = _KNOWN.fullmatch(step["pattern"].get("Regex", "")) is not None
         return step["behavior"] in ("Isolated", "Removed") and is_known

@@ -1,7 +1,7 @@
-"""Characters for which a `tokenizer.json` has no token.
+"""Errors for characters for which a `tokenizer.json` has no token.
 
-A BPE model without an unknown token leaves them out of the ids, as transformers does, and trains on text with gaps. With an
-unknown token that is not in the vocabulary, the library raises an error instead, as its other models do.
+The library silently leaves such a character out if the BPE model has no unknown token, so training would see text with gaps.
+If the unknown token is not in the vocabulary, the library raises an error instead. `refuse` sets such a token.
 """
 
 import json
@@ -10,17 +10,18 @@ from typing import Any
 
 from grain_sft.errors import RecordError, shortened
 
-_ABSENT = "\0absent\0"  # no vocabulary has it, because no text does
+_ABSENT = "\0absent\0"  # an unknown token that no vocabulary has
 
 
 def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
-    """Change a parsed tokenizer.json in place so that a character without a token is an error; return whether it changed.
+    """Change a tokenizer so that it refuses characters without a token. Return False if it needs no change.
 
     Args:
-      content: Parsed tokenizer.json.
-      all_bytes: The characters that spell bytes in a byte-level vocabulary. With all of them it has a token for any text.
+      content: Parsed tokenizer.json, which is changed in place.
+      all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary. One that has them all has no gaps.
     """
-    model, steps = content["model"], json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
+    model = content["model"]
+    steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
     if model["type"] != "BPE" or model.get("unk_token") is not None:
         return False
     if '"ByteLevel"' in steps and model["vocab"].keys() >= set(all_bytes):
@@ -30,17 +31,20 @@ def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
 
 
 def refusal(tokenizer: Any, text: str, error: Exception) -> RecordError:
-    """Return the error of a text for which `encode` of a `tokenizers.Tokenizer` raised `error`."""
-    where, character = shortened(repr(text)), None
+    """Return the error for a text that a `tokenizers.Tokenizer` could not encode because of `error`."""
+    where = shortened(repr(text))
+    failure = f"encode {where} ({error})"
     if _ABSENT in str(error):
         character = next((each for each in dict.fromkeys(text) if _fails(tokenizer, each)), None)
-    found = f"encode {where} ({error})" if character is None else f"encode the character {character!r} in {where}"
+        if character is not None:
+            failure = f"encode the character {character!r} in {where}"
     return RecordError(
-        f"the tokenizer can't {found}. Remove it, or take a tokenizer with a token for unknown characters or for every byte."
+        f"the tokenizer can't {failure}. Remove it, or take a tokenizer with a token for unknown characters or for every byte."
     )
 
 
 def _fails(tokenizer: Any, text: str) -> bool:
+    """Return whether a text can't be encoded."""
     try:
         tokenizer.encode(text, add_special_tokens=False)
     except Exception:  # tokenizers raises bare Exceptions

@@ -1,4 +1,4 @@
-"""Tokenizer for SentencePiece models."""
+"""SentencePieceTokenizer: the tokenizer of a SentencePiece model."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ from grain_sft.prepare.tokenizers.tokenizer import MARKER, Offsets, OneFileToken
 
 FILE = "tokenizer.model"
 BEGINS = re.compile(rb"\n[\x03-\x7f]\n.{1,122}?\x15", re.DOTALL)
-"""First bytes of a model file: a piece (field 1) that has a text (field 1) and a score (field 2)."""
+"""First bytes of a model file: its first piece, in protobuf, with a text and a score."""
 
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _CONTROL, _USER_DEFINED = 3, 4
@@ -36,7 +36,7 @@ message_type {
   name: "Model" field { name: "pieces" number: 1 type: TYPE_MESSAGE type_name: ".pieces.Piece" label: LABEL_REPEATED }
 }
 """
-"""The fields that are read here; parsing keeps the others. From google/sentencepiece, src/sentencepiece_model.proto."""
+"""Schema of the fields that this file reads; protobuf keeps the others. Source: sentencepiece_model.proto of the library."""
 _model_class = functools.cache(lambda: message_class(_FILE, "pieces.Model"))
 
 
@@ -71,12 +71,12 @@ class SentencePieceTokenizer(OneFileTokenizer):
         return sentencepiece.SentencePieceProcessor(model_proto=self._safe_model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Tokenizer`. Encode in one thread, because a preparation has a process per core."""
-        found: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
-        return found
+        """See `Tokenizer.encode`. One thread encodes, because a preparation has a process for each core."""
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
+        return ids
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """See `Tokenizer`. Recent versions of SentencePiece make the arrays."""
+        """See `Tokenizer.encode_arrays`. Recent versions of SentencePiece return arrays themselves."""
         if not hasattr(sentencepiece, "_ENCODE_DISPATCH"):
             return super().encode_arrays(texts)
         return [ids.view(np.uint32) for ids in self._processor.encode(list(texts), num_threads=1, out_type="numpy")]
@@ -99,13 +99,16 @@ class SentencePieceTokenizer(OneFileTokenizer):
     def _piece_bytes(self) -> Offsets:
         """int64 [vocab_size], number of UTF-8 bytes of each piece in normalized text."""
         pieces = [self._processor.id_to_piece(number).encode() for number in range(self.vocab_size)]
-        return np.array([1 if self._processor.is_byte(i) else len(text) for i, text in enumerate(pieces)], np.int64)
+        lengths = [1 if self._processor.is_byte(number) else len(piece) for number, piece in enumerate(pieces)]
+        return np.array(lengths, np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         parts: list[str] = []
-        for special, group in itertools.groupby(map(int, ids), self._special_texts.__contains__):
-            run = list(group)
-            parts += [self._special_texts[number] for number in run] if special else [self._processor.decode(run)]
+        for is_special, group in itertools.groupby(map(int, ids), self._special_texts.__contains__):
+            if is_special:
+                parts += [self._special_texts[number] for number in group]
+            else:
+                parts.append(self._processor.decode(list(group)))
         return "".join(parts)
 
     def token_text(self, number: int) -> str | None:

@@ -1,4 +1,4 @@
-"""tiktoken files: a token in base64 and its rank in each line."""
+"""TiktokenTokenizer: the tokenizer of a tiktoken file, whose lines have a token in base64 and its rank, which is its id."""
 
 import base64
 import functools
@@ -19,6 +19,7 @@ _CHARACTERS = (
     " \t\r\n\u2028\u2029\x01\u00ad\ue000\u0378"
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
+# a text that has each of these characters after each other one: a pattern that matches all of it loses no text
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
@@ -43,19 +44,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _LLAMA3 = Settings(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    {text: _LLAMA3_RANKS + place for place, text in enumerate(_LLAMA3_SPECIAL)},
-    *("<|begin_of_text|>", "<|end_of_text|>", "<|finetune_right_pad_id|>"),
+    {text: number for number, text in enumerate(_LLAMA3_SPECIAL, _LLAMA3_RANKS)},
+    bos_token="<|begin_of_text|>",
+    eos_token="<|end_of_text|>",
+    pad_token="<|finetune_right_pad_id|>",
 )
 
 
 class TiktokenTokenizer(OneFileTokenizer):
-    """A tiktoken file with its split pattern and special tokens.
+    """Tokenizer of a tiktoken file, which has the ordinary tokens, and of a sidecar with its other settings.
 
-    The file itself has neither. They are in a JSON sidecar, named like the file with `.json` at its end, under the keys
-    pattern, special_tokens (spelling to id), bos_token, eos_token, pad_token. Llama 3's file needs no sidecar.
+    The sidecar of `a.tiktoken` is the JSON file `a.tiktoken.json`. It has the split pattern and the special tokens, under
+    the keys of `Settings`. Llama 3's file needs no sidecar.
 
     Raises:
-      CorpusError: The bytes are not a tiktoken file, or pattern and special tokens are unknown or wrong.
+      CorpusError: The bytes are not a tiktoken file, the sidecar is missing or wrong, or the pattern loses text.
       MissingExtraError: tiktoken is not installed.
     """
 
@@ -73,11 +76,15 @@ class TiktokenTokenizer(OneFileTokenizer):
         self._check_pattern()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Tokenizer`. A RecordError names a text that the pattern can't split, such as a million spaces."""
-        found: list[list[int]] = []
+        """See `Tokenizer.encode`.
+
+        Raises:
+          RecordError: The pattern can't split a text, such as a million spaces.
+        """
+        ids: list[list[int]] = []
         for text in texts:
             try:
-                found.append(self._encoding.encode_ordinary(text))
+                ids.append(self._encoding.encode_ordinary(text))
             except BaseException as error:  # tiktoken panics, which is not an Exception
                 if type(error).__name__ != "PanicException":
                     raise
@@ -85,7 +92,7 @@ class TiktokenTokenizer(OneFileTokenizer):
                 raise RecordError(
                     f"messages: tiktoken {fault}. Break up its longest run of letters or spaces."
                 ) from error
-        return found
+        return ids
 
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
         return character_spans(text, np.array([len(self._tokens[number]) for number in ids], np.int64))
@@ -107,20 +114,20 @@ class TiktokenTokenizer(OneFileTokenizer):
         tokens = {"mergeable_ranks": self._ranks, "special_tokens": dict(self.special_tokens)}
         try:
             return tiktoken.Encoding(name=self.sha256, pat_str=pattern, **tokens)
-        except Exception as error:  # of its regular expressions, and of numbers that are not uint32
+        except Exception as error:  # such as a wrong regular expression, or an id that is not uint32
             raise CorpusError(f"{self._where}: tiktoken can't load this tokenizer ({error}).") from error
 
     def _check_pattern(self) -> None:
         """Refuse a pattern that some character does not match: tiktoken leaves such characters out of the ids."""
         where = f"{self._where}.json: pattern"
         try:
-            found = self.decode(self.encode([_ALL_PAIRS])[0])
+            decoded = self.decode(self.encode([_ALL_PAIRS])[0])
         except RecordError as error:
             raise CorpusError(
                 f"{where}: tiktoken can't split text by it. Remove alternatives that match no text."
             ) from error
-        if found != _ALL_PAIRS:
-            lost = next(each for index, each in enumerate(_ALL_PAIRS) if found[index : index + 1] != each)
+        if decoded != _ALL_PAIRS:
+            lost = next(char for index, char in enumerate(_ALL_PAIRS) if decoded[index : index + 1] != char)
             raise CorpusError(
                 f"{where}: loses text, such as the character {lost!a}. Expected a pattern that matches every text as a "
                 "whole. Copy it again, or add the alternatives that it lacks."

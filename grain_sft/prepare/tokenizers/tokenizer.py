@@ -1,4 +1,4 @@
-"""Tokenizer: interface of tokenizers for templates, writers and viewers, independent of the library behind them."""
+"""Tokenizer: the interface of all tokenizers, which is the same for each library behind them."""
 
 import abc
 import array
@@ -16,7 +16,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 """File name of a directory's own chat template."""
 
 MARKER = re.compile(r"<\|.+\|>|</?myPT_\w+>", re.DOTALL)
-"""Spellings that are control tokens even if their tokenizer declares them ordinary: no prose has them."""
+"""Spellings of tokens that count as control tokens even if their tokenizer declares them ordinary, such as `<|eot|>`."""
 
 Offsets = npt.NDArray[np.int64]
 
@@ -26,14 +26,14 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       kind: "sentencepiece", "huggingface" or "tiktoken".
-      encodes_whole_chats: Whether the library itself finds control tokens in text, like transformers.
+      encodes_whole_chats: Whether the library finds control tokens in a text itself, as transformers does.
       vocab_size: Largest id + 1, added tokens included.
       eos_token_id, pad_token_id, bos_token_id: Ids; None where the tokenizer has no such token.
       sha256: Hash of the files that decide ids: the model file, or the files of a directory.
-      special_tokens: Id of every token that has a meaning to a model beyond its spelling.
-      control_ids: Ids of the special tokens that no text becomes: all but the one for unknown characters.
-      empty_ids: Ids of an empty text where the tokenizer adds tokens of its own: its BOS, or nothing.
-      template_variables: Values for chat templates: `bos_token`, `eos_token`, ... and their spellings.
+      special_tokens: Id of each special token, by spelling. They mark turns, the end of a document and the like.
+      control_ids: Ids of special tokens that no text may become: all except the token for unknown characters.
+      empty_ids: Ids that the tokenizer makes of an empty text: tokens that it adds to every text, such as BOS.
+      template_variables: Variables of chat templates: `bos_token`, `eos_token`, … with the spelling of the token.
       chat_template: The tokenizer's own Jinja template; None where it has none.
 
     Args:
@@ -69,18 +69,18 @@ class Tokenizer(abc.ABC):
         """Return the ids of each text as ordinary text: a spelled special token never becomes that token."""
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """Return the ids of `encode` as arrays. `array` is three times as fast as `np.array` of a list."""
+        """Return the ids of `encode`, each text's as an array. `array.array` is three times as fast as `np.array` of a list."""
         return [np.asarray(array.array("I", ids)) for ids in self.encode(texts)]
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens spelled out."""
+        """Return the text of ids, with the spellings of special tokens."""
 
     @abc.abstractmethod
     def token_text(self, number: int) -> str | None:
-        """Return the text of one token exactly as in the vocabulary, leading space included.
+        """Return the text of one token, with its leading space; None for an id outside the vocabulary.
 
-        Bytes that are not UTF-8 are lone surrogates ("surrogateescape"). None for an id outside the vocabulary.
+        Bytes that are not UTF-8 become lone surrogates, by Python's error handler "surrogateescape".
         """
 
     def files(self) -> dict[str, bytes]:
@@ -92,20 +92,25 @@ class Tokenizer(abc.ABC):
         return self.special_tokens.get(text)
 
     def description(self) -> dict[str, Any]:
-        """Return the description of the tokenizer in a corpus's manifest, as JSON holds it."""
+        """Return what the manifest of a corpus states about the tokenizer, ready for JSON."""
         names = ("kind", "sha256", "vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
         return {**{name: getattr(self, name) for name in names}, "special_tokens": dict(self.special_tokens)}
 
 
 class OneFileTokenizer(Tokenizer):
-    """Tokenizer of one file, perhaps with a `chat_template.jinja` next to it. No text becomes a control token."""
+    """Tokenizer of one file, perhaps with a `chat_template.jinja` next to it. It never encodes text to a control token."""
 
     @abc.abstractmethod
     def token_spans(self, text: str, ids: Sequence[int]) -> tuple[Offsets, Offsets]:
-        """Return the index of the first character of each token of `text`, and of the character after it: int64 [ids] each."""
+        """Return the first character of each token in `text`, and the one after its last: two int64 [ids]."""
 
     def _set_special(self, special_tokens: Mapping[str, int], named: Mapping[str, tuple[str, int]]) -> None:
-        """Set the attributes that depend on special tokens; `named` has the spelling and id of "bos", "eos" and "pad"."""
+        """Set the attributes that depend on special tokens and on the chat template.
+
+        Args:
+          special_tokens: As the attribute.
+          named: Spelling and id of "bos", "eos" and "pad", where the tokenizer has them.
+        """
         self.special_tokens = special_tokens
         self.control_ids = frozenset(special_tokens.values())
         for name, (_, number) in named.items():
@@ -122,7 +127,7 @@ class OneFileTokenizer(Tokenizer):
 
 
 def hash_files(contents: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of the only file, or of several files and their names."""
+    """Return the SHA-256 of one file's content; of several files, that of their names and contents."""
     if len(contents) == 1:
         return hashlib.sha256(next(iter(contents.values()))).hexdigest()
     whole = hashlib.sha256()
@@ -133,10 +138,14 @@ def hash_files(contents: Mapping[str, bytes]) -> str:
 
 
 def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
-    """Return the first character of each token, and the one after its last, from int64 [tokens] UTF-8 bytes of each.
+    """Return the first character of each token in `text`, and the one after its last: two int64 [tokens].
+
+    Args:
+      text: Text of all tokens.
+      lengths: int64 [tokens], number of UTF-8 bytes of each token.
 
     Raises:
-      ValueError: The lengths don't add up to the text's.
+      ValueError: The lengths don't add up to the number of bytes of the text.
     """
     stops = np.cumsum(lengths, dtype=np.int64)
     starts = stops - lengths
