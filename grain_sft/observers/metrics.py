@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grain_sft.errors import import_extra
-from grain_sft.pipeline import Delivery, Observer, Pipeline, standing_observers
+from grain_sft.pipeline import Observer, Pipeline, count_arrivals, most_uncounted, standing_observers
 from grain_sft.storage import activity
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the histograms' buckets."""
 
-_MOST_UNCOUNTED = 1 << 10  # batches; then they are counted without waiting for `collect`
-_FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _COUNTERS = {
     "rows": "Rows handed out.",
     "tokens": "Tokens handed out, padding included.",
@@ -75,12 +73,12 @@ class Metrics(Observer):
     """
 
     def __init__(self) -> None:
-        self._last: Delivery | None = None
-        # of batches that are not counted yet
+        # of batches that are not exported yet
         self._make_seconds: list[float] = []
-        self._deliveries: list[float] = []  # step, rows, tokens, seconds of each; a flat list has no objects for the GC
-        self._in_folder = _FOLDER_VARIABLE in os.environ
-        self._most_uncounted = 0 if self._in_folder else _MOST_UNCOUNTED
+        self._wait_seconds: list[float] = []
+        self._step_after = 0
+        self._most_uncounted = most_uncounted()
+        self._in_folder = not self._most_uncounted
         self._lock = threading.Lock()
         # no fork while a metric changes: the metric's own lock would stay locked in the child
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
@@ -110,7 +108,7 @@ class Metrics(Observer):
 
     def _forked(self) -> None:
         """Drop, in a forked child, what is not counted yet: the parent counts it."""
-        self._make_seconds, self._deliveries = [], []
+        self._make_seconds, self._wait_seconds = [], []
         self._exported = dict(activity.counts)
         self._lock.release()
 
@@ -119,22 +117,19 @@ class Metrics(Observer):
         if len(self._make_seconds) > self._most_uncounted:
             self._count()
 
-    def batch_handed_out(self, delivery: Delivery) -> None:
-        if delivery is self._last:  # handed out again, because an exception interrupted next()
-            return
-        self._last = delivery
-        self._deliveries.extend((delivery.step, delivery.rows, delivery.tokens, delivery.seconds))
-        if len(self._deliveries) > 4 * self._most_uncounted:
-            self._count()
+    def batches_counted(
+        self, steps: Sequence[int], rows: Sequence[int], tokens: Sequence[int], seconds: Sequence[float]
+    ) -> None:
+        activity.count("rows", int(sum(rows)))
+        activity.count("tokens", int(sum(tokens)))
+        self._wait_seconds.extend(seconds)
+        self._step_after = steps[-1] + 1
+        self._count()
 
     def _count(self) -> None:
-        """Count the batches made and handed out since the last call."""
+        """Export what changed since the last call."""
         with self._lock:
-            deliveries = _take(self._deliveries)
-            steps, rows, tokens, waits = (deliveries[field::4] for field in range(4))
-            activity.count("rows", int(sum(rows)))
-            activity.count("tokens", int(sum(tokens)))
-            seconds = {"wait": waits, "make": _take(self._make_seconds)}
+            seconds = {"wait": _take(self._wait_seconds), "make": _take(self._make_seconds)}
             for kind, histogram in self._histograms.items():
                 if self._in_folder:
                     for value in seconds[kind]:
@@ -146,11 +141,12 @@ class Metrics(Observer):
                 if value != self._exported[name]:
                     counter.inc(value - self._exported[name])
                     self._exported[name] = value
-            if steps and self._counters:
-                self._next_step.set(steps[-1] + 1)
+            if seconds["wait"] and self._counters:
+                self._next_step.set(self._step_after)
 
     def collect(self) -> list[Metric]:
         """Return the current metrics, as prometheus_client's collector protocol requires."""
+        count_arrivals()
         self._count()
         with self._lock:
             return [family for metric in self._metrics for family in metric.collect()]
@@ -186,7 +182,7 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     prometheus_client = import_extra("prometheus_client", "a server of metrics", "prometheus-client", "metrics")
     standing_observers()
     registry = prometheus_client.REGISTRY
-    if _FOLDER_VARIABLE in os.environ:
+    if not most_uncounted():
         from prometheus_client import multiprocess
 
         registry = prometheus_client.CollectorRegistry()

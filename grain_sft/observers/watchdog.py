@@ -23,7 +23,7 @@ from typing import Any
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import Observer, Pipeline, StepIterator
+from grain_sft.pipeline import Observer, Pipeline, StepIterator, count_arrivals
 from grain_sft.source import workers
 from grain_sft.storage import activity
 
@@ -126,6 +126,7 @@ class _IteratorWatch(_Watch):
 
     def _log_summary(self, now: float) -> None:
         """Log what happened since the last summary."""
+        count_arrivals()
         before, stats = self._stats_then, copy.copy(self._stats)
         seconds = now - self._last_summary
         self._last_summary, self._stats_then = now, stats

@@ -49,9 +49,11 @@ class PipelineIterator(StepIterator[Element]):
                     "The next call of next() starts new workers and makes this step again."
                 ) from error
             raise
-        if self.pipeline.first_steps.left:
-            self.pipeline.first_steps.check(self.pipeline, step, batch)
-        self._plain = not self.pipeline.first_steps.left
+        if not self._plain:
+            first_steps = self.pipeline.first_steps
+            if first_steps.left:
+                first_steps.check(self.pipeline, step, batch)
+            self._plain = not first_steps.left
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:

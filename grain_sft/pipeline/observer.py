@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from threading import get_ident
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from grain_sft.errors import PipelineError
 from grain_sft.registry import Registry
 from grain_sft.source import Element
-from grain_sft.storage import activity
+from grain_sft.storage import ForkSafeLock, activity
 
 if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
@@ -63,6 +64,12 @@ class Observer:
     def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
         """The batch of `step` failed after `next` had waited for `seconds`. The next `next` tries it again."""
 
+    def batches_counted(
+        self, steps: Sequence[int], rows: Sequence[int], tokens: Sequence[int], seconds: Sequence[float]
+    ) -> None:
+        """Batches arrived at iterators of this process: the step, rows, tokens and wait of each, in order. Only the observers
+        of the process are called, for up to `most_uncounted()` batches at once."""
+
     def iterator_closed(self, iterator: StepIterator[Any]) -> None:
         """An iterator was closed. This is not called for an iterator that is collected."""
 
@@ -76,6 +83,11 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
         "watchdog": "grain_sft.observers.watchdog:of_process",
     },
 )
+
+
+def most_uncounted() -> int:
+    """Return the number of batches that may wait to be counted. It is 0 if other processes read the metrics from a folder."""
+    return 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
 
 
 @functools.cache
@@ -117,8 +129,49 @@ def make_batch(pipeline: Pipeline, step: int) -> Element:
     return batch
 
 
+_uncounted: list[Any] = []
+"""Batches that arrived at iterators and are not counted yet. Six values each, in one flat list, which leaves the garbage
+collector no objects to walk over: the iterator's stats, step, rows, tokens, and the times of the request and of the arrival."""
+
+_counting = ForkSafeLock()
+os.register_at_fork(after_in_child=_uncounted.clear)
+
+
+def count_arrivals() -> None:
+    """Count the batches that arrived since the last call, in the stats of their iterators and in the metrics."""
+    with _counting.lock:
+        values = _uncounted[:]
+        del _uncounted[: len(values)]
+        stats, steps, rows, tokens, requested, arrived = (values[field::6] for field in range(6))
+        for each, *of_batch in zip(stats, steps, tokens, requested, arrived, strict=True):
+            each.add(*of_batch)
+    if values:
+        seconds = [end - begin for begin, end in zip(requested, arrived, strict=True)]
+        for observer in standing_observers():
+            observer.batches_counted(steps, rows, tokens, seconds)
+
+
+class _Count:
+    """Attribute of `IteratorStats`: a count of all batches that have arrived by the time it is read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __get__(self, stats: IteratorStats | None, owner: type) -> Any:
+        if stats is None:
+            return self
+        count_arrivals()
+        return getattr(stats, self._name)
+
+    def __set__(self, stats: IteratorStats, value: float) -> None:
+        setattr(stats, self._name, value)
+
+
 class IteratorStats:
     """Counts of the batches that an iterator delivered.
+
+    `next` appends to a list, and the counts are made when they are read: counting takes as long as 5 % of a batch of windows
+    (`bench --only windows`), because it reads and writes many objects that are not in the processor's cache.
 
     Attributes:
       steps, tokens: Numbers of batches, and of their tokens, padding included.
@@ -129,26 +182,35 @@ class IteratorStats:
       next_step: Step after the last one that `next` waited for.
     """
 
-    __slots__ = ("_ended", "elsewhere", "longest", "next_step", "steps", "tokens", "waited", "waiting")
+    steps, tokens, next_step = _Count(), _Count(), _Count()
+    waited, elsewhere, longest = _Count(), _Count(), _Count()
 
     def __init__(self) -> None:
-        self.steps = self.tokens = self.next_step = 0
-        self.waited = self.elsewhere = self.longest = self._ended = 0.0
+        self._steps = self._tokens = self._next_step = 0
+        self._waited = self._elsewhere = self._longest = self._ended = 0.0
+        self._most_uncounted = 6 * most_uncounted()
         self.waiting: tuple[int, float] | None = None
 
     def arrived(self, step: int, batch: object, since: float) -> tuple[int, int, float]:
-        """Count a batch that was requested at `since`. Return its rows, its tokens and the seconds of the wait."""
+        """Record a batch that was requested at `since`. Return its rows, its tokens and the seconds of the wait."""
         now = time.perf_counter()
         try:
             shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
             rows, tokens = shape[0], math.prod(shape)
         except (AttributeError, TypeError, IndexError, StopIteration):  # a transform returned something else
             rows = tokens = 0
-        seconds = now - since
+        _uncounted.extend((self, step, rows, tokens, since, now))
+        if len(_uncounted) > self._most_uncounted:
+            count_arrivals()
+        return rows, tokens, now - since
+
+    def add(self, step: int, tokens: int, since: float, now: float) -> None:
+        """Count a batch that was requested at `since` and arrived at `now`."""
         if self._ended:
-            self.elsewhere += since - self._ended
-        self.steps, self.tokens, self.next_step = self.steps + 1, self.tokens + tokens, step + 1
-        self.waited, self._ended = self.waited + seconds, now
-        if seconds > self.longest:
-            self.longest = seconds
-        return rows, tokens, seconds
+            self._elsewhere += since - self._ended
+        self._steps += 1
+        self._tokens += tokens
+        self._next_step = step + 1
+        self._waited += now - since
+        self._longest = max(self._longest, now - since)
+        self._ended = now

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import threading
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from grain_sft.pipeline.pipeline import Pipeline
 
 T = TypeVar("T")
-
-_delivery = functools.partial(tuple.__new__, Delivery)  # faster than the constructor, which is a function of Python
 
 
 class StepIterator(grain.DatasetIterator[T]):
@@ -43,7 +40,7 @@ class StepIterator(grain.DatasetIterator[T]):
     _makes_ahead: bool  # whether other threads or processes make the batches
 
     def __init__(self, pipeline: Pipeline, start: int) -> None:
-        self._position: tuple[int, dict[int, tuple[T, Delivery]]] = checked_step(pipeline, start), {}
+        self._position: tuple[int, dict[int, tuple[T, Delivery | None]]] = checked_step(pipeline, start), {}
         """Step to make next, and batches that were made and not delivered, by step. Replaced as a whole, never changed."""
         self.pipeline, self.stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
         self._handed_out = overridden("batch_handed_out", self._observers)
@@ -92,7 +89,8 @@ class StepIterator(grain.DatasetIterator[T]):
             slot = ahead.slots.get(step) if ahead is not None and self._plain else None
             batch = self._wait(step, since) if slot is None or slot.value is None else slot.value
             arrived = self.stats.arrived(step, batch, since)
-            waiting = {step: (batch, _delivery((self.pipeline, step, self._writer(step), *arrived)))}
+            delivery = Delivery(self.pipeline, step, self._writer(step), *arrived) if self._handed_out else None
+            waiting = {step: (batch, delivery)}
             self._position = step + 1, waiting
             if slot is not None and ahead is not None and step < ahead.due:
                 slot.value = None
