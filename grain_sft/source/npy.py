@@ -14,11 +14,11 @@ from grain_sft.corpus import LossReader, are_long, check_signed
 from grain_sft.errors import LayoutError
 from grain_sft.layout import FILL_ROW, ColumnsLayout, Layout, Pieces, checked_record, checked_rows
 from grain_sft.source import workers
-from grain_sft.source.arrays import Arrays, Element, ReadRows
+from grain_sft.source.arrays import Arrays, Element, ReadRows, Stack
 from grain_sft.source.row_arrays import fill_segments, whole_rows
 from grain_sft.source.row_reader import RowReader
 from grain_sft.source.segment_reader import SegmentReader
-from grain_sft.storage import ShardReader
+from grain_sft.storage import Buffers, ShardReader
 
 workers.default_grain_flags()  # without them, worker processes of a grain.DataLoader may not start
 
@@ -198,19 +198,24 @@ class NpyDataSource(RowSource):
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
         """Return what `_read` returns, for any layout: one gather reads the pieces of all rows."""
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
-        whole, firsts = pieces.segment is None, pieces.offsets(shape[1])
-        memory, (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, lambda stack: stack.first)
+        whole = pieces.segment is None
+        (memory, row_buffers), (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, _views)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
         loss: npt.NDArray[Any] | None = None
         lasts: Ints | slice
+        firsts: Ints | None = None
         if whole:
             segments, positions, target_segments, mask = whole_rows(*shape, self.layout.first_column)
             loss, lasts = None if shifted else mask, slice(shape[1] - 1, None, shape[1])
         else:
             positions, target_segments = more
+            firsts = pieces.offsets(shape[1])
             segments, lasts = fill_segments(pieces, firsts, tokens, positions, self._pad)
-        size, out = self._dtype.itemsize, memory if self._wide else tokens.reshape(-1).data.cast("B")
-        self._reader.gather(pieces.shard, pieces.start, firsts * size, pieces.length * size, out)
+        one_piece_a_row = whole and self._wide and len(pieces.row) == shape[0]
+        if not (one_piece_a_row and self._reader.fill_rows(pieces.shard, pieces.start, row_buffers)):
+            size, out = self._dtype.itemsize, memory if self._wide else tokens.reshape(-1).data.cast("B")
+            firsts = pieces.offsets(shape[1]) if firsts is None else firsts
+            self._reader.gather(pieces.shard, pieces.start, firsts * size, pieces.length * size, out)
         if self._loss is not None:
             loss = _gather_loss(self._loss, pieces, shape)
             if whole:
@@ -241,6 +246,11 @@ class NpyDataSource(RowSource):
     def __repr__(self) -> str:
         """Return all that decides the rows and nothing else: Grain compares it when it restores an iterator."""
         return f"NpyDataSource(layout={self.layout!r}, corpus={self.layout.corpus.fingerprint!r}, padding={self._pad})"
+
+
+def _views(stack: Stack) -> tuple[memoryview, list[Buffers]]:
+    """Return the bytes of the first array, and of each of its rows."""
+    return stack.first, [(row,) for row in stack.rows]
 
 
 def _gather_loss(reader: LossReader, pieces: Pieces, shape: tuple[int, ...]) -> npt.NDArray[Any]:

@@ -99,6 +99,19 @@ class ShardReader:
         self._read((numbers, firsts, buffers, total))
         self._open.check(set(numbers))
 
+    def fill_rows(self, shards: Ints, starts: Ints, rows: list[Buffers]) -> bool:
+        """Fill `rows[i]`, all of one size, from value `starts[i]` of shard `shards[i]` on, with the errors of `gather`. Return
+        False, and read nothing, if `gather` is needed or faster: it takes 9 % longer for windows (`bench --only windows`).
+        """
+        size = len(rows[0][0]) if rows else 0
+        if not self.plain or (len(rows) >= _FEWEST_COPIED and size <= _LARGEST_COPIED and not self._scattered):
+            return False
+        numbers, total = shards.tolist(), size * len(rows)
+        self._read((numbers, starts.tolist(), rows, total))
+        self._open.check(set(numbers))
+        activity.count("local_bytes", total)
+        return True
+
     def _read(self, pieces: Pieces) -> None:
         """Read pieces of local files. The caller checks the files before the values are used."""
         shards, starts, buffers, num_bytes = pieces
