@@ -7,6 +7,7 @@ they need.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import sys
@@ -147,12 +148,15 @@ def _grain_without_jax() -> Iterator[None]:
 
     Grain imports JAX if it can. Without JAX, the import takes a third of the time. Likewise, msgspec imports typing_extensions
     if it can: 0.061 s instead of 0.039 s. So msgspec is imported here, while typing_extensions is hidden.
+
+    Meanwhile no garbage is collected, and the modules are none later: `grain-sft receipt` takes 0.85 of the CPU time.
     """
     if "jax" in sys.modules:
         yield
         return
     from absl import logging
 
+    gc.disable()
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # Grain warns that it can't profile
     if "typing_extensions" not in sys.modules:
@@ -166,6 +170,8 @@ def _grain_without_jax() -> Iterator[None]:
     finally:
         del sys.modules["jax"]
         logging.set_verbosity(verbosity)
+        gc.freeze()
+        gc.enable()
 
 
 if __name__ == "__main__":
