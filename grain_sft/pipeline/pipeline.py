@@ -1,4 +1,4 @@
-"""Pipeline: what batch does the trainer get at step k?"""
+"""Pipeline: the batch that this host's trainer gets at step k."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"tex
 
 
 class Pipeline:
-    """Batches by step: the sampler's rows, read at once by the source, through the transforms in order.
+    """Batches by step. The sampler chooses the rows of a step, the source reads them, and the transforms map them in order.
 
     A batch depends on nothing but the step: `pipeline[step]`, `pipeline.iter`, `pipeline.dataset()` and
     `pipeline.data_loader()` give the same arrays, whatever the number of threads and worker processes.
@@ -55,8 +55,8 @@ class Pipeline:
       amendments: Changes of the run, each from a step on, in the order in which they were made.
 
     Attributes:
-      planned_sampler: The sampler without the amendments.
-      sampler: The sampler with them.
+      planned_sampler: The argument `sampler`, without the amendments.
+      sampler: The sampler with the amendments, which `pipeline[step]` uses.
       withdrawals: Documents that amendments withdraw; None if they withdraw none.
 
     Raises:
@@ -76,13 +76,15 @@ class Pipeline:
         amendments: Sequence[Amendment] = (),
     ) -> None:
         if sampler.num_instances != len(source):
-            found = f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}"
-            raise PipelineError(f"{found}. Make it with IndexSampler(len(source), ...).")
+            problem = f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}"
+            raise PipelineError(f"{problem}. Make it with IndexSampler(len(source), ...).")
         rows = {name: len(part) for name, part in source.layout.parts.items()}
-        drawn = {stream.name: stream.source.num_instances for stream in sampler.streams}
-        if "" not in rows and list(drawn.items()) != list(rows.items()):
-            found = f"the sampler draws from sources and rows {drawn}, but the source has {rows}, in this order"
-            raise PipelineError(f"{found}. A MixtureSource takes a MixtureSampler of its sources.")
+        rows_of_sampler = {stream.name: stream.source.num_instances for stream in sampler.streams}
+        if "" not in rows and list(rows_of_sampler.items()) != list(rows.items()):
+            problem = (
+                f"the sampler draws from sources and rows {rows_of_sampler}, but the source has {rows}, in this order"
+            )
+            raise PipelineError(f"{problem}. A MixtureSource takes a MixtureSampler of its sources.")
         check_maps(transforms)
         self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
         self.planned_sampler, self.sampler = sampler, amended(sampler, amendments)
@@ -90,9 +92,10 @@ class Pipeline:
             raise PipelineError(f"skip: all {sampler.num_steps} steps are skipped. Skip fewer.")
         self.withdrawals = withdrawals_of(source, amendments)
         self._reader = reader_of(source, self.transforms)
-        self._observe(audit, observers)
+        self._begin(audit, observers)
 
-    def _observe(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
+    def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
+        """Set what a pipeline with stages has, too: observers, the check of the first batches, and a cache for `read`."""
         self.audit: Any = None
         self.observers: tuple[Observer, ...] = tuple(each for each in observers if each not in standing_observers())
         if audit is not None:
@@ -103,11 +106,11 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[Pipeline, ...]:
-        """Parts of the run with a source, a sampler and transforms each, in order; this pipeline where there is one part."""
+        """Pipelines of the run's stages, in order; this pipeline alone if the run has no stages."""
         return (self,)
 
     def at(self, step: int) -> Pipeline:
-        """Return the stage of `step`, or this pipeline where the run has no stages."""
+        """Return the pipeline of the stage that has `step`; this pipeline if the run has no stages."""
         return self
 
     @property
@@ -122,7 +125,7 @@ class Pipeline:
 
     @property
     def later_stages(self) -> list[str]:
-        """For each stage after the first, a text that states its first step, then all that decides its batches."""
+        """Text of each stage after the first: its first step, then all that decides its batches."""
         return []
 
     def __getitem__(self, step: int) -> Element:
@@ -140,8 +143,8 @@ class Pipeline:
         Args:
           step: Step of the batch.
           slots: int64 [n], each from 0 to the batch's rows - 1; with `Host(0, 1)` slots of the global batch.
-          columns: First column and the one after the last; None for all. Only these columns, and one or two next to them, are
-            read, unless a transform needs whole rows (see `reads_columns`). The values are those of whole rows.
+          columns: First column, and the one after the last; None for all. The values are those of whole rows. Only these
+            columns, and one or two next to them, are read, unless a transform needs whole rows (see `reads_columns`).
 
         Raises:
           RowIndexError, CorpusFileError: as `pipeline[step]`.
@@ -149,7 +152,7 @@ class Pipeline:
         """
         if columns is not None:
             return read_columns(self, self._parts, step, slots, columns)
-        if not len(slots) and self.source.layout.row_lengths:  # without a row, the source does not know their length
+        if not len(slots) and self.source.layout.row_lengths:  # the source infers the length of a batch from its rows
             return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
         return self._batch(step, self.sampler.rows_at(step, slots))
 
@@ -159,12 +162,15 @@ class Pipeline:
         return column_reach(self.transforms) is not None and not self.source.layout.row_lengths
 
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
-        """Return the same run without observers, seen from another host or with its first `num_amendments` alone."""
+        """Return the same run for another host, or with only its first `num_amendments` amendments. It has no observers."""
         sampler = self.planned_sampler if host is None else self.planned_sampler.with_host(host)
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the runs of the first `count` stages, which may have ended with `last_step`; without stages, this run."""
+        """Return the runs that may have become this one when stages were added to their `count` stages.
+
+        A run without stages returns itself. Args and details: `StagedPipeline.with_first_stages`.
+        """
         return [self]
 
     def source_at(self, step: int) -> RowSource:
@@ -172,18 +178,18 @@ class Pipeline:
         return self.source if self.withdrawals is None else self.withdrawals.source_at(step)
 
     def _batch(self, step: int, rows: npt.NDArray[np.int64]) -> Element:
-        read, rest = self._reader
+        read, transforms = self._reader  # `read` may apply the first transforms itself
         if self.withdrawals is not None:
-            read, rest = reader_of(self.withdrawals.source_at(step), self.transforms)
+            read, transforms = reader_of(self.withdrawals.source_at(step), self.transforms)
         try:
             element = read(rows)
-            for transform in rest:
+            for transform in transforms:
                 activity.doing[get_ident()] = activity.TRANSFORMING, transform
                 element = transform.map(element)
-        except StopIteration as error:  # outside of this, it would end the run as if there were no more steps
+        except StopIteration as error:  # an iterator over the batches would take it for the end of the run
             raise PipelineError(f"step {step}: a transform raised StopIteration. Give next() a default.") from error
         if element is None:
-            raise PipelineError(f"step {step}: {rest[-1]!r} returned None. Return the batch from its `map`.")
+            raise PipelineError(f"step {step}: {transforms[-1]!r} returned None. Return the batch from its `map`.")
         return element
 
     @property
@@ -266,7 +272,7 @@ class Pipeline:
 
     @property
     def data_key(self) -> str:
-        """What decides the global batches, the same on every host, as text. Amendments are not in it."""
+        """What decides the global batches without amendments, as text. It is the same on every host."""
         return data_key_of(self.source, self.planned_sampler, self.transforms)
 
     @functools.cached_property
@@ -283,11 +289,11 @@ class Pipeline:
             "layout": f"{type(source.layout).__name__}, {len(source):,} rows",
             "order": getattr(sampler, "order", "mixture of " + ", ".join(source.layout.parts)),
             "transforms": ", ".join(map(described, self.transforms)) or "none: the keys are the source's",
-            "receipt": vars(self).get("receipt"),  # if it was computed: it needs the hash of a plan
+            "receipt": vars(self).get("receipt"),  # only if it was computed, because that may take long
         }
         return html_facts("Pipeline", facts)
 
     def __repr__(self) -> str:
-        """What decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
+        """Return what decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
         changes = f"[{'; '.join(map(str, self.amendments))}]" if self.amendments else ""
         return f"{self.data_key}{changes}[{self.sampler.host!r}]"

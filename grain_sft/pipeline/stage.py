@@ -1,4 +1,7 @@
-"""Stage: consecutive steps of a run; and where each stage begins in the streams of rows that stages share."""
+"""Stage: consecutive steps of a run with data of their own. `placed` computes at which row each stage begins.
+
+Stages that read the same corpus in the same order share a stream of rows: each begins where the stage before ended.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +11,13 @@ import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, SamplerError
-from grain_sft.pipeline.amendments import Amendment
+from grain_sft.pipeline.amendments import Amendment, skips_of
 from grain_sft.sampling import EpochStream, MappedSampler, Sampler, StepMap
 from grain_sft.source import MixtureSource, NpyDataSource
 
 Progress = tuple[int, int, str]
-"""Epoch of a stream, number of its tokens that were read, and `EpochStream.batching` of the stage that read them."""
+"""How far earlier stages have read a stream: an epoch, the number of tokens read of it, and the last stage's
+`EpochStream.batching`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,10 +26,10 @@ class Stage:
 
     Args:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
-      steps: Number of steps. The last stage may have neither `steps` nor `tokens`; it then ends with its sampler.
+      steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run, in the document numbers of this stage. An entry is None if the stage does not have
-        its documents. By default, those of the run.
+      amendments: Amendments of the run with the numbers that the withdrawn documents have in this stage. An entry is None if
+        the stage does not have the documents. None means that the numbers are the same in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, or one is below 1.
@@ -46,8 +50,10 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return this stage's versions of `run`, the first amendments of the run."""
-        return list(run if self.amendments is None else filter(None, self.amendments[: len(run)]))
+        """Return this stage's amendments that correspond to `run`, which are the first amendments of the run, or all."""
+        if self.amendments is None:
+            return list(run)
+        return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
 
     @property
     def num_steps(self) -> int | None:
@@ -55,56 +61,67 @@ class Stage:
         if self.tokens is None:
             return self.steps
         length = self.sampler.row_length(0)
-        if length is not None:  # lengths differ, but every step has the same number of tokens
+        if length is not None:  # rows differ in length between steps, but each step has the same number of tokens
             return -(-self.tokens // (length * self.sampler.batch_sizes.at(0)))
         rows = -(-self.tokens // self.source.layout.sequence_length)
         return self.sampler.batch_sizes.step_of(rows - 1) + 1
 
 
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
-    """Return the sampler of each stage, in steps of the run and with the weights of `amendments`, and the number of tokens
-    that each stage leaves out to begin at a whole row."""
+    """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
+
+    The samplers are in steps of the run, without skips, and have the weights of `amendments`.
+    """
     progress: dict[Any, Progress] = {}
     samplers: list[MappedSampler] = []
     gaps = []
-    first, changes, applied = 0, _reweights(amendments), set[Amendment]()
+    first_step = 0
+    reweights = _reweights(amendments)
+    applied = set[Amendment]()
     for number, stage in enumerate(stages, 1):
         starts, gap = _starts(stage, number, progress)
         gaps.append(gap)
-        inner, steps = stage.sampler.continued(starts) if starts else stage.sampler, stage.num_steps
-        if inner.num_steps is not None and steps is not None and inner.num_steps < steps:
-            found = f"stage {number} has {steps} steps, but its epochs have only {inner.num_steps} left"
-            raise PipelineError(f"{found}. Give it fewer steps, or more epochs.")
-        end = None if steps is None else first + steps
-        sampler = MappedSampler(inner, origin=first, end=end)
+        own_sampler = stage.sampler.continued(starts) if starts else stage.sampler
+        steps = stage.num_steps
+        if own_sampler.num_steps is not None and steps is not None and own_sampler.num_steps < steps:
+            problem = f"stage {number} has {steps} steps, but its epochs have only {own_sampler.num_steps} left"
+            raise PipelineError(f"{problem}. Give it fewer steps, or more epochs.")
+        end = None if steps is None else first_step + steps
+        sampler = MappedSampler(own_sampler, origin=first_step, end=end)
         sources = {stream.name.partition("/")[0] for stream in sampler.streams}
-        for step, change in changes:
-            if change.reweight.keys() <= sources and (end is None or step < end):
-                sampler = sampler.reweighted(step, change.reweight)
-                applied.add(change)
+        for step, amendment in reweights:
+            if amendment.reweight.keys() <= sources and (end is None or step < end):
+                sampler = sampler.reweighted(step, amendment.reweight)
+                applied.add(amendment)
         samplers.append(sampler)
         if sampler.num_steps is None:
             if number < len(stages):
                 raise PipelineError(f"stage {number} of {len(stages)} never ends. Give it steps, tokens or epochs.")
             break
-        first = sampler.num_steps
-        progress |= {key: _progress(sampler, stream, length) for key, length, stream in _streams(stage, sampler)}
-    for _, change in changes:
-        if change not in applied:
-            named = f"reweight {', '.join(change.reweight)} from step {change.step}"
-            raise SamplerError(f"{named}: no stage from that step on is a mixture of these sources. Fix names or step.")
+        first_step = sampler.num_steps
+        for key, length, stream in _streams(stage, sampler):
+            progress[key] = _progress(sampler, stream, length)
+    for _, amendment in reweights:
+        if amendment not in applied:
+            problem = f"reweight {', '.join(amendment.reweight)} from step {amendment.step}"
+            raise SamplerError(
+                f"{problem}: no stage from that step on is a mixture of these sources. Fix names or step."
+            )
     return samplers, tuple(gaps)
 
 
 def _reweights(amendments: Sequence[Amendment]) -> list[tuple[int, Amendment]]:
-    """Return the amendments with weights, each with its data step, sorted by step."""
-    skips = StepMap([(each.step, each.skip) for each in amendments if each.skip])
-    found = ((skips.data_step(each.step), each) for each in amendments if each.reweight)
-    return sorted(found, key=lambda pair: pair[0])
+    """Return (data step, amendment) of each amendment with weights, sorted by step."""
+    skips = StepMap(skips_of(amendments))
+    reweights = [(skips.data_step(amendment.step), amendment) for amendment in amendments if amendment.reweight]
+    return sorted(reweights, key=lambda pair: pair[0])
 
 
 def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Return where streams of a stage begin, each an epoch and an index, and the number of tokens left out before."""
+    """Return where the streams of stage `number` begin, as `Sampler.continued` takes it, and the number of tokens left out.
+
+    Tokens are left out where earlier stages, whose rows are shorter, ended inside a row of this stage.
+    """
     starts, gap = {}, 0
     for key, length, stream in _streams(stage, stage.sampler):
         epoch, tokens, batching = progress.get(key, (0, 0, ""))
@@ -122,23 +139,25 @@ def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tupl
 
 
 def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progress:
-    """Return the progress of a stream of rows of `length` tokens after the last step of a stage."""
+    """Return how far a stage has read a stream, whose rows have `length` tokens, after its last step."""
     end = sampler.end_step
     if sampler.runs_on or stream.batching:
         epoch, index = stream.begin(end)
-    else:  # an epoch may end with too few rows for a batch of this stage, and enough for one of the next stage
+    else:  # the rows left of the epoch may be too few for a batch of this stage, but enough for one of the next stage
         epoch, index = stream.begin(end - 1)
         index = min(index + sampler.batch_sizes.at(end - 1), stream.source.num_instances)
     return epoch, index * length, stream.batching
 
 
 def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
-    """Yield (key, length, stream) of each stream of a stage's `sampler`. Equal keys in two stages mean the same stream.
-    `length` is the number of tokens of a row."""
-    seen: dict[Any, int] = {}
+    """Yield (key, length, stream) of each stream of a stage's `sampler`.
+
+    Two stages share the streams whose keys are equal. `length` is the number of tokens of a row.
+    """
+    counts: dict[Any, int] = {}
     for stream in sampler.streams:
         layout, order = stage.source.layout.parts[stream.name], stream.source
         shards = tuple(shard.path for shard in layout.corpus.shards)
         key: Any = shards, layout.stream_key, order.order, order.shuffle, order.seed
-        seen[key] = number = seen.get(key, -1) + 1  # a mixture may name a corpus twice
-        yield (key, number), layout.sequence_length, stream
+        counts[key] = counts.get(key, 0) + 1
+        yield (key, counts[key]), layout.sequence_length, stream  # a mixture may name a corpus twice
