@@ -1,4 +1,6 @@
-"""Checkpoint states: a step and a receipt, valid for any number of hosts. A run on other data refuses them."""
+"""States of a run's data for checkpoints: the next step, and the receipt, by which a run on other data refuses the state.
+
+A state does not depend on the number of hosts."""
 
 import json
 from collections.abc import Mapping
@@ -30,28 +32,30 @@ def resume_step(
       state: Saved state.
       pipeline: Pipeline of the resumed run.
       allow_other_data: Whether to accept a state of other data.
-      holder: Name of what holds the state, for messages.
+      holder: Name of what the state was read from, for messages.
 
     Raises:
       PipelineError: `state` is not a state, or belongs to other data; the message names the difference.
       RowIndexError: `pipeline` does not have the step.
     """
-    step, parts = (state.get(_STEP), state.get(_PARTS)) if isinstance(state, Mapping) else (None, None)
+    step, parts = None, None
+    if isinstance(state, Mapping):
+        step, parts = state.get(_STEP), state.get(_PARTS)
     if isinstance(step, bool) or not isinstance(step, int) or not isinstance(parts, Mapping):
         raise PipelineError(f"{holder}: not a data state: {state!r}; expected '{_STEP}' and '{_PARTS}'.")
     differences = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
     if differences:
         receipts = f"receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}"
-        found = f"{holder} is of a run on other data ({receipts}). The next step is {step}; 'there' means {holder}:"
+        problem = f"{holder} is of a run on other data ({receipts}). The next step is {step}; 'there' means {holder}:"
         fix = "Give the run its old data, or allow_other_data=True to go on at that step with this data."
-        raise PipelineError("\n".join([found, *(f"  {line}" for line in differences), fix]))
+        raise PipelineError("\n".join([problem, *(f"  {line}" for line in differences), fix]))
     if not 0 <= step <= pipeline.end_step:
         raise RowIndexError(f"{holder}: next step {step}; expected 0 to {pipeline.end_step}, where the run ends.")
     return step
 
 
 class Stateful(StepIterator[Any]):
-    """Iterator with the next step and the receipt as its state."""
+    """Base of iterators whose state is a `data_state`."""
 
     _allow_other_data = False
 
@@ -60,15 +64,15 @@ class Stateful(StepIterator[Any]):
         return data_state(self.pipeline, self.next_step)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue at the step of `state`. Errors are those of `resume_step` and change nothing."""
+        """Continue at the step of `state`. If this raises an error of `resume_step`, the iterator stays at its step."""
         self._go_to(resume_step(state, self.pipeline, allow_other_data=self._allow_other_data))
 
 
 class CheckedIterator(Stateful, PipelineIterator):
     """`pipeline.iter(...)` with a receipt in its state: `set_state` refuses a state of other data.
 
-    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) also take it, but they write a file per
-    process and so need the same number of processes to restore.
+    Grain's own handlers (`grain.checkpoint.CheckpointSave` and `CheckpointRestore`) take this iterator, too. But they write a
+    file per process, so the number of processes must be the same when they restore.
 
     Args:
       pipeline: Pipeline of this host.
@@ -90,9 +94,11 @@ def _orbax_args() -> Any:
 
 
 def save_args(batches: Stateful) -> Any:
-    """Return `orbax.checkpoint.args` of the state of `batches`, an item of a `Composite`. One process writes it, as JSON::
+    """Return the `orbax.checkpoint.args` that save the state of `batches`, as an item of a `Composite`::
 
         manager.save(step, args=ocp.args.Composite(weights=ocp.args.StandardSave(weights), data=save_args(batches)))
+
+    One process writes the state, as JSON.
 
     Raises:
       MissingExtraError: Orbax is not installed.
@@ -110,7 +116,7 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
       item: Name of the item of `save_args`.
 
     Returns:
-      Step of the next batch; None without a checkpoint, and nothing is changed.
+      Step of the next batch. None if the manager has no checkpoint; then `batches` stay where they are.
 
     Raises:
       PipelineError: The checkpoint does not exist, lacks the item, or belongs to other data.
@@ -124,10 +130,11 @@ def restore(manager: Any, batches: Stateful, step: int | None = None, *, item: s
         state = manager.restore(step, args=args.Composite(**{item: args.JsonRestore()}))[item]
     except (KeyError, FileNotFoundError) as error:
         saved = sorted(manager.all_steps())
-        sentence = f"no checkpoint {step}; its checkpoints are {saved}. Give one of them, or None for the latest."
         if step in saved:
-            sentence = f"a checkpoint {step} that has no item {item!r}, which save_args makes. Give start_step instead."
-        raise PipelineError(f"{manager.directory} has {sentence}") from error
+            content = f"a checkpoint {step} that has no item {item!r}, which save_args makes. Give start_step instead."
+        else:
+            content = f"no checkpoint {step}; its checkpoints are {saved}. Give one of them, or None for the latest."
+        raise PipelineError(f"{manager.directory} has {content}") from error
     batches.set_state(state)
     return int(state[_STEP])
 
@@ -147,11 +154,13 @@ class RunRecord:
         self.path = path
 
     def begin(self, pipeline: Pipeline, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
-        """Record that the run continues at `step` with `pipeline`. This replaces the records from `step` on.
+        """Check that the recorded steps before `step` were on the data of `pipeline`, and record that `step` follows.
+
+        Records from `step` on are dropped.
 
         Args:
           pipeline, step: Pipeline and next step of the run.
-          allow_other_data: Whether to continue with other data, which is recorded from `step` on.
+          allow_other_data: Whether to skip the check and record the other data from `step` on.
           write: Whether to write; only one process writes, and the others check.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Order of the columns over the devices that divide the sequence."""
+"""ContextOrder: the order of a row's columns in a global array, for devices that divide the sequence."""
 
 import dataclasses
 
@@ -13,9 +13,9 @@ Columns = tuple[int, int]
 class ContextOrder:
     """Order of a row's columns in the global array.
 
-    In the natural order, causal attention gives the devices that hold the beginning of a row less work than those that hold
-    its end. The load-balanced order of n shards cuts a row into 2n chunks, and shard k has chunks k and 2n - 1 - k. MaxText's
-    `reorder_causal_load_balanced` makes this order on TPUs (DUAL_CHUNK_SWAP).
+    In the natural order, causal attention gives the devices with the beginning of a row less work than those with its end. The
+    load-balanced order of n shards cuts a row into 2n chunks, and shard k has chunks k and 2n - 1 - k: with 2 shards, the order
+    of the chunks is 0, 3, 1, 2. MaxText's `reorder_causal_load_balanced` makes this order on TPUs (DUAL_CHUNK_SWAP).
 
     Args:
       shards: Number of shards of the load-balanced order, even; 1 for the natural order.
@@ -40,16 +40,21 @@ class ContextOrder:
             raise PipelineError(f"load_balanced_shards={self.shards}: {found}. Change it, or sequence_length.")
 
     def sources(self, start: int, stop: int, length: int) -> list[Columns]:
-        """Return the columns of a row of `length` tokens that are at columns [start, stop) of the global array, in order."""
+        """Return which columns of a row are at columns [start, stop) of the global array, as ranges in the array's order.
+
+        With 2 shards, columns [0, 8) of the array of a row of 16 tokens are columns [0, 4) and [12, 16) of the row.
+        """
         if self.shards == 1:
             return [(start, stop)]
-        size, found = length // (2 * self.shards), list[Columns]()
-        for number in range(start // size, -(-stop // size)):
-            chunk = number // 2 if number % 2 == 0 else 2 * self.shards - 1 - number // 2
-            offset = (chunk - number) * size
-            first, last = max(start, number * size) + offset, min(stop, (number + 1) * size) + offset
-            if found and found[-1][1] == first:
-                found[-1] = found[-1][0], last
+        size = length // (2 * self.shards)
+        ranges: list[Columns] = []
+        for number in range(start // size, -(-stop // size)):  # chunks of the array
+            chunk = number // 2 if number % 2 == 0 else 2 * self.shards - 1 - number // 2  # chunk of the row
+            shift = (chunk - number) * size
+            first = max(start, number * size) + shift
+            end = min(stop, (number + 1) * size) + shift
+            if ranges and ranges[-1][1] == first:
+                ranges[-1] = ranges[-1][0], end
             else:
-                found.append((first, last))
-        return found
+                ranges.append((first, end))
+        return ranges

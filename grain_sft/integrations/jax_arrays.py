@@ -20,8 +20,8 @@ from grain_sft.source import Element
 from grain_sft.storage import activity
 from grain_sft.transforms import trait
 
-AHEAD = 2  # batches that are transferred to the devices in advance
-THREADS = 2  # that read and transfer them
+AHEAD = 2  # number of batches that are transferred to the devices in advance
+THREADS = 2  # number of threads that read and transfer them
 
 __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows"]
 
@@ -29,10 +29,10 @@ __all__ = ["Block", "GlobalBatch", "GlobalBatches", "ProcessRows", "process_rows
 class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator over a pipeline's batches as global arrays. Every process creates one and requests the same batches.
 
-    Row g of the global batch is at index g of the global array, whatever the number of processes and the sharding. A process
-    reads only the rows that the sharding puts on its devices and, if the mesh divides the sequence, only their columns there.
-    Processes whose devices hold the same rows (along a mesh axis that divides the model) all read them. A process reads whole
-    rows if a transform needs these (`Pipeline.reads_columns` is False).
+    Slot g of the global batch is row g of the global array, whatever the number of processes and the sharding. A process reads
+    only the rows that the sharding puts on its devices. If the mesh divides the sequence, it reads only their columns there,
+    unless a transform needs whole rows (`Pipeline.reads_columns` is False). Processes whose devices have the same rows, along
+    a mesh axis that divides the model, all read them.
 
     Threads transfer the next batches to the devices while the trainer computes a step. The state is a step and a receipt
     (`grain_sft.integrations.checkpoint`), the same for any number of processes.
@@ -42,8 +42,8 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         process reads.
       sharding: Sharding of the arrays [rows, L].
       start_step: Step of the first batch.
-      num_rows: Number of rows of the global arrays, at least the global batch size. Rows after the batch are 0 and take no
-        loss. A process that has only such rows reads nothing. None means the global batch size.
+      num_rows: Number of rows of the global arrays, at least the global batch size. Rows after those of the batch are 0 and
+        take no loss; a process with only such rows reads nothing. None means the global batch size.
       loaders: Indices of the processes that can read the data. They read the batch, and one collective a step distributes it.
         None means that all processes read.
       ahead: Number of batches that are transferred in advance. 0 makes each batch when it is requested.
@@ -95,7 +95,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
             return placement_of(sharding, (rows, width), batch_rows, order, loaders=loaders, divides=divides)
 
         self._placements: dict[tuple[int, int], dict[int, Placement]] = {}
-        """Placements by (first step of a stage, rows of its batch), and then by the columns of an array, ascending."""
+        """Placements by (first step of a stage, number of rows of its batch), then by number of columns, ascending."""
         for stage in pipeline.stages:
             shapes = sorted(_shapes(stage))
             divides = stage.reads_columns and len({width for _, width in shapes}) == 1
@@ -138,15 +138,15 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         """Return the batch of `step`, whose transfer to this process's devices has begun."""
         blocks = self.blocks(step)
         with activity.making_batch(self.pipeline, step):
-            read = [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]
+            batches = [self.pipeline.read(step, block.rows, columns=block.columns) for block in blocks]
         if self.pipeline.first_steps.left:
-            self._check_loss(step, read)
-        parts = [self._prepared(step, block, batch) for block, batch in zip(blocks, read, strict=True)]
-        placed = {}
-        for key, array in parts[0].items():
+            self._check_loss(step, batches)
+        batches = [self._prepared(step, block, batch) for block, batch in zip(blocks, batches, strict=True)]
+        global_batch = {}
+        for key, array in batches[0].items():
             width = array.shape[1] if blocks[0].columns is None else None
-            placed[key] = self._placement(step, width).put([part[key] for part in parts])
-        return placed
+            global_batch[key] = self._placement(step, width).put([batch[key] for batch in batches])
+        return global_batch
 
     def _prepared(self, step: int, block: Block, batch: Element) -> Element:
         """Return the arrays of a block of the batch of `step` that go to the devices."""
@@ -160,12 +160,12 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
                 raise PipelineError(f"{key!r} of step {step} {expected}. {fix}.")
         return prepared
 
-    def _check_loss(self, step: int, read: Sequence[Element]) -> None:
-        """Check that some target of a run's first steps takes loss. If none of the columns read does, check whole rows."""
-        checked = next((batch for batch in read if takes_loss(batch) is not False), read[0])
-        if takes_loss(checked) is False and self.blocks(step)[0].columns is not None:
-            checked = self.pipeline.read(step, self.rows(step))
-        self.pipeline.first_steps.check(self.pipeline, step, checked)
+    def _check_loss(self, step: int, batches: Sequence[Element]) -> None:
+        """Check that a target of a run's first steps takes loss. If none does in the columns read, check whole rows."""
+        batch = next((batch for batch in batches if takes_loss(batch) is not False), batches[0])
+        if takes_loss(batch) is False and self.blocks(step)[0].columns is not None:
+            batch = self.pipeline.read(step, self.rows(step))
+        self.pipeline.first_steps.check(self.pipeline, step, batch)
 
     def reset(self) -> None:
         """Continue at step 0."""
@@ -180,7 +180,7 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
 
 
 def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
-    """Yield the rows and columns of the arrays of a stage's batches."""
+    """Yield the shape (rows, columns) of each array that a stage's batches may have."""
     layout, sizes = stage.source.layout, set(stage.sampler.batch_sizes.sizes)
     cuts = any(trait(each, "splits_rows") or trait(each, "cuts_columns") for each in stage.transforms)
     if layout.row_lengths:

@@ -1,4 +1,4 @@
-"""Placement: the rows of a global array that a process reads, and their transfer to its devices."""
+"""Placement: which rows of a global batch this process reads, and how they get to the devices."""
 
 import abc
 import bisect
@@ -23,7 +23,7 @@ GlobalBatch = dict[str, jax.Array]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ProcessRows:
-    """Part of an array [rows, length] on the devices of one process.
+    """Part of a global array [rows, length] that is on the devices of one process.
 
     Attributes:
       shape: Shape of the global array.
@@ -39,7 +39,7 @@ class ProcessRows:
 
     @property
     def host(self) -> tuple[int, int] | None:
-        """`(index, count)` where the rows are the index-th of count equal blocks of the array; else None."""
+        """`(index, count)` if the rows are block `index` of `count` equal blocks of the array; else None."""
         total, rows = self.shape[0], self.rows
         if not len(rows) or total % len(rows) or rows[0] % len(rows) or rows[-1] - rows[0] + 1 != len(rows):
             return None
@@ -82,7 +82,7 @@ def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, Any]:
 
 
 class Block(NamedTuple):
-    """Rows and columns of the global batch that are read at once.
+    """Rows and columns of the global batch that a process reads with one call of `Pipeline.read`.
 
     Attributes:
       rows: int64 [n], slots of the global batch.
@@ -94,38 +94,45 @@ class Block(NamedTuple):
 
 
 class Placement(abc.ABC):
-    """Transfer of global batches of one shape to the devices."""
+    """Transfer of global batches of one shape to the devices.
 
-    reads: npt.NDArray[np.int64]  # [n], slots of the global batch that this process reads, at least in part
-    blocks: list[Block]  # rows and columns that this process reads
-    writer: int  # process that writes observers' files for all processes
-    shape: tuple[int, int]  # of the arrays that are put on the devices
-    sharding: Sharding  # of these arrays
+    Attributes:
+      reads: int64 [n], slots of the global batch of which this process reads at least some columns.
+      blocks: Rows and columns that this process reads.
+      writer: Index of the process that writes the files of observers for all processes.
+      shape, sharding: Shape [rows, L] and sharding of the arrays that `put` returns.
+    """
+
+    reads: npt.NDArray[np.int64]
+    blocks: list[Block]
+    writer: int
+    shape: tuple[int, int]
+    sharding: Sharding
 
     @abc.abstractmethod
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        """Return the rows and columns `index` of the array that `put` makes of `arrays`, one for each of `blocks`."""
+        """Return the part at `index` (slices of rows and columns) of the array that `put` makes of `arrays`."""
 
     def put(self, arrays: Sequence[npt.NDArray[Any]]) -> jax.Array:
-        """Return a global array of `self.shape`, made of one array for each of `blocks`. Any thread may call this."""
+        """Return a global array of `self.shape`. `arrays` has one array for each of `blocks`. Any thread may call this."""
         part = functools.partial(self.part, arrays)
         # only a process without devices needs `dtype`, which earlier versions of JAX lack
-        named = {} if self.sharding.addressable_devices else {"dtype": arrays[0].dtype}
-        return jax.make_array_from_callback(self.shape, self.sharding, part, **named)
+        options = {} if self.sharding.addressable_devices else {"dtype": arrays[0].dtype}
+        return jax.make_array_from_callback(self.shape, self.sharding, part, **options)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        """Return the trainer's array for one that `put` returned. Only the trainer's thread calls this."""
+        """Return the array that the trainer gets for one that `put` returned. Only the trainer's thread calls this."""
         return array
 
 
 class DirectPlacement(Placement):
-    """Placement in which every process transfers the rows of its own devices.
+    """Placement in which every process reads the rows of its own devices.
 
     Args:
       sharding, shape: Sharding and shape [rows, L] of the global arrays.
       batch_rows: Number of rows of the global batch. The rows of the array after them are zeros.
       order: Order of the columns.
-      divides: Whether a process reads only the columns that its devices hold.
+      divides: Whether a process reads only the columns of its devices, not whole rows.
     """
 
     def __init__(
@@ -138,36 +145,45 @@ class DirectPlacement(Placement):
         self._begins = [block.columns[0] if block.columns else 0 for block in self.blocks]
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        start, stop, _ = index[0].indices(self.shape[0])
+        first_row, end_row, _ = index[0].indices(self.shape[0])
+        num_rows = end_row - first_row
+        first_column, end_column, _ = index[1].indices(self.shape[1])
         parts = []
-        for first_column, end in self._order.sources(*index[1].indices(self.shape[1])[:2], self.shape[1]):
-            number = bisect.bisect_right(self._begins, first_column) - 1
+        for first, end in self._order.sources(first_column, end_column, self.shape[1]):
+            number = bisect.bisect_right(self._begins, first) - 1
             begin = self._begins[number]
             # rows of one device are consecutive in the array, so also in the block
-            first = int(self.blocks[number].rows.searchsorted(start))
-            parts.append(arrays[number][first : first + stop - start, first_column - begin : end - begin])
-        return _filled(parts, stop - start)
+            row = int(self.blocks[number].rows.searchsorted(first_row))
+            parts.append(arrays[number][row : row + num_rows, first - begin : end - begin])
+        return _filled(parts, num_rows)
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
     """Return the blocks that a process reads, sorted by first column. No column is in two blocks."""
-    length, rows_of = mine.shape[1], dict[Columns, npt.NDArray[np.bool_]]()
+    num_rows, length = mine.shape
+    masks: dict[Columns, npt.NDArray[np.bool_]] = {}  # rows of which some device has these columns
     for rows, columns in mine.indices.values():
-        for each in order.sources(columns.start, columns.stop, length):
-            rows_of.setdefault(each, np.zeros(mine.shape[0], np.bool_))[rows] = True
+        for source in order.sources(columns.start, columns.stop, length):
+            masks.setdefault(source, np.zeros(num_rows, np.bool_))[rows] = True
     merged: list[tuple[Columns, npt.NDArray[np.bool_]]] = []
-    for each, mask in sorted(rows_of.items()):
-        if merged and merged[-1][0][1] == each[0] and np.array_equal(merged[-1][1], mask):
-            merged[-1] = (merged[-1][0][0], each[1]), mask
-        else:
-            merged.append((each, mask))
-    blocks = [Block(np.flatnonzero(mask[:batch_rows]), None if each == (0, length) else each) for each, mask in merged]
+    for (first, end), mask in sorted(masks.items()):
+        if merged:
+            (last_first, last_end), last_mask = merged[-1]
+            if last_end == first and np.array_equal(last_mask, mask):
+                first = last_first
+                merged.pop()
+        merged.append(((first, end), mask))
+    blocks = [
+        Block(np.flatnonzero(mask[:batch_rows]), None if columns == (0, length) else columns)
+        for columns, mask in merged
+    ]
     return blocks or [Block(mine.rows, None)]
 
 
 class LoaderPlacement(Placement):
-    """Placement in which some processes read the batch. Each of their devices gets equally many rows of it, and a collective
-    moves these to all devices.
+    """Placement in which only some processes, the loaders, read the batch.
+
+    `put` divides the rows equally among the devices of the loaders, and `finish` moves them to all devices with a collective.
 
     Args:
       sharding, shape, batch_rows, order: As in `DirectPlacement`.
@@ -184,34 +200,36 @@ class LoaderPlacement(Placement):
         loaders: Sequence[int],
     ) -> None:
         self._sources = order.sources(0, shape[1], shape[1])
-        devices = list(_parts(sharding, shape))  # `spread` needs one order of devices in both shardings
+        devices = list(_parts(sharding, shape))  # `jax.jit` needs the same order of devices in both shardings
         loading = [number for number, device in enumerate(devices) if device.process_index in loaders]
         if not loading:
             raise PipelineError(f"loaders={list(loaders)}: none of these processes has a device of {sharding}.")
         self.writer = devices[loading[0]].process_index
-        self._each = -(-batch_rows // len(loading))
-        self.shape = (len(devices) * self._each, shape[1])
+        self._device_rows = -(-batch_rows // len(loading))
+        self.shape = (len(devices) * self._device_rows, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
-        blocks = np.array_split(np.arange(batch_rows), range(self._each, len(loading) * self._each, self._each))
-        places = np.zeros(shape[0], np.int32)  # index of each row of the batch in the array that `put` returns
-        self._read: dict[int, slice] = {}  # rows of `reads` by number of the device they are put on
+        row_of_slot = np.zeros(shape[0], np.int32)  # row of each slot of the batch in the array that `put` returns
+        self._rows_read: dict[int, slice] = {}  # entries of `reads` by number of the device that gets them
         self.reads = np.zeros(0, np.int64)
-        for number, block in zip(loading, blocks, strict=True):
-            places[block] = number * self._each + np.arange(len(block))
+        for index, number in enumerate(loading):
+            first_slot = min(index * self._device_rows, batch_rows)
+            slots = np.arange(first_slot, min(first_slot + self._device_rows, batch_rows))
+            row_of_slot[slots] = number * self._device_rows + np.arange(len(slots))
             if devices[number].process_index == jax.process_index():
-                self._read[number] = slice(len(self.reads), len(self.reads) + len(block))
-                self.reads = np.append(self.reads, block)
+                self._rows_read[number] = slice(len(self.reads), len(self.reads) + len(slots))
+                self.reads = np.append(self.reads, slots)
         self.blocks = [Block(self.reads, None)]
-        filling = np.arange(shape[0])[:, None] >= batch_rows  # rows after the batch
+        is_after_batch = np.arange(shape[0])[:, None] >= batch_rows
 
         def spread(array: jax.Array) -> jax.Array:
-            return jax.numpy.where(filling, jax.numpy.zeros((), array.dtype), array[places])
+            return jax.numpy.where(is_after_batch, jax.numpy.zeros((), array.dtype), array[row_of_slot])
 
         self._spread = jax.jit(spread, out_shardings=sharding)
 
     def part(self, arrays: Sequence[npt.NDArray[Any]], index: Index) -> npt.NDArray[Any]:
-        rows = arrays[0][self._read.get(index[0].indices(self.shape[0])[0] // self._each, slice(0))]
-        return _filled([rows[:, start:stop] for start, stop in self._sources], self._each)
+        first_row, _, _ = index[0].indices(self.shape[0])
+        rows = arrays[0][self._rows_read.get(first_row // self._device_rows, slice(0))]
+        return _filled([rows[:, start:stop] for start, stop in self._sources], self._device_rows)
 
     def finish(self, array: jax.Array) -> jax.Array:
         # a collective: only the trainer's thread runs it, so that all processes run theirs in the same order
@@ -220,14 +238,13 @@ class LoaderPlacement(Placement):
 
 
 def placement_of(*common: Any, loaders: Sequence[int] | None, divides: bool) -> Placement:
-    """Return the placement of arrays that all processes read (`loaders` None), or that only some do. `common` are the first
-    arguments of both classes."""
+    """Return a `LoaderPlacement`, or a `DirectPlacement` if `loaders` is None. `common` are the arguments that both take."""
     if loaders is None:
         return DirectPlacement(*common, divides=divides)
     return LoaderPlacement(*common, loaders=loaders)
 
 
 def _filled(parts: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
-    """Return parts of the same rows joined along the columns, with rows of zeros up to `count` rows."""
+    """Return `parts` side by side as one array of `count` rows; rows that the parts lack are zeros."""
     rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
     return rows if len(rows) == count else np.pad(rows, ((0, count - len(rows)), (0, 0)))

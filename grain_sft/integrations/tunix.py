@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:
     """Yield the batches for `trainer.train`.
 
-    Tunix takes `gradient_accumulation_steps` batches a step, and writes checkpoint N after N steps. After a restart it takes
-    the batches before its checkpoint again and drops them. Those are empty here: no file is read for them.
+    Tunix takes `gradient_accumulation_steps` batches a step, and writes checkpoint N after N steps. After a restart, it takes
+    all batches from step 0 on again, and drops those before its checkpoint. This yields empty batches for these.
 
     Args:
       batches: Batches of the pipeline, at any step.
@@ -44,13 +44,13 @@ def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = F
     if folder:
         record, writes = RunRecord(f"{folder}/{RECORD}"), jax.process_index() == 0
         record.begin(batches.pipeline, trained, allow_other_data=allow_other_data, write=writes)
-    if not trainer.is_managed_externally:  # then Tunix drops none
+    if not trainer.is_managed_externally:  # an externally managed trainer drops no batch
         yield from ({} for _ in range(trained))
     yield from batches
 
 
 class Evaluation:
-    """Batches of an evaluation. They begin again with each `iter`, as Tunix expects.
+    """Batches of an evaluation. Each `iter` begins with the first one, as Tunix expects.
 
     Args:
       batches: Batches of a pipeline that ends, such as one with `epochs: 1` and `last_batch: fill`.
@@ -99,8 +99,8 @@ def packed_loss(
 ) -> Float[jax.Array, ""]:
     """Return the mean cross entropy of the targets that take loss, for `PeftTrainer.with_loss_fn`.
 
-    Tunix's own loss lets the documents of a row attend to each other, and counts prompts. With `gradient_accumulation_steps`
-    above 1, Tunix takes the mean of the micro-batches' means.
+    Use it instead of Tunix's own loss, in which the documents of a row attend to each other, and prompts take loss. With
+    `gradient_accumulation_steps` above 1, Tunix takes the mean of the micro-batches' means.
 
     Args:
       model: As for `token_losses`.

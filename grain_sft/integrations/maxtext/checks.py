@@ -1,4 +1,4 @@
-"""Checks of a pipeline against MaxText's config, before the first step. MaxText itself makes none of them."""
+"""Checks of a pipeline against MaxText's config, before the first step. MaxText itself does not check any of this."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -27,11 +27,11 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "offline_data_dir": (bool, "its files hold a teacher's logits, which grain_sft does not read. Remove the key."),
     "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
-"""Keys of MaxText's config: a function that returns whether a value is refused, and the reason."""
+"""For a key of MaxText's config: function that returns whether a value is refused, and the reason for the message."""
 
 
 def check_trainer(config: Any) -> None:
-    """Refuse options of MaxText under which a step would not train on the pipeline's next batch."""
+    """Raise a ConfigError for an option of MaxText under which a step would not train on the pipeline's next batch."""
     for key, (refused, reason) in _REFUSED.items():
         value = getattr(config, key, 0)  # versions of MaxText lack some of them
         if refused(value):
@@ -39,48 +39,35 @@ def check_trainer(config: Any) -> None:
 
 
 def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, *, training: bool) -> None:
-    """Refuse batches of the config at `where` that do not fit MaxText's config, in any stage."""
+    """Raise an error if batches of a pipeline, in any stage, do not fit MaxText's config. `where` is the path of its config."""
     for stage in pipeline.stages:
         _check_stage(config, stage, where, trainer, training)
     steps = pipeline.end_step // trainer.batches_per_step(config)
     if training and steps < config.steps:
-        found = f"the data end after {steps} steps, but MaxText's steps is {config.steps}"
+        problem = f"the data end after {steps} steps, but MaxText's steps is {config.steps}"
         reason = "where the data end first, it writes no final checkpoint"
-        raise ConfigError(f"{where}: {found}; {reason}. Set steps={steps}, or a larger sampler.epochs.")
+        raise ConfigError(f"{where}: {problem}; {reason}. Set steps={steps}, or a larger sampler.epochs.")
 
 
 def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
+    layout = pipeline.source.layout
     _check_rows(config, pipeline, where, trainer, training)
-    layout, corpus = pipeline.source.layout, pipeline.source.layout.corpus
-    found, expected = _widths(pipeline), trainer.widths(config)
     if layout.of_pairs != trainer.of_pairs:
-        kinds = ["texts", "preference pairs"]
-        rows, needed = reversed(kinds) if layout.of_pairs else kinds
-        others = ", ".join(name for name, each in TRAINERS.items() if each.of_pairs == layout.of_pairs)
-        fix = f"Give a config of {needed}, or a trainer of {rows} as the first word: {others}"
-        raise ConfigError(f"{where}: its rows are {rows}, but this trainer takes {needed}. {fix}.")
-    missing = ", ".join(key for key in expected if key not in found)
-    if missing:
-        name = "split_pairs" if trainer.of_pairs else "shift_targets"
-        raise PipelineError(f"{where}: batches lack {missing}, which MaxText needs. Add {name} as the last transform.")
-    for key, width in expected.items():
-        if found[key] != width:
-            names, ours = "max_target_length", f"sequence_length: {config.max_target_length}"
-            if trainer.of_pairs:
-                names += " and dpo.max_prompt_length"
-                ours += f" and layout.prompt_length: {config.dpo.max_prompt_length}"
-            sentence = f"{key} has {found[key]} tokens a row, but {width} by MaxText's {names}"
-            raise ConfigError(f"{where}: {sentence}. Set layout.{ours}, or change MaxText's.")
+        ours, theirs = ("preference pairs", "texts") if layout.of_pairs else ("texts", "preference pairs")
+        others = ", ".join(name for name, other in TRAINERS.items() if other.of_pairs == layout.of_pairs)
+        fix = f"Give a config of {theirs}, or a trainer of {ours} as the first word: {others}"
+        raise ConfigError(f"{where}: its rows are {ours}, but this trainer takes {theirs}. {fix}.")
+    _check_widths(config, pipeline, where, trainer)
     if trainer.of_pairs and config.dpo.algo == "orpo":
         _check_responses(layout, where)
         if pipeline.withdrawals is not None:
-            sentence = "withdrawn pairs have no tokens, and ORPO's loss of such a pair is infinite"
-            raise ConfigError(f"{where}: {sentence}. Write the corpus without them, or give dpo.algo=dpo.")
+            problem = "withdrawn pairs have no tokens, and ORPO's loss of such a pair is infinite"
+            raise ConfigError(f"{where}: {problem}. Write the corpus without them, or give dpo.algo=dpo.")
     for name in ("eos_token_id", "pad_token_id"):
-        token = getattr(corpus, name, None)  # a mixture's corpora may have several
+        token = getattr(layout.corpus, name, None)  # a mixture's corpora may have several
         if token is not None and token >= config.vocab_size:
-            sentence = f"{name} is {token}, but MaxText's vocab_size is {config.vocab_size}"
-            raise ConfigError(f"{where}: {sentence}. Set vocab_size to at least that of the tokenizer.")
+            problem = f"{name} is {token}, but MaxText's vocab_size is {config.vocab_size}"
+            raise ConfigError(f"{where}: {problem}. Set vocab_size to at least that of the tokenizer.")
     divided = any(trait(transform, "divides_segments") for transform in pipeline.transforms)
     one_segment = not divided and all(part.one_segment for part in layout.parts.values())
     if not (config.packing or trainer.of_pairs or one_segment):
@@ -88,25 +75,45 @@ def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, 
         raise ConfigError(f"{where}: rows hold several documents, and {reason}. Set packing=True.")
 
 
+def _check_widths(config: Any, pipeline: Pipeline, where: str, trainer: Trainer) -> None:
+    """Raise an error unless a batch has each array that MaxText needs, with rows of the length that it expects."""
+    widths, expected = _widths(pipeline), trainer.widths(config)
+    missing = ", ".join(key for key in expected if key not in widths)
+    if missing:
+        transform = "split_pairs" if trainer.of_pairs else "shift_targets"
+        raise PipelineError(
+            f"{where}: batches lack {missing}, which MaxText needs. Add {transform} as the last transform."
+        )
+    for key, width in expected.items():
+        if widths[key] != width:
+            theirs, ours = "max_target_length", f"sequence_length: {config.max_target_length}"
+            if trainer.of_pairs:
+                theirs += " and dpo.max_prompt_length"
+                ours += f" and layout.prompt_length: {config.dpo.max_prompt_length}"
+            problem = f"{key} has {widths[key]} tokens a row, but {width} by MaxText's {theirs}"
+            raise ConfigError(f"{where}: {problem}. Set layout.{ours}, or change MaxText's.")
+
+
 def _check_responses(layout: Layout, where: str) -> None:
-    """Refuse a pair with an empty response: ORPO's loss of it is infinite, and every weight would become NaN."""
+    """Raise a ConfigError for a pair with an empty response: ORPO's loss of it is infinite, so all weights become NaN."""
     for first in range(0, len(layout), _BLOCK_ROWS):
         rows = np.arange(first, min(first + _BLOCK_ROWS, len(layout)))
         pieces = layout.pieces(rows)
         responses = np.bincount(pieces.row[pieces.segment_columns[0] > 1], minlength=len(rows))
         if (responses < 2).any():
             document = layout.spans(first + int(responses.argmin()))[0].document
-            sentence = f"a response of pair {document} has no tokens, and ORPO's loss of it is infinite"
-            raise ConfigError(f"{where}: {sentence}. Leave such pairs out of the corpus, or give dpo.algo=dpo.")
+            problem = f"a response of pair {document} has no tokens, and ORPO's loss of it is infinite"
+            raise ConfigError(f"{where}: {problem}. Leave such pairs out of the corpus, or give dpo.algo=dpo.")
 
 
 def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
+    """Raise a ConfigError unless all batches have as many rows as MaxText expects, and all rows have one length."""
     name = "global_batch_size_to_train_on" if training else "global_batch_size_to_eval_on"
     of_step = getattr(config, name)
     expected = trainer.rows(config, of_step) if training else of_step
     if lengths := pipeline.source.layout.row_lengths:
-        found = f"rows have {', '.join(map(str, lengths))} tokens, but all of MaxText's steps have one shape"
-        raise ConfigError(f"{where}: {found}. Choose a layout whose rows have one length.")
+        problem = f"rows have {', '.join(map(str, lengths))} tokens, but all of MaxText's steps have one shape"
+        raise ConfigError(f"{where}: {problem}. Choose a layout whose rows have one length.")
     wrong = [rows for rows in pipeline.sampler.batch_sizes.sizes if rows != expected]
     if wrong:
         per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
@@ -127,13 +134,13 @@ def _widths(pipeline: Pipeline) -> Mapping[str, int]:
 
 
 def check_weights(pipeline: Pipeline, where: str, ignore: bool) -> None:
-    """Refuse token weights unless `ignore` is set: MaxText's loss counts every target with a segment once."""
+    """Raise a ConfigError for token weights unless `ignore`: MaxText's loss counts each target once, whatever its weight."""
     if not any("targets_weights" in _widths(stage) for stage in pipeline.stages):
         return
     if not ignore:
-        found = "the corpus has weights of tokens, but MaxText's loss counts each target that takes loss once"
+        problem = "the corpus has weights of tokens, but MaxText's loss counts each target that takes loss once"
         fix = "Give grain_sft_ignore_weights=true to train so (weight 0 is still no loss), or a corpus with masks"
-        raise ConfigError(f"{where}: {found}. {fix}.")
+        raise ConfigError(f"{where}: {problem}. {fix}.")
     logging.warning("%s: weights of tokens are ignored: each target of a weight above 0 counts once.", where)
 
 

@@ -1,4 +1,4 @@
-"""Iterators that replace those of MaxText's trainers."""
+"""Iterators of training and evaluation batches, which replace those that MaxText makes."""
 
 import os
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class MaxTextBatches(GlobalBatches):
     """Global batches for MaxText. They end before step `num_batches`, because some of MaxText's loops never end by themselves.
 
     Attributes:
-      failure: Error that ended the batches. MaxText itself treats any error as the end of the data.
+      failure: Error that ended the batches. MaxText treats any error as the end of the data, so the launcher raises it.
     """
 
     failure: Exception | None = None
@@ -43,7 +43,7 @@ class MaxTextBatches(GlobalBatches):
 
 
 class EvaluationBatches(MaxTextBatches):
-    """Batches of an evaluation. They begin again with each `iter` and after their end."""
+    """Batches of an evaluation. Each `iter` begins with the first one, and so does `next` after the last one."""
 
     def __iter__(self) -> Self:
         self.reset()
@@ -86,7 +86,7 @@ def make_eval_iterator(
     """Return the batches of evaluation. Each `iter` begins at the first one.
 
     Args:
-      config, mesh, process_indices, options: As for training. The data end after one epoch, as in `load_evaluation`.
+      config, mesh, process_indices, options: As in `make_train_iterator`. The data end as in `load_evaluation`.
 
     Raises:
       GrainSftError: The config is missing, contradicts MaxText's, or never ends.
@@ -115,12 +115,15 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 
 
 def load_evaluation(where: str) -> Pipeline:
-    """Return the pipeline of a config, with `epochs: 1` and `last_batch: fill` unless the config has other values."""
+    """Return the pipeline of the config at `where`. It ends after one epoch, with the last batch filled up.
+
+    Values of `epochs` and `last_batch` in the config come first. A mixture, or an order that runs on, is left as it is.
+    """
     _, sections = read_config(where)
     sampler = sections["sampler"]
-    endless = ORDERS[sampler.get("order", "shuffle")].runs_on or "mixture" in sections["corpus"]
+    has_no_last_batch = ORDERS[sampler.get("order", "shuffle")].runs_on or "mixture" in sections["corpus"]
     added = {key: value for key, value in {"epochs": 1, "last_batch": "fill"}.items() if key not in sampler}
-    if endless or not added:
+    if has_no_last_batch or not added:
         return load(where, host=Host(0, 1))
     with naming(f"{where} (with {added} for evaluation)"):
         return load({**sections, "sampler": {**sampler, **added}}, host=Host(0, 1))
@@ -129,7 +132,7 @@ def load_evaluation(where: str) -> Pipeline:
 def _batches(
     config: Any, mesh: Any, process_indices: Sequence[int], options: Options, *, training: bool
 ) -> MaxTextBatches:
-    """Return global arrays of training or of evaluation, with the sharding of MaxText's train step."""
+    """Return the batches of training or of evaluation, with the sharding of MaxText's train step."""
     from maxtext.utils.sharding import get_input_data_sharding
 
     pipeline, where = load_checked(config, options, training=training)
@@ -141,24 +144,24 @@ def _batches(
     else:
         kind, rows = EvaluationBatches, config.global_batch_size_to_load_eval
         num_batches = config.eval_steps if config.eval_steps > 0 else None
-    everyone = len(process_indices) == jax.process_count()
-    if everyone and not config.enable_diloco:
+    all_load = len(process_indices) == jax.process_count()
+    if all_load and not config.enable_diloco:
         rules = config.logical_axis_rules if training else config.logical_axis_rules_for_eval
         sharding = get_input_data_sharding(config, mesh, rules=rules)
-    else:  # as MaxText's placeholders on processes that load nothing
+    else:  # the sharding of the placeholders that MaxText makes on processes that load nothing
         sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))  # type: ignore[no-untyped-call]
         for process in sorted(set(range(jax.process_count())) - set(process_indices)):
-            others = process_rows(sharding, (rows, config.max_target_length), process).rows
-            if len(others) and others[0] < pipeline.sampler.global_batch_size:
-                found = f"row {others[0]} of the global batch lies on process {process}"
+            its_rows = process_rows(sharding, (rows, config.max_target_length), process).rows
+            if len(its_rows) and its_rows[0] < pipeline.sampler.global_batch_size:
+                problem = f"row {its_rows[0]} of the global batch lies on process {process}"
                 reason = f"but of MaxText only processes {list(process_indices)} load data"
-                raise ConfigError(f"{found}, {reason}. Set expansion_factor_real_data or per_device_batch_size.")
+                raise ConfigError(f"{problem}, {reason}. Set expansion_factor_real_data or per_device_batch_size.")
     prepare = checks.prepare(config.vocab_size, where, trainer.widths(config))
     return kind(pipeline, sharding, num_batches, num_rows=rows, prepare=prepare)
 
 
 def first_step(config: Any, trainer: Trainer) -> int:
-    """Return the step after MaxText's latest complete checkpoint; 0 without a checkpoint."""
+    """Return the step after MaxText's latest complete checkpoint; 0 if there is none."""
     if not config.enable_checkpointing or not config.checkpoint_dir:
         return 0
     import orbax.checkpoint as ocp

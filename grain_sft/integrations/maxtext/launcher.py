@@ -1,4 +1,4 @@
-"""Launcher: MaxText's training command with iterators of grain_sft."""
+"""Launcher: runs MaxText's training command with iterators of grain_sft."""
 
 import importlib
 import sys
@@ -28,20 +28,26 @@ def train(arguments: Sequence[str], options: Options) -> None:
     except ImportError as error:
         needed = "it needs Python 3.12 and what docs/maxtext.md installs"
         raise MissingExtraError(f"MaxText can't be imported ({error}): {needed}.") from error
-    made: list[iterators.MaxTextBatches] = []
-    training: list[tuple[Any, iterators.MaxTextBatches, Sequence[int]]] = []
+    all_batches: list[iterators.MaxTextBatches] = []  # of training and of evaluation
+    training: tuple[Any, iterators.MaxTextBatches, Sequence[int]] | None = (
+        None  # the last training batches, and their config
+    )
 
     def training_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
-        made.append(iterators.make_train_iterator(config, mesh, process_indices, options=options))
-        training[:] = [(config, made[-1], process_indices)]
-        return made[-1]
+        nonlocal training
+        batches = iterators.make_train_iterator(config, mesh, process_indices, options=options)
+        all_batches.append(batches)
+        training = config, batches, process_indices
+        return batches
 
     def evaluation_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
-        made.append(iterators.make_eval_iterator(config, mesh, process_indices, options=options))
-        return made[-1]
+        batches = iterators.make_eval_iterator(config, mesh, process_indices, options=options)
+        all_batches.append(batches)
+        return batches
 
     def continue_from_weights(step: int) -> None:
-        for config, batches, process_indices in training:
+        if training is not None:
+            config, batches, process_indices = training
             if batches.next_step != step * trainer.batches_per_step(config):
                 logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
                 iterators.continue_at(step, config, batches, options, process_indices)
@@ -51,7 +57,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
         if config.eval_interval > 0:
             iterators.load_checked(config, options, training=False)
 
-    before = [(patched, dict(vars(patched))) for patched in (interface, module)]
+    originals = [(patched, dict(vars(patched))) for patched in (interface, module)]
     interface.make_olmo_grain_train_iterator = training_batches
     interface.make_olmo_grain_eval_iterator = evaluation_batches
     trainer.check_first(module, check)
@@ -59,13 +65,15 @@ def train(arguments: Sequence[str], options: Options) -> None:
     try:
         module.main([str(module.__file__), *arguments])  # MaxText finds the trainer's default config by this path
     finally:
-        for patched, attributes in before:  # so that another run in this process has its own
+        for patched, attributes in originals:  # undo the patches, for another run in this process
             vars(patched).update(attributes)
-        for batches in made:
+        for batches in all_batches:
             batches.close()
-        for failure in filter(None, (batches.failure for batches in made)):
-            raise failure  # rather than the error that MaxText made of it
-    for config, batches, _ in training:
+        for batches in all_batches:
+            if batches.failure is not None:
+                raise batches.failure  # instead of the error that MaxText raised because of it
+    if training is not None:
+        config, batches, _ = training
         steps = batches.next_step // trainer.batches_per_step(config)
         logging.info("grain_sft: the run is complete: the data were read up to step %d of %d.", steps, config.steps)
 

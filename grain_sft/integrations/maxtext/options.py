@@ -1,4 +1,4 @@
-"""Options of grain_sft in a run of MaxText."""
+"""Options of grain_sft in a run of MaxText, from its command line and the environment."""
 
 import dataclasses
 import os
@@ -31,8 +31,8 @@ class Options:
     ignore_weights: bool = False
 
     @classmethod
-    def from_environment(cls, **given: str) -> Self:
-        """Return the options `given`, and the others from $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on.
+    def from_environment(cls, **arguments: str) -> Self:
+        """Return the options in `arguments`, and the others from $GRAIN_SFT_CONFIG, $GRAIN_SFT_EVAL_CONFIG, and so on.
 
         Raises:
           ConfigError: An unknown name or trainer, or a value that is neither true nor false.
@@ -40,7 +40,7 @@ class Options:
         declaration: Any = cls
         known = {PREFIX + name: option for name, option in options_of(declaration).items()}
         texts = {name: os.environ[name.upper()] for name in known if name.upper() in os.environ}
-        values: dict[str, Any] = texts | {PREFIX + name: text for name, text in given.items()}
+        values: dict[str, Any] = texts | {PREFIX + name: text for name, text in arguments.items()}
         for name, text in values.items():
             if name in known and known[name].type is bool:
                 values[name] = {"true": True, "false": False}.get(text.lower(), text)

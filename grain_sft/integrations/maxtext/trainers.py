@@ -1,4 +1,4 @@
-"""MaxText's trainers: the module of each, the step that a checkpoint's name means, and the number of batches in a step."""
+"""MaxText's trainers: which module each is, how many batches a step takes, and at which step a checkpoint continues."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,8 +14,10 @@ PAIR_KEYS = ("prompt_ids", "prompt_mask", "chosen_ids", "chosen_mask", "rejected
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """A trainer of MaxText. This class is for pre-training, MaxText's own loop: it writes checkpoint N after step N, counted
-    from 0, and takes one batch a step, with all micro-batches.
+    """A trainer of MaxText. The methods are those of pre-training, MaxText's own loop; subclasses override them.
+
+    Pre-training takes one batch a step, with all micro-batches. It writes checkpoint N after step N, so checkpoint 0 after the
+    first step.
 
     Attributes:
       module: Name of the module with its `main`.
@@ -69,10 +71,10 @@ class Trainer:
 
 @dataclasses.dataclass(frozen=True)
 class Tunix(Trainer):
-    """A trainer built on Tunix. It writes checkpoint N after N steps, and each micro-batch of a step is a batch of its own.
+    """A trainer built on Tunix. It takes each micro-batch of a step as a batch, and writes checkpoint N after N steps.
 
     Attributes:
-      begin: Name of the module's function that loads weights, given MaxText's config.
+      begin: Name of the module's function that loads weights. Its first argument is MaxText's config.
       accumulates: Whether steps of several batches need the `grad_accumulator` of later versions of Tunix.
     """
 
