@@ -94,9 +94,12 @@ def _join_continued(pieces: list[Pieces], continued: list[tuple[int, int]]) -> N
 def _continued(corpus: Corpus, pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
-    That is possible only in formats whose shards cut through documents, and only where no token lies between the last piece
-    of one shard and the first piece of the next. There, `BoundaryFile.continues` decides. If it is None, the document continues
-    unless the shard before ends with an EOS. A file of sources states the number of documents, which overrules the EOS.
+    A document can only continue if the format cuts documents at the ends of shards, and if no token lies between the last piece
+    of one shard and the first piece of the next. Whether it does continue is decided by, in this order:
+
+    1. `BoundaryFile.continues`, where it is not None.
+    2. The number of documents in `sources_file`: of the answers by EOS, "all" and "none", the first that gives this number.
+    3. EOS: the document continues unless the last token of the shard before is an EOS.
     """
     files = boundary_files(corpus)
     with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]

@@ -10,7 +10,7 @@ from batches import assert_same, load, open_files, pipeline_of, sections
 from sft_files import documents, write_episodes, write_primer, write_sources
 
 from grain_sft import NpyDataSource, PackedLayout, ShiftTargets, WindowLayout, open_corpus
-from grain_sft.corpus import shard as row_format
+from grain_sft.corpus import row_format
 from grain_sft.errors import CorpusError, LayoutError
 from grain_sft.layout import FILL_ROW, MaterializedLayout, documents_of_record, numbers_in
 from grain_sft.prepare.materialize import materialize

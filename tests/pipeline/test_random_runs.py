@@ -95,7 +95,7 @@ def check_batches(changed, reweighted, left, withdrawn):
 @pytest.mark.parametrize("seed", [*FEW, *(pytest.param(seed, marks=pytest.mark.heavy) for seed in MANY)])
 def test_random_runs_with_random_amendments(corpora, tmp_path, monkeypatch, seed):
     if seed % 2:  # rows are read segment by segment
-        monkeypatch.setattr("grain_sft.corpus.shard.LONG_SEGMENT", 0)
+        monkeypatch.setattr("grain_sft.corpus.row_format.LONG_SEGMENT", 0)
     check_case(corpora, tmp_path, seed)
 
 

@@ -6,7 +6,7 @@ from batches import assert_same
 from sft_files import documents, write_episodes, write_olmo
 
 from grain_sft import NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout, open_corpus
-from grain_sft.corpus import shard as row_format
+from grain_sft.corpus import row_format
 from grain_sft.errors import TransformError
 from grain_sft.layout import FILL_ROW, MaterializedLayout
 from grain_sft.prepare.materialize import materialize
