@@ -29,8 +29,8 @@ def as_integer(name: str, value: object, least: int, error: type[GrainSftError])
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
+        number = None
+    if number is None or number < least or isinstance(value, bool):
         raise error(f"{name}={value!r}: expected an integer, {least} or more.")
     return number
 
@@ -62,11 +62,11 @@ def keyword_only(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
         @functools.wraps(method)
         def call(*values: Any, **named: Any) -> T:
-            given = dict(zip(names, values[1:], strict=False))
-            if 1 < len(values) <= 1 + len(names) and not given.keys() & named.keys():
-                text = ", ".join(f"{name}={value!r}" for name, value in given.items())
+            by_position = dict(zip(names, values[1:], strict=False))  # values[0] is `self`
+            if 1 < len(values) <= 1 + len(names) and not by_position.keys() & named.keys():
+                text = ", ".join(f"{name}={value!r}" for name, value in by_position.items())
                 warnings.warn(f"Write {method.__name__}({text}).", DeprecationWarning, stacklevel=2)
-                values, named = values[:1], given | named
+                values, named = values[:1], by_position | named
             return method(*values, **named)
 
         return cast("Callable[P, T]", call)

@@ -13,9 +13,9 @@ _MOST_SECONDS = 3600
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, with a PYTHONPATH by which a child finds the modules that this process finds.
+    """Return this process's environment, with `sys.path` as PYTHONPATH, so that a child process imports the same modules.
 
-    A notebook, or `python -c`, has the empty path in `sys.path`; for a child it is the working directory.
+    The empty path, which notebooks and `python -c` have in `sys.path`, stands for the working directory.
     """
     return os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 

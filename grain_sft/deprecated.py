@@ -43,20 +43,20 @@ class _Finder:
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # else `import trace` would be ours
+        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # `trace` alone is Python's module
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Warn, and put the new module in place of `module`; or into it, the names that moved to several modules."""
+        """Warn, and replace `module` by the one at the new path. `mixture` moved to several modules, so it gets their names."""
         former = module.__name__
         names = MIXTURE if former == "grain_sft.mixture" else {}
-        new = [f"grain_sft.{path}" for path in names.values() or [MODULES[former.removeprefix("grain_sft.")]]]
+        paths = names.values() or [MODULES[former.removeprefix("grain_sft.")]]
+        new = [f"grain_sft.{path}" for path in paths]
         warnings.warn(f"{former} is now {', '.join(new)}. Import that.", DeprecationWarning, stacklevel=2)
-        modules = list(map(importlib.import_module, new))
         if not names:
-            sys.modules[former] = modules[0]  # the import system takes the module from there
-        for name, new_module in zip(names, modules, strict=False):
-            setattr(module, name, getattr(new_module, name))
+            sys.modules[former] = importlib.import_module(new[0])  # the import system takes the module from there
+        for name, path in names.items():
+            setattr(module, name, getattr(importlib.import_module(f"grain_sft.{path}"), name))
 
 
 def install() -> None:

@@ -21,7 +21,7 @@ class CorpusFileError(GrainSftError, OSError):
 
 
 class RemoteTimeoutError(CorpusFileError):
-    """Requests for a remote file that kept failing until their time was up."""
+    """A remote file that could not be read before the retry deadline."""
 
 
 class LayoutError(GrainSftError, ValueError):

@@ -12,7 +12,7 @@ _REWRITTEN_EVERY = 0.2  # seconds, on a terminal
 _BAR_COLUMNS = 30
 
 Progress = Callable[[str, int, int], None]
-"""Function of the name of the work, the amount that is done, and the total amount."""
+"""Function of the name of the work, the amount that is done, and the total amount, in the same unit."""
 T = TypeVar("T")
 
 
@@ -44,8 +44,14 @@ def progress_bar() -> Iterator[Progress]:
 
 @contextlib.contextmanager
 def elapsed(what: str) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how long the work `what` has taken, for work of unknown length. Yield a function that renames the work.
-    On a terminal the line is cleared at the end."""
+    """Show on stderr how long work has taken, for work of unknown length. On a terminal, clear the line at the end.
+
+    Args:
+      what: Name of the work.
+
+    Yields:
+      Function that changes the name.
+    """
     names, ended, began = [what], threading.Event(), time.monotonic()
     terminal = sys.stderr.isatty()
 

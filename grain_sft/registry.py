@@ -19,8 +19,8 @@ class Registry(Generic[Entry]):
       noun: Singular noun for messages, such as "order".
       error: Class of the errors.
       entries: Built-in entries by name, or their `package.module:Name`, imported on first use.
-      adapt: Function that turns a registered or imported object into an entry.
-      kinds: Types of objects to adapt that are not callable.
+      adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
+      kinds: Types that an object may have if it is neither a class nor a function.
     """
 
     def __init__(
@@ -47,8 +47,9 @@ class Registry(Generic[Entry]):
 
     def __getitem__(self, name: str) -> Entry:
         """Return the entry of a name. Raise the table's error if there is none, or if it can't be imported."""
-        stated = name if isinstance(name, str) else ""  # a config may hold a list here
-        entry = stated if ":" in stated else self._entries.get(stated)
+        entry = None
+        if isinstance(name, str):  # a config may have a list instead
+            entry = name if ":" in name else self._entries.get(name)
         if entry is None:
             near = difflib.get_close_matches(str(name), list(self._entries), n=1, cutoff=0.5)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -61,15 +62,17 @@ class Registry(Generic[Entry]):
         return entry
 
     def _imported(self, name: str) -> Entry:
+        """Return the entry that `name`, `package.module:Name`, stands for."""
         module, _, attribute = name.partition(":")
         try:
-            found = getattr(importlib.import_module(module), attribute)
+            imported = getattr(importlib.import_module(module), attribute)
         except Exception as error:  # whatever the module raises
             remedy = "Install its package, add its folder to PYTHONPATH, or fix the name."
             raise self._error(f"{self._noun} {name!r} cannot be imported: {error}. {remedy}") from error
-        return self._adapted(name, found)
+        return self._adapted(name, imported)
 
     def _adapted(self, name: str, found: Any) -> Entry:
+        """Return the entry that the object `found` becomes, or raise the table's error if it is of another kind."""
         if not callable(found) and not isinstance(found, self._kinds):
             expected = " or ".join(["a class", "a function", *(kind.__name__ for kind in self._kinds)])
             raise self._error(f"{self._noun} {name!r} is a {type(found).__name__}; expected {expected}. Fix the name.")
@@ -86,5 +89,5 @@ class Registry(Generic[Entry]):
 
 
 def table_of(kind: Any) -> Registry[Any] | None:
-    """Return the open table whose names a type takes: `ORDERS` of `Annotated[str, ORDERS]`."""
-    return next((each for each in get_args(kind)[1:] if isinstance(each, Registry)), None)
+    """Return the table whose names a type takes, `ORDERS` for `Annotated[str, ORDERS]`; None for a type without a table."""
+    return next((meta for meta in get_args(kind)[1:] if isinstance(meta, Registry)), None)

@@ -14,8 +14,8 @@ class MaterializedLayout(Layout):
     the rows take space on disk (each token, and usually 4 bytes more), and another length or algorithm needs new rows.
 
     Args:
-      corpus: Corpus of the format rows.
-      sequence_length: Expected tokens of a row; None for any number.
+      corpus: Corpus in the format `rows`.
+      sequence_length: Number of tokens that a row must have; None for any number.
 
     Raises:
       LayoutError: The corpus has no rows, or rows of another length.
@@ -40,13 +40,14 @@ class MaterializedLayout(Layout):
         return self._count
 
     def pieces(self, rows: Ints) -> Pieces:
-        starts, lengths = self.corpus.documents
-        first = rows * self.sequence_length
-        begins = starts.searchsorted(first)
-        row, within = expand_counts(starts.searchsorted(first + self.sequence_length) - begins)
-        document = begins[row] + within
+        starts, lengths = self.corpus.documents  # of segments: the writer made each a document
+        first_token = rows * self.sequence_length
+        first_document = starts.searchsorted(first_token)
+        end_document = starts.searchsorted(first_token + self.sequence_length)
+        row, within = expand_counts(end_document - first_document)
+        document = first_document[row] + within
         start, length = starts[document], lengths[document]
-        column = start - first[row]
+        column = start - first_token[row]
         if (beyond := column + length > self.sequence_length).any():
             path = self.corpus.shards[0].path
             raise LayoutError(

@@ -58,12 +58,12 @@ def find_plan(
         raise LayoutError(f"{headed}: has a .npy header, which OLMo-core reads as tokens. Its plan can't be used.")
     hashes = []
     for first in range(0, len(paths), size):
-        some, shards = paths[first : first + size], corpus.shards[first : first + size]
-        hashes.append(_group_hash(some, shards, options.long_documents, use_array_if_local))
+        group, shards = paths[first : first + size], corpus.shards[first : first + size]
+        hashes.append(_group_hash(group, shards, options.long_documents, use_array_if_local))
         missing = [path for path in _files_of(folder, length, hashes[-1]) if not path.is_file()]
         if missing:
             raise LayoutError(
-                f"{missing[0]}: no such file. OLMo-core 3.0.0 writes it for {_listed(some)} with "
+                f"{missing[0]}: no such file. OLMo-core 3.0.0 writes it for {_listed(group)} with "
                 f"{_listed([str(shard.size) for shard in shards])} bytes, sequence_length={length}, "
                 f"long_documents={options.long_documents!r} and source_group_size={size}. The folder has "
                 f"{_plans_in(folder)}. If OLMo-core read the same files under other paths, give those as paths."

@@ -34,8 +34,8 @@ class OlmoVslLayout(Layout):
       row_counts: Number of rows of each of `row_lengths`.
 
     Raises:
-      LayoutError: A length is not a power of two, `min_sequence_length` is not the smaller, no document reaches it, or
-        `boundaries` has another value.
+      LayoutError: A length is not a power of two, `min_sequence_length` is not the smaller one, no document has so many tokens,
+        or `boundaries` has another value.
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
@@ -132,8 +132,12 @@ class OlmoVslLayout(Layout):
 
 
 def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints]:
-    """Return the document, and the first token counted through the corpus, of each chunk of `length` tokens."""
-    if length < longest:  # at most one of a document, after its longer chunks
+    """Return the document, and the first token counted through the corpus, of each chunk of `length` tokens.
+
+    With `longest` 8, a document of 29 = 3 * 8 + 4 + 1 tokens has three chunks of 8 tokens, then one of 4 and one of 1. So it
+    has a chunk of 4 because its length has the bit 4, and the chunk begins at the sum of the higher bits, 24.
+    """
+    if length < longest:
         of = np.flatnonzero(documents.length & length)
         return of, documents.start[of] + (documents.length[of] & -(2 * length))
     of, number = expand_counts(documents.length // length)

@@ -32,25 +32,24 @@ class PackedLayout(Layout):
     Args:
       corpus: Corpus whose documents are packed.
       sequence_length: Tokens of a row.
-      algorithm: Which documents share a row: "best_fit_decreasing" (OLMo-core's `NumpyPackedFSLDataset`),
+      algorithm: Algorithm that chooses the documents of a row: "best_fit_decreasing" (OLMo-core's `NumpyPackedFSLDataset`),
         "first_fit_decreasing", "balanced" (rows of similar cost of attention), "shuffled_best_fit" (anew each epoch),
         "multipack" (OpenChat's batches, anew each epoch), "concat_then_split" (documents are cut; for comparison), or
         package.module:Name.
-      long_documents: Documents longer than a row are cut to its length ("truncate"), or divided into pieces of it
-        ("fragment").
+      long_documents: Treatment of a document longer than a row: cut to the length of a row ("truncate"), or divided into pieces
+        of this length ("fragment").
       source_group_size: Number of consecutive shards whose documents are packed together. An algorithm that packs each epoch
         anew packs all of them together.
-      ties: Order of documents of equal length: "stable", the same on every machine; "numpy", that of numpy's sort here and
-        now, which OLMo-core uses and which depends on the CPU and on numpy's version; or "numpy:avx512", "numpy:avx2" or
-        "numpy:baseline", that of the same numpy on a CPU with AVX-512, with AVX2, or with neither. A CPU replays the orders
-        of CPUs whose instructions it has.
+      ties: Order of documents of equal length. "stable" is the same on every machine. "numpy" is that of numpy's sort, which
+        OLMo-core uses; it depends on the CPU and on numpy's version. "numpy:avx512", "numpy:avx2" and "numpy:baseline" are
+        those of this numpy on a CPU with AVX-512, with AVX2, and with neither. The CPU must have these instructions, too.
       max_segments: Most documents of a row; None for any number.
-      boundaries: Where documents end: as the corpus states it ("auto"), or after each EOS token, file by file ("eos"), as
-        OLMo-core finds them in local files.
+      boundaries: Ends of documents: those of the corpus ("auto"), or after each EOS token and at the end of each file ("eos"),
+        as OLMo-core finds them in local files.
       bos_token_id: Token that must follow an EOS for the EOS to end a document; None for no such token.
       seed: Seed of an algorithm that packs each epoch anew.
-      epochs: Number of epochs that such an algorithm packs. Rows are numbered epoch after epoch, and are meant to be read in
-        that order.
+      epochs: Number of epochs that such an algorithm packs. The rows of the second epoch follow those of the first, and are to
+        be read in this order.
       batch_rows: Rows of a global batch, for an algorithm that packs whole batches.
       cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
@@ -130,21 +129,22 @@ class PackedLayout(Layout):
           CorpusError, CorpusFileError: The documents cannot be found.
           StorageError: The plan cannot be read.
         """
-        given = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
+        olmo_paths = [shard.path for shard in corpus.shards] if paths is None else [os.fspath(path) for path in paths]
         options = PackingOptions(
             sequence_length,
             long_documents=long_documents,
             source_group_size=source_group_size,
-            boundaries="auto" if from_boundaries(given, use_array_if_local) else "eos",
+            boundaries="auto" if from_boundaries(olmo_paths, use_array_if_local) else "eos",
             bos_token_id=bos_token_id,
         ).checked()
-        olmo = find_plan(corpus, options, Path(work_dir), given, use_array_if_local)
+        olmo = find_plan(corpus, options, Path(work_dir), olmo_paths, use_array_if_local)
         layout = cls.__new__(cls)
         layout.corpus, layout.packing, layout.epochs = corpus, dataclasses.replace(options, plan=olmo.digest), 1
         layout._open(cache_dir, olmo)
         return layout
 
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
+        """Read the plan of each epoch from the cache. Make those that are not there, or take the one of OLMo-core."""
         corpus, options = self.corpus, self.packing
         self._finder = finder_of(corpus, options)
         self.sequence_length, self._olmo = options.sequence_length, olmo
@@ -189,9 +189,11 @@ class PackedLayout(Layout):
 
     def _each_row(self, function: np.ufunc) -> Ints:
         """Return the squared lengths of each row's segments, reduced by `function`: int64 [rows]."""
-        squares = (np.square(plan.length.astype(np.int64)) for plan in self.plans)
-        begins = (np.append(0, plan.ends[:-1]) for plan in self.plans)
-        return np.concatenate([*map(function.reduceat, squares, begins)])
+        rows_of_epochs = []
+        for plan in self.plans:
+            squares = np.square(plan.length.astype(np.int64))
+            rows_of_epochs.append(function.reduceat(squares, np.append(0, plan.ends[:-1])))
+        return np.concatenate(rows_of_epochs)
 
     @property
     def documents(self) -> Documents:
@@ -204,15 +206,15 @@ class PackedLayout(Layout):
 
     @functools.cached_property
     def sources(self) -> Ints | None:
-        """Input and line of each of `documents`, as in `Corpus.sources`. If `documents` are not the corpus's own, each has the
-        source of the corpus's document with tokens that starts last at or before its first token."""
+        """Input and line of each of `documents`, as in `Corpus.sources`. A document that is not one of the corpus's own (see
+        `boundaries`) has the source of the corpus's document that holds its first token."""
         sources = sources_of(self.corpus)
         if sources is None or self._finder is self.corpus.find_documents():
             return sources
         assert self.corpus.sources is not None
         own = self.corpus.documents.by_start()
-        at = self.corpus.documents.start[own].searchsorted(self.documents.start, side="right") - 1
-        return self.corpus.sources[own[np.maximum(at, 0)]]
+        holder = self.corpus.documents.start[own].searchsorted(self.documents.start, side="right") - 1
+        return self.corpus.sources[own[np.maximum(holder, 0)]]
 
     def epoch_of(self, rows: Ints) -> tuple[Ints, Ints]:
         epoch = self._begins[1:].searchsorted(rows, side="right")

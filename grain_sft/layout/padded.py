@@ -1,4 +1,4 @@
-"""PaddedLayout: one document a row."""
+"""PaddedLayout: one document in each row."""
 
 import numpy as np
 
@@ -10,13 +10,13 @@ from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets
 
 
 class PaddedLayout(Layout):
-    """One document a row, in order; the rest of the row is padding.
+    """One document in each row, in the order of the corpus; the rest of the row is padding.
 
     Args:
       corpus: Corpus whose documents make the rows; see `Corpus.documents`.
       sequence_length: Tokens of a row.
       keep: Tokens of a longer document that its row holds: the "last" or the "first".
-      min_tokens: Fewest tokens of a document that has a row.
+      min_tokens: Number of tokens below which a document has no row.
 
     Attributes:
       dropped: Number of documents that are left out.
@@ -62,7 +62,8 @@ class PaddedLayout(Layout):
 
     def left_out(self) -> list[LeftOut]:
         """See `Layout.left_out`: cut and dropped documents, and padding."""
-        whole, kept, length = self.corpus.documents.length, int(self._length.sum()), self.sequence_length
+        whole, length = self.corpus.documents.length, self.sequence_length
+        kept = int(self._length.sum())
         dropped = int(whole.sum()) - kept - self.cut_tokens
         return [
             (f"truncated to the {self.keep} {length:,} tokens", int(np.count_nonzero(whole > length)), self.cut_tokens),

@@ -1,4 +1,4 @@
-"""PairsLayout: a preference pair a row."""
+"""PairsLayout: one preference pair in each row."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets
 
 
 class PairsLayout(Layout):
-    """One preference pair a row: the end of its prompt, then the beginnings of the chosen and of the rejected response.
+    """One preference pair in each row: a prompt, the chosen response, and the rejected response.
 
-    These are the segments 1, 2 and 3 of the row; the rest is padding. They are cut as in MaxText's `DPODataFormatting`. The
-    transform `split_pairs` converts rows to the arrays of a trainer.
+    These are the segments 1, 2 and 3 of the row; the rest is padding. A long prompt keeps its end, and a long response its
+    beginning, as in MaxText's `DPODataFormatting`. The transform `split_pairs` converts rows to the arrays of a trainer.
 
     Args:
       corpus: Corpus of pairs, in format `pairs`.
@@ -52,16 +52,16 @@ class PairsLayout(Layout):
         self.long_pairs, self.sequence_length = long_pairs, longest + self.response_length
         lengths = pair_lengths(corpus)
         kept = np.minimum(lengths, [self.prompt_length, self.response_length, self.response_length])
-        wanted = lengths.any(axis=1)
+        has_row = lengths.any(axis=1)
         if long_pairs == "drop":
-            wanted &= (lengths == kept).all(axis=1)
-        self._document: Ints = np.flatnonzero(wanted)
+            has_row &= (lengths == kept).all(axis=1)
+        self._document: Ints = np.flatnonzero(has_row)
         if not len(self._document):
             fixes = {"truncate": "Prepare the corpus again", "drop": "Use long_pairs='truncate', or longer rows"}
             raise LayoutError(f"none of the {len(lengths)} pairs is left. {fixes[long_pairs]}.")
         starts = corpus.documents.start[:, None] + lengths.cumsum(axis=1) - lengths
         starts[:, 0] += lengths[:, 0] - kept[:, 0]  # the end of the prompt
-        self._length, self._start = kept[wanted], starts[wanted]
+        self._length, self._start = kept[has_row], starts[has_row]
         self._offsets = ShardOffsets(corpus)
         options = {"prompt_length": self.prompt_length, "pad_token_id": corpus.padding_token_id}
         self.transforms = [{"split_pairs": options}]

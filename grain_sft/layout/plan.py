@@ -1,4 +1,4 @@
-"""Plan: the pieces of documents in each packed row, computed once per machine and memory-mapped by all its processes."""
+"""Plan: which pieces of documents are in each packed row. It is made once per machine, and all its processes map the file."""
 
 import dataclasses
 import functools
@@ -28,15 +28,15 @@ COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Packed rows.
+    """Packed rows, as columns. A piece is a document, or the part of one, in a row.
 
     Attributes:
       start: int64 [pieces], first token of each piece, counted through the corpus; row after row.
       length: uint32 [pieces], tokens of each piece.
-      document: int64 [pieces], number of the document.
+      document: int64 [pieces], number of each piece's document.
       ends: int64 [rows], number of pieces in this row and all rows before it.
-      counts: Numbers of "documents", of "dropped_documents" and "dropped_tokens" that no row holds, and of "cut_documents"
-        and the "cut_tokens" that no row holds of them.
+      counts: Number of all "documents"; of "dropped_documents", which are in no row, and their "dropped_tokens"; of
+        "cut_documents", which are partly in rows, and the "cut_tokens" that are in no row.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
     """
 
@@ -79,14 +79,16 @@ def load_plan(
 
 
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
-    """Return the dependencies of a plan, ready for JSON. Seed and CPU are included only if the algorithm uses them, and a hash
-    of its code if another package has it."""
-    stated, algorithm = options.stated(), ALGORITHMS[options.algorithm]
+    """Return what decides a plan, ready for JSON: documents, options, and numpy's sort if the order of equal lengths is its.
+
+    Options that the algorithm ignores are 0. If its code is in another package, a hash of the code is an option, too.
+    """
+    recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
     if algorithm.code is not None:
-        stated["code"] = hashlib.sha256(algorithm.code.read_bytes()).hexdigest()
+        recipe["code"] = hashlib.sha256(algorithm.code.read_bytes()).hexdigest()
     if not algorithm.packs_per_epoch:
-        stated["seed"] = stated["epoch"] = 0
-    return {"plan": VERSION, "documents": finder.content, "recipe": stated, "numpy": sort_made_by(options)}
+        recipe["seed"] = recipe["epoch"] = 0
+    return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": sort_made_by(options)}
 
 
 def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
@@ -126,9 +128,11 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
     if not len(start) == len(length) == len(document) or len(counts) != len(COUNTS):
         raise ValueError("its columns are of different lengths")
     pieces = np.diff(ends, prepend=0)
-    if (ends[-1] if len(ends) else 0) != len(start) or (pieces < 1).any():
-        row = int((pieces < 1).argmax()) if (pieces < 1).any() else len(ends) - 1
-        raise ValueError(f"row {row} ends at piece {ends[row] if len(ends) else 0} of {len(start)}")
+    if (pieces < 1).any():
+        row = int((pieces < 1).argmax())
+        raise ValueError(f"row {row} ends at piece {ends[row]}, where it begins")
+    if pieces.sum() != len(start):
+        raise ValueError(f"the last row ends at piece {pieces.sum()} of {len(start)}")
     if not len(start):
         return
     outside = (start < 0) | (length < 1) | (start > num_tokens - length.astype(np.int64))
@@ -156,7 +160,7 @@ def plan_columns(documents: Documents, document: Ints, start: Ints, length: Ints
 
 
 def _to_pack(documents: Documents, options: PackingOptions) -> tuple[Ints, Ints, Ints]:
-    """Return (document, start, length) of what to pack: documents, or their parts where they are longer than a row."""
+    """Return (document, start, length) of the pieces to pack: whole documents, or parts of those that are longer than a row."""
     numbers = np.flatnonzero(documents.length > 0)
     start, length = documents.start[numbers], documents.length[numbers]
     if not len(numbers):

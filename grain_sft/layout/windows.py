@@ -18,9 +18,10 @@ class WindowLayout(Layout):
     through documents, and every row is one segment.
 
     Args:
-      max_target_sequence_length: Length of the longest rows of a run that changes its sequence length, a multiple of
-        `sequence_length`. Rows are the consecutive parts of these longest rows, and the order keeps them together, so that
-        rows of each length have the same tokens in the same order. It is OLMo-core's `max_target_sequence_length`.
+      max_target_sequence_length: Longest sequence length of a run that changes its sequence length, a multiple of
+        `sequence_length`. The run then reads the same tokens in the same order at every length: with 4096 here, rows of 1024
+        tokens are the quarters of windows of 4096, and the order keeps the quarters together. It is OLMo-core's option of this
+        name.
 
     Raises:
       LayoutError: A sequence length is not a positive integer, leaves no row, or does not divide
@@ -34,8 +35,8 @@ class WindowLayout(Layout):
         self.corpus, self.sequence_length = corpus, as_sequence_length(sequence_length)
         longest = self.sequence_length if max_target_sequence_length is None else max_target_sequence_length
         self.max_target_sequence_length = as_sequence_length(longest)
-        self.chunk_size, rest = divmod(self.max_target_sequence_length, self.sequence_length)
-        if rest:
+        self.chunk_size, remainder = divmod(self.max_target_sequence_length, self.sequence_length)
+        if remainder:
             raise LayoutError(
                 f"sequence_length={self.sequence_length} does not divide max_target_sequence_length={longest}. Take a "
                 "length that does."
@@ -60,8 +61,8 @@ class WindowLayout(Layout):
 
     def left_out(self) -> list[LeftOut]:
         shards = np.count_nonzero(self._tokens % self.sequence_length)
-        rest = self.corpus.num_tokens - len(self) * self.sequence_length
-        return [(f"ends of {shards:,} files that fill no row", None, rest)]
+        tokens = self.corpus.num_tokens - len(self) * self.sequence_length
+        return [(f"ends of {shards:,} files that fill no row", None, tokens)]
 
     @property
     def stream_key(self) -> str:
@@ -78,7 +79,8 @@ class WindowLayout(Layout):
 
 @functools.lru_cache(maxsize=16)
 def _columns(rows: int, sequence_length: int) -> tuple[Ints, ...]:
-    """Return row, column and length of the pieces of `rows` windows. The cache saves 3 us of a batch's 80."""
+    """Return the columns `row`, `column` and `length` of the pieces of `rows` windows, which are the same for any windows. The
+    cache saves 3 us of a batch's 80."""
     columns = (np.arange(rows), np.zeros(rows, np.int64), np.full(rows, sequence_length, np.int64))
     for column in columns:
         column.flags.writeable = False

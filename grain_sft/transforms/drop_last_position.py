@@ -15,13 +15,13 @@ class DropLastPosition(grain.transforms.Map):
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # the last column of a part of a row is cut off, too
+    column_reach = (0, 1)  # a part of a row needs one more column, which is cut off
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.
 
         Raises:
-          TransformError: the source's dict, whose targets are not shifted yet.
+          TransformError: `element` is the source's dict, whose targets are not shifted yet.
         """
         require_keys(self, element, ("targets",))
         return {name: np.ascontiguousarray(array[..., :-1]) for name, array in element.items()}

@@ -1,4 +1,4 @@
-"""Checks of transforms and of the dict that they receive, and what a transform declares of itself: its reach and traits."""
+"""Checks of transforms and of the dicts that they receive, and the attributes by which a transform describes itself."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,9 +53,11 @@ def check_maps(transforms: Sequence[object]) -> None:
 
 
 def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
-    """Return (before, after): column c of the output depends on columns c - before to c + after of the input; None: on any.
+    """Return (before, after) for a chain of transforms: column c of its output depends on columns c - before to c + after of
+    its input. Return None if it may depend on any column.
 
-    A transform states its own two numbers as `column_reach`. A subclass that overrides `map` has to state them again.
+    A transform states its own two numbers as `column_reach`: (0, 1) for `ShiftTargets`, which reads the next token. A subclass
+    that overrides `map` has to state them again.
     """
     before = after = 0
     for transform in transforms:
@@ -68,20 +70,20 @@ def column_reach(transforms: Sequence[object]) -> tuple[int, int] | None:
 
 def _definer(transform: object, name: str) -> type:
     """Return the class that defines the attribute `name` of a transform."""
-    return next((each for each in type(transform).__mro__ if name in vars(each)), object)
+    return next((cls for cls in type(transform).__mro__ if name in vars(cls)), object)
 
 
 def trait(transform: object, name: str) -> bool:
-    """Return whether a transform has a trait, an attribute of its class; a grain `Map` without the attribute does not have it.
+    """Return whether a transform has a trait: whether its attribute `name` exists and is true.
 
     Args:
       name: One of
-        "shifts_targets": makes a trainer's batch of the source's dict;
-        "splits_rows": makes arrays whose length is not the sequence length, but is the same in every batch;
-        "trims_columns": changes nothing but the length of rows;
-        "cuts_columns": cuts the same columns off every batch;
-        "divides_segments": divides segments of the batch into shorter ones;
-        "positions_apart": makes positions that do not begin at 0 with each segment;
-        "filters_repetition": has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
+        "shifts_targets": the transform turns the source's dict into a trainer's batch;
+        "splits_rows": it returns arrays of another length than the sequence length, the same in every batch;
+        "trims_columns": it changes only the length of rows;
+        "cuts_columns": it cuts the same columns off every batch;
+        "divides_segments": it divides segments of the batch into shorter ones;
+        "positions_apart": it returns positions that do not begin at 0 in each segment;
+        "filters_repetition": it has `fails(tokens, segment_ids)`, and takes the loss off rows that fail.
     """
     return bool(getattr(transform, name, False))

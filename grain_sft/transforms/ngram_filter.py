@@ -19,7 +19,7 @@ from grain_sft.transforms.element import require_keys
 if TYPE_CHECKING:
     from jaxtyping import Bool, Integer
 
-_PROBES = 8  # neighbours that are compared before a run is measured
+_PROBES = 8  # pairs next to an equal pair that are compared before the whole run is measured
 
 Tokens = npt.NDArray[np.integer]
 Indices = npt.NDArray[np.intp]
@@ -29,8 +29,8 @@ class NgramFilter(grain.transforms.Map):
     """Transform that takes the loss off rows in which some n-gram repeats too often. Takes and returns the source's dict.
 
     A row fails if some n-gram of p tokens, `min_period <= p <= max_period`, occurs `max_count` times or more in immediate
-    succession. A partial last repeat does not count: the row fails if `r` consecutive pairs `tokens[i] == tokens[i - p]`
-    are equal and `(r + p) // p >= max_count`. OLMo-core can't see fewer than 3 repeats, so a smaller `max_count` acts as 3.
+    succession. A partial last repeat does not count: with `max_count` 3, "abababa" has three repeats of "ab", and "ababa" two.
+    As in OLMo-core, a `max_count` below 3 acts as 3.
 
     Padding (segment id 0) does not count, unless `count_padding`. Parity with OLMo-core 3.0.0's `instance_mask`, by layout:
       windows: `NumpyFSLDataset`. There is no padding.
@@ -39,8 +39,8 @@ class NgramFilter(grain.transforms.Map):
       packed: `NumpyPackedFSLDataset` with `count_padding=True`. It validates a row after it pads it, so a row that ends in
         `max_count` padding tokens takes no loss. The default gives the verdict on the row's documents alone.
 
-    A failing row has at least `p * (max_count - 1)` equal pairs in succession, so one pair in that many is compared. If it and
-    its neighbours on one side are equal, the run is measured.
+    Search: a row that fails has `p * (max_count - 1)` consecutive pairs of equal tokens `tokens[i] == tokens[i - p]`. So only
+    one pair in that many is compared. If the pair is equal, so are its neighbours on one side; then the whole run is measured.
 
     Args:
       max_period, min_period: Longest and shortest n-grams that are counted, in tokens.
@@ -100,7 +100,7 @@ class NgramFilter(grain.transforms.Map):
 
     def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_] | None:
         """Return which rows fail, bool [rows]; None where none does."""
-        # here, because a filter that is part of the read is not recorded by the pipeline
+        # Recorded here, because the pipeline does not record a filter that is part of the read.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(-1, tokens.shape[-1]), None
         if segment_ids is not None and not self.count_padding:
@@ -114,12 +114,12 @@ class NgramFilter(grain.transforms.Map):
             row, sample = row[inside], sample[inside]
         if not len(row):
             return None
-        verdict = np.zeros(len(rows), np.bool_)
+        failing = np.zeros(len(rows), np.bool_)
         for suspect, p in _suspects(rows, row, later[sample], period[sample], repeats):
-            if not verdict[suspect]:
+            if not failing[suspect]:
                 of_row = None if segments is None else segments[suspect]
-                verdict[suspect] = _has_run(rows[suspect], of_row, p, p * (repeats - 1))
-        return verdict if verdict.any() else None
+                failing[suspect] = _has_run(rows[suspect], of_row, p, p * (repeats - 1))
+        return failing if failing.any() else None
 
     @property
     def no_loss_reason(self) -> str:
@@ -133,7 +133,8 @@ class NgramFilter(grain.transforms.Map):
 
 @functools.lru_cache(maxsize=16)
 def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tuple[Indices, Indices, Indices]:
-    """Return columns i, columns i - p and periods p. Every run of `p * (repeats - 1)` pairs (i, i - p) contains one of them."""
+    """Return the pairs to compare in rows of `length` tokens: their columns i, their columns i - p, and their periods p. Every
+    run of `p * (repeats - 1)` consecutive pairs contains one of them."""
     periods = range(min_period, min(max_period, length // 3) + 1)
     columns = [np.arange(p * repeats - 1, length, p * (repeats - 1)) for p in periods]
     later = np.concatenate([*columns, np.zeros(0, np.intp)]).astype(np.intp)
@@ -142,11 +143,17 @@ def _samples(length: int, min_period: int, max_period: int, repeats: int) -> tup
 
 
 def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats: int) -> list[tuple[int, int]]:
-    """Return the rows and periods where an equal pair (row, at, at - period) may belong to a run that is long enough."""
+    """Return the (row, period) of equal pairs that may belong to a run that is long enough.
+
+    Args:
+      rows: Tokens [rows, L].
+      row, at, period: Row, column and period of each equal pair.
+      repeats: Number of repeats that fails a row.
+    """
     probes = np.arange(1, min(_PROBES, (int(period.min()) * (repeats - 1) - 1) // 2) + 1)
     for compared in (probes[:1], probes):  # the first neighbours rule out most pairs: 0.6 of the time for Zipf's tokens
         keep, row_of = np.zeros(len(row), np.bool_), row[:, np.newaxis]
-        for side in (compared, -compared):  # a run reaches at least half its length to one side of any place in it
+        for side in (compared, -compared):  # at least half of a run is on one side of each pair in it
             later = at[:, np.newaxis] + side
             earlier = later - period[:, np.newaxis]
             inside = (earlier >= 0) & (later < rows.shape[1])

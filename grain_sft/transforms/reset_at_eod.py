@@ -21,14 +21,14 @@ class ResetAtEod(grain.transforms.Map):
     """Transform that divides the segments of a trainer's batch after each EOD token.
 
     It is Megatron's `reset_attention_mask` and `reset_position_ids`. It comes after ShiftTargets and DropLastPosition. The
-    loss stays as it is: with these two alone, Megatron also takes loss on the first token of a document, which is predicted
-    from the EOD before it (see MaskEod).
+    loss stays as it is, as in Megatron: the first token of a document is still predicted from the EOD before it. MaskEod takes
+    that loss off.
 
     Args:
       eod_token_id: Token that ends a document.
       attention: Whether a segment ends after each EOD.
       positions: Whether positions begin anew after each EOD.
-      min_segment_length: A segment of this number of tokens or fewer is joined with the next, as in MaxText; 0 and 1 join none.
+      min_segment_length: Number of tokens up to which a segment is joined with the next, as in MaxText. 0 and 1 join none.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class ResetAtEod(grain.transforms.Map):
         require_keys(self, element, ("inputs", "inputs_segmentation", "targets_segmentation", "inputs_position"))
         segments = element["inputs_segmentation"]
         begins = self._begins(element["inputs"], segments)
-        found = dict(element)
+        batch = dict(element)
         if self.attention:
             ids = np.cumsum(begins, axis=-1, dtype=np.int32)
-            found["inputs_segmentation"] = np.where(segments != 0, ids, np.int32(0))
-            found["targets_segmentation"] = np.where(element["targets_segmentation"] != 0, ids, np.int32(0))
+            batch["inputs_segmentation"] = np.where(segments != 0, ids, np.int32(0))
+            batch["targets_segmentation"] = np.where(element["targets_segmentation"] != 0, ids, np.int32(0))
         if self.positions:
             columns = np.arange(begins.shape[-1], dtype=np.int32)
             positions = columns - np.maximum.accumulate(np.where(begins, columns, np.int32(0)), axis=-1)
             positions[segments == 0] = 0
-            found["inputs_position"] = found["targets_position"] = positions
-        return found
+            batch["inputs_position"] = batch["targets_position"] = positions
+        return batch
 
     def _begins(
         self, tokens: Integer[np.ndarray, "*rows length"], segments: Integer[np.ndarray, "*rows length"]
@@ -80,10 +80,10 @@ class ResetAtEod(grain.transforms.Map):
         begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]
         if self.min_segment_length > 1:
             for row in begins.reshape(-1, begins.shape[-1]):
-                kept = 0
+                last_begin = 0
                 for begin in np.flatnonzero(row)[1:].tolist():
-                    if begin - kept > self.min_segment_length:
-                        kept = begin
+                    if begin - last_begin > self.min_segment_length:
+                        last_begin = begin
                     else:
                         row[begin] = False
         return begins

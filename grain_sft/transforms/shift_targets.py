@@ -18,13 +18,17 @@ _Int64 = npt.NDArray[np.int64]
 class ShiftTargets(Map):
     """Transform from the arrays of a source to the keys of MaxText's trainer, each [L] or [rows, L] and int32.
 
-    `inputs` holds the tokens. `targets[i]` is `tokens[i + 1]`, or 0 at the end of a row. The length stays L, because TPU
-    attention kernels want a multiple of 128 or 512. `inputs_position` and `targets_position` both hold the positions of the
-    tokens, and `inputs_segmentation` holds their segment ids. `targets_segmentation` is the segment id if the target takes
-    loss and is in the same segment, else 0: at padding, masked targets, and the last token of a segment or row. If the
-    source has `loss_weights`, `targets_weights` (float32) is the weight of the target, or 0 if the target takes no loss.
+    The keys:
+      inputs: The tokens.
+      targets: The next token of each, 0 at the end of a row. The length stays L, because TPU attention kernels want a multiple
+        of 128 or 512.
+      inputs_position, targets_position: Positions of the tokens, the same array under both keys.
+      inputs_segmentation: Segment ids of the tokens.
+      targets_segmentation: Segment id if the target takes loss and is in the same segment. Otherwise 0: at padding, at masked
+        targets, and at the last token of a segment or row.
+      targets_weights: Only if the source has `loss_weights`: weight of the target, float32; 0 if it takes no loss.
 
-    `map` copies neither positions nor segment ids.
+    `map` does not copy positions and segment ids.
     """
 
     shifts_targets = True
@@ -77,20 +81,22 @@ class ShiftTargets(Map):
 
 
 def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[_Int64], Element], Sequence[Map]]:
-    """Return a function that reads rows of `source`, and those of `transforms` that are left to apply.
+    """Return a function that reads rows of `source` and applies the first of `transforms`, and the transforms after these.
 
-    `ShiftTargets`, alone or after n-gram filters, is part of the reading if `source` has `read_rows`. Subclasses are not.
+    The function applies `ShiftTargets`, and n-gram filters before it, if `source` has `read_rows`. It does not apply
+    subclasses, whose `map` may differ.
     """
-    kinds: list[type] = [type(each) for each in transforms]
+    kinds: list[type] = [type(transform) for transform in transforms]
     if hasattr(source, "read_rows") and ShiftTargets in kinds:
-        at = kinds.index(ShiftTargets)
-        if set(kinds[:at]) <= {NgramFilter}:
-            shift: Any = transforms[at]
-            return functools.partial(shift.read, source, filters=transforms[:at]), transforms[at + 1 :]
+        index = kinds.index(ShiftTargets)
+        if set(kinds[:index]) <= {NgramFilter}:
+            shift: Any = transforms[index]
+            return functools.partial(shift.read, source, filters=transforms[:index]), transforms[index + 1 :]
     return source.read, transforms
 
 
 def _batch(read: ReadRows) -> Element:
+    """Return the trainer's batch of rows with targets."""
     batch = {
         "inputs": read.inputs,
         "targets": read.targets,

@@ -14,8 +14,8 @@ class SplitPairs(grain.transforms.Map):
     """Transform that splits rows of `PairsLayout` into the int32 arrays of MaxText's and Tunix's DPO and ORPO trainers.
 
     `prompt_ids` [P] is padded on the left; `chosen_ids` and `rejected_ids` [R] are padded on the right. `prompt_mask`,
-    `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in MaxText's `DPODataFormatting`. So they
-    also mask a text's own padding token; a warning is logged once.
+    `chosen_mask` and `rejected_mask` are 1 where the token is not `pad_token_id`, as in MaxText's `DPODataFormatting`. So a
+    text that contains the padding token is masked there, too, and a warning is logged once.
 
     Args:
       prompt_length: P, the layout's `prompt_length`.
@@ -53,11 +53,11 @@ class SplitPairs(grain.transforms.Map):
                 "the rows of a layout of kind pairs with this prompt_length."
             )
         batch: Element = {}
-        first = np.zeros_like(lengths[0])
+        first = np.zeros_like(lengths[0])  # column of the first token of the segment
         for (name, size), length in zip(sizes.items(), lengths, strict=True):
-            at = np.arange(size) - (size - length if name == "prompt" else 0)
-            inside = (at >= 0) & (at < length)
-            ids = np.take_along_axis(tokens, np.where(inside, at + first, 0), axis=-1)
+            position = np.arange(size) - (size - length if name == "prompt" else 0)
+            inside = (position >= 0) & (position < length)
+            ids = np.take_along_axis(tokens, np.where(inside, position + first, 0), axis=-1)
             # In a narrower dtype, NumPy would wrap the padding token.
             ids = np.where(inside, ids, np.int32(self.pad_token_id))
             batch[f"{name}_ids"], batch[f"{name}_mask"] = ids, (ids != self.pad_token_id).astype(np.int32)

@@ -13,12 +13,12 @@ from grain_sft.transforms.element import require_keys
 class TrimToMultiple(grain.transforms.Map):
     """Transform that cuts the last columns of a batch, which are padding in all rows, down to a multiple of `multiple` columns.
 
-    Takes and returns the source's dict, or ShiftTargets' batch. It comes after transforms of whole rows, such as NgramFilter.
-    A batch without a token keeps `multiple` columns. OpenChat pads its batches so.
+    It takes and returns the source's dict, or ShiftTargets' batch. It comes after transforms of whole rows, such as
+    NgramFilter. A batch without a token keeps `multiple` columns. OpenChat pads its batches in this way.
 
-    Advantages: no computation on padding, where rows are far shorter than the sequence length. Disadvantages: batches
-    have several shapes, and a TPU compiles the training step for each (`shapes` lists them, to compile beforehand).
-    Hosts would choose different shapes: with several, take packed rows, which have hardly any padding.
+    Advantages: nothing is computed on columns that are only padding. Disadvantages: batches have several shapes, and a TPU
+    compiles the training step for each (`shapes` lists them, to compile beforehand). It is for one host: each of several hosts
+    would cut its rows to another length. Packed rows, which have hardly any padding, are for any number of hosts.
 
     Args:
       multiple: Number of tokens; OpenChat's is 64. A TPU's attention kernels want 128 or 512.
@@ -30,7 +30,7 @@ class TrimToMultiple(grain.transforms.Map):
         self.multiple = as_integer("TrimToMultiple: multiple", multiple, 1, TransformError)
 
     def map(self, element: Element) -> Element:
-        """Return `element` with its arrays of tokens cut to one length, as views; `element` itself if nothing is to be cut."""
+        """Return `element` with its arrays cut to one length, as views; `element` itself if there is nothing to cut."""
         key = "segment_ids" if "segment_ids" in element else "inputs_segmentation"
         require_keys(self, element, (key,))
         segments = element[key]
@@ -40,8 +40,8 @@ class TrimToMultiple(grain.transforms.Map):
         kept = min(length, max(1, -(-needed // self.multiple)) * self.multiple)
         if kept == length:
             return element
-        of_tokens = {name: array[..., :kept] for name, array in element.items() if array.shape == segments.shape}
-        return {**element, **of_tokens}
+        cut = {name: array[..., :kept] for name, array in element.items() if array.shape == segments.shape}
+        return {**element, **cut}
 
     def shapes(self, layout: Layout, rows: int) -> list[tuple[int, int]]:
         """Return every shape that a batch of `rows` rows of `layout` may have, shortest first."""
