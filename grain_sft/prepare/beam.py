@@ -81,7 +81,7 @@ class Pipelines(Runner):
 
     Attributes:
       workers: None. Beam chooses the number of workers.
-      shared: Folder through which this process passes inputs, job and plan to Beam's workers, and they pass results back.
+      shared: Folder through which this process passes job and plan to Beam's workers, and they pass results back.
       beam: The module apache_beam.
       options: Options of the pipelines.
     """
@@ -91,8 +91,9 @@ class Pipelines(Runner):
     options: Any
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
-        self._save("inputs.json", entries)
-        return [unit for _, unit, _ in self.run("Scan", scan, range(len(units))) if unit is not None]
+        # each item has its input, without the parts: a file may have thousands, and scanning does not read them
+        items = [(dataclasses.replace(entries[unit.input], parts=None), unit) for unit in units]
+        return [unit for _, unit, _ in self.run("Scan", scan, items) if unit is not None]
 
     def render(self, job: Job, groups: Sequence[int]) -> Sequence[int]:
         self._save("job.json", job)
@@ -124,13 +125,10 @@ class Pipelines(Runner):
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
             last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise PrepareError(
-                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). Start again to continue from there; the "
-                "runner's own log says more."
+                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). Start again to continue, or see its log."
             ) from error
         if not files.exists(path):
-            raise PrepareError(
-                f"the Beam pipeline ended without a result: {path} is missing. Do its workers write to the same folder?"
-            )
+            raise PrepareError(f"the Beam pipeline has not written {path}. Do its workers write to the same folder?")
         results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
         for _, _, failure in results:
             if failure is not None:
@@ -148,10 +146,10 @@ _lock = threading.RLock()
 """Held by the thread that renders or writes. Two such threads in a process would take more memory, and not be faster."""
 
 
-def scan(number: int, shared: str) -> Iterator[Result]:
+def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
     """Count the records of a unit, and hash its bytes."""
-    entries, units = _inputs(shared)
-    yield _result(number, lambda: inputs.scan_unit(entries[units[number].input], units[number]))
+    entry, unit = item
+    yield _result(unit.number, lambda: inputs.scan_unit(entry, unit))
 
 
 def render(number: int, shared: str) -> Iterator[Result]:
@@ -187,26 +185,16 @@ def _result(number: int, step: Callable[[], Unit | None]) -> Result:
 # The shared files do not change during a run, so each process reads them once.
 
 
-def _load(shared: str, name: str, kind: Any) -> Any:
-    return msgspec.json.decode(files.read_bytes(files.join(shared, name)), type=kind)
-
-
-@functools.lru_cache(1)
-def _inputs(shared: str) -> tuple[tuple[Input, ...], list[Unit]]:
-    entries = _load(shared, "inputs.json", tuple[Input, ...])
-    return entries, inputs.plan_units(entries)
-
-
 @functools.lru_cache(1)
 def _job(shared: str) -> Job:
-    job: Job = _load(shared, "job.json", Job)
-    return job
+    return msgspec.json.decode(files.read_bytes(files.join(shared, "job.json")), type=Job)
 
 
 @functools.lru_cache(1)
 def _plan(shared: str) -> Plan:
     job = _job(shared)
-    headers, statistics = _load(shared, "plan.json", tuple[tuple[Header, ...], dict[str, SplitStatistics]])
+    kind = tuple[tuple[Header, ...], dict[str, SplitStatistics]]
+    headers, statistics = msgspec.json.decode(files.read_bytes(files.join(shared, "plan.json")), type=kind)
     splits = dict(np.load(io.BytesIO(files.read_bytes(files.join(shared, "plan.npz")))))
     documents = ChunkDocuments(job.chunks, headers, splits.pop("lengths"))
     return job.plan_of(documents, splits, statistics)
@@ -233,9 +221,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
         try:
             importlib.import_module("google.cloud.dataflow")
         except ImportError as error:
-            raise MissingExtraError(
-                "the DataflowRunner needs more of Beam, which is not installed: pip install 'apache-beam[gcp]'"
-            ) from error
+            raise MissingExtraError("the DataflowRunner needs pip install 'apache-beam[gcp]'") from error
     if getattr(standard, "no_wait_until_finish", False):
         raise PrepareError("--no_wait_until_finish: the corpus is renamed when the pipeline has ended. Leave it out.")
     if runner in LOCAL_RUNNERS:

@@ -49,7 +49,6 @@ class Header:
       tokens: Number of tokens of all kept documents.
       token_dtype, loss_dtype: "uint16" or "uint32"; "bool" or "float32".
       binary: Whether every weight is 0 or 1.
-      first_weights: Whether some document's first token has a nonzero weight.
       unended: Number of documents whose last token is not the tokenizer's EOS.
       inner_eos: Number of documents with an EOS before their last token.
       dropped: Number of dropped documents for each reason in `DROPPED`.
@@ -65,7 +64,6 @@ class Header:
     token_dtype: str
     loss_dtype: str
     binary: bool
-    first_weights: bool
     unended: int
     inner_eos: int
     dropped: tuple[int, ...]
@@ -111,8 +109,7 @@ class Contents:
         tokens = np.concatenate([np.empty(0, token_dtype), *self.tokens], dtype=token_dtype, casting="unsafe")
         loss = np.concatenate([np.empty(0, loss_dtype), *self.loss], dtype=loss_dtype, casting="unsafe")
         rejected = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in self.rejected).encode()
-        lengths = np.array([len(document) for document in self.tokens], np.int64)
-        stops = np.cumsum(lengths)
+        stops = np.cumsum([len(document) for document in self.tokens], dtype=np.int64)
         is_eos = np.zeros(len(tokens), np.bool_) if eos is None else tokens == eos
         ends_with_eos = is_eos[stops - 1]
         is_eos[stops - 1] = False
@@ -124,7 +121,6 @@ class Contents:
             token_dtype=token_dtype.name,
             loss_dtype=loss_dtype.name,
             binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
-            first_weights=bool(loss[stops - lengths].any()),
             unended=int(np.count_nonzero(~ends_with_eos)),
             inner_eos=len(np.unique(documents_of_inner_eos)),
             dropped=tuple(self.dropped),

@@ -112,8 +112,10 @@ def _manifest(where: str) -> dict[str, Any]:
 class _Splits(Documents):
     """Documents of all splits of the corpus at `where`, numbered from the first of split train to the last of split val.
 
-    A part is a split. `ids` has the numbers of the documents that are written, by the name of their split. `withdrawn` and
-    `dropped` are the numbers of those that the caller leaves out, and the count of the empty ones that the format can't hold.
+    Attributes:
+      ids: Numbers of the documents that are written, by split.
+      withdrawn: Numbers of the documents that the caller leaves out.
+      dropped: Number of empty documents, where the format can't hold them.
     """
 
     def __init__(self, where: str, corpora: dict[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:
@@ -170,8 +172,6 @@ class _Splits(Documents):
                 tokens += len(block.tokens)
                 trainable += int(np.count_nonzero(block.loss))
                 binary = binary and bool(((block.loss == 0) | (block.loss == 1)).all())
-                starts = np.cumsum(block.lengths) - block.lengths
-                self.first_weights = self.first_weights or bool(block.loss[starts[block.lengths > 0]].any())
             statistics[name] = SplitStatistics(len(ids), tokens, trainable)
         masked = any(corpus.has_loss for corpus in self.corpora)
         return Plan(folder, request, tokenizer, self, self.ids, statistics, binary, self.source_names, masked=masked)
@@ -195,9 +195,7 @@ def _open(where: str, **options: Any) -> dict[str, Corpus]:
     is_olmo = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
     train = open_corpus(files.join(where, "train") if is_olmo else where, **options)
     if train.num_documents is None:
-        raise CorpusError(
-            f"{where}: the ends of documents are unknown without boundary files. Give eos_token_id (--eos-token-id)."
-        )
+        raise CorpusError(f"{where}: the ends of documents are unknown. Give eos_token_id (--eos-token-id).")
     if train.weights:
         raise CorpusError(f"{where}: the weights of a blend are not converted. Name a prefix, or a folder of prefixes.")
     val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))

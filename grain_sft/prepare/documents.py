@@ -56,7 +56,6 @@ class Documents(abc.ABC):
       firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
       token_dtype: Dtype of tokens in blocks.
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
-      first_weights: Whether the first token of any document has loss.
     """
 
     def __init__(
@@ -66,11 +65,9 @@ class Documents(abc.ABC):
         firsts: npt.NDArray[np.int64],
         token_dtype: npt.DTypeLike,
         loss_dtype: npt.DTypeLike,
-        first_weights: bool = False,
     ) -> None:
         self.lengths, self.starts, self.firsts = lengths, starts, firsts
         self.token_dtype, self.loss_dtype = np.dtype(token_dtype), np.dtype(loss_dtype)
-        self.first_weights = first_weights
 
     @abc.abstractmethod
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
@@ -91,7 +88,7 @@ class Documents(abc.ABC):
             starts = self.starts[block_ids].astype(np.int64)
             parts = self.parts_of(block_ids)
             is_adjacent = (starts[1:] == starts[:-1] + lengths[:-1]) & (parts[1:] == parts[:-1])
-            run_starts = np.flatnonzero(~is_adjacent) + 1  # adjacent documents are read at once
+            run_starts = np.flatnonzero(~is_adjacent) + 1  # the documents of a run are adjacent, and read at once
             offsets = np.append(0, np.cumsum(lengths))
             tokens, loss = np.empty(offsets[-1], self.token_dtype), np.empty(offsets[-1], self.loss_dtype)
             for first, stop in itertools.pairwise([0, *run_starts.tolist(), len(block_ids)]):
@@ -116,7 +113,7 @@ class ChunkDocuments(Documents):
         for begin, end in itertools.pairwise(firsts.tolist()):
             starts[begin:end] = np.cumsum(lengths[begin:end]) - lengths[begin:end]
         dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else ("uint16", "bool")
-        super().__init__(lengths, starts, firsts, *dtypes, any(header.first_weights for header in headers))
+        super().__init__(lengths, starts, firsts, *dtypes)
         self._chunks, self.headers = chunks, headers
         self._file = functools.lru_cache(MAX_OPEN)(self._open)
 

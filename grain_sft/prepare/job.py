@@ -86,16 +86,15 @@ class Job(Renderer):
         splits = split(self._datasets(documents), documents.lengths, self.request, self.format.rule)
         for name, ids in splits.items():
             if not len(ids):
-                raise PrepareError(
-                    f"no document is left for the split {name!r}: {len(documents.lengths)} valid records, {self._losses()}"
-                )
+                raise PrepareError(f"no document is left for the split {name!r}: {self._outcome()}")
         plan = self.plan_of(documents, splits, {name: self._count(documents, ids) for name, ids in splits.items()})
         self.format.check_plan(plan)
         return plan
 
-    def _losses(self) -> str:
-        """Return how many records were dropped and rejected, and the first that was rejected, for a message."""
-        counts = [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
+    def _outcome(self) -> str:
+        """Return the numbers of valid, dropped and rejected records, and the first rejected one, for a message."""
+        counts = [f"{sum(header.records for header in self.headers)} valid records"]
+        counts += [f"{count} dropped ({reason})" for reason, count in self._dropped().items()]
         counts.append(f"{sum(header.rejected for header in self.headers)} rejected")
         rejected = (line for lines in self.chunks.rejected(self.headers) for line in lines.splitlines())
         first = next(rejected, None)

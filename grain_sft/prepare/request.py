@@ -176,9 +176,7 @@ def parse_amount(amount: str) -> float | int:
         if value < 0 or not math.isfinite(value):
             raise ValueError
     except (ValueError, TypeError) as error:
-        raise PrepareError(
-            f"amount {amount!r}: expected a factor, such as '0.5', '1.0' or '3.0', or a number of records, as text."
-        ) from error
+        raise PrepareError(f"amount {amount!r}: expected a factor ('0.5') or a number of records ('500').") from error
     return value
 
 

@@ -78,8 +78,7 @@ def make_corpus(
     job = Job.of(request, target.output, entries, units)
 
     def make() -> dict[str, Any]:
-        headers = job.chunks.existing_headers(len(job.groups))
-        todo = [number for number, header in enumerate(headers) if header is None]
+        todo = [number for number, header in enumerate(job.chunks.existing_headers(len(job.groups))) if header is None]
         done = total - sum(map(job.size_of, todo))
         try:
             reported("Rendering", runner.render(job, todo), total, progress, job.size_of, done)

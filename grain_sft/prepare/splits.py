@@ -62,15 +62,13 @@ Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
     """Return the splits of all datasets together, by a format's rule. `lengths` holds every document's tokens, 0 if dropped."""
-    amounts = [dataset.amount for dataset in request.datasets]
-    selected = [select(dataset, amount) for dataset, amount in zip(datasets, amounts, strict=True)]
+    selected = [select(ids, dataset.amount) for ids, dataset in zip(datasets, request.datasets, strict=True)]
     ids = selected[0] if len(selected) == 1 else np.concatenate(selected)
     splits = rule(ids, lengths[ids] > 0, request)
     has_repeats = any(len(part) > len(dataset) for part, dataset in zip(selected, datasets, strict=True))
     if has_repeats and "val" in splits:
         logging.warning(
-            "an amount repeats records, so some records of val are probably in train too. For a validation of unseen records, "
-            "prepare them from files of their own."
+            "an amount repeats records, so some of val are probably in train too. Prepare val from other files."
         )
     return splits
 

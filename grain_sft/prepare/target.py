@@ -1,4 +1,4 @@
-"""`Target`: the output folder of a corpus, the folder of its unfinished work, and what may replace what."""
+"""`Target`: the output folder of a corpus, and the folder next to it that holds unfinished work."""
 
 import contextlib
 import json
@@ -133,9 +133,7 @@ class Target:
             os.makedirs(self.work, exist_ok=True)
             fd = os.open(files.join(self.work, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise StorageError(
-                f"{self.work}: can't be made ({error.strerror}). Give an output in a folder that can be written to."
-            ) from error
+            raise StorageError(f"{self.work}: can't be made ({error.strerror}). Give another output.") from error
         with exclusive(fd, f"{self.output}: is being prepared by another process. Wait for it.", wait=wait):
             yield
 

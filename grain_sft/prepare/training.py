@@ -67,10 +67,7 @@ def _reason(internal: str, vocab_size: int) -> str:
             f"Give more text{smaller}."
         )
     if match := re.search(r"required_chars\. \d+ vs (\d+)", internal):
-        return (
-            f"the texts have more different characters than {vocab_size:,} pieces can hold. "
-            f"Expected at least {int(match[1]):,}. Give --vocab-size {match[1]} or more."
-        )
+        return f"the texts have more different characters than {vocab_size:,} pieces can hold. Give --vocab-size {match[1]}."
     if "sentences_.empty()" in internal:
         return "the inputs hold no text to train on. Expected messages with text. Check the inputs and --schema."
     return f"SentencePiece can't make {vocab_size:,} pieces of this text: {internal}"

@@ -88,12 +88,11 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
         line = thread.process.stdout.readline()
         if not line:
             unit, status = job.groups[group][0], thread.process.wait()
+            path = job.inputs[unit.input].path
             hint = "Its own error is on stderr. Fix that, then start again to continue from there."
             if status < 0:  # ended by a signal
                 hint = "Out of memory? Start again to continue from there, with fewer --workers."
-            raise PrepareError(
-                f"a worker process ended ({status}) at {job.inputs[unit.input].path}, line {unit.first} or after it. {hint}"
-            )
+            raise PrepareError(f"a worker process ended ({status}) at {path}, line {unit.first} or after it. {hint}")
         if failure := msgspec.json.decode(line, type=Failure | None):
             raise failure.to_error()
         return group

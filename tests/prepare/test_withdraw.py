@@ -10,7 +10,7 @@ from prepared import CHAT_FORMATS, digests, make_each_format
 import grain_sft
 from grain_sft.cli.main import main
 from grain_sft.errors import RowIndexError
-from grain_sft.layout import corpus_documents_named, documents_named_in, layout
+from grain_sft.layout import corpus_documents_named, documents_named_in, traits
 
 INPUTS = {"a/chats.jsonl": 24, "b/chats.jsonl": 12, "b/more.jsonl": 9}
 
@@ -106,8 +106,8 @@ def test_amendments_name_records_as_the_command_does(folder):
 
 def test_numbers_and_files_of_names(folder, tmp_path, monkeypatch):
     corpus, reads = grain_sft.open_corpus(folder / "olmo"), []
-    read = layout.read_whole
-    monkeypatch.setattr(layout, "read_whole", lambda file: reads.append(file) or read(file))
+    read = traits.read_whole
+    monkeypatch.setattr(traits, "read_whole", lambda file: reads.append(file) or read(file))
     (tmp_path / "names").write_text("a/chats.jsonl\nb/more.jsonl:1\nb/more.jsonl:2\n")
     numbers = corpus_documents_named([corpus], [str(tmp_path / "names"), *np.arange(2)]).tolist()
     assert len(reads) == 1 and numbers[:2] == [0, 1] and len(numbers) > 20

@@ -91,11 +91,9 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordEr
 def _encoding(path: str, size: int, first_part: Part) -> str:
     """Return the encoding that more than half of the first records have: "example", "json", or else "text"."""
     sample = [record for record in _records(path, size, first_part, 0, min(SAMPLE, first_part.records)) if record]
-    num_examples = sum(fields_of(record) is not None for record in sample)
-    if 2 * num_examples > len(sample):
+    if 2 * sum(fields_of(record) is not None for record in sample) > len(sample):
         return "example"
-    num_objects = sum(map(_is_object, sample))
-    return "json" if 2 * num_objects > len(sample) else "text"
+    return "json" if 2 * sum(map(_is_object, sample)) > len(sample) else "text"
 
 
 def _is_object(record: bytes) -> bool:
@@ -157,9 +155,7 @@ def _footer_offset(path: str, size: int) -> int:
         match _varints(postscript):  # tag of protobuf field 1, its value, tag of field 2, its value
             case [8, footer_offset, 16, magic] if magic == _POSTSCRIPT_MAGIC and footer_offset <= start:
                 return footer_offset
-    raise CorpusFileError(
-        f"{path}: byte {max(0, start)}: expected the last 64 KiB of an ArrayRecord. Is the file cut short? Copy it again."
-    )
+    raise CorpusFileError(f"{path}: byte {max(0, start)}: the end of an ArrayRecord is missing. Copy the file again.")
 
 
 def _varints(data: bytes) -> list[int]:

@@ -59,9 +59,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
             num_rows += batch.num_rows
             yield from rows_of(batch)
     if num_rows != unit.records:
-        raise CorpusFileError(
-            f"{entry.path}: has {num_rows} rows, expected {unit.records}. It changed during the read."
-        )
+        raise CorpusFileError(f"{entry.path}: has {num_rows} rows, not {unit.records}. It changed during the read.")
 
 
 @contextlib.contextmanager
@@ -139,21 +137,16 @@ def _parts(scanner: Scanner, least: int) -> tuple[tuple[Part, ...], bool]:
     stream_end = scanner.position
     if read_exactly(path, size, batches_end, stream_end) != _END_OF_STREAM:
         raise CorpusFileError(f"{path}: ends without Arrow's end-of-stream marker. Is it cut short? Copy it again.")
-    if not _is_complete(path, size, stream_end, stream.is_file):
+    is_complete = stream_end == size
+    if stream.is_file:  # after the stream it has a footer, the length of the footer in 4 bytes, and the magic
+        tail = files.read_range(path, max(stream_end, size - len(_MAGIC) - 4), size)
+        footer_size = int.from_bytes(tail[:4], "little")
+        is_complete = tail[4:] == _MAGIC and stream_end + footer_size + len(tail) == size
+    if not is_complete:
         raise _damaged(path, stream_end)
     if part_batches:
         parts.append(scanner.part(part_rows))
     return tuple(parts), reader.stats.num_dictionary_batches != first_dictionaries
-
-
-def _is_complete(path: str, size: int, stream_end: int, is_file: bool) -> bool:
-    """Return whether only a footer follows the stream of an Arrow file, and nothing follows a plain stream."""
-    if not is_file:
-        return stream_end == size
-    # the last bytes are the length of the footer and the magic
-    tail = files.read_range(path, max(stream_end, size - len(_MAGIC) - 4), size)
-    footer_size = int.from_bytes(tail[:4], "little")
-    return tail[4:] == _MAGIC and stream_end + footer_size + len(tail) == size
 
 
 def _damaged(path: str, byte: int) -> CorpusFileError:

@@ -61,9 +61,7 @@ def fields_of(record: bytes) -> dict[str, Any] | None:
 def _values(feature: Any) -> list[Any]:
     """Return the values of a feature. Bytes in UTF-8 become strings."""
     kind = feature.WhichOneof("kind")
-    if kind is None:
-        return []
-    values = getattr(feature, kind).value
+    values = getattr(feature, kind).value if kind else []
     return [_text(value) if isinstance(value, bytes) else value for value in values]
 
 

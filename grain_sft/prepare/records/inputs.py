@@ -31,7 +31,9 @@ GROUP_BYTES = 1 << 18  # bytes of a group of units
 SCAN_THREADS = 8
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
-"""Kinds of files whose records are rows: modules with `matches`, `describe` and `rows`."""
+"""Kinds of files whose records are rows. Of each module, `matches(path, head)` returns whether a file is of the kind,
+`describe(path, size, least, read)` returns its parts and the note of its `Input`, and `rows(entry, unit)` yields a unit's rows.
+"""
 
 
 def list_inputs(datasets: Sequence[Sequence[str]], progress: Progress | None = None) -> list[Input]:
@@ -76,9 +78,7 @@ def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
     for _, path, _ in named:
         real = path if files.is_remote(path) else os.path.realpath(path)
         if real in seen:
-            raise CorpusFileError(
-                f"{path}: is named twice, so its records would be used twice. Name it once; an amount such as 2.0 repeats it."
-            )
+            raise CorpusFileError(f"{path}: is named twice. Name it once; an amount such as 2.0 repeats its records.")
         seen.add(real)
     return named
 
@@ -91,10 +91,8 @@ def plan_units(inputs: Sequence[Input]) -> list[Unit]:
         parts = entry.parts
         if parts is None:
             parts = tuple(Part(start, min(start + step, entry.size)) for start in range(0, entry.size, step))
-        units += [
-            Unit(part.start, part.stop, part.records, part.digest, len(units) + index, number)
-            for index, part in enumerate(parts)
-        ]
+        for part in parts:
+            units.append(Unit(part.start, part.stop, part.records, part.digest, len(units), number))
     return units
 
 

@@ -28,8 +28,8 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return the parts and the version of a file.
 
-    The rows of a part lie in several ranges of bytes, one for each column. To hash every byte of the file once, part 2 of 5
-    gets the second fifth of the file's bytes.
+    The rows of a part are in several ranges of bytes, one for each column. Yet a part has one range of bytes to hash: part 2 of
+    5 has the second fifth of the file, so that all parts together hash the whole file.
     """
     version = _version(path)
     metadata = _open(path).metadata
@@ -41,8 +41,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
         rows += [stop - start for start, stop in itertools.pairwise(borders)]
     if sum(rows) != metadata.num_rows:
         raise CorpusFileError(
-            f"{path}: {metadata.num_rows} rows by its footer, and {sum(rows)} in its row groups. It is damaged: write the "
-            "file again."
+            f"{path}: {metadata.num_rows} rows in the footer, but {sum(rows)} in row groups. Write the file again."
         )
     borders = [size * part // max(1, len(rows)) for part in range(len(rows) + 1)]
     return tuple(map(Part, borders, borders[1:], rows)), version

@@ -28,18 +28,16 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
     turn_keys = {key: source for key, source in keys.items() if key in _TURN_KEYS}
     record_keys = {key: source for key, source in keys.items() if key not in _TURN_KEYS}
     result = _with_keys(record, record_keys)
-    if turn_keys:
-        for key, value in result.items():
-            if isinstance(value, list) and key != "tools":
-                result[key] = [_with_keys(turn, turn_keys) if isinstance(turn, dict) else turn for turn in value]
+    for key, value in result.items():
+        if isinstance(value, list) and key != "tools":
+            result[key] = [_with_keys(turn, turn_keys) if isinstance(turn, dict) else turn for turn in value]
     return result
 
 
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
     """Return `values` with keys renamed by `names`, {new: old}. A renamed key replaces an existing key of its new name."""
     renamed = {name: values[source] for name, source in names.items() if source in values}
-    others = {key: value for key, value in values.items() if key not in names.values() and key not in renamed}
-    return others | renamed
+    return {key: value for key, value in values.items() if key not in names.values() and key not in renamed} | renamed
 
 
 def command_for(record: Record) -> str:
@@ -75,8 +73,7 @@ def _option_for_texts(record: Record) -> str:
 
     prompt, completion, system, text = first(_PROMPTS), first(_COMPLETIONS), first(_SYSTEMS), first(_TEXTS)
     if prompt and completion and "instruction" in text_keys:
-        is_dolly = "context" in text_keys and "input" not in text_keys  # Dolly's name of the instruction's input
-        input_key = "context" if is_dolly else "input"
+        input_key = "context" if "context" in text_keys and "input" not in text_keys else "input"  # as in Dolly
         return _option("alpaca", (("input", input_key), ("output", completion), ("system", system)))
     if prompt and completion:
         return _option("prompt_completion", (("prompt", prompt), ("completion", completion), ("system", system)))

@@ -75,7 +75,7 @@ def decoded(data: bytes) -> str | bytes:
 
 
 def parts_of(path: str, size: int, compression: str, kind: str, least: int, read: ReadReport) -> Iterator[Part]:
-    """Yield the parts of a file, each of at least `least` bytes except the last. Call `read` with the number of bytes read."""
+    """Yield the parts of a file, each of at least `least` decompressed bytes except the last. Call `read` with the progress."""
     data = _decompressed(path, size, compression, read)
     return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, least)
 
@@ -107,6 +107,7 @@ def _tokens(data: bytes | bytearray, start: int = 0) -> Iterator[tuple[int, int]
 
 
 def _parts_of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+    """Yield the parts of a file of lines. A part is whole lines."""
     data = bytearray()  # of the next part, from `offset` on
     offset = 0
     line = 1  # number of the first line in `data`
@@ -128,6 +129,7 @@ def _parts_of_lines(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
 
 
 def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
+    """Yield the whole text as one part."""
     data = bytearray()
     for piece in pieces:
         data += piece
@@ -142,13 +144,13 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
     while not (offset := data.find(b"[") + 1):
         data += next(pieces)
     del data[:offset]
-    depth = 0  # of lists and objects in the array
-    scanned = 0  # index in `data` from which on tokens are not yet counted
-    enough = 0  # bytes of `data` with which it is scanned again
-    part_records = total = 0  # without the one after the last comma
+    depth = 0  # number of open brackets and braces inside the array
+    scanned = 0  # index in `data` of the first byte that is not scanned yet
+    next_scan = 0  # number of bytes in `data` at which it is scanned again
+    part_records = total = 0  # records before a comma: of the next part, and of the file
     for piece in pieces:
         data += piece
-        if piece and len(data) < enough:
+        if piece and len(data) < next_scan:  # the last piece is empty
             continue
         start = 0  # of the next part in `data`
         for index, token in _tokens(data, scanned):
@@ -175,7 +177,7 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
         del data[:start]
         offset += start
         scanned -= start
-        enough = 2 * len(data)  # a long string is scanned again from its start, so not for every piece
+        next_scan = 2 * len(data)  # a long string is scanned from its start each time, so not with every piece
         if len(data) > MAX_RECORD + least:
             raise too_long(f"{path}:{total + 1}", "record")
     raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")
@@ -240,7 +242,7 @@ def _decoder(path: str, compression: str) -> Any:
 
 
 class _Reader:
-    """Forward reader of a compressed file. It holds `_data`, the decompressed bytes from `offset` on that were not yet read."""
+    """Forward reader of a compressed file. `_data` has the bytes from `offset` on that are decompressed but not yet read."""
 
     def __init__(self, path: str, size: int, compression: str) -> None:
         self.file = (path, size, compression)

@@ -142,10 +142,8 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
     """Return those of the `names` in one folder that hold data. In a folder of `save_to_disk`, state.json lists them."""
     if "dataset_dict.json" in names:
         splits = _names(folder, "dataset_dict.json", "splits")
-        example = files.join(folder, *splits[:1])
-        raise CorpusFileError(
-            f"{folder}: is a dataset with the splits {', '.join(splits)}. Name one of them: {example}"
-        )
+        first = files.join(folder, *splits[:1])
+        raise CorpusFileError(f"{folder}: is a dataset with the splits {', '.join(splits)}. Name one of them: {first}")
     if "dataset_info.json" not in names:
         return names.difference(_DATASET_INFO)
     data = names.difference(_DATASET_INFO, _BESIDE_INFO)
@@ -154,7 +152,7 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
             raise CorpusFileError(f"{folder}: its rows are chosen by an index. Save it again with save_to_disk.")
         listed = set(_names(folder, "state.json", "_data_files", "filename"))
         if missing := sorted(listed - data):
-            raise CorpusFileError(f"{files.join(folder, missing[0])}: missing, but state.json names it. Copy it again.")
+            raise CorpusFileError(f"{files.join(folder, missing[0])}: is missing; state.json names it. Copy it again.")
         return listed
     splits = _names(folder, "dataset_info.json", "splits")
     if len(splits) > 1 and data:

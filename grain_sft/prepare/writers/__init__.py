@@ -7,8 +7,7 @@ from grain_sft.registry import Registry
 __all__ = ["FORMATS", "Format", "Plan", "SplitStatistics", "Task"]
 
 _NAMES = ("olmo", "episodes", "primer", "openchat", "pairs", "megatron")
+_ENTRIES = {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in _NAMES}
 
-FORMATS: Registry[Format] = Registry(
-    "format", PrepareError, {name: f"grain_sft.prepare.writers.{name}:FORMAT" for name in _NAMES}, kinds=(Format,)
-)
+FORMATS: Registry[Format] = Registry("format", PrepareError, _ENTRIES, kinds=(Format,))
 """Formats by name."""

@@ -38,15 +38,13 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 def write(plan: Plan, task: Task) -> None:
     """Write one part: its boundaries and, unless all tokens take loss, its mask, and its tokens last."""
     number = f"{task.number:04d}"
-    names = [f"token_ids_part_{number}.npy", f"token_ids_part_{number}.csv.gz"]
-    if plan.masked:
-        names.append(f"labels_mask_part_{number}.npy")
-    paths = [plan.path(task.split, name) for name in names]
+    names = (f"token_ids_part_{number}.npy", f"token_ids_part_{number}.csv.gz", f"labels_mask_part_{number}.npy")
+    paths = [plan.path(task.split, name) for name in names[: 3 if plan.masked else 2]]
     if files.exists(paths[0]):
         return  # a part that an earlier run has finished
     with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
         written = 0  # tokens
-        start = task.skip  # of the part in the block
+        start = task.skip  # index in the block of its first token in this part
         for block in plan.blocks(task):
             stop = min(len(block.tokens), start + task.tokens - written)
             tokens.write(block.tokens[start:stop].tobytes())

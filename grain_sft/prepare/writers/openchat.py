@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from grain_sft.corpus import METADATA_KEY
 from grain_sft.errors import import_extra
@@ -29,7 +30,7 @@ def check(plan: Plan) -> None:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write a whole split."""
+    """Write a whole split. The Parquet file appears last."""
     path = plan.path(f"{PREFIX}.{NAMES[task.split]}.parquet")
     if files.exists(path):
         return  # a split that an earlier run has finished
@@ -45,8 +46,22 @@ def write(plan: Plan, task: Task) -> None:
     metadata |= {"tokenizer": tokenizer_name, "source_names": []}  # paths are in prepare.json
     schema = arrow.schema(fields, {"metadata_json": json.dumps(openchat_metadata), METADATA_KEY: json.dumps(metadata)})
     with files.atomic_write(path, "wb") as file, parquet.ParquetWriter(file, schema) as writer:
+        first_weights = [np.empty(0, "<f4")]
         for block in plan.blocks(task):
             writer.write_table(_table(arrow, schema, block))
+            first_weights.append(_first_weights(block))
+        sidecar = np.concatenate(first_weights)
+        if sidecar.any():
+            files.write_bytes(plan.path(f"{PREFIX}.{NAMES[task.split]}.first_weights.bin"), sidecar.tobytes())
+
+
+def _first_weights(block: Block) -> npt.NDArray[np.float32]:
+    """Return the weight of each document's first token; 0 for an empty document."""
+    has_tokens = block.lengths > 0
+    starts = (np.cumsum(block.lengths) - block.lengths)[has_tokens]
+    weights = np.zeros(len(block.lengths), "<f4")
+    weights[has_tokens] = block.loss[starts]
+    return weights
 
 
 def _table(arrow: Any, schema: Any, block: Block) -> Any:
@@ -77,18 +92,8 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
 
 
 def finish(plan: Plan) -> None:
-    """Write sources, and the weights of first tokens."""
+    """Write sources."""
     plan.write_sources(lambda split: f"{PREFIX}.{NAMES[split]}.sources.bin")
-    if not plan.documents.first_weights:
-        return
-    for split, ids in plan.splits.items():
-        with files.atomic_write(plan.path(f"{PREFIX}.{NAMES[split]}.first_weights.bin"), "wb") as file:
-            for block in plan.documents.blocks(ids):
-                starts = np.cumsum(block.lengths) - block.lengths
-                has_tokens = block.lengths > 0
-                first_weights = np.zeros(len(starts), "<f4")
-                first_weights[has_tokens] = block.loss[starts[has_tokens]]
-                file.write(first_weights.tobytes())
 
 
 def _arrow() -> tuple[Any, Any]:

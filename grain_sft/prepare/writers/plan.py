@@ -160,11 +160,9 @@ class Format:
     def check_plan(self, plan: Plan) -> None:
         """Raise a PrepareError where the format can't hold the plan's documents, or which of their tokens take loss."""
         self.check(plan)
-        if self.holds_loss:
-            return
         for split, counts in plan.statistics.items():
             without_loss = counts.tokens - counts.trainable_tokens
-            if without_loss > 0:
+            if without_loss > 0 and not self.holds_loss:
                 raise PrepareError(
                     f"format {plan.request.format}: its files have no masks, so all tokens take loss, but {without_loss:,} of "
                     f"the {counts.tokens:,} tokens of {split} take none. Choose a format with masks: olmo, episodes or "

@@ -24,8 +24,7 @@ def check(plan: Plan) -> None:
     """Refuse vocabularies of more than 65,536 ids, and loss weights other than 0 and 1: the files can't hold them."""
     if plan.tokenizer["vocab_size"] > 1 << 16:
         raise PrepareError(
-            f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
-            "Choose another format, or a tokenizer of at most 65,536 ids."
+            f"format primer: holds 65,536 token ids, but the tokenizer has {plan.tokenizer['vocab_size']}. Choose another."
         )
     refuse_weights(plan)
 
