@@ -1,4 +1,4 @@
-"""Rows of a step, with the origin of each token, for display."""
+"""Rows of a step for display: each token with its segment, position, loss and origin."""
 
 import dataclasses
 import itertools
@@ -15,8 +15,8 @@ from grain_sft.source import Element
 from grain_sft.transforms import trait
 from grain_sft.view.text import visible_line
 
-_BATCH = ("inputs", "inputs_segmentation", "inputs_position", "targets", "targets_segmentation")
-_SOURCE = ("tokens", "segment_ids", "positions", "loss_mask")
+_SHIFTED_KEYS = ("inputs", "inputs_segmentation", "inputs_position", "targets", "targets_segmentation")
+_SOURCE_KEYS = ("tokens", "segment_ids", "positions", "loss_mask")
 
 Ints = npt.NDArray[np.int64]
 
@@ -48,9 +48,13 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record, as an amendment names them. In a mixture, SOURCE:NUMBER would name a document instead."""
-        record = "" if self.record is None else f", record {self.record}" if self.mixed else f":{self.record}"
-        return f"{visible_line(self.source)}{record}" if self.source else ""
+        """Source and record, as in "a.jsonl:7"; in a mixture "a.jsonl, record 7", since there SOURCE:NUMBER is a document."""
+        if not self.source:
+            return ""
+        source = visible_line(self.source)
+        if self.record is None:
+            return source
+        return f"{source}, record {self.record}" if self.mixed else f"{source}:{self.record}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,9 +66,11 @@ class RowView:
       row: Index of the row in this host's batch.
       slot: Index of the row in the global batch.
       instance: Number of the row in the layout; -1 for a row of padding alone.
-      tokens: int64 [n], the inputs, then the last target if it takes loss.
-      segments, positions: int64 [n], of the tokens. Segment 0 is padding.
-      loss: bool [n], whether the token takes loss; after `ShiftTargets`, as the target of the previous input.
+      tokens: int64 [n], the tokens of the row. If the batch has inputs and targets: the inputs, then the last target if it
+        takes loss.
+      segments: int64 [n], segment of each token, from 1; 0 is padding.
+      positions: int64 [n], position of each token.
+      loss: bool [n], whether each token takes loss, as the target of the token before if the batch has targets.
       weights: float32 [n], the weight of that loss; None if the batch has no weights.
       pieces: Where the tokens come from, in order.
       notes: Differences between the batch and the trace, and withdrawn pieces.
@@ -87,7 +93,12 @@ class RowView:
 
 
 def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) -> list[RowView]:
-    """Return rows of `pipeline[step]`. None means all rows of this host.
+    """Return rows of `pipeline[step]`.
+
+    Args:
+      pipeline: Pipeline.
+      step: Step.
+      rows: Indices of rows of this host's batch; None means all.
 
     Raises:
       RowIndexError: The step does not exist, or the host's batch does not have the row.
@@ -96,49 +107,59 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
     """
     stage = pipeline.at(step)
     # A transform that splits rows changes their lengths: read the source's rows instead.
-    splits = any(trait(each, "splits_rows") for each in stage.transforms)
-    batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits else pipeline[step]
+    splits_rows = any(trait(transform, "splits_rows") for transform in stage.transforms)
+    batch = stage.source_at(step).read(stage.sampler.rows(step)) if splits_rows else pipeline[step]
     count = len(next(iter(batch.values())))
     indices = range(count) if rows is None else rows
     for row in indices:
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
-    lines = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
-    slots = np.unique(lines.row)  # `Trace.row` is a slot; entry i is that of row i of this host's batch
-    divided = any(trait(each, "divides_segments") for each in stage.transforms)
-    ngram_filter: Any = next((each for each in stage.transforms if trait(each, "filters_repetition")), None)
-    tokens, segments = _BATCH[:2] if "inputs" in batch else _SOURCE[:2]
-    failing = np.zeros(count, bool)
-    if ngram_filter is not None and tokens in batch:
-        failing = ngram_filter.fails(batch[tokens], batch.get(segments))
+    origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
+    slots = np.unique(origins.row)  # `Trace.row` is a slot; slots[i] is that of row i of this host's batch
+    is_mixture = "" not in stage.source.layout.parts
+    divides_segments = any(trait(transform, "divides_segments") for transform in stage.transforms)
+    failing = _rows_of_failing_filter(batch, stage.transforms)
     views = []
     for row in indices:
-        of_row = lines.select(lines.row == slots[row])
+        origin = origins.select(origins.row == slots[row])
         arrays = _arrays({name: array[row] for name, array in batch.items() if np.ndim(array)})
-        pieces = _pieces(of_row, "" not in stage.source.layout.parts)
-        if divided:
+        pieces = _pieces(origin, is_mixture)
+        if divides_segments:
             pieces = _cut_at_segments(pieces, arrays["segments"])
         notes = _notes(batch, row, arrays["segments"], pieces)
-        notes += [f"padding: {describe_origin(each)}" for each in pieces if each.withdrawn == each.stop - each.start]
-        if failing[row]:
+        for piece in pieces:
+            if piece.withdrawn == piece.stop - piece.start:
+                notes.append(f"padding: {describe_origin(piece)}")
+        if row in failing:
             notes.append("NgramFilter took the loss off this row: it repeats an n-gram too often.")
-        epoch, slot, instance = (int(each[0]) for each in (of_row.epoch, of_row.row, of_row.instance))
+        epoch, slot, instance = int(origin.epoch[0]), int(origin.row[0]), int(origin.instance[0])
         names = stage.source.layout.segment_names if instance >= 0 else ()
         arrays |= {"pieces": pieces, "notes": tuple(notes), "names": names}
         views.append(RowView(step, epoch, row, slot, instance, **arrays))
     return views
 
 
+def _rows_of_failing_filter(batch: Element, transforms: Sequence[Any]) -> set[int]:
+    """Return the rows of a batch from which the pipeline's `NgramFilter`, if it has one, took the loss."""
+    tokens, segments = _SHIFTED_KEYS[:2] if "inputs" in batch else _SOURCE_KEYS[:2]
+    for transform in transforms:
+        if trait(transform, "filters_repetition") and tokens in batch:
+            return set(np.flatnonzero(transform.fails(batch[tokens], batch.get(segments))).tolist())
+    return set()
+
+
 def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
-    """Return (segment, first token, token after the last) of each segment and each stretch of padding, in order. Named
-    segments are included even if empty."""
+    """Return (segment, first token, last token + 1) of each segment and each stretch of padding, in order.
+
+    If segments have names, such as "chosen", those without tokens are included.
+    """
     borders = np.flatnonzero(np.diff(view.segments)) + 1
     edges = [0, *borders.tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
-    for index in range(len(view.names)):
+    for index in range(len(view.names)):  # segment index + 1 belongs at runs[index]
         if index == len(runs) or runs[index][0] != index + 1:
-            stop = runs[index - 1][2] if index else 0
-            runs.insert(index, (index + 1, stop, stop))
+            end_before = runs[index - 1][2] if index else 0
+            runs.insert(index, (index + 1, end_before, end_before))
     return runs
 
 
@@ -148,23 +169,26 @@ def segment_title(view: RowView, segment: int) -> str:
 
 
 def describe_origin(piece: Piece) -> str:
-    """Return a description of a piece's origin."""
+    """Return a piece's origin, such as "document 3 of a.jsonl:7, tokens 0 to 99 of 0.npy"."""
     document = "" if piece.document is None else f"document {piece.document:,} "
     source = f"of {piece.source_record}, " if piece.source else ""
-    gone = f", {piece.withdrawn:,} of them withdrawn" if piece.withdrawn else ""
-    return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}{gone}"
+    withdrawn = f", {piece.withdrawn:,} of them withdrawn" if piece.withdrawn else ""
+    return f"{document}{source}tokens {piece.start:,} to {piece.stop - 1:,} of {visible_line(piece.file)}{withdrawn}"
 
 
 def _arrays(row: Element) -> dict[str, Any]:
-    """Return tokens, segments, positions, loss and weights of a row."""
-    shifted = row.keys() >= set(_BATCH)
-    if not shifted and not row.keys() >= set(_SOURCE):
-        expected = f"expected those of ShiftTargets ({', '.join(_BATCH)}) or of the source ({', '.join(_SOURCE)})"
+    """Return the fields tokens, segments, positions, loss and weights of the `RowView` of a row."""
+    is_shifted = row.keys() >= set(_SHIFTED_KEYS)
+    if not is_shifted and not row.keys() >= set(_SOURCE_KEYS):
+        shifted, source = ", ".join(_SHIFTED_KEYS), ", ".join(_SOURCE_KEYS)
+        expected = f"expected those of ShiftTargets ({shifted}) or of the source ({source})"
         raise PipelineError(f"a batch with the keys {', '.join(row)}: {expected}. Other batches can't be shown.")
-    tokens, segments, positions = (row[key].astype(np.int64) for key in (_BATCH if shifted else _SOURCE)[:3])
-    if not shifted:
+    keys = _SHIFTED_KEYS if is_shifted else _SOURCE_KEYS
+    tokens, segments, positions = (row[key].astype(np.int64) for key in keys[:3])
+    if not is_shifted:
         loss, weights = row["loss_mask"], row.get("loss_weights")
     else:
+        # the loss of a target is shown at the input that is the same token, one later; the first input is no target
         loss, weights = np.append(False, row["targets_segmentation"] != 0), row.get("targets_weights")
         if loss[-1]:
             tokens = np.append(tokens, np.int64(row["targets"][-1]))
@@ -175,53 +199,69 @@ def _arrays(row: Element) -> dict[str, Any]:
     return {"tokens": tokens, "segments": segments, "positions": positions, "loss": loss, "weights": weights}
 
 
-def _pieces(lines: Trace, mixed: bool) -> tuple[Piece, ...]:
-    """Return the pieces of a row's trace, none for a row of padding alone. `mixed`: Whether the run is a mixture."""
-    found, pieces = lines.select(lines.instance >= 0), []
-    names = ("segment", "document", "source", "record", "shard", "start", "stop")
-    withdrawn = np.zeros_like(found.step) if found.withdrawn is None else found.withdrawn
-    columns = [*(getattr(found, name) for name in names), withdrawn]
-    for segment, number, source, line, shard, *place in zip(*(each.tolist() for each in columns), strict=True):
-        document, record = (None if each < 0 else each for each in (number, line))
-        start, stop, gone = place
-        name, file = found.source_names[source], found.paths[shard]
-        pieces.append(Piece(segment, document, name, record, file, start, stop, gone, mixed))
+def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
+    """Return the pieces of a row from its trace; none for a row of padding alone."""
+    lines = origin.select(origin.instance >= 0)
+    withdrawn = np.zeros_like(lines.step) if lines.withdrawn is None else lines.withdrawn
+    pieces = []
+    for index in range(len(lines.step)):
+        document, record = int(lines.document[index]), int(lines.record[index])
+        piece = Piece(
+            segment=int(lines.segment[index]),
+            document=document if document >= 0 else None,
+            source=lines.source_names[lines.source[index]],
+            record=record if record >= 0 else None,
+            file=lines.paths[lines.shard[index]],
+            start=int(lines.start[index]),
+            stop=int(lines.stop[index]),
+            withdrawn=int(withdrawn[index]),
+            mixed=is_mixture,
+        )
+        pieces.append(piece)
     return tuple(pieces)
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:
-    """Return the pieces of a row, cut where a segment of the batch or its padding ends."""
-    borders, column, found = np.flatnonzero(np.diff(segments)) + 1, 0, []
+    """Return the pieces of a row, cut where a segment or the padding ends in the batch, and with the batch's segments.
+
+    Args:
+      pieces: Pieces with the layout's segments, which a transform has divided.
+      segments: int64 [n], segment of each token in the batch.
+    """
+    borders = np.flatnonzero(np.diff(segments)) + 1
+    cut_pieces = []
+    column = 0  # of the piece's first token in the row
     for piece in pieces:
-        stop = column + piece.stop - piece.start
-        edges = [column, *borders[(borders > column) & (borders < stop)].tolist(), stop]
-        for begin, end in itertools.pairwise(edges):
-            if begin < len(segments):
-                segment, shift = int(segments[begin]), piece.start - column
-                gone = end - begin if piece.withdrawn and segment == 0 else 0
-                place = {"segment": segment, "start": begin + shift, "stop": end + shift}
-                found.append(dataclasses.replace(piece, **place, withdrawn=gone))
-        column = stop
-    return tuple(found)
+        stop_column = column + piece.stop - piece.start
+        inner_borders = borders[(borders > column) & (borders < stop_column)].tolist()
+        to_file = piece.start - column
+        for begin, end in itertools.pairwise([column, *inner_borders, stop_column]):
+            if begin < len(segments):  # a transform may cut the last columns
+                segment = int(segments[begin])
+                withdrawn = end - begin if piece.withdrawn and segment == 0 else 0
+                tokens = {"start": begin + to_file, "stop": end + to_file}
+                cut_pieces.append(dataclasses.replace(piece, segment=segment, withdrawn=withdrawn, **tokens))
+        column = stop_column
+    return tuple(cut_pieces)
 
 
 def _notes(batch: Element, row: int, segments: Ints, pieces: Sequence[Piece]) -> list[str]:
     """Return a note for each disagreement between batch and trace, or between targets and inputs."""
     notes = []
     count = max(segments.max(initial=0), max((piece.segment for piece in pieces), default=0)) + 1
-    found, stated = np.bincount(segments, minlength=count), np.zeros(count, np.int64)
+    in_batch, in_layout = np.bincount(segments, minlength=count), np.zeros(count, np.int64)  # tokens of each segment
     for piece in pieces:
-        stated[piece.segment] += piece.stop - piece.start - piece.withdrawn
-    differing = np.flatnonzero(found[1:] != stated[1:]) + 1
+        in_layout[piece.segment] += piece.stop - piece.start - piece.withdrawn
+    differing = np.flatnonzero(in_batch[1:] != in_layout[1:]) + 1
     first = differing[0] if len(differing) else None
     # A transform may cut the last columns. Then the first segment that differs is shorter, and none follows it.
-    if first is not None and (found[first] >= stated[first] or found[first + 1 :].any()):
-        counts = f"{found[first]} tokens in the batch, {stated[first]} in the layout"
+    if first is not None and (in_batch[first] >= in_layout[first] or in_batch[first + 1 :].any()):
+        counts = f"{in_batch[first]} tokens in the batch, {in_layout[first]} in the layout"
         reason = "a transform changed the rows, so the sources may be shown at the wrong tokens"
         notes.append(f"segment {first} has {counts}: {reason}.")
     if "targets" in batch:
-        targets, taken = batch["targets"][row], batch["targets_segmentation"][row, :-1] != 0
-        wrong = np.flatnonzero(taken & (targets[:-1] != batch["inputs"][row, 1:]))
+        targets, takes_loss = batch["targets"][row], batch["targets_segmentation"][row, :-1] != 0
+        wrong = np.flatnonzero(takes_loss & (targets[:-1] != batch["inputs"][row, 1:]))
         if len(wrong):
             example = f"the target of input {wrong[0]} is {targets[wrong[0]]}"
             reason = "A transform changed targets; the row shows inputs"
