@@ -1,4 +1,4 @@
-"""HTML page of a report. Each section has a table of figures, and most have a picture."""
+"""HTML page of a report. Each section has a table of numbers, and most have a picture."""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,8 +13,9 @@ Report = Mapping[str, Any]
 
 
 def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
-    """Return the report as one page of HTML, with all figures as JSON in the element `data`."""
-    receipt = _table("receipt-table", ("", ""), [("code", report["receipt"]), *report["parts"].items()], words=(0, 1))
+    """Return the report as one page of HTML, which also has the report as JSON, in the element `data`."""
+    receipt_lines = [("code", report["receipt"]), *report["parts"].items()]
+    receipt = _table("receipt-table", ("", ""), receipt_lines, text_columns=(0, 1))
     sections = {
         "run": ("The run", _run(report)),
         "lengths": ("Lengths of documents", _lengths(report["lengths"], report["run"]["sequence_length"])),
@@ -39,65 +40,77 @@ def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
 def _run(report: Report) -> str:
     run, corpus = report["run"], report["corpus"]
     longest = run["sequence_length"]  # a batch of shorter rows has more rows and as many tokens
-    of_lengths = run["rows_of_lengths"] or {longest: run["rows"]}
-    lines = [
-        ("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files"),
-        *(("rows", f"{rows:,} of {length:,} tokens") for length, rows in of_lengths.items()),
-        ("batch", f"{run['global_batch_size']:,} rows, {run['global_batch_size'] * longest:,} tokens"),
-        ("steps", "never end" if run["steps"] is None else f"{run['steps']:,}"),
+    lines = [("corpus", f"{corpus['tokens']:,} tokens in {corpus['shards']:,} files")]
+    for length, rows in (run["rows_of_lengths"] or {longest: run["rows"]}).items():
+        lines.append(("rows", f"{rows:,} of {length:,} tokens"))
+    lines.append(("batch", f"{run['global_batch_size']:,} rows, {run['global_batch_size'] * longest:,} tokens"))
+    lines.append(("steps", "never end" if run["steps"] is None else f"{run['steps']:,}"))
+    for name, count in (("steps an epoch", run["steps_per_epoch"]), ("epochs", run["epochs"])):
+        if count is not None:
+            lines.append((name, f"{count:,}"))
+    lines.append(("receipt", report["receipt"]))
+    return _table("run-table", ("", ""), lines, text_columns=(0, 1))
+
+
+def _lengths(lengths: Report, row_length: int) -> str:
+    if "error" in lengths:
+        return _note(lengths["error"])
+    facts = [
+        ("documents", lengths["documents"]),
+        ("tokens in them", lengths["tokens"]),
+        ("mean", round(lengths["mean"], 1)),
+        *((name, round(value, 1)) for name, value in lengths["percentiles"].items()),
+        ("longest", lengths["longest"]),
+        (f"longer than a row ({row_length:,})", lengths["longer_than_a_row"]),
     ]
-    counts = {"steps an epoch": run["steps_per_epoch"], "epochs": run["epochs"]}
-    lines += [(name, f"{count:,}") for name, count in counts.items() if count is not None]
-    return _table("run-table", ("", ""), [*lines, ("receipt", report["receipt"])], words=(0, 1))
+    head = ("first", "last", "documents", "tokens")
+    bins = [tuple(length_bin[key] for key in head) for length_bin in lengths["bins"]]
+    facts_table = _table("length-facts", ("", "tokens or count"), facts)
+    return _note(lengths["sampled"]) + facts_table + _table("length-bins", ("from", "to", *head[2:]), bins)
 
 
-def _lengths(found: Report, length: int) -> str:
-    if "error" in found:
-        return _note(found["error"])
-    facts = [("documents", found["documents"]), ("tokens in them", found["tokens"]), ("mean", round(found["mean"], 1))]
-    facts += [(name, round(value, 1)) for name, value in found["percentiles"].items()]
-    facts += [("longest", found["longest"]), (f"longer than a row ({length:,})", found["longer_than_a_row"])]
-    bins = [(each["first"], each["last"], each["documents"], each["tokens"]) for each in found["bins"]]
-    tables = _table("length-facts", ("", "tokens or count"), facts)
-    return _note(found["sampled"]) + tables + _table("length-bins", ("from", "to", "documents", "tokens"), bins)
-
-
-def _packing(found: Report) -> str:
-    if "error" in found:
-        return _note(found["error"])
+def _packing(comparison: Report) -> str:
+    if "error" in comparison:
+        return _note(comparison["error"])
     head = ["algorithm", "rows", "padding", "no padding", "truncated", "dropped", "split"]
     head += ["segments", "median", "max", "attention", "s"]
-    used, lines = "", list[Sequence[object]]()
-    for each in found["algorithms"]:
-        title = algorithm_title(each)
-        used = title if each["algorithm"] == found["used"] else used
-        if "error" in each:
-            lines.append((title, each["error"]))
+    used_title = ""
+    lines: list[Sequence[object]] = []
+    for packing in comparison["algorithms"]:
+        title = algorithm_title(packing)
+        if packing["algorithm"] == comparison["used"]:
+            used_title = title
+        if "error" in packing:
+            lines.append((title, packing["error"]))
             continue
-        segments = each["segments_a_row"]
-        shares = (f"{each['padding_share']:.4%}", f"{1 - each['padding_share']:.4%}")
-        cut = (each["truncated_tokens"], each["dropped_tokens"], each["split_documents"])
+        segments = packing["segments_a_row"]
+        shares = (f"{packing['padding_share']:.4%}", f"{1 - packing['padding_share']:.4%}")
+        cut = (packing["truncated_tokens"], packing["dropped_tokens"], packing["split_documents"])
         counts = (round(segments["mean"], 2), segments["median"], segments["max"])
-        measured = (round(each["attention"][0]["shuffled"], 2), round(each["seconds"], 2))
-        lines.append((title, each["rows"], *shares, *cut, *counts, *measured))
+        measured = (round(packing["attention"][0]["shuffled"], 2), round(packing["seconds"], 2))
+        lines.append((title, packing["rows"], *shares, *cut, *counts, *measured))
     note = "One epoch, packed for this report by each algorithm. Truncated and dropped: tokens. Split: documents. Segments: "
     note += "mean, median and most of a row. Attention: the highest cost of a device over the mean, one random row a device."
-    note += "" if found["used"] is None else f" This config packs by {found['used']}."
-    return _note(found["sampled"]) + _note(note) + _table("packing-table", head, lines, used=used)
+    if comparison["used"] is not None:
+        note += f" This config packs by {comparison['used']}."
+    return _note(comparison["sampled"]) + _note(note) + _table("packing-table", head, lines, used=used_title)
 
 
-def _attention(found: Sequence[Report]) -> str:
+def _attention(spreads: Sequence[Report]) -> str:
     note = "The highest cost of a device over the mean of the devices, in the sampled steps. A row costs the sum of "
     note += "the squares of its segments' lengths. For a dense kernel, which skips nothing, every row costs the same."
-    lines = [(each["rows_a_device"], f"{each['mean']:.3f}", f"{each['worst']:.3f}", each["step"]) for each in found]
+    lines = []
+    for spread in spreads:
+        lines.append((spread["rows_a_device"], f"{spread['mean']:.3f}", f"{spread['worst']:.3f}", spread["step"]))
     return _note(note) + _table("attention-table", ("rows a device", "mean", "worst", "in step"), lines)
 
 
 def _left_out(report: Report) -> str:
     lines = []
-    for each in report["left_out"]:
-        counts = ("-" if each[key] is None else f"{each[key]:,}" for key in ("documents", "tokens"))
-        lines.append((each["what"], *counts, f"{(each['tokens'] or 0) / report['corpus']['tokens']:.4%}"))
+    for entry in report["left_out"]:
+        counts = ("-" if entry[key] is None else f"{entry[key]:,}" for key in ("documents", "tokens"))
+        share = (entry["tokens"] or 0) / report["corpus"]["tokens"]
+        lines.append((entry["what"], *counts, f"{share:.4%}"))
     if not lines:
         return _note("Nothing is left out: every token of the corpus is in a row.")
     return _table("left-out-table", ("what", "documents", "tokens", "of the corpus"), lines)
@@ -118,58 +131,77 @@ def _sources(report: Report) -> str:
     return _note(note) + _table("sources-table", head, lines)
 
 
-def _mixture(found: Report) -> str:
-    tokens = top_sources(found["tokens"])
+def _mixture(sources: Report) -> str:
+    tokens = top_sources(sources["tokens"])
     lines = []
-    for step, *counts in zip(found["steps"], *tokens.values(), strict=True):
+    for step, *counts in zip(sources["steps"], *tokens.values(), strict=True):
         total = max(1, sum(counts))
         lines.append((step, *(f"{count / total:.3%}" for count in counts)))
     names = [visible_line(name) for name in tokens]
     return _note("Shares of the tokens of each sampled step.") + _table("mixture-table", ("step", *names), lines)
 
 
-def _filter(found: Report) -> str:
-    owner = "of this config" if found["used"] else "with defaults, which this config does not have"
-    names = {"rows": "rows checked", "rejected": "rejected", "rejected_for_padding": "of these for their padding alone"}
-    lines = [(name, found[key]) for key, name in names.items()]
-    body = _note(f"{found['filter']}, {owner}; in the sampled steps.") + _table("filter-table", ("", "rows"), lines)
-    if not found["examples"]:
+def _filter(rejected: Report) -> str:
+    owner = "of this config" if rejected["used"] else "with defaults, which this config does not have"
+    lines = [
+        ("rows checked", rejected["rows"]),
+        ("rejected", rejected["rejected"]),
+        ("of these for their padding alone", rejected["rejected_for_padding"]),
+    ]
+    body = _note(f"{rejected['filter']}, {owner}; in the sampled steps.") + _table("filter-table", ("", "rows"), lines)
+    if not rejected["examples"]:
         return body + _note("None of these rows is rejected for its text.")
     head = ("step", "row of the layout", "from token", "period", "times", "the repeated text")
     keys = ("step", "instance", "at", "period", "times", "text")
-    examples = [tuple(each[key] for key in keys) for each in found["examples"]]
-    return body + _table("filter-examples", head, examples, words=(0, 5))
+    examples = [tuple(example[key] for key in keys) for example in rejected["examples"]]
+    return body + _table("filter-examples", head, examples, text_columns=(0, 5))
 
 
-def _throughput(found: Report | None) -> str:
-    if found is None:
+def _throughput(speed: Report | None) -> str:
+    if speed is None:
         return _note("Not measured.")
-    digits = {"mtok_per_s": 1, "ms_per_batch": 3, "of_limit": 3}
-    lines = [(each["name"], *(round(each[key], count) for key, count in digits.items())) for each in found["rows"]]
-    size, seconds = f"{found['tokens']:,}", f"{found['seconds']:g}"
+    lines = []
+    for row in speed["rows"]:
+        lines.append(
+            (row["name"], round(row["mtok_per_s"], 1), round(row["ms_per_batch"], 3), round(row["of_limit"], 3))
+        )
+    size, seconds = f"{speed['tokens']:,}", f"{speed['seconds']:g}"
     note = _note(f"Batches of {size} tokens, about {seconds} s per line, on the machine that made this page.")
     return note + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
 
 
 def _table(
-    name: str, head: Sequence[str], lines: Iterable[Sequence[object]], *, words: Sequence[int] = (0,), used: str = ""
+    name: str,
+    head: Sequence[str],
+    lines: Iterable[Sequence[object]],
+    *,
+    text_columns: Sequence[int] = (0,),
+    used: str = "",
 ) -> str:
-    """Return an HTML table. Its columns `words` are text, the others numbers. The line whose first cell is `used` is
-    highlighted. In a line shorter than `head`, the last cell is text that spans the rest."""
+    """Return an HTML table.
+
+    Args:
+      name: Id of the table.
+      head: Titles of the columns.
+      lines: Cells of each line. If a line is shorter than `head`, its last cell is text that spans the other columns.
+      text_columns: Numbers of the columns that have text. The others have numbers.
+      used: First cell of the line that is highlighted.
+    """
 
     def row(tag: str, line: Sequence[object]) -> str:
         cells = []
-        for at, value in enumerate(line):
-            spanned = len(head) - at if at == len(line) - 1 else 1
+        for column, value in enumerate(line):
+            num_spanned = len(head) - column if column == len(line) - 1 else 1
             shown = f"{value:,}" if isinstance(value, int | float) else _text(str(value))
-            kind = " class=text" if at in words or spanned > 1 else ""
-            width = f' colspan="{spanned}"' if spanned > 1 else ""
+            kind = " class=text" if column in text_columns or num_spanned > 1 else ""
+            width = f' colspan="{num_spanned}"' if num_spanned > 1 else ""
             cells.append(f"<{tag}{kind}{width}>{shown}</{tag}>")
-        return f"<tr{' class=used' if used and line[0] == used else ''}>{''.join(cells)}</tr>"
+        highlight = " class=used" if used and line[0] == used else ""
+        return f"<tr{highlight}>{''.join(cells)}</tr>"
 
-    opened = f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table id="{name}">'
-    titled = f"<thead>{row('th', head)}</thead>" if any(head) else ""
-    return f"{opened}{titled}<tbody>{''.join(row('td', line) for line in lines)}</tbody></table></div>\n"
+    opening = f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table id="{name}">'
+    table_head = f"<thead>{row('th', head)}</thead>" if any(head) else ""
+    return f"{opening}{table_head}<tbody>{''.join(row('td', line) for line in lines)}</tbody></table></div>\n"
 
 
 def _note(text: str | None) -> str:

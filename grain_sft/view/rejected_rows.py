@@ -1,0 +1,70 @@
+"""Rows that `NgramFilter` rejects in some steps of a run: their numbers, and examples."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.layout import FILL_ROW
+from grain_sft.pipeline import Pipeline
+from grain_sft.transforms import NgramFilter, trait
+from grain_sft.view.text import TokenTexts, visible
+
+_MOST_EXAMPLES = 5
+_EXAMPLE_TOKENS = 48  # shown of an example; one period if that is longer
+
+
+def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
+    """Return counts and examples of the rows of `steps` that the pipeline's NgramFilter, or else a default one, rejects.
+
+    Returns:
+      filter: repr of the filter.
+      used: Whether the pipeline has it.
+      rows, rejected: Numbers of rows.
+      rejected_for_padding: Number of rejected rows that would pass without their padding.
+      examples: Rows that are rejected for their text, as in `_example`.
+    """
+    own_filters = [transform for transform in pipeline.transforms if trait(transform, "filters_repetition")]
+    ngram_filter = own_filters[0] if own_filters else NgramFilter()
+    counts = {"rows": 0, "rejected": 0, "rejected_for_padding": 0}
+    examples: list[dict[str, Any]] = []
+    for step in steps:
+        rows = pipeline.sampler.rows(step)
+        rows = rows[rows != FILL_ROW]
+        element = pipeline.source_at(step).read(rows)
+        failing = np.flatnonzero(ngram_filter.fails(element["tokens"], element["segment_ids"]))
+        counts["rows"] += len(rows)
+        counts["rejected"] += len(failing)
+        for index in failing.tolist():
+            tokens = element["tokens"][index].astype(np.int64)
+            padding = element["segment_ids"][index] == 0
+            tokens[padding] = -1 - np.arange(np.count_nonzero(padding))  # distinct numbers, which never repeat
+            if not ngram_filter.fails(tokens):
+                counts["rejected_for_padding"] += 1
+            elif len(examples) < _MOST_EXAMPLES:
+                examples.append({"step": step, "instance": int(rows[index])} | _example(tokens, ngram_filter, texts))
+    return {"filter": repr(ngram_filter), "used": bool(own_filters), **counts, "examples": examples}
+
+
+def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
+    """Return the longest repetition in a row: from token `at`, the same `period` tokens `times` times, and their `text`.
+
+    Only periods that the filter checks are searched; a filter from outside that has none has those of `NgramFilter`.
+    """
+    defaults = NgramFilter()
+    min_period = getattr(ngram_filter, "min_period", defaults.min_period)
+    max_period = getattr(ngram_filter, "max_period", defaults.max_period)
+    repetitions = [(0, 1, 1)]  # first token, period, times
+    for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
+        equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
+        starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T  # of the runs of True
+        if len(starts):
+            longest = int((ends - starts).argmax())
+            repetitions.append((int(starts[longest]), period, int(ends[longest] - starts[longest]) // period + 1))
+    first, period, times = max(repetitions, key=lambda repetition: repetition[1] * repetition[2])
+    ids = tokens[first : first + min(period * times, max(_EXAMPLE_TOKENS, period))].tolist()
+    raw_texts = [(token, texts.text(token)) for token in ids]
+    joined = "".join(f" ⟨{token}⟩" if text is None else text for token, text in raw_texts)
+    # Tokens may hold parts of a UTF-8 character, as surrogates: encode and decode the whole text to join them.
+    whole = joined.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
+    return {"at": first, "period": period, "times": times, "text": visible(whole.strip())}
