@@ -30,22 +30,25 @@ _allowed: ContextVar[_Allowed | None] = ContextVar("grain_sft_allowed", default=
 
 
 @contextlib.contextmanager
-def inside(root: str | None, but: str = "") -> Iterator[None]:
-    """Make `open_regular` refuse files outside of the folder `root`, in this thread, until the context ends.
-
-    Args:
-      root: Real path of the folder, with a slash at its end; None keeps the outer context's folder.
-      but: Path that the user gave, which may lie outside of `root`.
-    """
-    token = _allowed.set(_allowed.get() if root is None else _Allowed((root,), but))
+def _allowing(allowed: _Allowed | None) -> Iterator[None]:
+    token = _allowed.set(allowed)
     try:
         yield
     finally:
         _allowed.reset(token)
 
 
-@contextlib.contextmanager
-def inside_also(folder: str) -> Iterator[None]:
+def inside(root: str | None, but: str = "") -> contextlib.AbstractContextManager[None]:
+    """Make `open_regular` refuse files outside of the folder `root`, in this thread, until the context ends.
+
+    Args:
+      root: Real path of the folder, with a slash at its end; None keeps the outer context's folder.
+      but: Path that the user gave, which may lie outside of `root`.
+    """
+    return _allowing(_allowed.get() if root is None else _Allowed((root,), but))
+
+
+def inside_also(folder: str) -> contextlib.AbstractContextManager[None]:
     """Within `inside`, make `open_regular` also accept files in `folder`, such as this package's own cache.
 
     Args:
@@ -54,11 +57,7 @@ def inside_also(folder: str) -> Iterator[None]:
     allowed = _allowed.get()
     if allowed is not None:
         allowed = allowed._replace(folders=(*allowed.folders, folder))
-    token = _allowed.set(allowed)
-    try:
-        yield
-    finally:
-        _allowed.reset(token)
+    return _allowing(allowed)
 
 
 def outside(path: str, real: str, root: str) -> CorpusError:

@@ -10,6 +10,7 @@ from grain_sft.view.pictures import Picture, top_sources
 from grain_sft.view.text import visible_line
 
 Report = Mapping[str, Any]
+Lines = Iterable[Sequence[object]]
 
 
 def report_page(report: Report, pictures: Mapping[str, Picture]) -> str:
@@ -59,10 +60,9 @@ def _lengths(lengths: Report, row_length: int) -> str:
         ("documents", lengths["documents"]),
         ("tokens in them", lengths["tokens"]),
         ("mean", round(lengths["mean"], 1)),
-        *((name, round(value, 1)) for name, value in lengths["percentiles"].items()),
-        ("longest", lengths["longest"]),
-        (f"longer than a row ({row_length:,})", lengths["longer_than_a_row"]),
     ]
+    facts += [(name, round(value, 1)) for name, value in lengths["percentiles"].items()]
+    facts += [("longest", lengths["longest"]), (f"longer than a row ({row_length:,})", lengths["longer_than_a_row"])]
     head = ("first", "last", "documents", "tokens")
     bins = [tuple(length_bin[key] for key in head) for length_bin in lengths["bins"]]
     facts_table = _table("length-facts", ("", "tokens or count"), facts)
@@ -143,11 +143,8 @@ def _mixture(sources: Report) -> str:
 
 def _filter(rejected: Report) -> str:
     owner = "of this config" if rejected["used"] else "with defaults, which this config does not have"
-    lines = [
-        ("rows checked", rejected["rows"]),
-        ("rejected", rejected["rejected"]),
-        ("of these for their padding alone", rejected["rejected_for_padding"]),
-    ]
+    lines = [("rows checked", rejected["rows"]), ("rejected", rejected["rejected"])]
+    lines.append(("of these for their padding alone", rejected["rejected_for_padding"]))
     body = _note(f"{rejected['filter']}, {owner}; in the sampled steps.") + _table("filter-table", ("", "rows"), lines)
     if not rejected["examples"]:
         return body + _note("None of these rows is rejected for its text.")
@@ -170,14 +167,7 @@ def _throughput(speed: Report | None) -> str:
     return note + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)
 
 
-def _table(
-    name: str,
-    head: Sequence[str],
-    lines: Iterable[Sequence[object]],
-    *,
-    text_columns: Sequence[int] = (0,),
-    used: str = "",
-) -> str:
+def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequence[int] = (0,), used: str = "") -> str:
     """Return an HTML table.
 
     Args:

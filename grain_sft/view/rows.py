@@ -203,21 +203,23 @@ def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
     """Return the pieces of a row from its trace; none for a row of padding alone."""
     lines = origin.select(origin.instance >= 0)
     withdrawn = np.zeros_like(lines.step) if lines.withdrawn is None else lines.withdrawn
+    columns = [
+        lines.segment,
+        lines.document,
+        lines.source,
+        lines.record,
+        lines.shard,
+        lines.start,
+        lines.stop,
+        withdrawn,
+    ]
     pieces = []
-    for index in range(len(lines.step)):
-        document, record = int(lines.document[index]), int(lines.record[index])
-        piece = Piece(
-            segment=int(lines.segment[index]),
-            document=document if document >= 0 else None,
-            source=lines.source_names[lines.source[index]],
-            record=record if record >= 0 else None,
-            file=lines.paths[lines.shard[index]],
-            start=int(lines.start[index]),
-            stop=int(lines.stop[index]),
-            withdrawn=int(withdrawn[index]),
-            mixed=is_mixture,
-        )
-        pieces.append(piece)
+    for line in zip(*(column.tolist() for column in columns), strict=True):
+        segment, document, source, record, shard, start, stop, num_withdrawn = line
+        of_document = None if document < 0 else document
+        of_record = None if record < 0 else record
+        name, path = lines.source_names[source], lines.paths[shard]
+        pieces.append(Piece(segment, of_document, name, of_record, path, start, stop, num_withdrawn, is_mixture))
     return tuple(pieces)
 
 

@@ -99,9 +99,7 @@ def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator
         f"tokens {first:,} to {stop - 1:,}, {with_loss:,} of {stop - first:,} take loss" if first < stop else "empty"
     )
     yield _styled(f"{segment_title(view, segment)}: {tokens}", f"{_BOLD};{_colour_of(segment)}", colour)
-    for piece in view.pieces:
-        if piece.segment == segment:
-            yield f"  {describe_origin(piece)}"
+    yield from (f"  {describe_origin(piece)}" for piece in view.pieces if piece.segment == segment)
 
 
 def _token_lines(
@@ -133,9 +131,8 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
     used = 0  # columns of the line
     most = width - (0 if colour else 2)  # without colour, brackets enclose a run of tokens that take loss
     for cell in cells:
-        size = len(cell.text)  # characters of a part
-        if columns(cell.text) > most:
-            size = max(most // 2, 1)  # a character takes up to two columns
+        # characters of a part; a character takes up to two columns
+        size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])
             opens_run = not colour and bool(line) and part.takes_loss and not line[-1].takes_loss
@@ -160,11 +157,9 @@ def _line(line: list[Cell], colour: bool, code: int) -> str:
             style = f"{code}" if cell.takes_loss else f"{_DIM};{code}"
             parts.append(_styled(cell.text, f"{style};{_INVERSE}" if cell.is_special else style, True))
         else:
-            is_first = index == 0 or not line[index - 1].takes_loss
-            is_last = index == len(line) - 1 or not line[index + 1].takes_loss
-            opening = "⟦" if cell.takes_loss and is_first else ""
-            closing = "⟧" if cell.takes_loss and is_last else ""
-            parts.append(f"{opening}{cell.text}{closing}")
+            opens_run = cell.takes_loss and (index == 0 or not line[index - 1].takes_loss)
+            closes_run = cell.takes_loss and (index == len(line) - 1 or not line[index + 1].takes_loss)
+            parts.append("⟦" * opens_run + cell.text + "⟧" * closes_run)
     return f"{line[0].position:>{_GUTTER - 3},} │ {''.join(parts)}"
 
 
