@@ -160,8 +160,9 @@ class DemandModel:
     def _first_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:
         """Return the cell and the file of each first read of a file on a host, sorted by cell and file.
 
-        A host begins with `turns` turns, in which its threads each make a batch at the same time. With 2 threads, turn 0
-        makes steps 0 and 1. Both check a file that no earlier turn has checked. Of the steps after the turns, one does.
+        A host begins with `turns` turns. In a turn, its threads make one batch each, at the same time: with 2 threads, turn 0
+        makes steps 0 and 1. If both read a file that no earlier turn has checked, both check it. After the turns, only the
+        first step that reads a file checks it.
         """
         threads = self.conditions.threads
         checked = self._checked[number]
@@ -169,9 +170,9 @@ class DemandModel:
         turn = np.minimum(step // threads, turns)  # `turns` for all steps after the turns
         firsts = []
         for now in range(turns + 1):
-            checks_once = cell if now < turns else host
+            checker = cell if now < turns else host  # each batch of a turn, but each host once after the turns
             unchecked = np.flatnonzero((turn == now) & ~checked[host, file])
-            keys = checks_once[unchecked] * checked.shape[1] + file[unchecked]
+            keys = checker[unchecked] * checked.shape[1] + file[unchecked]
             first = unchecked[np.unique(keys, return_index=True)[1]]
             checked[host[first], file[first]] = True
             firsts.append(first)
