@@ -139,7 +139,8 @@ class StagedPipeline(Pipeline):
     @property
     def later_stages(self) -> list[str]:
         return [
-            f"from step {sampler.first_step}: {data_key_of(stage.source, sampler.sampler, stage.transforms)}"
+            f"from step {self._skips.step_of(sampler.first_step)}: "
+            + data_key_of(stage.source, sampler.sampler, stage.transforms)
             for stage, sampler in zip(self._planned_stages[1:], self._planned_samplers[1:], strict=True)
         ]
 

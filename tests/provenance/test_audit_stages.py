@@ -8,6 +8,7 @@ from audit_runs import ENDINGS
 from batches import load
 from sft_files import documents, write_episodes, write_olmo
 
+from grain_sft.errors import PipelineError
 from grain_sft.provenance import check_audit
 
 
@@ -121,3 +122,15 @@ def test_steps_that_were_delivered_before_a_change_alone_are_missing_after_it(co
     run(changed, range(4, 7), tmp_path)
     pipeline = run(changed, range(25, 40), tmp_path)
     assert any("no line states that steps" in each for each in findings(tmp_path, pipeline))
+
+
+def test_a_stage_that_skipped_steps_bring_forward_is_not_added_after_its_first_step(config, corpora, tmp_path):
+    config["amendments"] = [{"skip": {"from": 5, "steps": 3}}]
+    pipeline = run({**config, "stages": [{}]}, range(19), tmp_path)
+    with contextlib.closing(pipeline.iter(start_step=19)) as batches:
+        state = batches.get_state()
+    longer = load({**config, "stages": [{"steps": 20}, {"corpus": corpora["episodes"]}]})
+    assert longer.stages[1].first_step == 17
+    assert "handed out without a stage of the config: from step 17" in findings(tmp_path, longer)[0]
+    with contextlib.closing(longer.iter()) as batches, pytest.raises(PipelineError, match="later stage"):
+        batches.set_state(state)
