@@ -26,8 +26,7 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
       keys: Mapping from schema keys to keys in the file.
     """
     turn_keys = {key: source for key, source in keys.items() if key in _TURN_KEYS}
-    record_keys = {key: source for key, source in keys.items() if key not in _TURN_KEYS}
-    result = _with_keys(record, record_keys)
+    result = _with_keys(record, {key: source for key, source in keys.items() if key not in _TURN_KEYS})
     for key, value in result.items():
         if isinstance(value, list) and key != "tools":
             result[key] = [_with_keys(turn, turn_keys) if isinstance(turn, dict) else turn for turn in value]

@@ -14,6 +14,7 @@ from grain_sft.errors import PrepareError, RecordError
 _MAX_DEPTH = 64
 """Maximum depth of objects and lists. Chats need about 10, and recursion to 64 levels stays below Python's limit."""
 
+_NESTED = (dict, list, tuple)
 _TOO_DEEP = f"objects and lists are nested too deep; expected at most {_MAX_DEPTH} levels."
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -86,10 +87,10 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant,
 
 def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
     """Return whether a value has more than `levels` levels of lists and objects."""
-    if not isinstance(value, dict | list | tuple):
+    if not isinstance(value, _NESTED):
         return False
     children = value.values() if isinstance(value, dict) else value
-    return levels == 0 or any(_is_too_deep(child, levels - 1) for child in children)
+    return levels == 0 or any(_is_too_deep(child, levels - 1) for child in children if isinstance(child, _NESTED))
 
 
 def check_text(text: str, where: str) -> None:
