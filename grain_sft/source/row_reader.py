@@ -72,16 +72,25 @@ class RowReader:
         blocks, (tokens, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._blocks
         )
-        of_shard, numbers = [0] * len(rows) if shards is None else shards.tolist(), rows.tolist()
-        pieces = [
-            (of_shard[here], numbers[here], buffers, len(buffers) * self._row.itemsize) for here, buffers, *_ in blocks
-        ]
-        for _, block in zip(self._reader.read_groups(pieces), blocks, strict=True):
-            self._widen(block)
+        if len(blocks) == 1 and self._reader.fill_rows(shards, rows, blocks[0].buffers):
+            self._widen(blocks[0])
+        else:
+            self._read_blocks(blocks, shards, rows)
         loss = None
         if self._loss_reader is not None and (self._weighted or not only_weights):
             loss = self._read_loss(self._loss_reader, shards, rows)
         return ReadRows(tokens, targets, positions, segments, target_segments, loss)
+
+    def _read_blocks(self, blocks: list[_Block], shards: Ints | None, rows: Ints) -> None:
+        """Read and widen blocks in turn."""
+        of_shard = [0] * len(rows) if shards is None else shards.tolist()
+        numbers = rows.tolist()
+        pieces = []
+        for block in blocks:
+            num_bytes = len(block.buffers) * self._row.itemsize
+            pieces.append((of_shard[block.rows], numbers[block.rows], block.buffers, num_bytes))
+        for _, block in zip(self._reader.read_groups(pieces), blocks, strict=True):
+            self._widen(block)
 
     def _widen(self, block: _Block) -> None:
         """Fill the batch's arrays from the buffers of a block."""
