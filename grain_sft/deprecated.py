@@ -23,7 +23,7 @@ MODULES = {
     "trace.audit_check": "provenance.audit_check",
     "remote_files": "storage.remote.retries",
     "corpus.learning_rate": "replay.learning_rate",
-    "corpus.remote_options": "storage.remote.options",
+    "corpus.remote_options": "storage.remote_options",
     "sampling.orders_table": "sampling.orders",
     **{f"sampling.orders.{name}": "sampling.orders.computed" for name in ("shuffle", "random", "sequential")},
     **{f"sampling.orders.{name}": "sampling.orders.exact" for name in ("olmo", "maxtext", "episode", "openchat")},

@@ -19,10 +19,10 @@ from grain_sft.storage.locks import CACHE_DIR_VARIABLE, ForkSafeLock, HeldLock, 
 from grain_sft.storage.regular_files import inside, inside_also, open_regular, outside, read_regular
 from grain_sft.storage.remote import files as remote_files
 from grain_sft.storage.remote.files import open_remote
-from grain_sft.storage.remote.options import SHARD_CACHE_VARIABLE, CacheOptions, RemoteOptions
-from grain_sft.storage.remote.requests import Range
+from grain_sft.storage.remote.responses import Range
 from grain_sft.storage.remote.retries import Limits
-from grain_sft.storage.remote.shards import identify
+from grain_sft.storage.remote_options import SHARD_CACHE_VARIABLE, CacheOptions, RemoteOptions
+from grain_sft.storage.remote_shards import identify
 from grain_sft.storage.shard_reader import Buffers, Run, ShardReader
 
 __all__ = [

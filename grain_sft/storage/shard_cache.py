@@ -18,9 +18,9 @@ from grain_sft.storage.cache_blocks import BLOCKS, PART, Block, DamagedBlockErro
 from grain_sft.storage.locks import HeldLock
 from grain_sft.storage.regular_files import open_regular
 from grain_sft.storage.remote.files import PART_BYTES, RemotePiece, fetch_exactly, read_pieces
-from grain_sft.storage.remote.options import CacheOptions
-from grain_sft.storage.remote.requests import Range
+from grain_sft.storage.remote.responses import Range
 from grain_sft.storage.remote.retries import Limits
+from grain_sft.storage.remote_options import CacheOptions
 
 BATCH_BYTES = 64 << 20  # fetched together, so in memory at once
 _BATCH_BLOCKS = 64  # fetched together, so open files

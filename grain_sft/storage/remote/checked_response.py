@@ -4,7 +4,7 @@ import re
 
 import aiohttp
 
-from grain_sft.storage.remote.requests import NO_RANGES, body_headers, check_encoding, check_range
+from grain_sft.storage.remote.responses import NO_RANGES, body_headers, check_encoding, check_range
 from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
 
 _LARGEST_LISTING = 16 << 20  # bytes of one page of a listing

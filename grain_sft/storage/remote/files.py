@@ -7,7 +7,8 @@ from typing import IO, Any, NamedTuple
 
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
 from grain_sft.storage.remote.clients import NO_CREDENTIALS, lacks_credentials
-from grain_sft.storage.remote.requests import Job, Range, request_body, request_info, run_jobs, size_of, version_of
+from grain_sft.storage.remote.requests import Job, request_body, request_info, run_jobs, size_of, version_of
+from grain_sft.storage.remote.responses import Range
 from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedError, RequestFailedError, WrongBodyError
 
 PART_BYTES = 8 << 20  # a longer range is several requests

@@ -1,16 +1,15 @@
 """Requests for ranges of bytes of remote files. The size and the version of each body are checked."""
 
 import asyncio
-import contextvars
 import itertools
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from threading import get_ident
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity
 from grain_sft.storage.remote.clients import filesystem
+from grain_sft.storage.remote.responses import NO_RANGES, BodyHeaders, Range, body_headers
 from grain_sft.storage.remote.retries import (
     RefusedBodyError,
     ReplacedError,
@@ -22,8 +21,6 @@ from grain_sft.storage.remote.retries import (
     status_of,
 )
 
-NO_RANGES = "its server has no ranged reads. Copy the files to one that has"
-
 _VERSION_KEYS = (
     "generation", "ETag", "etag", "version_id", "mtime", "LastModified", "last_modified", "Last-Modified", "created",
 )  # fmt: skip
@@ -34,26 +31,6 @@ Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
 
 The second is text such as "bytes 0 to 9 " for error messages; "" for the whole file.
 """
-
-
-class Range(NamedTuple):
-    """Bytes `start` to `stop` of a remote file, of the given `version` (see `version_of`) unless that is None."""
-
-    path: str
-    start: int
-    stop: int
-    version: str | None = None
-
-
-class BodyHeaders:
-    """Size and version of the whole file, from the headers of a response with a part of it. None if they lack it."""
-
-    size: int | None = None
-    version: str | None = None
-
-
-body_headers: contextvars.ContextVar[BodyHeaders | None] = contextvars.ContextVar("grain_sft_headers", default=None)
-"""Object that the response to the current task's request fills in, since fsspec's clients return only the body."""
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:
@@ -197,37 +174,6 @@ async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes
     if client.async_impl:
         return bytes(await client._cat_file(path, start=start, end=stop, **options))
     return bytes(await asyncio.to_thread(client.cat_file, path, start, stop, **options))
-
-
-def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:
-    """Check the Content-Range of a response with status 206 to a request for the bytes [start, stop).
-
-    Returns:
-      Size of the body; and size of the file, None if the header lacks it ("bytes 0-9/*").
-
-    Raises:
-      WrongBodyError: The body is another range.
-    """
-    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (content_range or "").strip())
-    if match is not None:
-        sent_start, sent_stop = int(match.group(1)), int(match.group(2)) + 1
-        size = None if match.group(3) == "*" else int(match.group(3))
-        if size is not None and size <= start:
-            return 0, size
-        is_full = sent_stop <= stop if size is None else sent_stop == min(stop, size)
-        if sent_start == start and sent_start < sent_stop and is_full:
-            return sent_stop - sent_start, size
-    raise WrongBodyError(f"an answer of {content_range or 'an unstated range'} instead of bytes {start}-{stop - 1}")
-
-
-def check_encoding(content_encoding: str | None, path: str = "") -> None:
-    """Raise RefusedBodyError for a body that the store compressed, unless the file's name ends with .gz."""
-    encoding = (content_encoding or "").lower()
-    if encoding not in ("", "identity", "aws-chunked") and not (encoding == "gzip" and path.endswith(".gz")):
-        raise RefusedBodyError(
-            f"it is stored with Content-Encoding {encoding}, so its size and bytes are not those of its content. "
-            "Upload it again uncompressed (without -Z, -z and -J)"
-        )
 
 
 def _kind(version: str | None) -> str:

@@ -2,7 +2,7 @@
 
 from s3fs.core import S3FileSystem
 
-from grain_sft.storage.remote.requests import NO_RANGES, BodyHeaders, Range, check_encoding, check_range
+from grain_sft.storage.remote.responses import NO_RANGES, BodyHeaders, Range, check_encoding, check_range
 from grain_sft.storage.remote.retries import RefusedBodyError
 
 _BYTES_PER_READ = 1 << 18  # of a body

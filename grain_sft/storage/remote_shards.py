@@ -12,9 +12,9 @@ from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity, files
 from grain_sft.storage.file_stamp import DIGEST_BYTES, FileStamp, digest_of, replaced, size_change
 from grain_sft.storage.remote.files import RemoteFile, RemotePiece, infos, read_pieces
-from grain_sft.storage.remote.options import RemoteOptions
 from grain_sft.storage.remote.requests import size_of, version_of
 from grain_sft.storage.remote.retries import Limits
+from grain_sft.storage.remote_options import RemoteOptions
 from grain_sft.storage.shard_cache import ShardCache
 
 Ints = npt.NDArray[np.int64]
