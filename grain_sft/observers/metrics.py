@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grain_sft.errors import import_extra
-from grain_sft.pipeline import Observer, Pipeline, count_arrivals, most_uncounted, standing_observers
+from grain_sft.pipeline import Observer, Run, count_arrivals, most_uncounted, standing_observers
 from grain_sft.storage import activity
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Metrics(Observer):
         self._exported = dict(activity.counts)
         self._lock.release()
 
-    def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
+    def batch_made(self, pipeline: Run, step: int, seconds: float) -> None:
         self._make_seconds.append(seconds)
         if len(self._make_seconds) > self._most_uncounted:
             self._count()

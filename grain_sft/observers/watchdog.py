@@ -18,12 +18,11 @@ import sys
 import threading
 import weakref
 from time import perf_counter
-from typing import Any
 
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import Observer, Pipeline, StepIterator, count_arrivals
+from grain_sft.pipeline import ObservedIterator, Observer, Run, count_arrivals
 from grain_sft.source import workers
 from grain_sft.storage import activity
 
@@ -86,7 +85,7 @@ class _Watch(abc.ABC):
 class _IteratorWatch(_Watch):
     """Watch of an iterator, which also logs summaries."""
 
-    def __init__(self, stall: float, summary: float, iterator: StepIterator[Any], watchdog: Watchdog) -> None:
+    def __init__(self, stall: float, summary: float, iterator: ObservedIterator, watchdog: Watchdog) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
         self._stats = iterator.stats
@@ -109,7 +108,7 @@ class _IteratorWatch(_Watch):
             self._log_summary(now)
         return True
 
-    def _describe(self, iterator: StepIterator[Any]) -> list[str]:
+    def _describe(self, iterator: ObservedIterator) -> list[str]:
         """Return lines that name what the iterator waits for, and how long earlier steps took."""
         pids = iterator.worker_pids()
         if pids is None:
@@ -179,30 +178,30 @@ class Watchdog(Observer):
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def iterator_opened(self, iterator: StepIterator[Any]) -> None:
+    def iterator_opened(self, iterator: ObservedIterator) -> None:
         stall, summary = _seconds(STALL_VARIABLE), _seconds(SUMMARY_VARIABLE)
         if stall or summary:
             self._add(iterator.stats, _IteratorWatch(stall, summary, iterator, self))
 
-    def worker_started(self, pipeline: Pipeline) -> None:
+    def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))
 
-    def batch_awaited(self, iterator: StepIterator[Any], step: int, seconds: float) -> None:
+    def batch_awaited(self, iterator: ObservedIterator, step: int, seconds: float) -> None:
         if self.stalled:
             self._log_end_of_stall(iterator.pipeline, step, "came", seconds)
 
-    def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
+    def batch_failed(self, iterator: ObservedIterator, step: int, seconds: float, error: BaseException) -> None:
         if self.stalled:
             self._log_end_of_stall(iterator.pipeline, step, "failed", seconds)
 
-    def _log_end_of_stall(self, pipeline: Pipeline, step: int, outcome: str, seconds: float) -> None:
+    def _log_end_of_stall(self, pipeline: Run, step: int, outcome: str, seconds: float) -> None:
         if (id(pipeline), step) in self.stalled:
             self.stalled.discard((id(pipeline), step))
             logging.warning("Step %d %s after %.1f s.", step, outcome, seconds)
 
-    def iterator_closed(self, iterator: StepIterator[Any]) -> None:
+    def iterator_closed(self, iterator: ObservedIterator) -> None:
         with self._lock:
             self._watches.pop(iterator.stats, None)
 

@@ -1,4 +1,4 @@
-"""Observers: objects that a pipeline calls for each batch, and that change no batch."""
+"""The table of observers, and the calls of observers where batches are made and counted."""
 
 from __future__ import annotations
 
@@ -8,71 +8,13 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from grain_sft.errors import PipelineError
+from grain_sft.pipeline.run import Observer, Run
 from grain_sft.registry import Registry
 from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock, activity
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline.pipeline import Pipeline
-    from grain_sft.pipeline.step_iterator import StepIterator
-
-
-class Delivery(NamedTuple):
-    """One batch that an iterator hands out.
-
-    Attributes:
-      pipeline, step: Pipeline and step of the batch.
-      writer: Whether this process has the first row of the global batch, so that it writes for all processes.
-      rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
-      tokens: Number of tokens of the batch, padding included.
-      seconds: Time that `next` waited for the batch.
-    """
-
-    pipeline: Pipeline
-    step: int
-    writer: bool
-    rows: int
-    tokens: int
-    seconds: float
-
-
-class Observer:
-    """Base class of observers. Every method does nothing; a subclass overrides those it needs.
-
-    Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in one ends the run.
-    A pipeline is pickled with its observers for worker processes.
-    """
-
-    def iterator_opened(self, iterator: StepIterator[Any]) -> None:
-        """An iterator was made. Its `stats` are an `IteratorStats`."""
-
-    def worker_started(self, pipeline: Pipeline) -> None:
-        """This process is a worker process, and begins to make batches of `pipeline`."""
-
-    def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
-        """A thread of this process made the batch of `step`, perhaps ahead of time, in `seconds`."""
-
-    def batch_handed_out(self, delivery: Delivery) -> None:
-        """The trainer gets a batch now. If an exception interrupts the return, this is called again with the same object."""
-
-    def batch_awaited(self, iterator: StepIterator[Any], step: int, seconds: float) -> None:
-        """A batch that was not ready was made, and `next` waited for it for `seconds`. It is handed out next."""
-
-    def batch_failed(self, iterator: StepIterator[Any], step: int, seconds: float, error: BaseException) -> None:
-        """The batch of `step` failed after `next` had waited for `seconds`. The next `next` tries it again."""
-
-    def batches_counted(
-        self, steps: Sequence[int], rows: Sequence[int], tokens: Sequence[int], seconds: Sequence[float]
-    ) -> None:
-        """Batches arrived at iterators of this process: the step, rows, tokens and wait of each, in order. Only the observers
-        of the process are called, for up to `most_uncounted()` batches at once."""
-
-    def iterator_closed(self, iterator: StepIterator[Any]) -> None:
-        """An iterator was closed. This is not called for an iterator that is collected."""
-
 
 OBSERVERS: Registry[Callable[..., Observer]] = Registry(
     "observer",
@@ -96,7 +38,7 @@ def standing_observers() -> tuple[Observer, ...]:
     return tuple(OBSERVERS[name]() for name in ("metrics", "watchdog"))
 
 
-def observers_of(pipeline: Pipeline) -> tuple[Observer, ...]:
+def observers_of(pipeline: Run) -> tuple[Observer, ...]:
     """Return the observers of this process and those of the pipeline."""
     return (*standing_observers(), *pipeline.observers)
 
@@ -111,7 +53,7 @@ def _standing_made() -> list[Callable[..., None]]:
     return overridden("batch_made", standing_observers())
 
 
-def make_batch(pipeline: Pipeline, step: int) -> Element:
+def make_batch(pipeline: Run, step: int) -> Element:
     """Return the batch of `step`, recorded as activity and observed."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = (activity.CHOOSING,)

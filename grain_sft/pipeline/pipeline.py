@@ -17,12 +17,13 @@ from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
-from grain_sft.pipeline.columns import Parts, read_columns
+from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import OBSERVERS, Observer, standing_observers
-from grain_sft.pipeline.receipt import Receipt, data_key_of, described, receipt_of
+from grain_sft.pipeline.observer import OBSERVERS, standing_observers
+from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, described, parts_of
+from grain_sft.pipeline.run import Observer
 from grain_sft.registry import Registry
 from grain_sft.sampling import Host, Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
@@ -102,7 +103,7 @@ class Pipeline:
             self.audit = OBSERVERS["audit"](audit)
             self.observers += (self.audit,)
         self.first_steps = FirstSteps()
-        self._parts: Parts = {}
+        self._parts: dict[tuple[int, int], Pipeline] = {}  # by the first column and the one after the last
 
     @property
     def stages(self) -> tuple[Pipeline, ...]:
@@ -151,7 +152,9 @@ class Pipeline:
           PipelineError: columns that the batch does not have.
         """
         if columns is not None:
-            return read_columns(self, self._parts, step, slots, columns)
+            start, stop = columns
+            part = self._of_columns(start, stop)
+            return cut_columns(part.read(step, slots), part.source.layout.first_column, start, stop)
         if not len(slots) and self.source.layout.row_lengths:  # the source infers the length of a batch from its rows
             return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
         return self._batch(step, self.sampler.rows_at(step, slots))
@@ -172,6 +175,16 @@ class Pipeline:
         A run without stages returns itself. Args and details: `StagedPipeline.with_first_stages`.
         """
         return [self]
+
+    def _of_columns(self, start: int, stop: int) -> Pipeline:
+        """Return a cached pipeline that reads the columns [start, stop) of the rows, or more, but not all if possible."""
+        columns = columns_to_read(self.source.layout, self.transforms, start, stop)
+        if columns is None:
+            return self
+        if columns not in self._parts:
+            source = self.source.columns(*columns)
+            self._parts[columns] = Pipeline(source, self.planned_sampler, self.transforms, amendments=self.amendments)
+        return self._parts[columns]
 
     def source_at(self, step: int) -> RowSource:
         """Return the source as `step` reads it: without the documents that are withdrawn by then."""
@@ -297,3 +310,15 @@ class Pipeline:
         """Return what decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
         changes = f"[{'; '.join(map(str, self.amendments))}]" if self.amendments else ""
         return f"{self.data_key}{changes}[{self.sampler.host!r}]"
+
+
+def receipt_of(pipeline: Pipeline) -> Receipt:
+    """Return the receipt of a pipeline, which is the same on all hosts.
+
+    This hashes all rows at memory speed. It reads tokens only if EOS tokens end the documents.
+
+    Raises:
+      CorpusFileError, CorpusError: The documents can't be found.
+    """
+    parts = parts_of(pipeline.source, pipeline.planned_sampler, pipeline.transforms)
+    return Receipt(parts | amendment_parts(pipeline.amendments))

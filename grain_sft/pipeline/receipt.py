@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grain
 import numpy as np
@@ -18,9 +18,6 @@ from grain_sft.layout import Layout, digest
 from grain_sft.pipeline.amendments import Amendment, begins_before
 from grain_sft.sampling import Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline.pipeline import Pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +66,6 @@ class Receipt:
 
     def _repr_html_(self) -> str:
         return html_facts(f"Receipt {self.code}", self.parts)
-
-
-def receipt_of(pipeline: Pipeline) -> Receipt:
-    """Return the receipt of a pipeline, which is the same on all hosts.
-
-    This hashes all rows at memory speed. It reads tokens only if EOS tokens end the documents.
-
-    Raises:
-      CorpusFileError, CorpusError: The documents can't be found.
-    """
-    parts = parts_of(pipeline.source, pipeline.planned_sampler, pipeline.transforms)
-    return Receipt(parts | amendment_parts(pipeline.amendments))
 
 
 def parts_of(

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from grain_sft.pipeline import Pipeline, layout_receipt
+from grain_sft.pipeline import Run, layout_receipt
 from grain_sft.sampling import EpochStream, Sampler
 from grain_sft.version import __version__
 
@@ -36,7 +36,7 @@ class StreamOfStage(NamedTuple):
     """One stream of the sampler of one stage. `number` counts the stages from 1; it is None in a run without stages."""
 
     number: int | None
-    stage: Pipeline
+    stage: Run
     stream: EpochStream
 
 
@@ -51,7 +51,7 @@ class Events:
       streams: Streams of all stages, in order. An epoch belongs to one stream.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Run) -> None:
         self._pipeline = pipeline
         self.streams = [
             StreamOfStage(number if len(pipeline.stages) > 1 else None, stage, stream)

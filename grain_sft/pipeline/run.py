@@ -1,0 +1,118 @@
+"""Run and Observer: batches by step, as iterators and audits see them, and the objects that are called for each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import grain
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.pipeline.amendments import Amendment
+from grain_sft.pipeline.receipt import Receipt
+from grain_sft.sampling import Sampler
+from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
+
+
+class Run(Protocol):
+    """Batches by step. `Pipeline` is the only class of runs, and documents these members.
+
+    Iterators, loaders and observers take a `Run`, because a `Pipeline` makes iterators: their files can't import its file.
+    """
+
+    source: NpyDataSource | MixtureSource
+    sampler: Sampler
+    transforms: tuple[grain.transforms.Map, ...]
+    amendments: tuple[Amendment, ...]
+    observers: tuple[Observer, ...]
+    audit: Any
+    first_steps: Any
+
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def end_step(self) -> int: ...
+    @property
+    def num_steps(self) -> int | None: ...
+    @property
+    def data_key(self) -> str: ...
+    @property
+    def receipt(self) -> Receipt: ...
+    @property
+    def stages(self) -> Sequence[Run]: ...
+    @property
+    def later_stages(self) -> list[str]: ...
+    def at(self, step: int) -> Run: ...
+    def source_at(self, step: int) -> RowSource: ...
+    def __getitem__(self, step: int) -> Element: ...
+    def read(self, step: int, slots: npt.NDArray[np.int64], *, columns: tuple[int, int] | None = None) -> Element: ...
+
+
+class ObservedIterator(Protocol):
+    """Iterator of a run's batches, as observers see it.
+
+    Attributes:
+      pipeline: Run of the batches.
+      stats: Its `IteratorStats`: counts of delivered batches, and the step that `next` waits for.
+    """
+
+    pipeline: Run
+    stats: Any
+
+    def worker_pids(self) -> list[int] | None:
+        """Return the worker processes that make batches, the one whose turn it is first; None without worker processes."""
+
+
+class Delivery(NamedTuple):
+    """One batch that an iterator hands out.
+
+    Attributes:
+      pipeline, step: Pipeline and step of the batch.
+      writer: Whether this process has the first row of the global batch, so that it writes for all processes.
+      rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
+      tokens: Number of tokens of the batch, padding included.
+      seconds: Time that `next` waited for the batch.
+    """
+
+    pipeline: Run
+    step: int
+    writer: bool
+    rows: int
+    tokens: int
+    seconds: float
+
+
+class Observer:
+    """Base class of observers. Every method does nothing; a subclass overrides those it needs.
+
+    Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in one ends the run.
+    A pipeline is pickled with its observers for worker processes.
+    """
+
+    def iterator_opened(self, iterator: ObservedIterator) -> None:
+        """An iterator was made. Its `stats` are an `IteratorStats`."""
+
+    def worker_started(self, pipeline: Run) -> None:
+        """This process is a worker process, and begins to make batches of `pipeline`."""
+
+    def batch_made(self, pipeline: Run, step: int, seconds: float) -> None:
+        """A thread of this process made the batch of `step`, perhaps ahead of time, in `seconds`."""
+
+    def batch_handed_out(self, delivery: Delivery) -> None:
+        """The trainer gets a batch now. If an exception interrupts the return, this is called again with the same object."""
+
+    def batch_awaited(self, iterator: ObservedIterator, step: int, seconds: float) -> None:
+        """A batch that was not ready was made, and `next` waited for it for `seconds`. It is handed out next."""
+
+    def batch_failed(self, iterator: ObservedIterator, step: int, seconds: float, error: BaseException) -> None:
+        """The batch of `step` failed after `next` had waited for `seconds`. The next `next` tries it again."""
+
+    def batches_counted(
+        self, steps: Sequence[int], rows: Sequence[int], tokens: Sequence[int], seconds: Sequence[float]
+    ) -> None:
+        """Batches arrived at iterators of this process: the step, rows, tokens and wait of each, in order. Only the observers
+        of the process are called, for up to `most_uncounted()` batches at once."""
+
+    def iterator_closed(self, iterator: ObservedIterator) -> None:
+        """An iterator was closed. This is not called for an iterator that is collected."""
