@@ -67,7 +67,7 @@ def test_every_array_is_what_its_signature_says(checked, load, stated):
     assert len(lines.select(lines.segment == 1)) <= len(lines)
     assert len(made.rows_of_documents(np.arange(3))) > 0
     assert made.corpus.document(2).tokens.dtype == np.uint32
-    assert {"Pieces.__new__", "PackedRows.__new__", "BatchSlots.__init__", "Layout.pieces", "Corpus.read"} <= checked
+    assert {"Pieces.__new__", "PackedRows.__new__", "BatchSlots.__init__", "Traits.pieces", "Corpus.read"} <= checked
 
 
 def test_an_array_of_another_shape_or_dtype_is_found(checked):
