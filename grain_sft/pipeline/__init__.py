@@ -5,12 +5,13 @@ from grain_sft.pipeline.first_steps import NUM_CHECKED, takes_loss, why_no_loss
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
 from grain_sft.pipeline.observer import (
     OBSERVERS,
+    VIEWERS,
     IteratorStats,
     count_arrivals,
     most_uncounted,
     standing_observers,
 )
-from grain_sft.pipeline.pipeline import VIEWERS, Pipeline, receipt_of
+from grain_sft.pipeline.pipeline import Pipeline
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.pipeline.receipt import Receipt, layout_receipt
 from grain_sft.pipeline.run import Delivery, ObservedIterator, Observer, Run
@@ -22,5 +23,5 @@ __all__ = [
     "NUM_CHECKED", "OBSERVERS", "PREFETCH", "READ_THREADS", "VIEWERS", "Amendment", "Delivery", "IteratorStats",
     "ObservedIterator", "Observer", "Pipeline", "PipelineIterator", "ReadAhead", "Receipt", "Run", "Stage",
     "StagedPipeline", "StepIterator", "begins_before", "checked_step", "count_arrivals", "layout_receipt",
-    "most_uncounted", "receipt_of", "standing_observers", "takes_loss", "why_no_loss",
+    "most_uncounted", "standing_observers", "takes_loss", "why_no_loss",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The table of observers, and the calls of observers where batches are made and counted."""
+"""The tables of observers and viewers, and the calls of observers where batches are made and counted."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
         "watchdog": "grain_sft.observers.watchdog:of_process",
     },
 )
+
+VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.terminal:show"})
+"""Functions of a pipeline, a step, rows and a tokenizer that `Pipeline.show` calls, by name."""
 
 
 def most_uncounted() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,14 +17,14 @@ from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
+from grain_sft.pipeline.check_rows import check_rows
 from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import OBSERVERS, standing_observers
+from grain_sft.pipeline.observer import OBSERVERS, VIEWERS, standing_observers
 from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, described, parts_of
 from grain_sft.pipeline.run import Observer
-from grain_sft.registry import Registry
 from grain_sft.sampling import Host, Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity
@@ -32,9 +32,6 @@ from grain_sft.transforms import check_maps, column_reach, reader_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
-
-VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.terminal:show"})
-"""Functions of a pipeline, a step, rows and a tokenizer that `Pipeline.show` calls, by name."""
 
 
 class Pipeline:
@@ -76,16 +73,7 @@ class Pipeline:
         observers: Sequence[Observer] = (),
         amendments: Sequence[Amendment] = (),
     ) -> None:
-        if sampler.num_instances != len(source):
-            problem = f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}"
-            raise PipelineError(f"{problem}. Make it with IndexSampler(len(source), ...).")
-        rows = {name: len(part) for name, part in source.layout.parts.items()}
-        rows_of_sampler = {stream.name: stream.source.num_instances for stream in sampler.streams}
-        if "" not in rows and list(rows_of_sampler.items()) != list(rows.items()):
-            problem = (
-                f"the sampler draws from sources and rows {rows_of_sampler}, but the source has {rows}, in this order"
-            )
-            raise PipelineError(f"{problem}. A MixtureSource takes a MixtureSampler of its sources.")
+        check_rows(source, sampler)
         check_maps(transforms)
         self.source, self.transforms, self.amendments = source, tuple(transforms), tuple(amendments)
         self.planned_sampler, self.sampler = sampler, amended(sampler, amendments)
@@ -290,8 +278,10 @@ class Pipeline:
 
     @functools.cached_property
     def receipt(self) -> Receipt:
-        """Receipt of the global batches. The first access hashes the rows of the layout."""
-        return receipt_of(self)
+        """Receipt of the global batches. The first access hashes the rows of the layout, and reads tokens only if EOS tokens
+        end the documents. Documents that can't be found are a CorpusFileError or a CorpusError."""
+        parts = parts_of(self.source, self.planned_sampler, self.transforms)
+        return Receipt(parts | amendment_parts(self.amendments))
 
     def _repr_html_(self) -> str:
         source, sampler = self.source, self.sampler
@@ -310,15 +300,3 @@ class Pipeline:
         """Return what decides this host's batches and nothing else: Grain compares this when it restores a DataLoader."""
         changes = f"[{'; '.join(map(str, self.amendments))}]" if self.amendments else ""
         return f"{self.data_key}{changes}[{self.sampler.host!r}]"
-
-
-def receipt_of(pipeline: Pipeline) -> Receipt:
-    """Return the receipt of a pipeline, which is the same on all hosts.
-
-    This hashes all rows at memory speed. It reads tokens only if EOS tokens end the documents.
-
-    Raises:
-      CorpusFileError, CorpusError: The documents can't be found.
-    """
-    parts = parts_of(pipeline.source, pipeline.planned_sampler, pipeline.transforms)
-    return Receipt(parts | amendment_parts(pipeline.amendments))

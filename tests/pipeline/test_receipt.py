@@ -14,7 +14,7 @@ import grain_sft
 from grain_sft import Host, PackedLayout, PaddedLayout, open_corpus
 from grain_sft.cli.main import main
 from grain_sft.config.sections import CORPUS, SAMPLER, TOP, all_layout_options, layout_options
-from grain_sft.pipeline import Receipt, layout_receipt, receipt_of
+from grain_sft.pipeline import Receipt, layout_receipt
 from grain_sft.pipeline.receipt import described
 
 DOCS = documents(60)
@@ -120,7 +120,7 @@ def test_other_tokens_masks_or_padding_change_the_receipt(config, tmp_path):
     assert len(codes) == 3
     pipeline = load(config)
     object.__setattr__(pipeline.source.layout.corpus, "pad_token_id", 9)
-    assert [line.split()[0] for line in receipt_of(pipeline).differences(before.parts)] == ["padding"]
+    assert [line.split()[0] for line in pipeline.receipt.differences(before.parts)] == ["padding"]
 
 
 def test_hosts_paths_threads_and_caches_change_nothing(config, tmp_path, monkeypatch):

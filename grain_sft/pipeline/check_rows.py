@@ -1,0 +1,18 @@
+"""Check that a sampler is for the rows of a source."""
+
+from grain_sft.errors import PipelineError
+from grain_sft.sampling import Sampler
+from grain_sft.source import MixtureSource, NpyDataSource
+
+
+def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:
+    """Raise a `PipelineError` if the sampler is for another number of rows, or draws from other sources of a mixture."""
+    if sampler.num_instances != len(source):
+        problem = f"the sampler is for {sampler.num_instances} rows, but the source has {len(source)}"
+        raise PipelineError(f"{problem}. Make it with IndexSampler(len(source), ...).")
+    of_sampler = {stream.name: stream.source.num_instances for stream in sampler.streams}
+    of_source = {name: len(layout) for name, layout in source.layout.parts.items()}
+    is_mixture = "" not in of_source
+    if is_mixture and list(of_sampler.items()) != list(of_source.items()):  # in the same order
+        problem = f"the sampler draws from sources and rows {of_sampler}, but the source has {of_source}, in this order"
+        raise PipelineError(f"{problem}. A MixtureSource takes a MixtureSampler of its sources.")
