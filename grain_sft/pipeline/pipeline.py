@@ -158,21 +158,16 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the runs that may have become this one when stages were added to their `count` stages.
-
-        A run without stages returns itself. Args and details: `StagedPipeline.with_first_stages`.
-        """
+        """Return the runs that may have become this one when stages were added to their `count`: itself, without stages."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> Pipeline:
         """Return a cached pipeline that reads the columns [start, stop) of the rows, or more, but not all if possible."""
         columns = columns_to_read(self.source.layout, self.transforms, start, stop)
-        if columns is None:
-            return self
-        if columns not in self._parts:
+        if columns is not None and columns not in self._parts:
             source = self.source.columns(*columns)
             self._parts[columns] = Pipeline(source, self.planned_sampler, self.transforms, amendments=self.amendments)
-        return self._parts[columns]
+        return self if columns is None else self._parts[columns]
 
     def source_at(self, step: int) -> RowSource:
         """Return the source as `step` reads it: without the documents that are withdrawn by then."""
