@@ -13,13 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.bench import Scale, Table
 from grain_sft.bench.measuring import run_program
 from grain_sft.errors import PipelineError
-
-Ints = npt.NDArray[np.int64]
+from grain_sft.types import Ints
 
 DOCUMENTS = 2_268_468  # number of documents of OLMo-3 7B Think SFT, with 22.7 B tokens: table 17 of its paper
 MEDIAN = 5_400  # tokens of the median document for plans

@@ -10,14 +10,13 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.corpus import megatron_index
 from grain_sft.corpus.array_file import header_of, locate_values
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import Count, FileStamp, describe
+from grain_sft.types import Ints
 
-Ints = npt.NDArray[np.int64]
 BoundaryKind = Literal["csv", "pairs", "starts", "preference", "megatron"]
 CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
 """Kinds of boundary files whose shards may cut through documents."""

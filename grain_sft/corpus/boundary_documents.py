@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grain_sft.corpus import content
-from grain_sft.corpus.boundaries import CUTTING_KINDS, BoundaryFile, Ints
+from grain_sft.corpus.boundaries import CUTTING_KINDS, BoundaryFile
 from grain_sft.corpus.documents import SOURCE_BYTES, Documents
 from grain_sft.errors import CorpusError
 from grain_sft.storage import ShardReader, hashing, read_whole
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus

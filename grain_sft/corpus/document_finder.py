@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from grain_sft.corpus import content
-from grain_sft.corpus.boundaries import Ints
 from grain_sft.corpus.boundary_documents import boundary_files, read_documents_of_files
 from grain_sft.corpus.documents import Documents
 from grain_sft.corpus.eos_scan import scan
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import artifact
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from grain_sft.corpus.boundaries import Ints
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, read_whole
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped, UInt32

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.storage import ShardReader, hashing
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from grain_sft.corpus.corpus import Corpus
 
-Ints = npt.NDArray[np.int64]
 Tokens = npt.NDArray[np.unsignedinteger]
 
 _CHUNK_BYTES = hashing.BLOCK

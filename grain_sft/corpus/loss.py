@@ -12,11 +12,11 @@ import numpy.typing as npt
 from grain_sft.corpus.array_file import header_of, scan_array
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped
 
-Ints = npt.NDArray[np.int64]
 LossKind = Literal["bool", "float32", "labels"]
 
 IGNORED = -100

@@ -22,8 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import CorpusError
-
-Ints = npt.NDArray[np.int64]
+from grain_sft.types import Ints
 
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1

@@ -5,7 +5,8 @@ import numpy as np
 from grain_sft.corpus import Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, LeftOut, Pieces
+from grain_sft.layout.pieces import LeftOut, Pieces
+from grain_sft.types import Ints
 
 _SAME_TRAITS = (
     "corpus",

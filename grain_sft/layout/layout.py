@@ -14,8 +14,9 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, RowFormat
 from grain_sft.errors import RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.layout.pieces import Ints, LeftOut, Pieces, Span
+from grain_sft.layout.pieces import LeftOut, Pieces, Span
 from grain_sft.layout.traits import Traits
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64

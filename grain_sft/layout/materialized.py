@@ -4,7 +4,8 @@ from grain_sft.arguments import as_sequence_length
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets, expand_counts
+from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, expand_counts
+from grain_sft.types import Ints
 
 
 class MaterializedLayout(Layout):

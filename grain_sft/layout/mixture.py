@@ -9,8 +9,9 @@ import numpy as np
 from grain_sft.corpus import Documents, MixtureCorpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, LeftOut, Pieces, join_parts
+from grain_sft.layout.pieces import LeftOut, Pieces, join_parts
 from grain_sft.layout.run_documents import parts_by_documents, split_documents
+from grain_sft.types import Ints
 
 
 class MixtureLayout(Layout):

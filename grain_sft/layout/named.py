@@ -9,10 +9,11 @@ import numpy as np
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, expand_counts
+from grain_sft.layout.pieces import expand_counts
 from grain_sft.layout.run_documents import RunDocuments
 from grain_sft.layout.traits import sources_of
 from grain_sft.storage import files
+from grain_sft.types import Ints
 
 Named = Iterable[int | str]
 

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, Documents, Shard, part_by_part
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packing import PackingOptions
-from grain_sft.layout.pieces import Ints
 from grain_sft.layout.plan import Columns, check_columns, finder_of, plan_columns
 from grain_sft.storage import files, read_regular
+from grain_sft.types import Ints
 
 _WIDTHS = {"document-indices": 16, "instance-offsets": 16, "documents-by-instance": 8}
 """Bytes of an entry of each file."""

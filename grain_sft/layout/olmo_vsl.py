@@ -10,8 +10,9 @@ from grain_sft.corpus import Corpus, Documents, part_by_part
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.packing import Boundaries
-from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets, expand_counts
+from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, expand_counts
 from grain_sft.layout.traits import sources_of
+from grain_sft.types import Ints
 
 
 class OlmoVslLayout(Layout):

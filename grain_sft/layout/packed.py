@@ -17,10 +17,11 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
-from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets, join_parts
+from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, join_parts
 from grain_sft.layout.plan import COUNTS, finder_of, load_plan, sort_made_by
 from grain_sft.layout.traits import sources_of
 from grain_sft.storage import files
+from grain_sft.types import Ints
 
 
 class PackedLayout(Layout):

@@ -6,7 +6,8 @@ from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.corpus import Corpus, pair_lengths
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets
+from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets
+from grain_sft.types import Ints
 
 
 class PairsLayout(Layout):

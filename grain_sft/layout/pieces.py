@@ -12,13 +12,13 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError, RowIndexError
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
     from grain_sft.layout.layout import Layout
 
-Ints = npt.NDArray[np.int64]
 
 LeftOut = tuple[str, int | None, int | None]
 """What no row holds, in words; how many documents; how many tokens. A number that is not counted is None."""

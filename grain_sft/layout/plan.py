@@ -14,8 +14,9 @@ from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
 from grain_sft.layout.packing.numpy_sort import argsorts, sort_of
-from grain_sft.layout.pieces import Ints, expand_counts
+from grain_sft.layout.pieces import expand_counts
 from grain_sft.storage import artifact
+from grain_sft.types import Ints
 
 VERSION = 3
 """Version of the algorithms and of `depends_of`. Cached plans of another version are not read."""

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Documents
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import Ints
+from grain_sft.types import Ints
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

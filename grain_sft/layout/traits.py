@@ -9,8 +9,9 @@ import numpy as np
 
 from grain_sft.corpus import Corpus, Documents
 from grain_sft.errors import CorpusError, LayoutError
-from grain_sft.layout.pieces import Ints, Pieces
+from grain_sft.layout.pieces import Pieces
 from grain_sft.storage import read_whole
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64

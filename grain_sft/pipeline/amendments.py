@@ -14,8 +14,7 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, shortened
 from grain_sft.sampling import MappedSampler, Sampler, StepMap, Weight
 from grain_sft.source import MixtureSource, NpyDataSource, Withdrawals
-
-Ints = npt.NDArray[np.int64]
+from grain_sft.types import Ints
 
 _FROM = re.compile(r"from step (\d+): ")
 

@@ -7,7 +7,7 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.pipeline import Pipeline
-from grain_sft.provenance.columns import Ints
+from grain_sft.types import Ints
 
 _WORD_AND_NUMBER = r"(?:^|[^0-9A-Za-z])(?:{words})[-_]?(\d+)(?![0-9])"
 _AFTER_STEP = re.compile(_WORD_AND_NUMBER.format(words="step"), re.IGNORECASE)

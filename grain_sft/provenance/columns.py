@@ -13,8 +13,7 @@ from grain_sft.layout import Layout, Pieces, RunDocuments, run_documents_named
 from grain_sft.pipeline import Pipeline
 from grain_sft.source import Element, RowSource
 from grain_sft.transforms import trait
-
-Ints = npt.NDArray[np.int64]
+from grain_sft.types import Ints
 
 _BLOCK_TOKENS = 1 << 23  # tokens whose loss is read together
 _LONG_PIECE = 512  # mean length from which pieces are counted one by one: 16 times as fast for pieces of 2,000 tokens

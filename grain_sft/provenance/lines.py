@@ -12,9 +12,9 @@ from grain_sft.errors import RowIndexError, import_extra
 from grain_sft.html_table import html_columns
 from grain_sft.layout import run_documents_named
 from grain_sft.pipeline import Pipeline
-from grain_sft.provenance.columns import Ints
 from grain_sft.provenance.stage_columns import RunNames, StageColumns
 from grain_sft.sampling import Host, Sampler
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     import pandas

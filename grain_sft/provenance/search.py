@@ -10,8 +10,8 @@ from absl import logging
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import CorpusError
-from grain_sft.provenance.columns import Ints
 from grain_sft.storage import files
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from grain_sft.prepare import Tokenizer

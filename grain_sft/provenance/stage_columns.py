@@ -7,8 +7,9 @@ import numpy as np
 
 from grain_sft.layout import FILL_ROW, Layout, Pieces
 from grain_sft.pipeline import Pipeline
-from grain_sft.provenance.columns import Ints, Sources, TrainableTokens
+from grain_sft.provenance.columns import Sources, TrainableTokens
 from grain_sft.sampling import BatchSlots
+from grain_sft.types import Ints
 
 _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that are 0, not -1, where a slot has no row
 

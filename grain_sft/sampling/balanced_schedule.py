@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.sampling.orders import Ints
+from grain_sft.types import Ints
 
 _INT64_LIMIT = 1 << 62  # larger products are computed as Python integers
 _PROBED_ROWS = 1 << 10  # if a deficit at the start makes the rule late, it does so within this number of rows

@@ -10,7 +10,7 @@ import numpy as np
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.groups import groups
-from grain_sft.sampling.orders import Ints
+from grain_sft.types import Ints
 
 _MOST_ROWS = 1 << 62  # in a run up to its last change of size, so that counts of rows fit int64
 

@@ -9,7 +9,8 @@ import numpy as np
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import ComputedSizes, StepRows
 from grain_sft.sampling.groups import groups
-from grain_sft.sampling.orders.order import EPOCHS_KEPT, Ints
+from grain_sft.sampling.orders.order import EPOCHS_KEPT
+from grain_sft.types import Ints
 
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
 """`natural` draws batches of all buckets at random. The others grow: they go from short rows to long ones in each cycle.

@@ -16,11 +16,11 @@ from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import RunningEpochs
 from grain_sft.sampling.groups import groups
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.orders.exact import stored_order
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.step_map import MappedSampler
 from grain_sft.sampling.streams import SourceOrder
+from grain_sft.types import Ints
 
 
 class CurriculumSampler(EpochSampler):

@@ -9,9 +9,10 @@ from grain_sft.errors import RowIndexError
 from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.epochs import RunningEpochs
 from grain_sft.sampling.groups import groups
-from grain_sft.sampling.orders import Ints, RowsAt
+from grain_sft.sampling.orders import RowsAt
 from grain_sft.sampling.stream_sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream, SourceOrder
+from grain_sft.types import Ints
 
 
 class EpochSampler(StreamSampler):

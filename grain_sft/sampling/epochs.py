@@ -9,8 +9,8 @@ import numpy as np
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import BatchSizes
-from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.streams import EpochSpan
+from grain_sft.types import Ints
 
 
 class RunningEpochs:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from grain_sft.sampling.orders import Ints
+from grain_sft.types import Ints
 
 
 def groups(numbers: Ints) -> Iterator[tuple[int, Ints]]:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.sampling.orders import Ints
+from grain_sft.types import Ints
 
 _HALF = Fraction(1, 2)
 _ALL_TRIED = 9  # sources up to which every cut is tried

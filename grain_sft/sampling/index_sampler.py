@@ -14,8 +14,9 @@ from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
 from grain_sft.sampling.epoch_sampler import EpochSampler
 from grain_sft.sampling.epochs import EndingEpochs, RunningEpochs
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import ORDERS, Costs, Ints
+from grain_sft.sampling.orders import ORDERS, Costs
 from grain_sft.sampling.streams import SourceOrder
+from grain_sft.types import Ints
 
 LastBatch = Literal["drop", "fill", "run_on"]
 

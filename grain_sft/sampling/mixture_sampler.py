@@ -17,10 +17,10 @@ from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
 from grain_sft.sampling.groups import groups
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Mixture, Weight
-from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.proportions import Path, Proportions, count_drawn, find_drawn
 from grain_sft.sampling.stream_sampler import StreamSampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream
+from grain_sft.types import Ints
 
 MixtureLastBatch = Literal["drop", "fill"]
 

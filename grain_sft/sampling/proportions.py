@@ -14,7 +14,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.sampling.balanced_schedule import ScheduleTable
 from grain_sft.sampling.groups import groups
 from grain_sft.sampling.halving import HalvingTree
-from grain_sft.sampling.orders import Ints
+from grain_sft.types import Ints
 
 Shares = tuple[Fraction, ...]
 OnExhausted = Literal["repeat", "stop", "renormalize", "fail"]

@@ -19,9 +19,9 @@ from grain_sft.errors import SamplerError
 from grain_sft.sampling.batch_sizes import JoinedSizes
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture_sampler import NoRowLeftError
-from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64

@@ -15,9 +15,9 @@ from grain_sft.errors import GrainSftError
 from grain_sft.layout import expand_counts
 from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
 from grain_sft.sampling.host import Host
-from grain_sft.sampling.orders import Ints
 from grain_sft.sampling.sampler import Sampler
 from grain_sft.sampling.streams import BatchSlots
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64

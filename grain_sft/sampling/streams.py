@@ -10,8 +10,9 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-from grain_sft.sampling.orders import ORDERS, CacheDir, Costs, Ints, RowsAt
+from grain_sft.sampling.orders import ORDERS, CacheDir, Costs, RowsAt
 from grain_sft.sampling.proportions import OnExhausted
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64

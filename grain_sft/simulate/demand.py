@@ -9,8 +9,9 @@ from grain_sft.layout import FILL_ROW
 from grain_sft.sampling import Sampler
 from grain_sft.simulate.cache import HostCache, Piece
 from grain_sft.simulate.conditions import Conditions
-from grain_sft.simulate.reads import Gather, Ints, Ranges, Reads
+from grain_sft.simulate.reads import Gather, Ranges, Reads
 from grain_sft.storage import DIGEST_BYTES, CacheOptions, remote_files, shard_cache
+from grain_sft.types import Ints
 
 _ROWS_AT_ONCE = 1 << 20
 

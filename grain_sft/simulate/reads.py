@@ -12,13 +12,12 @@ import numpy.typing as npt
 from grain_sft.layout import Layout
 from grain_sft.storage import FileStamp, RemoteOptions, files
 from grain_sft.transforms import reader_of
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
     from grain_sft.pipeline import Pipeline
-
-Ints = npt.NDArray[np.int64]
 
 
 class Ranges(NamedTuple):

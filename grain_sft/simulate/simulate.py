@@ -13,8 +13,9 @@ from grain_sft.simulate.conditions import Conditions, Waits
 from grain_sft.simulate.demand import Demand, DemandModel
 from grain_sft.simulate.lines import answers
 from grain_sft.simulate.processes import Measured
-from grain_sft.simulate.reads import Ints, Reads
+from grain_sft.simulate.reads import Reads
 from grain_sft.storage import MOST_OPEN_FILES
+from grain_sft.types import Ints
 from grain_sft.version import __version__
 
 MOST_COUNTED = 1 << 27

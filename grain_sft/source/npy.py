@@ -19,10 +19,9 @@ from grain_sft.source.row_arrays import fill_segments, whole_rows
 from grain_sft.source.row_reader import RowReader
 from grain_sft.source.segment_reader import SegmentReader
 from grain_sft.storage import Buffers, ShardReader
+from grain_sft.types import Ints
 
 workers.default_grain_flags()  # without them, worker processes of a grain.DataLoader may not start
-
-Ints = npt.NDArray[np.int64]
 
 
 class RowSource(grain.sources.RandomAccessDataSource[Element]):

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.layout import Pieces
 from grain_sft.source.arrays import Int32s
-
-Ints = npt.NDArray[np.int64]
+from grain_sft.types import Ints
 
 
 def fill_segments(

@@ -13,11 +13,11 @@ from grain_sft.errors import CorpusError
 from grain_sft.source.arrays import Arrays, ReadRows, Stack
 from grain_sft.source.segment_reader import ARRAYS, ZERO, Counting, SegmentRow
 from grain_sft.storage import Buffers, FileStamp, ShardReader
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from grain_sft.corpus import Corpus
 
-Ints = npt.NDArray[np.int64]
 
 _BLOCK_TOKENS = 1 << 15  # of a block, whose bytes the processor's cache still holds when they are widened
 

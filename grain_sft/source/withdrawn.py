@@ -14,11 +14,11 @@ from grain_sft.layout import FILL_ROW, Layout, Pieces, checked_rows, expand_coun
 from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, RowSource
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-Ints = npt.NDArray[np.int64]
 
 _NEVER = np.iinfo(np.int64).max
 

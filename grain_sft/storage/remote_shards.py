@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import CorpusFileError, RemoteTimeoutError
 from grain_sft.storage import activity, files
@@ -16,8 +15,7 @@ from grain_sft.storage.remote.requests import size_of, version_of
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote_options import RemoteOptions
 from grain_sft.storage.shard_cache import ShardCache
-
-Ints = npt.NDArray[np.int64]
+from grain_sft.types import Ints
 
 
 class RemoteShards:

@@ -14,7 +14,8 @@ from grain_sft.storage.file_stamp import FileStamp
 from grain_sft.storage.local_file import OpenFiles
 from grain_sft.storage.remote_options import RemoteOptions
 from grain_sft.storage.remote_shards import RemoteShards
-from grain_sft.storage.vectored_copy import Ints, copy_pieces
+from grain_sft.storage.vectored_copy import copy_pieces
+from grain_sft.types import Ints
 
 _FEWEST_COPIED = 24  # pieces of a gather that is copied; 8 pieces of 180 tokens are read in 0.6 of the time of a copy
 _LARGEST_COPIED = 1 << 13  # bytes of such a piece, on average

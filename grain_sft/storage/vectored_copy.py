@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from grain_sft.types import Ints
 
 _MOST_PER_CALL = 1 << 10  # pieces: IOV_MAX of Linux
 _SMALLEST_FILE = 1 << 20  # bytes of an in-memory file

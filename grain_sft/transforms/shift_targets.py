@@ -5,14 +5,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from grain.transforms import Map
 
 from grain_sft.source import Arrays, Element, NpyDataSource, ReadRows
 from grain_sft.transforms.element import as_int32, require_keys
 from grain_sft.transforms.ngram_filter import NgramFilter
-
-_Int64 = npt.NDArray[np.int64]
+from grain_sft.types import Ints
 
 
 class ShiftTargets(Map):
@@ -59,7 +57,7 @@ class ShiftTargets(Map):
             ReadRows(tokens, targets, element["positions"], segments, segmentation, element.get("loss_weights"))
         )
 
-    def read(self, source: NpyDataSource, rows: _Int64, *, filters: Sequence[NgramFilter] = ()) -> Element:
+    def read(self, source: NpyDataSource, rows: Ints, *, filters: Sequence[NgramFilter] = ()) -> Element:
         """Return the batch of `rows`, equal to `map` of `source.read(rows)` after `filters`, in fewer passes over the arrays.
 
         Raises:
@@ -80,7 +78,7 @@ class ShiftTargets(Map):
         return "ShiftTargets()"
 
 
-def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[_Int64], Element], Sequence[Map]]:
+def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], Element], Sequence[Map]]:
     """Return a function that reads rows of `source` and applies the first of `transforms`, and the transforms after these.
 
     The function applies `ShiftTargets`, and n-gram filters before it, if `source` has `read_rows`. It does not apply

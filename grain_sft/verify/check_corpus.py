@@ -10,10 +10,9 @@ from grain_sft.corpus import THREADS, Corpus, Json, prepare_manifest
 from grain_sft.errors import GrainSftError, MissingExtraError
 from grain_sft.provenance import find_tokenizer, tokenizer_of
 from grain_sft.storage import DIGEST_BYTES, FileStamp, describe, files, replaced, size_change
+from grain_sft.types import Ints
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
-
-Ints = npt.NDArray[np.int64]
 
 _NEARLY_ALL = 0.95  # share of documents with one last token, which is then taken for the template's own end token
 _ENDS_CHECKED = 1000  # documents whose first and last tokens a fast check reads

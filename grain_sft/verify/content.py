@@ -12,11 +12,10 @@ from grain_sft.layout import MaterializedLayout
 from grain_sft.source import NpyDataSource
 from grain_sft.storage import ShardReader
 from grain_sft.transforms import ShiftTargets
+from grain_sft.types import Array, Ints
 from grain_sft.verify.finding import Report
 
-Ints = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
-Array = npt.NDArray[Any]
 
 BLOCK_TOKENS = 1 << 20  # tokens read at a time
 

@@ -13,12 +13,11 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.provenance import Trace, trace
 from grain_sft.source import Element
 from grain_sft.transforms import trait
+from grain_sft.types import Ints
 from grain_sft.view.text import visible_line
 
 _SHIFTED_KEYS = ("inputs", "inputs_segmentation", "inputs_position", "targets", "targets_segmentation")
 _SOURCE_KEYS = ("tokens", "segment_ids", "positions", "loss_mask")
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True)

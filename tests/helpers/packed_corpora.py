@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.types import Ints
+
 EOS, BOS, PAD = 1, 2, 0
 ROW_DIGITS = 4  # of a row's digest that golden files keep
 SHOWN = 2  # rows whose places they keep, from the first and from the last
 
-Ints = npt.NDArray[np.int64]
 VARIANTS = {
     "avx512": "",
     "avx2": "X86_V4 AVX512_ICL AVX512_SPR AVX512_SKX",

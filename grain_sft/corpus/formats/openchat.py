@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import content
-from grain_sft.corpus.boundaries import Ints
 from grain_sft.corpus.corpus import Corpus
 from grain_sft.corpus.formats import Format
 from grain_sft.corpus.formats.metadata import CorpusMetadata, DirectoryListing, Json, parse_metadata, read_metadata
@@ -27,6 +26,7 @@ from grain_sft.corpus.loss import KINDS, scan_loss
 from grain_sft.corpus.shard import Dtype
 from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, StorageError, import_extra, shortened
 from grain_sft.storage import artifact, describe, files, inside_also, open_remote, read_whole
+from grain_sft.types import Ints
 
 METADATA_KEY = "grain_sft"
 """Key in the metadata of the Parquet schema. Its value is what other formats store in corpus.json."""

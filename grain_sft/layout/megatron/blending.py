@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.types import Ints
+
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int64, Integer, UInt
 
-Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Numbers = npt.NDArray[np.unsignedinteger]
 

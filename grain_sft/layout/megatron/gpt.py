@@ -16,8 +16,9 @@ from grain_sft.layout.layout import Layout
 from grain_sft.layout.megatron.blending import Blend
 from grain_sft.layout.megatron.recipe import VARIANTS, Recipe, Variants, check_indices
 from grain_sft.layout.megatron.stream import Cut, Stream
-from grain_sft.layout.pieces import Ints, LeftOut, Pieces, ShardOffsets, expand_counts, join_parts
+from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, expand_counts, join_parts
 from grain_sft.storage import artifact, files
+from grain_sft.types import Ints
 
 _BLOCK = 1 << 22  # values hashed at a time
 

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import LayoutError
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int32, Int64, UInt
 
-Ints = npt.NDArray[np.int64]
 
 _SEPARATE = 0.80  # the last epoch is shuffled by itself if the run needs less than this share of its samples
 

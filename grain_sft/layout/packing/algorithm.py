@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from grain_sft.arguments import as_integer, as_sequence_length
 from grain_sft.errors import LayoutError
+from grain_sft.types import Ints
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
 
-Ints = npt.NDArray[np.int64]
 
 Ties = Literal["stable", "numpy", "numpy:avx512", "numpy:avx2", "numpy:baseline"]
 LongDocuments = Literal["truncate", "fragment"]

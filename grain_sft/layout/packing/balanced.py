@@ -8,15 +8,9 @@ documents, which cost little and fill any space.
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import (
-    Ints,
-    PackedRows,
-    PackingAlgorithm,
-    PackingOptions,
-    longest_first,
-    rows_of,
-)
+from grain_sft.layout.packing.algorithm import PackedRows, PackingAlgorithm, PackingOptions, longest_first, rows_of
 from grain_sft.layout.packing.best_fit_decreasing import assign
+from grain_sft.types import Ints
 
 _SHORT = (0.3, 0.5)
 """Share of the tokens that is in "short" documents. If 0.3 leaves more padding than `_PADDING`, 0.5 is tried."""

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
+from grain_sft.layout.packing.algorithm import PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
+from grain_sft.types import Ints
 
 _MANY = 10  # `_place_together` is faster if documents of each length are this many or more, on average
 

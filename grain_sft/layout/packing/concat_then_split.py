@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions
+from grain_sft.layout.packing.algorithm import PackedRows, PackingAlgorithm, PackingOptions
+from grain_sft.types import Ints
 
 
 def concat_then_split(lengths: Ints, options: PackingOptions) -> PackedRows:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
+from grain_sft.layout.packing.algorithm import PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
+from grain_sft.types import Ints
 
 
 def first_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:

@@ -6,8 +6,9 @@ batch b is row `b * batch_rows + r` of the epoch. Documents after the last full 
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of
+from grain_sft.layout.packing.algorithm import PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of
 from grain_sft.layout.packing.first_fit_decreasing import assign
+from grain_sft.types import Ints
 
 _FEW = (
     32  # rows up to which a plain loop is faster than the tree of `assign`: 0.8 s instead of 1.5 for 200,000 documents

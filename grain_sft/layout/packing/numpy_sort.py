@@ -13,7 +13,7 @@ from numpy._core import _multiarray_umath as _umath  # type: ignore[attr-defined
 
 from grain_sft.child_environment import child_environment
 from grain_sft.errors import LayoutError
-from grain_sft.layout.packing.algorithm import Ints
+from grain_sft.types import Ints
 
 SORTS = ("avx512", "avx2", "baseline")
 """Implementations of the sort. A CPU that has one also has those after it; every CPU has "baseline"."""

@@ -7,8 +7,9 @@ documents.
 
 import numpy as np
 
-from grain_sft.layout.packing.algorithm import Ints, PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of
+from grain_sft.layout.packing.algorithm import PackedRows, PackingAlgorithm, PackingOptions, join_rows, rows_of
 from grain_sft.layout.packing.best_fit_decreasing import assign
+from grain_sft.types import Ints
 
 # Best fit depends only on lengths, so a chunk of the same documents gets the same rows in every epoch. With 16 chunks of at
 # least 32 rows, 1-4% of the rows are the same in two epochs; with one chunk, up to 90%.

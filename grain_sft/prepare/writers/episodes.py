@@ -9,15 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare import splits
 from grain_sft.prepare.documents import Block
 from grain_sft.prepare.writers.plan import Format, Plan, SplitStatistics, Task, whole_files
 from grain_sft.storage import files
-
-Array = npt.NDArray[Any]
+from grain_sft.types import Array
 
 TOKEN_DTYPE = np.dtype("<u4")
 MAX_SHARDS = 100_000  # of a split, because readers sort the folders by names of five digits

@@ -9,8 +9,9 @@ import numpy as np
 from grain_sft.prepare import splits
 from grain_sft.prepare.documents import Block
 from grain_sft.prepare.pairs import CHOSEN, PROMPT, REJECTED
-from grain_sft.prepare.writers.episodes import TOKEN_DTYPE, Array, tasks, write_shard
+from grain_sft.prepare.writers.episodes import TOKEN_DTYPE, tasks, write_shard
 from grain_sft.prepare.writers.plan import Format, Plan, Task
+from grain_sft.types import Array
 
 
 def write(plan: Plan, task: Task) -> None:

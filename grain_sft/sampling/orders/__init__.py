@@ -2,9 +2,9 @@
 
 from grain_sft.errors import SamplerError
 from grain_sft.registry import Registry
-from grain_sft.sampling.orders.order import CacheDir, Costs, Ints, Order, RowsAt
+from grain_sft.sampling.orders.order import CacheDir, Costs, Order, RowsAt
 
-__all__ = ["ORDERS", "CacheDir", "Costs", "Ints", "Order", "RowsAt"]
+__all__ = ["ORDERS", "CacheDir", "Costs", "Order", "RowsAt"]
 
 _HERE = "grain_sft.sampling.orders"
 ORDERS: Registry[Order] = Registry(

@@ -6,7 +6,8 @@ import numpy as np
 
 from grain_sft.errors import SamplerError
 from grain_sft.layout import expand_counts
-from grain_sft.sampling.orders.order import CacheDir, Costs, Ints, Order, RowsAt, cached_by_epoch
+from grain_sft.sampling.orders.order import CacheDir, Costs, Order, RowsAt, cached_by_epoch
+from grain_sft.types import Ints
 
 
 def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> RowsAt:

@@ -7,7 +7,8 @@ import numpy as np
 
 from grain_sft.errors import SamplerError
 from grain_sft.sampling.orders.index_shuffle import has_every_row, permuted, whole_order
-from grain_sft.sampling.orders.order import CacheDir, Ints, Order, RowsAt, cached_by_epoch
+from grain_sft.sampling.orders.order import CacheDir, Order, RowsAt, cached_by_epoch
+from grain_sft.types import Ints
 
 _FEW_ROWS = 1 << 16  # below, an epoch's rows are computed at once
 _ROUNDS, _GRAIN_ROUNDS = 8, 4  # of the cipher in index_shuffle.py

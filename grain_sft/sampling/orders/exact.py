@@ -19,8 +19,9 @@ from absl import logging
 from grain_sft.child_environment import child_environment
 from grain_sft.errors import SamplerError, StorageError
 from grain_sft.sampling.orders import permute
-from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Ints, MakeOrder, Order, RowsAt
+from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, MakeOrder, Order, RowsAt
 from grain_sft.storage import artifact, files
+from grain_sft.types import Ints
 
 _VERSION = 1
 _SEEDS = 1 << 32  # RandomState takes seeds below this

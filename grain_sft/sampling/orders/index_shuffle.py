@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from grain.experimental import index_shuffle
 
-from grain_sft.sampling.orders.order import Ints
+from grain_sft.types import Ints
 
 _FEW = 512  # for fewer indices, calling the library for each index is faster than numpy
 _AT_ONCE = 1 << 14  # indices enciphered at once, so that their words stay in the processor's cache

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import SamplerError
+from grain_sft.types import Ints
 
-Ints = npt.NDArray[np.int64]
 CacheDir = str | os.PathLike[str] | None
 RowsAt = Callable[[int, Ints], Ints]
 """Function of an epoch, from 0, and of indices, int64 [n], that returns the rows at these indices, int64 [n]."""

@@ -1,0 +1,9 @@
+"""Names of array types that many files use."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
