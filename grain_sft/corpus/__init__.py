@@ -3,6 +3,7 @@
 from grain_sft.corpus import content
 from grain_sft.corpus.boundary_documents import part_by_part
 from grain_sft.corpus.corpus import Corpus
+from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.document_finder import DocumentFinder
 from grain_sft.corpus.documents import Document, Documents
 from grain_sft.corpus.formats import (
@@ -29,8 +30,8 @@ from grain_sft.corpus.shard import TOKEN_DTYPES, Shard, TokenDtype, check_signed
 
 __all__ = [
     "AUTO", "FORMATS", "IGNORED", "KINDS", "LABEL_MASKS", "METADATA_KEY", "PREFIX_SUFFIX", "PREPARE", "ROWS_FORMAT",
-    "ROWS_MANIFEST", "ROWS_VERSION", "SPLIT", "SUBSETS", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusMetadata",
-    "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader",
+    "ROWS_MANIFEST", "ROWS_VERSION", "SPLIT", "SUBSETS", "THREADS", "TOKEN_DTYPES", "Corpus", "CorpusData",
+    "CorpusMetadata", "DirectoryListing", "Document", "DocumentFinder", "Documents", "Format", "Json", "LossFile", "LossReader",
     "MixtureCorpus", "ReadOptions", "RowFormat", "Shard", "Split", "TokenDtype", "TokenFile", "are_long",
     "check_signed", "check_tokenizer", "content", "open_corpus", "pair_lengths", "part_by_part", "prepare_manifest",
     "row_files", "scan_corpus", "scan_rows", "split_metadata", "split_range", "words_of",

@@ -1,47 +1,42 @@
 """The documents that the boundary files of a corpus state, joined where a document continues in the next shard."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from grain_sft.corpus import content
 from grain_sft.corpus.boundaries import CUTTING_KINDS, BoundaryFile
+from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.documents import SOURCE_BYTES, Documents
+from grain_sft.corpus.shard import Shard
 from grain_sft.errors import CorpusError
 from grain_sft.storage import ShardReader, hashing, read_whole
 from grain_sft.types import Ints
-
-if TYPE_CHECKING:
-    from grain_sft.corpus.corpus import Corpus
-    from grain_sft.corpus.shard import Shard
 
 Pieces = tuple[Ints, Ints]
 """First token and length of each entry of a shard's boundary file, int64 [entries] each. An entry is a document, or the piece
 of a document that lies in this shard."""
 
 
-def read_documents_of_files(corpus: Corpus) -> tuple[Documents, list[str]]:
+def read_documents_of_files(corpus: CorpusData) -> tuple[Documents, list[str]]:
     """Return the documents that the boundary files state, and the hash of each file."""
     pieces, hashes = _read_pieces(corpus)
     _join_continued(pieces, _continued(corpus, pieces))
     return _joined(corpus, pieces, hashes), hashes
 
 
-def sequences_of(corpus: Corpus) -> Documents:
+def sequences_of(corpus: CorpusData) -> Documents:
     """Return the sequences of a corpus whose boundary files group sequences into documents, as Megatron's do."""
     return _joined(corpus, *_read_pieces(corpus, by_sequence=True))
 
 
-def part_by_part(corpus: Corpus) -> Documents:
+def part_by_part(corpus: CorpusData) -> Documents:
     """Return the entries of the boundary files, which every shard must have. A document in two shards stays two entries."""
     return _joined(corpus, *_read_pieces(corpus))
 
 
-def _read_pieces(corpus: Corpus, *, by_sequence: bool = False) -> tuple[list[Pieces], list[str]]:
+def _read_pieces(corpus: CorpusData, *, by_sequence: bool = False) -> tuple[list[Pieces], list[str]]:
     """Return the entries of each shard's boundary file, and the hash of each file. Starts are counted through all shards."""
 
     def read(shard: Shard, file: BoundaryFile) -> tuple[Pieces, str]:
@@ -57,7 +52,7 @@ def _read_pieces(corpus: Corpus, *, by_sequence: bool = False) -> tuple[list[Pie
     return [pieces for pieces, _ in results], [file_hash for _, file_hash in results]
 
 
-def boundary_files(corpus: Corpus) -> list[BoundaryFile]:
+def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
     """Return the boundary file of each shard. A shard without one is a CorpusError."""
     boundaries = []
     for shard in corpus.shards:
@@ -67,7 +62,7 @@ def boundary_files(corpus: Corpus) -> list[BoundaryFile]:
     return boundaries
 
 
-def _joined(corpus: Corpus, pieces: list[Pieces], hashes: list[str]) -> Documents:
+def _joined(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> Documents:
     """Return the entries of all shards as one `Documents`. The list `pieces` is emptied, so that memory holds them once."""
     ends = np.cumsum([len(start) for start, _ in pieces], dtype=np.int64)
     start, length = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
@@ -92,7 +87,7 @@ def _join_continued(pieces: list[Pieces], continued: list[tuple[int, int]]) -> N
         pieces[number] = start[1:], length[1:]
 
 
-def _continued(corpus: Corpus, pieces: list[Pieces]) -> list[tuple[int, int]]:
+def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]]:
     """Return (shard, shard before) for each shard whose first document began in the shard before.
 
     A document can only continue if the format cuts documents at the ends of shards, and if no token lies between the last piece
@@ -142,7 +137,7 @@ def _continued(corpus: Corpus, pieces: list[Pieces]) -> list[tuple[int, int]]:
     )
 
 
-def _last_tokens(corpus: Corpus, shards: list[int]) -> list[int]:
+def _last_tokens(corpus: CorpusData, shards: list[int]) -> list[int]:
     """Return the last token of each of these shards."""
     ends = np.array([corpus.shards[number].num_tokens - 1 for number in shards], np.int64)
     reader = ShardReader(corpus.shards, corpus.dtype.itemsize, 1, remote=corpus.remote)

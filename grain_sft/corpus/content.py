@@ -1,21 +1,19 @@
-"""Hashes of the files of a corpus: its fingerprint, and hashes of all bytes, which are cached because they take long.
+"""Hashes of every byte of files, and of a corpus's files together. The hashes of files are cached because they take long.
 
-`fingerprint_of` combines the digests of the first and last 4 KiB of each file, which an opened corpus already has. The other
-functions hash every byte, at about 1 GB/s a core. This machine caches the hash of each file under the file's identity: its
-inode, size and times, or the version of an object in a bucket.
+A core hashes about 1 GB/s. The cache holds the hash of each file under the file's identity: its inode, size and times, or the
+version of an object in a bucket.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from grain_sft.corpus.data import CorpusData
 from grain_sft.errors import CorpusFileError
 from grain_sft.storage import (
     FileStamp,
@@ -31,13 +29,8 @@ from grain_sft.storage import (
     size_change,
 )
 
-if TYPE_CHECKING:
-    from grain_sft.corpus.corpus import Corpus
-
 PREFIX = "content-sha256:"
 """Prefix of every content hash that is shown, so that none is mistaken for a fingerprint of a file's ends."""
-
-FINGERPRINT_VERSION = 1
 
 _VERSION = 1
 _SETTLED = 2.0  # seconds; a second write within this time may leave a file's times as they are
@@ -142,32 +135,7 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
     return {"content": _VERSION, "of": of, "files": stamps}
 
 
-def fingerprint_of(corpus: Corpus) -> str:
-    """Return `Corpus.fingerprint`."""
-    head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{corpus.dtype.name}\0{corpus.eos_token_id}"
-    digest = hashlib.sha256(head.encode())
-    for shard in corpus.shards:
-        digest.update(f"\0{shard.num_tokens}\0{shard.digest}".encode())
-        if shard.loss is not None:
-            digest.update(f"\0loss\0{shard.loss.kind}\0{shard.loss.digest}".encode())
-        if shard.boundaries is not None:
-            file = shard.boundaries
-            digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
-            if file.sequences is not None:
-                first, stop = file.sequences
-                digest.update(f"\0sequences\0{first}\0{stop}\0{shard.data_offset}".encode())
-    if corpus.signed:
-        digest.update(b"\0signed")
-    if corpus.weights:
-        digest.update("\0".join(["\0weights", *map(repr, corpus.weights)]).encode())
-    if corpus.rows is not None:
-        rows = corpus.rows
-        parts = rows.sequence_length, rows.made_of, rows.positions_dtype, rows.segments_dtype, rows.most_segments
-        digest.update("\0".join(["\0rows", *map(str, parts)]).encode())
-    return f"sha256:{digest.hexdigest()}"
-
-
-def content_of_boundaries(corpus: Corpus, hashes: list[str]) -> str:
+def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of all that decides where documents begin and end, for boundary files that have the given hashes.
 
     Whether a document continues in the next shard depends on more than the boundary files. The hash therefore covers the last
@@ -183,18 +151,18 @@ def content_of_boundaries(corpus: Corpus, hashes: list[str]) -> str:
     return _hash("boundaries", corpus.dtype.name, corpus.eos_token_id, sources_size, facts)
 
 
-def content_of_tokens(corpus: Corpus, hashes: list[str], bos_token_id: int | None) -> str:
+def content_of_tokens(corpus: CorpusData, hashes: list[str], bos_token_id: int | None) -> str:
     """Return a hash of all that decides which documents EOS tokens end, for shards whose tokens have the given hashes."""
     return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 
-def hash_of_tokens(corpus: Corpus, hashes: list[str]) -> str:
+def hash_of_tokens(corpus: CorpusData, hashes: list[str]) -> str:
     """Return a hash of every token of the corpus, for shards whose tokens have the given hashes."""
     facts = [[shard.num_tokens, tokens_hash] for shard, tokens_hash in zip(corpus.shards, hashes, strict=True)]
     return _hash("tokens", corpus.dtype.name, facts)
 
 
-def content_of_corpus(corpus: Corpus) -> str:
+def content_of_corpus(corpus: CorpusData) -> str:
     """Return the hash of every byte of all files of tokens, loss and boundaries."""
     hashed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
     hashes = iter(hashes_of(hashed))  # in the order in which the loop takes them
@@ -210,7 +178,7 @@ def content_of_corpus(corpus: Corpus) -> str:
     return _hash("corpus", corpus.dtype.name, corpus.eos_token_id, facts, *weights)
 
 
-def name_of_scan(corpus: Corpus) -> str:
+def name_of_scan(corpus: CorpusData) -> str:
     """Return the name, for the argument `of` of `hashes_of`, of the bytes that a scan of all tokens of the corpus hashes.
 
     Shards may hold a part of their file: a range of Megatron's sequences, or the tokens of rows without the other arrays. The

@@ -1,4 +1,4 @@
-"""Corpus: the tokens, the documents and the loss masks in a list of files."""
+"""Corpus: read the tokens, the documents and the loss masks in a list of files."""
 
 from __future__ import annotations
 
@@ -6,138 +6,36 @@ import dataclasses
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.corpus import index_writer
 from grain_sft.corpus.boundary_documents import sequences_of
-from grain_sft.corpus.content import content_of_corpus, fingerprint_of
+from grain_sft.corpus.content import content_of_corpus
+from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.document_finder import DocumentFinder
-from grain_sft.corpus.documents import Document, Documents, iter_documents, read_documents, read_sources
-from grain_sft.corpus.loss import LossFile, LossReader
-from grain_sft.corpus.row_format import RowFormat
-from grain_sft.corpus.shard import Shard, as_token_id, check_signed
-from grain_sft.errors import RowIndexError
+from grain_sft.corpus.documents import Document, Documents, read_sources
+from grain_sft.corpus.loss import LossReader
+from grain_sft.corpus.shard import as_token_id, check_signed
+from grain_sft.errors import CorpusError, RowIndexError
 from grain_sft.html_table import html_facts
-from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
+from grain_sft.storage import ShardReader
 
 if TYPE_CHECKING:
     from jaxtyping import Shaped, UInt
 
+_BLOCK_TOKENS = 1 << 20  # tokens that `iter_documents` reads at once
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
+
+class Corpus(CorpusData):
     """Token files of one dtype, in order, with sidecar files that state which tokens take loss and where documents end.
 
-    `grain_sft.open_corpus` returns one. A corpus opens its files on first use. Its pickle holds no open file.
-
-    Attributes:
-      shards: Token files, in the order of the corpus.
-      dtype: Dtype of the tokens on disk: uint8, uint16, uint32 or uint64.
-      eos_token_id: Token that ends a document; None if unknown.
-      tokenizer: Name of the tokenizer; None if unknown. No batch depends on it.
-      tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
-      pad_token_id: Token for padding; None if unknown.
-      sources_file: File that `sources` reads; None if there is no such file.
-      source_names: Names of the inputs, indexed by their numbers in `sources`.
-      rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
-      weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
-      signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
-      remote: Options for reading remote files; None for those of the environment variables.
-      ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
-
-    Raises:
-      CorpusError: `dtype` can't hold `eos_token_id` or `pad_token_id`.
+    `grain_sft.open_corpus` returns one. A corpus opens its files on first use. Its pickle holds no open file. Its attributes
+    are those of `CorpusData`.
     """
-
-    shards: tuple[Shard, ...]
-    dtype: np.dtype[np.unsignedinteger]
-    eos_token_id: int | None = None
-    tokenizer: str | None = None
-    tokenizer_sha256: str | None = None
-    pad_token_id: int | None = None
-    sources_file: FileStamp | None = None
-    source_names: tuple[str, ...] = ()
-    rows: RowFormat | None = None
-    weights: tuple[float, ...] = ()
-    signed: bool = False
-    remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
-    ignores_loss: bool = dataclasses.field(default=False, compare=False)
-
-    def __post_init__(self) -> None:
-        for name in ("eos_token_id", "pad_token_id"):
-            object.__setattr__(self, name, as_token_id(name, getattr(self, name), self.dtype, self.signed))
-
-    @functools.cached_property
-    def num_tokens(self) -> int:
-        """Number of tokens in all shards."""
-        return sum(shard.num_tokens for shard in self.shards)
-
-    @property
-    def padding_token_id(self) -> int:
-        """Token that fills the end of a row: `pad_token_id`, else `eos_token_id`, else 0."""
-        if self.pad_token_id is not None:
-            return self.pad_token_id
-        return 0 if self.eos_token_id is None else self.eos_token_id
-
-    @property
-    def has_loss(self) -> bool:
-        """Whether loss files select the tokens that take loss. Without them, every token does."""
-        return any(shard.loss is not None for shard in self.shards)
-
-    @property
-    def loss_files(self) -> list[LossFile | None]:
-        """Loss file of each shard, or None for a shard without one."""
-        return [shard.loss for shard in self.shards]
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether a loss file holds weights instead of a mask."""
-        return any(shard.loss is not None and shard.loss.values.weighted for shard in self.shards)
-
-    @property
-    def of_pairs(self) -> bool:
-        """Whether documents are preference pairs: a prompt and two responses."""
-        return any(shard.boundaries is not None and shard.boundaries.kind == "preference" for shard in self.shards)
-
-    @property
-    def has_boundary_files(self) -> bool:
-        """Whether boundary files state where documents begin and end. Without them, EOS tokens do."""
-        return any(shard.boundaries is not None for shard in self.shards)
-
-    def files(self) -> list[FileStamp]:
-        """Return all files: token files, then their sidecar files, then `sources_file`."""
-        sidecars = [file for shard in self.shards for file in (shard.loss, shard.boundaries)]
-        return [file for file in (*self.shards, *sidecars, self.sources_file) if file is not None]
-
-    def map_files(self, change: Callable[[Any], Any]) -> Self:
-        """Return a copy of the corpus with `change(file)` in place of each file that `files` returns."""
-
-        def changed(file: Any) -> Any:
-            return None if file is None else change(file)
-
-        shards = []
-        for shard in self.shards:
-            loss, boundaries = changed(shard.loss), changed(shard.boundaries)
-            shards.append(dataclasses.replace(change(shard), loss=loss, boundaries=boundaries))
-        return dataclasses.replace(self, shards=tuple(shards), sources_file=changed(self.sources_file))
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Hash of the dtype, the EOS id, and the length and first and last 4 KiB of each token, loss and boundary file.
-
-        Access reads no file. A copy in another folder or in a bucket has the same fingerprint, because paths are not part of
-        it. A change in the middle of a file does not change the fingerprint; it changes `content_hash`.
-        """
-        return fingerprint_of(self)
-
-    @property
-    def ends_fingerprint(self) -> str:
-        """`fingerprint` with the prefix that commands print, such as "ends-sha256:3f9a…"."""
-        return f"ends-{self.fingerprint}"
 
     def _repr_html_(self) -> str:
         loss = {shard.loss.kind for shard in self.shards if shard.loss is not None}
@@ -252,11 +150,41 @@ class Corpus:
         number = operator.index(number)
         if not 0 <= number < len(self.documents):
             raise RowIndexError(f"document {number} of {self!r}: expected 0 to {len(self.documents) - 1}.")
-        return next(read_documents(self, number, number + 1))
+        return next(self._read_documents(number, number + 1))
 
     def iter_documents(self) -> Iterator[Document]:
-        """Yield every document in order. Errors are those of `documents` and `read`."""
-        return iter_documents(self)
+        """Yield every document in order, as views of the block that was read. Errors are those of `documents` and `read`.
+
+        A block is consecutive documents of about `_BLOCK_TOKENS` tokens. It ends before a document that begins within or before
+        the previous one, as the documents of some formats do.
+        """
+        start, length = self.documents
+        stop = start + length
+        goes_back = np.flatnonzero(start[1:] < stop[:-1]) + 1
+        run_ends = np.append(goes_back, len(start))
+        first = 0
+        while first < len(start):
+            run_end = int(run_ends[np.searchsorted(run_ends, first, side="right")])
+            fitting = int(np.searchsorted(stop[first:run_end], start[first] + _BLOCK_TOKENS, side="right"))
+            last = first + max(1, fitting)
+            yield from self._read_documents(first, last)
+            first = last
+
+    def _read_documents(self, first: int, last: int) -> Iterator[Document]:
+        """Yield documents `first` to `last - 1`, read at once. Each must begin at or after the end of the one before."""
+        starts, lengths = (column[first:last] for column in self.documents)
+        block_start = int(starts[0])
+        tokens, loss = self.read(block_start, int(starts[-1] + lengths[-1]))
+        if tokens.dtype.itemsize > 4 and (highest := int(tokens.max(initial=0))) > np.iinfo(np.uint32).max:
+            raise CorpusError(
+                f"a token id of {highest}: no vocabulary has it. The corpus was opened with the wrong dtype."
+            )
+        tokens = tokens.astype(np.uint32, copy=False)
+        if loss is None:
+            loss = np.ones(len(tokens), np.bool_)
+        sources = [None] * (last - first) if self.sources is None else map(tuple, self.sources[first:last].tolist())
+        for begin, length, source in zip((starts - block_start).tolist(), lengths.tolist(), sources, strict=True):
+            yield Document(tokens[begin : begin + length], loss[begin : begin + length], source)
 
     def content_hash(self) -> str:
         """Return a hash of all token, loss and boundary files, the dtype and the EOS id, such as "content-sha256:3f9a…".

@@ -1,22 +1,17 @@
 """DocumentFinder: where the documents of a corpus begin and end, by its boundary files or its EOS tokens."""
 
-from __future__ import annotations
-
 import functools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from grain_sft.corpus import content
 from grain_sft.corpus.boundary_documents import boundary_files, read_documents_of_files
+from grain_sft.corpus.data import CorpusData
 from grain_sft.corpus.documents import Documents
 from grain_sft.corpus.eos_scan import scan
 from grain_sft.errors import CorpusError, CorpusFileError
 from grain_sft.storage import artifact
 from grain_sft.types import Ints
-
-if TYPE_CHECKING:
-    from grain_sft.corpus.corpus import Corpus
 
 _CACHED_FROM = 1 << 23  # bytes of tokens; a scan of fewer takes milliseconds and is not cached
 
@@ -33,7 +28,7 @@ class DocumentFinder:
       bos_token_id: Token that must follow each EOS that ends a document, except at the end of a shard; implies "eos".
     """
 
-    def __init__(self, corpus: Corpus, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
+    def __init__(self, corpus: CorpusData, boundaries: str = "auto", bos_token_id: int | None = None) -> None:
         self.corpus = corpus
         self._bos = bos_token_id
         self._by_files = corpus.has_boundary_files and boundaries == "auto" and bos_token_id is None

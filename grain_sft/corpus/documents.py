@@ -1,4 +1,4 @@
-"""Documents: their first tokens and lengths, their sources, and iteration over their tokens."""
+"""Documents of a corpus: where they begin, how long they are, and what they were made from."""
 
 from __future__ import annotations
 
@@ -15,12 +15,8 @@ from grain_sft.types import Ints
 if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped, UInt32
 
-    from grain_sft.corpus.corpus import Corpus
-
 SOURCE_BYTES = 16
 """Bytes of each document in a file of sources: two int64."""
-
-_BLOCK_TOKENS = 1 << 20  # tokens that `iter_documents` reads at once
 
 
 class Document(NamedTuple):
@@ -80,37 +76,3 @@ def read_sources(file: FileStamp, num_documents: int) -> Ints:
             "damaged, or of another corpus."
         )
     return np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)
-
-
-def iter_documents(corpus: Corpus) -> Iterator[Document]:
-    """Yield every document in order. Its arrays are views of the block that was read.
-
-    A block is consecutive documents of about `_BLOCK_TOKENS` tokens. It ends before a document that begins within or before the
-    previous one, as the documents of some formats do.
-    """
-    start, length = corpus.documents
-    stop = start + length
-    goes_back = np.flatnonzero(start[1:] < stop[:-1]) + 1
-    run_ends = np.append(goes_back, len(start))
-    first = 0
-    while first < len(start):
-        run_end = int(run_ends[np.searchsorted(run_ends, first, side="right")])
-        fitting = int(np.searchsorted(stop[first:run_end], start[first] + _BLOCK_TOKENS, side="right"))
-        last = first + max(1, fitting)
-        yield from read_documents(corpus, first, last)
-        first = last
-
-
-def read_documents(corpus: Corpus, first: int, last: int) -> Iterator[Document]:
-    """Yield documents `first` to `last - 1`, read at once. Each must begin at or after the end of the one before."""
-    starts, lengths = (column[first:last] for column in corpus.documents)
-    block_start = int(starts[0])
-    tokens, loss = corpus.read(block_start, int(starts[-1] + lengths[-1]))
-    if tokens.dtype.itemsize > 4 and (highest := int(tokens.max(initial=0))) > np.iinfo(np.uint32).max:
-        raise CorpusError(f"a token id of {highest}: no vocabulary has it. The corpus was opened with the wrong dtype.")
-    tokens = tokens.astype(np.uint32, copy=False)
-    if loss is None:
-        loss = np.ones(len(tokens), np.bool_)
-    sources = [None] * (last - first) if corpus.sources is None else map(tuple, corpus.sources[first:last].tolist())
-    for begin, length, source in zip((starts - block_start).tolist(), lengths.tolist(), sources, strict=True):
-        yield Document(tokens[begin : begin + length], loss[begin : begin + length], source)

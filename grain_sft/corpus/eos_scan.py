@@ -1,23 +1,20 @@
 """Scan of all tokens of a corpus for the EOS tokens, each of which ends a document."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from grain_sft.corpus.data import CorpusData
 from grain_sft.storage import ShardReader, hashing
 from grain_sft.types import Ints
-
-if TYPE_CHECKING:
-    from grain_sft.corpus.corpus import Corpus
 
 Tokens = npt.NDArray[np.unsignedinteger]
 
 _CHUNK_BYTES = hashing.BLOCK
 
 
-def scan(corpus: "Corpus", bos_token_id: int | None) -> tuple[Ints, Ints, int, list[str]]:
+def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int, list[str]]:
     """Return the first token and the length of each document, the highest token, and the hash of each shard's tokens.
 
     First tokens and lengths are int64 [documents]; first tokens are counted through all shards. With `bos_token_id`, an EOS
@@ -45,7 +42,7 @@ def scan(corpus: "Corpus", bos_token_id: int | None) -> tuple[Ints, Ints, int, l
     return start, length, min(highest, np.iinfo(np.int64).max), hashes
 
 
-def _chunks(corpus: "Corpus") -> Iterator[tuple[int, int, Tokens, Tokens]]:
+def _chunks(corpus: CorpusData) -> Iterator[tuple[int, int, Tokens, Tokens]]:
     """Yield (shard, token offset in the corpus, tokens, next tokens) of each chunk of each shard, in new arrays.
 
     `next tokens[i]` follows `tokens[i]`. The last token of a shard has no next token, so the last array is one shorter.

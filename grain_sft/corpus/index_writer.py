@@ -3,28 +3,24 @@
 MaxText's format is defined in maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from absl import logging
 
 from grain_sft.arguments import as_integer
+from grain_sft.corpus.data import CorpusData
 from grain_sft.errors import CorpusError
 from grain_sft.storage import files
-
-if TYPE_CHECKING:
-    from grain_sft.corpus.corpus import Corpus
 
 INDEX_FORMAT, INDEX_VERSION = "grain_sft index", 1
 MAXTEXT_VERSION = "1"
 
 
 def save(
-    corpus: Corpus, path: str | os.PathLike[str], format: str, sequence_length: int | None, tokenizer: str | None
+    corpus: CorpusData, path: str | os.PathLike[str], format: str, sequence_length: int | None, tokenizer: str | None
 ) -> None:
     """Write an index of `corpus` to `path`. Arguments and errors are those of `Corpus.save`."""
     path = files.normalize(path)
@@ -42,7 +38,7 @@ def save(
         file.write("\n")
 
 
-def _own_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
     """Return the content of this project's index at `path`. The last two arguments are those of MaxText's index."""
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
@@ -79,7 +75,7 @@ def _own_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer:
     }
 
 
-def _maxtext_json(corpus: Corpus, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
+def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
     """Return the content of MaxText's index. Its paths are those of the corpus, so `path` is not used."""
     if sequence_length is None:
         raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")

@@ -230,7 +230,7 @@ def test_episodes_that_dont_fit_are_named(tmp_path, name, data, metadata, expect
 
 def test_documents_longer_than_a_block_and_out_of_order_are_read(tmp_path, monkeypatch):
     docs = documents(100)
-    monkeypatch.setattr("grain_sft.corpus.documents._BLOCK_TOKENS", 20)
+    monkeypatch.setattr("grain_sft.corpus.corpus._BLOCK_TOKENS", 20)
     root = write_episodes(tmp_path, docs, flat=True)
     assert_documents(open_corpus(root), docs)
     path = root / "train" / "episodes.idx"

@@ -1,0 +1,148 @@
+"""CorpusData: the files of a corpus and the facts that need no reading of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from grain_sft.corpus.loss import LossFile
+from grain_sft.corpus.row_format import RowFormat
+from grain_sft.corpus.shard import Shard, as_token_id
+from grain_sft.storage import FileStamp, RemoteOptions
+
+FINGERPRINT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusData:
+    """The files of a corpus, their dtype and their ids, and what follows from these without reading a file.
+
+    Attributes:
+      shards: Token files, in the order of the corpus.
+      dtype: Dtype of the tokens on disk: uint8, uint16, uint32 or uint64.
+      eos_token_id: Token that ends a document; None if unknown.
+      tokenizer: Name of the tokenizer; None if unknown. No batch depends on it.
+      tokenizer_sha256: Hash of the tokenizer's files; None if unknown.
+      pad_token_id: Token for padding; None if unknown.
+      sources_file: File that `sources` reads; None if there is no such file.
+      source_names: Names of the inputs, indexed by their numbers in `sources`.
+      rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
+      weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
+      signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
+      remote: Options for reading remote files; None for those of the environment variables.
+      ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
+
+    Raises:
+      CorpusError: `dtype` can't hold `eos_token_id` or `pad_token_id`.
+    """
+
+    shards: tuple[Shard, ...]
+    dtype: np.dtype[np.unsignedinteger]
+    eos_token_id: int | None = None
+    tokenizer: str | None = None
+    tokenizer_sha256: str | None = None
+    pad_token_id: int | None = None
+    sources_file: FileStamp | None = None
+    source_names: tuple[str, ...] = ()
+    rows: RowFormat | None = None
+    weights: tuple[float, ...] = ()
+    signed: bool = False
+    remote: RemoteOptions | None = dataclasses.field(default=None, compare=False)
+    ignores_loss: bool = dataclasses.field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("eos_token_id", "pad_token_id"):
+            object.__setattr__(self, name, as_token_id(name, getattr(self, name), self.dtype, self.signed))
+
+    @functools.cached_property
+    def num_tokens(self) -> int:
+        """Number of tokens in all shards."""
+        return sum(shard.num_tokens for shard in self.shards)
+
+    @property
+    def padding_token_id(self) -> int:
+        """Token that fills the end of a row: `pad_token_id`, else `eos_token_id`, else 0."""
+        if self.pad_token_id is not None:
+            return self.pad_token_id
+        return 0 if self.eos_token_id is None else self.eos_token_id
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether loss files select the tokens that take loss. Without them, every token does."""
+        return any(shard.loss is not None for shard in self.shards)
+
+    @property
+    def loss_files(self) -> list[LossFile | None]:
+        """Loss file of each shard, or None for a shard without one."""
+        return [shard.loss for shard in self.shards]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a loss file holds weights instead of a mask."""
+        return any(shard.loss is not None and shard.loss.values.weighted for shard in self.shards)
+
+    @property
+    def of_pairs(self) -> bool:
+        """Whether documents are preference pairs: a prompt and two responses."""
+        return any(shard.boundaries is not None and shard.boundaries.kind == "preference" for shard in self.shards)
+
+    @property
+    def has_boundary_files(self) -> bool:
+        """Whether boundary files state where documents begin and end. Without them, EOS tokens do."""
+        return any(shard.boundaries is not None for shard in self.shards)
+
+    def files(self) -> list[FileStamp]:
+        """Return all files: token files, then their sidecar files, then `sources_file`."""
+        sidecars = [file for shard in self.shards for file in (shard.loss, shard.boundaries)]
+        return [file for file in (*self.shards, *sidecars, self.sources_file) if file is not None]
+
+    def map_files(self, change: Callable[[Any], Any]) -> Self:
+        """Return a copy of the corpus with `change(file)` in place of each file that `files` returns."""
+
+        def changed(file: Any) -> Any:
+            return None if file is None else change(file)
+
+        shards = []
+        for shard in self.shards:
+            loss, boundaries = changed(shard.loss), changed(shard.boundaries)
+            shards.append(dataclasses.replace(change(shard), loss=loss, boundaries=boundaries))
+        return dataclasses.replace(self, shards=tuple(shards), sources_file=changed(self.sources_file))
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of the dtype, the EOS id, and the length and first and last 4 KiB of each token, loss and boundary file.
+
+        Access reads no file. A copy in another folder or in a bucket has the same fingerprint, because paths are not part of
+        it. A change in the middle of a file does not change the fingerprint; it changes `content_hash`.
+        """
+        head = f"grain_sft corpus {FINGERPRINT_VERSION}\0{self.dtype.name}\0{self.eos_token_id}"
+        digest = hashlib.sha256(head.encode())
+        for shard in self.shards:
+            digest.update(f"\0{shard.num_tokens}\0{shard.digest}".encode())
+            if shard.loss is not None:
+                digest.update(f"\0loss\0{shard.loss.kind}\0{shard.loss.digest}".encode())
+            if shard.boundaries is not None:
+                file = shard.boundaries
+                digest.update(f"\0boundaries\0{file.kind}\0{file.continues}\0{file.size}\0{file.digest}".encode())
+                if file.sequences is not None:
+                    first, stop = file.sequences
+                    digest.update(f"\0sequences\0{first}\0{stop}\0{shard.data_offset}".encode())
+        if self.signed:
+            digest.update(b"\0signed")
+        if self.weights:
+            digest.update("\0".join(["\0weights", *map(repr, self.weights)]).encode())
+        if self.rows is not None:
+            rows = self.rows
+            parts = rows.sequence_length, rows.made_of, rows.positions_dtype, rows.segments_dtype, rows.most_segments
+            digest.update("\0".join(["\0rows", *map(str, parts)]).encode())
+        return f"sha256:{digest.hexdigest()}"
+
+    @property
+    def ends_fingerprint(self) -> str:
+        """`fingerprint` with the prefix that commands print, such as "ends-sha256:3f9a…"."""
+        return f"ends-{self.fingerprint}"
