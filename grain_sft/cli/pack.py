@@ -175,7 +175,7 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
     if options.batch_tokens is None:
         return {"supervised_ratio": ratio}
     asked = values_of(options, ("batch_tokens", "ranks", "model_type"))
-    rate = learning_rate.automatic_learning_rate(corpus, *asked.values())
+    rate = learning_rate.learning_rate_of(ratio, *asked.values())
     _line("learning rate", f"{rate:.4e}, OpenChat's for batches of {options.batch_tokens * options.ranks:,} tokens")
     return {"supervised_ratio": ratio, "learning_rate": rate, **asked}
 

@@ -63,16 +63,11 @@ def boundary_files(corpus: CorpusData) -> list[BoundaryFile]:
 
 
 def _joined(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> Documents:
-    """Return the entries of all shards as one `Documents`. The list `pieces` is emptied, so that memory holds them once."""
-    ends = np.cumsum([len(start) for start, _ in pieces], dtype=np.int64)
-    start, length = np.empty(ends[-1], np.int64), np.empty(ends[-1], np.int64)
-    while pieces:
-        start_in_shard, length_in_shard = pieces.pop()
-        end = ends[len(pieces)]
-        own = slice(end - len(start_in_shard), end)
-        start[own] = start_in_shard
-        length[own] = length_in_shard
-    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes), shard_ends=ends)
+    """Return the entries of all shards as one `Documents`."""
+    start = np.concatenate([start for start, _ in pieces])
+    length = np.concatenate([length for _, length in pieces])
+    shard_ends = np.cumsum([len(start) for start, _ in pieces], dtype=np.int64)
+    return Documents(start, length, content=content.content_of_boundaries(corpus, hashes), shard_ends=shard_ends)
 
 
 def _join_continued(pieces: list[Pieces], continued: list[tuple[int, int]]) -> None:

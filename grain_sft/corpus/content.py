@@ -51,7 +51,7 @@ def hashes_of(
     Args:
       stored: Files to hash.
       read: Function that reads all files and returns their hashes; None for `read_hashes`.
-      of: Name of what `read` hashes, which is part of the cache's key. "bytes" are those from `data_offset` on.
+      of: Description of what `read` hashes, as part of the cache's key; "bytes" for every byte from `data_offset` on.
     """
     read = read or (lambda: read_hashes(stored))
     depends = _cache_key(stored, of)
@@ -179,15 +179,14 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the name, for the argument `of` of `hashes_of`, of the bytes that a scan of all tokens of the corpus hashes.
+    """Return the argument `of` of `hashes_of` for the hashes of a scan of all tokens: "bytes" if shards are whole files.
 
     Shards may hold a part of their file: a range of Megatron's sequences, or the tokens of rows without the other arrays. The
     hash of such a part must not be cached as the hash of the whole file.
     """
-    ranges = [shard.boundaries.sequences for shard in corpus.shards if shard.boundaries is not None]
-    if any(sequences is not None for sequences in ranges):
-        return f"tokens of ranges {[shard.num_tokens for shard in corpus.shards]}"
-    return "bytes" if corpus.rows is None else "tokens in rows"
+    has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
+    is_whole = corpus.rows is None and not has_ranges
+    return "bytes" if is_whole else f"tokens of shards of {[shard.num_tokens for shard in corpus.shards]}"
 
 
 def _hash(*facts: Any) -> str:

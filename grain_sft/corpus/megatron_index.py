@@ -176,8 +176,6 @@ def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: in
       stop: Sequence after the last of the range.
       count: Number of sequences in the index.
     """
-    if stop - first == count:
-        return begin, end
     in_range = (begin < stop) & (end > first)
     # A document without sequences belongs to the range that begins at it. At the end of the index, it belongs to the last.
     at_border = begin == first

@@ -1,6 +1,7 @@
 """Shard: one token file. Checks that the file, its dtype and its token ids are plausible."""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
@@ -65,14 +66,9 @@ def scan_shard(path: str, dtype: Dtype | None) -> tuple[Shard, Dtype]:
     A .npy header states the dtype, and must agree with `dtype`. A raw file has `dtype`. If `dtype` is None, a raw file is
     uint32, and is refused if its first tokens don't look like uint32.
     """
-
-    def checked_dtype(header_dtype: object) -> Dtype:
-        stored = token_dtype(header_dtype, path)
-        if dtype not in (None, stored):
-            raise CorpusError(f"{path}: its .npy header states {stored}, but dtype={dtype} was given. Leave it out.")
-        return stored
-
-    array = scan_array(path, dtype or np.dtype("uint32"), checked_dtype)
+    array = scan_array(path, dtype or np.dtype("uint32"), functools.partial(token_dtype, where=path))
+    if dtype not in (None, array.dtype):
+        raise CorpusError(f"{path}: its .npy header states {array.dtype}, but dtype={dtype} was given. Leave it out.")
     is_raw = not array.stamp.data_offset
     if dtype is None and is_raw:
         check_plausible(path, array.first, array.dtype)

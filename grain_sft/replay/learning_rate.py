@@ -3,12 +3,10 @@
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
-from grain_sft.corpus import Corpus, content
-from grain_sft.errors import CorpusError, CorpusFileError
-from grain_sft.storage import artifact
+from grain_sft.corpus import Corpus
+from grain_sft.errors import CorpusError
 
 BASE = 3e-4
 """Llama's learning rate."""
@@ -33,55 +31,34 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
       CorpusError: `batch_tokens` or `ranks` is not a positive integer, or `supervised_ratio` raises it.
       CorpusFileError: `supervised_ratio` raises it.
     """
+    return learning_rate_of(supervised_ratio(corpus), batch_tokens, ranks, model_type)
+
+
+def learning_rate_of(ratio: float, batch_tokens: int, ranks: int = 1, model_type: str = "") -> float:
+    """Return `automatic_learning_rate` of a corpus whose `supervised_ratio` is `ratio`."""
     tokens = as_integer("batch_tokens", batch_tokens, 1, CorpusError) * as_integer("ranks", ranks, 1, CorpusError)
     divisor = next((value for name, value in DIVISORS.items() if name in model_type.lower()), 1.0)
-    return BASE / divisor * math.sqrt(tokens * supervised_ratio(corpus) / BASE_TOKENS)
+    return BASE / divisor * math.sqrt(tokens * ratio / BASE_TOKENS)
 
 
 def supervised_ratio(corpus: Corpus) -> float:
     """Return the number of tokens that take loss, divided by the number of tokens of all documents.
 
-    The first token of a document is never a target, so it takes no loss. The first call reads every loss file, and caches the
-    counts on disk.
+    The first token of a document is never a target, so it takes no loss. With loss files, the call reads all tokens and loss
+    files.
 
     Raises:
       CorpusError: The ends of the documents are unknown, or the documents have no tokens.
-      CorpusFileError: A loss file is missing, is not the one that was indexed, or changes while it is read.
+      CorpusFileError: A file is missing, or is not the one that was indexed.
     """
-    finder = corpus.find_documents()
-    loss_files = [shard.loss for shard in corpus.shards if shard.loss is not None]
-    depends = {
-        "version": 2,
-        "documents": finder.content,
-        "shards": [[n, shard.num_tokens] for n, shard in enumerate(corpus.shards) if shard.loss is not None],
-        "kinds": [file.kind for file in loss_files],
-        "losses": content.hashes_of(loss_files),
-    }
-
-    def count() -> dict[str, npt.NDArray[np.int64]]:
-        length = finder.documents.length
-        if corpus.has_loss:
-            supervised = sum(int(np.count_nonzero(document.loss[1:])) for document in corpus.iter_documents())
-        else:
-            supervised = int(np.maximum(length - 1, 0).sum())
-        if content.hashes_of(loss_files) != depends["losses"]:
-            raise CorpusFileError(
-                f"a loss file ({loss_files[0].path} or another of the corpus) changed while it was read. Wait until the files "
-                "are complete, then open the corpus again."
-            )
-        return {"counts": np.array([supervised, length.sum()], np.int64)}
-
-    arrays = artifact.load_or_make("supervised", depends, count, check=_check_counts)
-    supervised, tokens = arrays["counts"].tolist()
-    if not tokens:
+    length = corpus.documents.length
+    num_tokens = int(length.sum())
+    if not num_tokens:
         raise CorpusError(
             f"{corpus.shards[0].path}: its documents have no tokens, so the share that takes loss is undefined."
         )
-    return float(supervised / tokens)
-
-
-def _check_counts(arrays: artifact.Arrays) -> None:
-    """Raise ValueError if cached arrays are not the two counts: supervised tokens, and all tokens."""
-    counts = arrays.get("counts")
-    if counts is None or counts.dtype != np.int64 or counts.shape != (2,) or not 0 <= counts[0] <= counts[1]:
-        raise ValueError("it does not contain the two counts")
+    if corpus.has_loss:
+        supervised = sum(int(np.count_nonzero(document.loss[1:])) for document in corpus.iter_documents())
+    else:
+        supervised = int(np.maximum(length - 1, 0).sum())
+    return supervised / num_tokens
