@@ -250,7 +250,7 @@ def test_damaged_files_of_every_kind_give_equal_rows(tmp_path, cache, turns):
     write(tmp_path / "two", 1)
     expected = {name: used(tmp_path / name) for name in ("one", "two")}
     kinds = {path.relative_to(cache).parts[0] for path in cache.rglob("*") if path.is_file()}
-    assert kinds == {"content", "documents", "plans", "supervised", "orders", "openchat"}
+    assert kinds == {"content", "documents", "plans", "orders", "openchat"}
     draw = random.Random(5)
     for turn in range(turns):
         for kind in DAMAGES if turns > 1 else DAMAGES[::2]:
