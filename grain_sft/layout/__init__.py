@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from grain_sft.errors import LayoutError
+from grain_sft.layout.checked_pieces import checked_pieces
 from grain_sft.layout.columns import ColumnsLayout
 from grain_sft.layout.layout import RECEIPT_VERSION, Layout, digest
 from grain_sft.layout.materialized import MaterializedLayout
@@ -21,16 +22,7 @@ from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS, PackedRows, PackingAlgorithm, PackingOptions
 from grain_sft.layout.padded import PaddedLayout
 from grain_sft.layout.pairs import PairsLayout
-from grain_sft.layout.pieces import (
-    FILL_ROW,
-    FillKey,
-    LeftOut,
-    Pieces,
-    Span,
-    checked_record,
-    checked_rows,
-    expand_counts,
-)
+from grain_sft.layout.pieces import LeftOut, Pieces, Span, expand_counts
 from grain_sft.layout.plan import COUNTS, check_columns, plan_columns
 from grain_sft.layout.report import (
     ROWS_A_DEVICE,
@@ -43,6 +35,7 @@ from grain_sft.layout.report import (
     plan_files,
     plan_places,
 )
+from grain_sft.layout.row_numbers import FILL_ROW, FillKey, checked_record, checked_rows
 from grain_sft.layout.run_documents import RunDocuments, split_documents
 from grain_sft.layout.windows import WindowLayout
 from grain_sft.registry import Registry
@@ -67,7 +60,7 @@ __all__ = [
     "ColumnsLayout", "Cut", "FillKey", "Layout", "LeftOut", "ListFile", "MaterializedLayout", "MegatronGptLayout",
     "MixtureLayout", "OlmoVslLayout", "PackedLayout", "PackedRows", "PackingAlgorithm", "PackingOptions",
     "PaddedLayout", "PairsLayout", "Pieces", "RunDocuments", "Span", "WindowLayout", "algorithm_title",
-    "attention_spread", "blend", "check_columns", "checked_record", "checked_rows", "compare_algorithms",
+    "attention_spread", "blend", "check_columns", "checked_pieces", "checked_record", "checked_rows", "compare_algorithms",
     "corpus_documents_named", "digest", "documents_named_in", "documents_of_record", "ends_of",
     "expand_counts", "normalized", "numbers_in", "over_devices", "packing_report", "padding_share", "plan_columns",
     "plan_files", "plan_places", "run_documents_named", "sample_index", "split_documents",

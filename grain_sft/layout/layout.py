@@ -14,6 +14,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, RowFormat
 from grain_sft.errors import RowIndexError
 from grain_sft.html_table import html_facts
+from grain_sft.layout.checked_pieces import checked_pieces
 from grain_sft.layout.pieces import LeftOut, Pieces, Span
 from grain_sft.layout.traits import Traits
 from grain_sft.types import Ints
@@ -172,7 +173,7 @@ class Layout(FromPieces):
                 setattr(cls, name, default)
         if not cls.__module__.startswith("grain_sft."):
             pieces = cls.pieces
-            cls.pieces = lambda self, rows: Pieces.checked(pieces(self, rows), self, rows)  # type: ignore
+            cls.pieces = lambda self, rows: checked_pieces(pieces(self, rows), self, rows)  # type: ignore
 
     def spans(self, row: int) -> list[Span]:
         """Return the spans of `row`, in order.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus
 from grain_sft.errors import GrainSftError
-from grain_sft.layout import COUNTS, FILL_ROW, Layout, Pieces, check_columns, plan_columns
+from grain_sft.layout import COUNTS, FILL_ROW, Layout, check_columns, checked_pieces, plan_columns
 from grain_sft.pipeline import Pipeline, takes_loss, why_no_loss
 from grain_sft.source import Element
 from grain_sft.storage import artifact
@@ -58,7 +58,7 @@ def _check_layout(report: Report, layout: Layout, where: str) -> None:
     for begin in range(0, count, _BLOCK_ROWS) if report.full else sorted({0, max(0, count - _BLOCK_ROWS)}):
         rows = np.arange(begin, min(begin + _BLOCK_ROWS, count))
         with report.errors("layout", where, f"rows {begin} to {begin + len(rows) - 1}"):
-            Pieces.checked(layout.pieces(rows), layout, rows)
+            checked_pieces(layout.pieces(rows), layout, rows)
         if report.has_wrong("layout"):
             return
 

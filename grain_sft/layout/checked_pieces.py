@@ -1,0 +1,61 @@
+"""Check of the pieces that a layout from another package returns."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import LayoutError
+from grain_sft.layout.pieces import Pieces
+from grain_sft.layout.traits import Traits
+from grain_sft.types import Ints
+
+
+def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
+    """Return `columns`, which `layout` returned as the pieces of `rows`, as int64.
+
+    Raises:
+      LayoutError: A reader could not fill the rows from them.
+    """
+    method = f"{type(layout).__module__}:{type(layout).__qualname__}.pieces"
+    try:
+        int64s = [None if column is None else np.asarray(column).astype("i8", casting="safe") for column in columns]
+        pieces = Pieces._make(int64s)
+        faults = _faults(pieces, layout, rows)
+    except (TypeError, ValueError, IndexError) as error:
+        raise LayoutError(f"{method}: {error}. Expected int64 columns of one length.") from error
+    for fault, wrong in faults.items():
+        if wrong.any():
+            row, column, shard, start, length = (int(values[wrong.argmax()]) for values in pieces[:5])
+            number = f"row {rows[row]}" if 0 <= row < len(rows) else f"index {row} of {len(rows)} rows"
+            piece = f"a piece of {length} tokens at column {column}, from token {start} of shard {shard} on"
+            raise LayoutError(f"{method}: {number}: {piece}, {fault}. Fix the layout.")
+    if pieces.segment is None and pieces.length.sum() != len(rows) * layout.width(rows):
+        raise LayoutError(f"{method}: rows with padding need the columns `segment` and `position`.")
+    if pieces.document is None and layout.follows_documents:
+        raise LayoutError(f"{method}: `follows_documents` is set, but `document` is missing.")
+    return pieces
+
+
+def _faults(pieces: Pieces, layout: Traits, rows: Ints) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return for each fault a mask of the pieces that have it."""
+    row, shard = pieces.row, pieces.shard
+    segment, position = pieces.segment_columns
+    document = np.full(len(row), -1) if pieces.document is None else pieces.document
+    stop = pieces.column + pieces.length
+    begins_row = np.diff(row, prepend=-1) != 0
+    stop_before = np.where(begins_row, 0, np.roll(stop, 1))
+    segment_before = np.where(begins_row, 0, np.roll(segment, 1))
+    num_tokens = np.array([each.num_tokens for each in layout.corpus.shards])
+    has_shard = (shard >= 0) & (shard < len(num_tokens))
+    after_end = pieces.start + pieces.length > num_tokens[np.where(has_shard, shard, 0)]
+    return {
+        "is of another row, or out of order": (row < 0) | (row >= len(rows)) | (np.diff(row, prepend=0) < 0),
+        "has no tokens": pieces.length < 1,
+        "is not in the file": ~has_shard | (pieces.start < 0) | after_end,
+        "does not begin where the piece before it ends": pieces.column != stop_before,
+        f"ends after the row of {layout.sequence_length}": stop > layout.sequence_length,
+        "skips a segment": (segment < np.maximum(1, segment_before)) | (segment > segment_before + 1),
+        "has a negative position": position < 0,
+        "names a document, but `follows_documents` is not set": (document >= 0) & (not layout.follows_documents),
+    }

@@ -1,0 +1,49 @@
+"""Row numbers that callers ask a source for, and the number that stands for a row of padding."""
+
+import operator
+from collections.abc import Sequence, Sized
+
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.errors import RowIndexError
+from grain_sft.types import Ints
+
+FILL_ROW = -1
+"""Row number of a row that holds only padding and takes no loss. Such rows fill the last batch of an evaluation."""
+
+_INT64 = np.dtype(np.int64)
+
+
+class FillKey(int):
+    """`FILL_ROW` as a record key. Grain reads record `key % num_rows`, which would make -1 the last row; here `%` keeps -1."""
+
+    def __mod__(self, other: int) -> int:
+        return self
+
+
+def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized) -> tuple[Ints, bool]:
+    """Return row numbers as int64 [rows], and whether one of them is `FILL_ROW`.
+
+    Raises:
+      RowIndexError: An index is not an integer, or not a row of `layout`.
+    """
+    try:
+        of_int64 = type(indices) is np.ndarray and indices.dtype is _INT64 and indices.ndim == 1
+        listed = indices.tolist() if of_int64 else [operator.index(row) for row in indices]  # type: ignore[union-attr]
+    except TypeError as error:
+        raise RowIndexError(f"rows {indices!r} of {layout!r}: expected integers, one after the other.") from error
+    lowest, highest = (min(listed), max(listed)) if listed else (0, 0)
+    if lowest < FILL_ROW or highest >= len(layout):
+        wrong = lowest if lowest < FILL_ROW else highest
+        raise RowIndexError(f"row {wrong} of {layout!r}: expected 0 to {len(layout) - 1}.")
+    return indices if of_int64 else np.array(listed, np.int64), lowest == FILL_ROW  # type: ignore[return-value]
+
+
+def checked_record(index: int, layout: Sized) -> int:
+    """Return `index`; raise a `RowIndexError` for a -1 that does not come from a sampler, which writes it as a `FillKey`."""
+    if index == FILL_ROW and not isinstance(index, FillKey):
+        raise RowIndexError(
+            f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Rows don't count from the end."
+        )
+    return index
