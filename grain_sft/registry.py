@@ -9,6 +9,8 @@ from grain_sft.errors import GrainSftError
 
 Entry = TypeVar("Entry")
 
+_WORDS: dict[Any, str] = {Callable: "a class or a function", type: "a class"}
+
 
 class Registry(Generic[Entry]):
     """Entries by name. A name of the form `package.module:Name` is an entry from outside, imported on first use.
@@ -20,7 +22,8 @@ class Registry(Generic[Entry]):
       error: Class of the errors.
       entries: Built-in entries by name, or their `package.module:Name`, imported on first use.
       adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
-      kinds: Types that an object may have if it is neither a class nor a function.
+      kinds: Types of which a registered or imported object may be.
+      base: Class from which an entry that is a class, and the object that `make` returns, have to inherit.
     """
 
     def __init__(
@@ -29,9 +32,10 @@ class Registry(Generic[Entry]):
         error: type[GrainSftError],
         entries: Mapping[str, Entry | str],
         adapt: Callable[[Any], Entry] = lambda entry: entry,
-        kinds: tuple[type, ...] = (),
+        kinds: tuple[Any, ...] = (Callable,),
+        base: type = object,
     ) -> None:
-        self._noun, self._error, self._adapt, self._kinds = noun, error, adapt, kinds
+        self._noun, self._error, self._adapt, self._kinds, self._base = noun, error, adapt, kinds, base
         self._entries: dict[str, Entry | str] = dict(entries)
 
     def register(self, name: str, entry: Entry) -> Entry:
@@ -73,10 +77,40 @@ class Registry(Generic[Entry]):
 
     def _adapted(self, name: str, found: Any) -> Entry:
         """Return the entry that the object `found` becomes, or raise the table's error if it is of another kind."""
-        if not callable(found) and not isinstance(found, self._kinds):
-            expected = " or ".join(["a class", "a function", *(kind.__name__ for kind in self._kinds)])
+        if not isinstance(found, self._kinds):
+            expected = " or ".join(_WORDS.get(kind, kind.__name__) for kind in self._kinds)
             raise self._error(f"{self._noun} {name!r} is a {type(found).__name__}; expected {expected}. Fix the name.")
-        return self._adapt(found)
+        entry = self._adapt(found)
+        if isinstance(entry, type):
+            self._check_base(name, entry)
+        return entry
+
+    def make(self, entry: Entry | str, *arguments: Any, **options: Any) -> Any:
+        """Return the object that an entry, or the entry of a name, makes of these arguments.
+
+        An error in the code of the entry becomes the table's error, which names the entry.
+        """
+        constructor: Any = self[entry] if isinstance(entry, str) else entry
+        name = entry if isinstance(entry, str) else f"{constructor.__module__}:{constructor.__qualname__}"
+        try:
+            instance = constructor(*arguments, **options)
+        except (GrainSftError, OSError, MemoryError):
+            raise
+        except Exception as error:  # whatever the constructor raises
+            reason = f"{type(error).__name__}: {error}"
+            raise self._error(
+                f"{self._noun} {name!r} can't be made: {reason}. Fix its options, or its code."
+            ) from error
+        self._check_base(name, type(instance))
+        return instance
+
+    def _check_base(self, name: str, kind: type) -> None:
+        """Raise the table's error unless a class inherits from the base class."""
+        if not issubclass(kind, self._base):
+            expected = f"a subclass of {self._base.__module__.partition('.')[0]}'s {self._base.__name__}"
+            raise self._error(
+                f"{self._noun} {name!r} is of class {kind.__name__}; expected {expected}. Derive it from that."
+            )
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries

@@ -223,3 +223,60 @@ def test_a_format_from_outside_is_written_and_refuses_masks_that_it_does_not_hol
     with pytest.raises(SystemExit):
         main([*convert[:-1], "articles"])
     assert "'articles' is not a format. Give one of olmo, " in capsys.readouterr().err
+
+
+BROKEN = {
+    "transforms": (lambda name: {"transforms": [name]}, "Map", "transform"),
+    "observers": (lambda name: {"observers": [name]}, "Observer", "observer"),
+    "layout": (lambda name: {"layout": {"kind": name, "sequence_length": LENGTH}}, "Layout", "layout kind"),
+    "corpus": (lambda name: {"corpus": {"format": name}}, "Format", "corpus format"),
+}
+
+
+@pytest.mark.parametrize("section", BROKEN)
+@pytest.mark.parametrize("entry", ["Raising", "Plain", "plain"])
+def test_an_entry_that_cannot_be_made_is_an_error_that_names_the_config_and_the_entry(tmp_path, capsys, section, entry):
+    change, base, noun = BROKEN[section]
+    name = f"grain_sft_example.broken:{entry}{base if entry == 'Raising' else ''}"
+    stated = config(tmp_path)
+    changes = change(name)
+    if section == "corpus":
+        changes = {"corpus": stated["corpus"] | changes["corpus"]}
+    path = write_config(tmp_path / "config.json", stated | changes)
+    assert main(["receipt", str(path)]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"grain-sft receipt: {path}: ") and f"{noun} {name!r} " in message
+    if entry == "Raising":
+        assert "can't be made: KeyError: 'no such language'. Fix its options, or its code." in message
+    else:
+        assert "is of class Plain; expected a subclass of " in message and f"'s {base}. Derive it from that." in message
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("RaisingTemplate", "can't be made: KeyError: 'no such language'"),
+        ("Plain", "is of class Plain; expected a subclass of grain_sft's Template. Derive"),
+        ("plain", "is a function; expected a class or str. Fix the name."),
+    ],
+)
+def test_a_template_that_cannot_be_made_is_an_error(tmp_path, capsys, template, expected):
+    pytest.importorskip("transformers")
+    from tokenizer_makers import byte_level_json, save_huggingface
+
+    save_huggingface(tmp_path / "hf", byte_level_json(("<|im_start|>", "<|im_end|>")), eos="<|im_end|>")
+    chat = {"messages": [{"role": "user", "content": "two?"}, {"role": "assistant", "content": "yes, two"}]}
+    (tmp_path / "chats.jsonl").write_text(json.dumps(chat) + "\n")
+    name = f"grain_sft_example.broken:{template}"
+    command = ["prepare", str(tmp_path / "chats.jsonl"), "--template", name, "--tokenizer", str(tmp_path / "hf")]
+    assert main([*command, "--val-frac", "0", "--workers", "1", "-o", str(tmp_path / "out")]) == 1
+    message = capsys.readouterr().err
+    assert message.startswith(f"grain-sft prepare: template {name!r} ") and expected in message
+
+
+def test_a_function_is_not_a_format_to_write(tmp_path, capsys):
+    np.array([5, 2], "<u2").tofile(tmp_path / "token_ids_part_0000.npy")
+    name = "grain_sft_example.broken:plain"
+    convert = ["convert", str(tmp_path), "--dtype", "uint16", "--eos-token-id", "2", "-o", str(tmp_path / "out")]
+    assert main([*convert, "--format", name]) == 1
+    assert f"format {name!r} is a function; expected Format. Fix the name." in capsys.readouterr().err

@@ -1,20 +1,19 @@
 """Configs: `load` makes a pipeline from a .yaml or .json file."""
 
-import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from grain_sft.config import gpt_config
 from grain_sft.config.amendments import make_amendments
-from grain_sft.config.parts import PartsMaker, make_entry
+from grain_sft.config.parts import PartsMaker, make_entry, naming
 from grain_sft.config.reading import INHERITS, inherit, read
 from grain_sft.config.replacements import with_stages_of_replacements
 from grain_sft.config.sections import SECTIONS, config_schema
 from grain_sft.config.stages import configs_of_stages
 from grain_sft.config.validation import validate
-from grain_sft.errors import ConfigError, GrainSftError, WrongTypeError, shortened
+from grain_sft.errors import ConfigError, WrongTypeError, shortened
 from grain_sft.pipeline import OBSERVERS, Pipeline, Stage, StagedPipeline
 from grain_sft.sampling import Host
 from grain_sft.storage import files
@@ -87,10 +86,11 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
-    validate(sections, where)
-    replaced = with_stages_of_replacements(sections, where)
-    if replaced is not sections:
-        validate(replaced, where)
+    with naming(where):  # errors of tables, which do not know the config
+        validate(sections, where)
+        replaced = with_stages_of_replacements(sections, where)
+        if replaced is not sections:
+            validate(replaced, where)
     return where, replaced
 
 
@@ -115,19 +115,3 @@ def _renamed(section: Any, where: str) -> Any:
         else:
             renamed[new] = _renamed(value, where)
     return renamed
-
-
-@contextlib.contextmanager
-def naming(where: str, place: str | None = None) -> Iterator[None]:
-    """Put `place` in the config `where`, by default `where` itself, before the message of each error in the context."""
-    place = place or where
-    try:
-        yield
-    except GrainSftError as error:
-        named = error
-        if not str(error).startswith(place):
-            with contextlib.suppress(TypeError):  # an error class from outside may take other arguments
-                named = type(error)(f"{place}: {str(error).removeprefix(f'{where}: ')}")
-        if named is error:
-            raise
-        raise named from error

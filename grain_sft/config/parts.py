@@ -1,15 +1,15 @@
 """Sources, samplers and transforms, made from the validated sections of a config."""
 
+import contextlib
 import dataclasses
 import json
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any
 
 from grain_sft.config.reading import overlay
 from grain_sft.config.sections import CORPUS, CURRICULUM_SAMPLER, INDEX_SAMPLER, SECTIONS, SOURCE
-from grain_sft.corpus import Corpus, check_tokenizer, open_corpus
-from grain_sft.errors import ConfigError
+from grain_sft.corpus import Corpus, open_corpus
+from grain_sft.errors import ConfigError, GrainSftError
 from grain_sft.layout import ALGORITHMS, LAYOUTS, Layout
 from grain_sft.options import check, check_value, options_of
 from grain_sft.registry import Registry
@@ -74,7 +74,9 @@ class PartsMaker:
         key = json.dumps([corpus, layout], default=repr, sort_keys=True)
         if key not in self._sources:
             options = {name: value for name, value in layout.items() if name != "kind"}
-            self._sources[key] = NpyDataSource(LAYOUTS[layout["kind"]](self._corpus(corpus), **options))
+            opened = self._corpus(corpus)
+            with naming(self._where, f"{self._where}: layout"):
+                self._sources[key] = NpyDataSource(LAYOUTS.make(layout["kind"], opened, **options))
         return self._sources[key]
 
     def _single(
@@ -147,11 +149,11 @@ class PartsMaker:
 def make_corpus(section: Section, where: str) -> Corpus:
     """Return the corpus that a section `corpus` describes, in the config `where`."""
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
+    tokenizer = options.get("tokenizer")
+    if tokenizer is not None:  # `{TOKENIZER}` in paths is the name that the config states, not the path that it became
+        name = getattr(tokenizer, "name", tokenizer)
+        options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)
-    if options.get("tokenizer") and os.path.isfile(where):
-        path = os.path.join(os.path.dirname(where), options["tokenizer"])
-        if os.path.exists(path):  # `open_corpus` has checked a path relative to the working directory
-            check_tokenizer(corpus, path)
     if "pad_token_id" not in section:
         return corpus
     pad_token_id = corpus.eos_token_id if section["pad_token_id"] is None else section["pad_token_id"]
@@ -159,6 +161,22 @@ def make_corpus(section: Section, where: str) -> Corpus:
         found = "corpus.pad_token_id is null, which means the EOS id, but the corpus has none"
         raise ConfigError(f"{where}: {found}. Give corpus.eos_token_id, or the padding id itself.")
     return dataclasses.replace(corpus, pad_token_id=pad_token_id)
+
+
+@contextlib.contextmanager
+def naming(where: str, section: str | None = None) -> Iterator[None]:
+    """Begin the message of each error in the context with the config `where`, or with `section`, such as "a.yaml: layout"."""
+    prefix = section or where
+    try:
+        yield
+    except GrainSftError as error:
+        named = None
+        if not str(error).startswith(prefix):
+            with contextlib.suppress(TypeError):  # an error class from outside may take other arguments
+                named = type(error)(f"{prefix}: {str(error).removeprefix(f'{where}: ')}")
+        if named is None:
+            raise
+        raise named from error
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:
@@ -170,9 +188,9 @@ def make_entry(item: object, table: Registry[Any], where: str) -> Any:
     if not isinstance(name, str) or not isinstance(options, Mapping):
         raise ConfigError(f"{where}: {item!r}; expected a name, or one name with its options.")
     check_value(name, Annotated[str, table], where)
-    entry = table[name]
-    check(options, options_of(entry), f"{where}.{name}")
-    return entry(**options)
+    check(options, options_of(table[name]), f"{where}.{name}")
+    with naming(where):
+        return table.make(name, **options)
 
 
 def _check_defaults(layout: Layout, where: str) -> None:
@@ -215,15 +233,17 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 
 
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
-    """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs each epoch anew.
+    """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs each epoch anew. Ignore other algorithms.
 
-    Such an algorithm packs all epochs when the layout is made, and the sampler reads the rows in the order of their numbers.
-    So the sampler needs the order `sequential`. There is one exception: `sampler.order` may be the order whose batches the
-    algorithm replays. Then `sampler.seed` and `sampler.epochs` become keys of the layout, and the order becomes `sequential`.
-    An algorithm that packs whole batches gets their size too. Other algorithms need no change.
+    Such an algorithm packs all epochs when the layout is made. The sampler has to read the rows once, by their numbers. So the
+    config states either of these:
+      `layout.seed`, and a sampler with order `sequential` and one epoch;
+      the order whose batches the algorithm replays, such as `openchat` for `multipack`. Then the layout takes the sampler's
+        `seed` and `epochs`, and the sampler becomes sequential with one epoch.
+    An algorithm that packs whole batches also takes their size from the sampler.
 
     Raises:
-      ConfigError: A key contradicts this.
+      ConfigError: The sampler has another key or value, or both sections state different ones.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:

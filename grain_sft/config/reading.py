@@ -200,6 +200,23 @@ def _locate_list(name: object, folder: str) -> object:
     return list_file
 
 
+class TokenizerPath(str):
+    """Path of a tokenizer next to a config. `name` is what the config states."""
+
+    name: str
+
+
+def _locate_tokenizer(name: object, folder: str) -> object:
+    """Return the `TokenizerPath` of `name` in `folder`, or `name` itself if `folder` has no such file or folder."""
+    if not isinstance(name, str) or not name or files.is_remote(name) or files.is_remote(folder):
+        return name
+    if not os.path.exists(_joined(folder, name)):
+        return name
+    path = TokenizerPath(_joined(folder, name))
+    path.name = name
+    return path
+
+
 def _joined(folder: str, path: str) -> str:
     """Return `path` in `folder`. In a bucket, which has no folders "." and "..", resolve these at the beginning of `path`."""
     scheme, separator, name = os.path.join(folder, path).rpartition("://")
@@ -214,7 +231,12 @@ def _exists(path: str) -> bool:
 
 
 _ANY_KEY = "*"
-_CORPUS: dict[str, Any] = {"path": _locate, "label_mask_paths": _locate, "root": _locate}
+_CORPUS: dict[str, Any] = {
+    "path": _locate,
+    "label_mask_paths": _locate,
+    "root": _locate,
+    "tokenizer": _locate_tokenizer,
+}
 _CORPUS["mixture"] = {_ANY_KEY: _CORPUS}
 _PATHS = {
     "corpus": _CORPUS,

@@ -13,7 +13,7 @@ import msgspec
 
 from grain_sft.arguments import as_paths, check_type
 from grain_sft.corpus.corpus import Corpus
-from grain_sft.corpus.formats import FORMATS, DirectoryListing, ReadOptions, formats
+from grain_sft.corpus.formats import FORMATS, DirectoryListing, Format, ReadOptions, formats
 from grain_sft.corpus.formats.files import LIST_SUFFIXES, expand, is_glob
 from grain_sft.corpus.formats.mix import remap_path
 from grain_sft.corpus.formats.scanning import SUBSETS, Subset
@@ -172,7 +172,8 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
     listing = DirectoryListing()
     remapped = [options.remap(files.normalize(path)) for path in paths]
     if format != AUTO:
-        return FORMATS[format]().read_list(remapped, options, listing)
+        named: Format = FORMATS.make(format)
+        return named.read_list(remapped, options, listing)
     for form in formats():
         if form.detect_list(remapped, listing):
             return form.read_list(remapped, options, listing)
@@ -187,7 +188,7 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     # there. Remote files are not looked up: their suffix decides.
     may_be_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
     list_path = path if may_be_list else remapped
-    for form in formats() if format == AUTO else [FORMATS[format]()]:
+    for form in formats() if format == AUTO else [FORMATS.make(format)]:
         candidate = list_path if form.lists_paths else remapped
         if is_glob(candidate) and not form.takes_globs:
             continue

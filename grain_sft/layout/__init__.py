@@ -52,6 +52,7 @@ LAYOUTS: Registry[Callable[..., Layout]] = Registry(
         "megatron_gpt": MegatronGptLayout,
         "olmo_vsl": OlmoVslLayout,
     },
+    base=Layout,
 )
 """Layouts by their kind in a config. The arguments of the constructor after `corpus` are the options of the layout."""
 

@@ -24,6 +24,7 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
         "metrics": "grain_sft.observers.metrics:of_process",
         "watchdog": "grain_sft.observers.watchdog:of_process",
     },
+    base=Observer,
 )
 
 VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.terminal:show"})

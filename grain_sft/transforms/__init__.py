@@ -25,6 +25,7 @@ TRANSFORMS: Registry[type[grain.transforms.Map]] = Registry(
         "mask_eod": MaskEod,
         "reset_at_eod": ResetAtEod,
     },
+    base=grain.transforms.Map,
 )
 """Transforms by their name in a config. The arguments of the constructor are the options. See `trait` and
 `column_reach` for the attributes that a transform may have besides `map`."""

@@ -6,6 +6,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import grain
 import msgspec
 import pytest
 from batches import sections
@@ -28,7 +29,7 @@ class Basket(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     size: Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Shop:
+class Shop(grain.transforms.Map):
     """A class with options.
 
     Args:
@@ -57,6 +58,9 @@ class Shop:
         count: Annotated[int, msgspec.Meta(ge=1)] = 1,
     ):
         self.name = name
+
+    def map(self, element):
+        return element
 
 
 OPTIONS = options_of(Shop)

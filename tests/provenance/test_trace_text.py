@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
-from batches import pipeline_of, sections, write_config
+from batches import load, pipeline_of, put, sections, write_config
 from sft_files import write_episodes
 
 from grain_sft import PackedLayout, WindowLayout, open_corpus
@@ -122,6 +123,21 @@ def test_a_tokenizer_found_for_a_corpus_that_states_none_is_logged(corpus, chats
         tmp_path / "tokenizer"
     )
     assert f"{tmp_path / 'tokenizer'}: taken for the corpus's tokenizer" in caplog.text
+
+
+def test_the_tokenizer_of_a_config_starts_at_the_folder_of_the_config(chats, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "tokenizers"
+    folder.mkdir(parents=True)
+    shutil.copy(chats / "../spm.model", folder / "own.model")
+    (folder / "other.model").write_bytes(train_tokenizer(["another text"] * 9, 290, SPECIAL))
+    stated = sections(chats, 64, global_batch_size=1)
+    write_config(folder / "base.json", put(stated, "corpus.tokenizer", "own.model"))
+    heir = write_config(tmp_path / "runs" / "heir.json", {"inherits": "tokenizers/base.json"})
+    assert load(heir).source.layout.corpus.tokenizer_sha256
+    other = write_config(folder / "other.json", put(stated, "corpus.tokenizer", "other.model"))
+    with pytest.raises(CorpusError, match=f"but '{folder}/other.model', sha256 [0-9a-f]+ was given"):
+        load(other)
 
 
 def test_a_tokenizer_without_a_token_of_the_corpus_is_refused(chats, write_tokens):

@@ -101,7 +101,7 @@ class Format:
 
 
 FORMATS: Registry[type[Format]] = Registry(
-    "format",
+    "corpus format",
     CorpusError,
     {
         "files": "grain_sft.corpus.formats.files:Files",
@@ -115,9 +115,10 @@ FORMATS: Registry[type[Format]] = Registry(
         "megatron": "grain_sft.corpus.formats.megatron:Megatron",
         "rows": "grain_sft.corpus.formats.rows:Rows",
     },
+    base=Format,
 )
 
 
 def formats() -> list[Format]:
     """Return an instance of each registered format, in the order in which "auto" tries them."""
-    return sorted((FORMATS[name]() for name in FORMATS), key=lambda form: form.rank)
+    return sorted((FORMATS.make(name) for name in FORMATS), key=lambda form: form.rank)

@@ -26,7 +26,8 @@ TEMPLATES: Registry[type[Template]] = Registry(
         "text": "grain_sft.prepare.templates.text:Text",
     },
     adapt=as_template,
-    kinds=(str,),
+    kinds=(type, str),
+    base=Template,
 )
 """Templates by name. An entry is a subclass of `Template`, or the text of a Jinja chat template."""
 
@@ -45,4 +46,5 @@ def render(
 @functools.lru_cache(maxsize=8)
 def _template_with(template: type[Template], tokenizer: Tokenizer, options: TemplateOptions) -> Template:
     """Return the template for a tokenizer and options, cached: a preparation renders many batches with the same ones."""
-    return template(tokenizer, options)
+    instance: Template = TEMPLATES.make(template, tokenizer, options)
+    return instance

@@ -1,5 +1,7 @@
 """Orders: which row is at each index of an epoch."""
 
+from collections.abc import Callable
+
 from grain_sft.errors import SamplerError
 from grain_sft.registry import Registry
 from grain_sft.sampling.orders.order import CacheDir, Costs, Order, RowsAt
@@ -22,6 +24,6 @@ ORDERS: Registry[Order] = Registry(
         "balanced": f"{_HERE}.balanced:BALANCED",
     },
     adapt=Order.of,
-    kinds=(Order,),
+    kinds=(Callable, Order),
 )
 """Entries are `Order`s, or functions of (seed, epoch, num_rows) that return every row once."""

@@ -1,0 +1,45 @@
+"""Entries that have to be refused: classes that derive from nothing, and constructors that raise an error of Python."""
+
+import grain
+
+from grain_sft.corpus import Format
+from grain_sft.layout import Layout
+from grain_sft.observers import Observer
+from grain_sft.prepare.templates import Template
+
+
+class Plain:
+    """A class that derives from nothing."""
+
+
+def plain(*arguments: object, **options: object) -> Plain:
+    """Return an object of a class that derives from nothing."""
+    return Plain()
+
+
+class _Raising:
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise KeyError("no such language")
+
+
+class RaisingMap(_Raising, grain.transforms.Map):
+    def map(self, element: object) -> object:
+        return element
+
+
+class RaisingLayout(_Raising, Layout):
+    def __len__(self) -> int:
+        return 0
+
+
+class RaisingObserver(_Raising, Observer):
+    pass
+
+
+class RaisingFormat(_Raising, Format):
+    pass
+
+
+class RaisingTemplate(_Raising, Template):
+    def render(self, conversations: object) -> list:
+        return []
