@@ -89,8 +89,9 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
     of one shard and the first piece of the next. Whether it does continue is decided by, in this order:
 
     1. `BoundaryFile.continues`, where it is not None.
-    2. The number of documents in `sources_file`: of the answers by EOS, "all" and "none", the first that gives this number.
-    3. EOS: the document continues unless the last token of the shard before is an EOS.
+    2. EOS: the document continues unless the last token of the shard before is an EOS.
+    3. The number of documents in `sources_file`. If EOS does not give this number, all such documents continue, or none does:
+       whichever gives it.
     """
     files = boundary_files(corpus)
     with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]

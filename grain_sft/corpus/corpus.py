@@ -86,7 +86,7 @@ class Corpus(CorpusData):
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
         """Return a `DocumentFinder` with these arguments. A `bos_token_id` that `dtype` can't hold is a CorpusError.
 
-        Arguments that find the same documents as `documents` return one cached finder, so that files are read once.
+        If it finds the same documents as `documents`, it is the finder of `documents`, so that files are read only once.
         """
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
         finds_own_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -131,7 +131,8 @@ class Corpus(CorpusData):
         if not 0 <= start <= stop <= self.num_tokens:
             raise RowIndexError(f"tokens {start} to {stop}: expected a range within 0 to {self.num_tokens}.")
         bounds, token_reader, loss_reader = self._readers
-        shard = np.flatnonzero((bounds[1:] > start) & (bounds[:-1] < stop))  # one piece of each is read
+        # Arrays [pieces]. A piece is the tokens of the range that lie in one shard.
+        shard = np.flatnonzero((bounds[1:] > start) & (bounds[:-1] < stop))
         piece_start = np.maximum(bounds[shard], start)
         length = np.minimum(bounds[shard + 1], stop) - piece_start
         start_in_shard = piece_start - bounds[shard]

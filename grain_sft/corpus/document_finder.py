@@ -19,8 +19,8 @@ _CACHED_FROM = 1 << 23  # bytes of tokens; a scan of fewer takes milliseconds an
 class DocumentFinder:
     """Finder of a corpus's documents, by its boundary files or its EOS tokens.
 
-    `content` and `tokens` identify the documents by hashes of files, and read no file whose hash this machine has cached. A
-    file without a cached hash has to be read. The documents are then found in the same pass, and kept for `documents`.
+    `content` and `tokens` are hashes of files, which this machine caches. Without cached hashes, all the files are read once:
+    that pass also finds the documents, which are kept for `documents`.
 
     Args:
       corpus: Corpus whose documents are found.
@@ -32,32 +32,29 @@ class DocumentFinder:
         self.corpus = corpus
         self._bos = bos_token_id
         self._by_files = corpus.has_boundary_files and boundaries == "auto" and bos_token_id is None
-        self._documents_of_hashing: Documents | None = None
+        self._found: Documents | None = None
 
     @functools.cached_property
     def _hashes(self) -> list[str]:
         """Hashes of the boundary files, or of each shard's tokens, from the cache if it has them."""
-
-        def read() -> list[str]:
-            self._documents_of_hashing, hashes = self._read()
-            return hashes
-
         corpus = self.corpus
         if self._by_files:
-            return content.hashes_of(boundary_files(corpus), read)
+            return content.hashes_of(boundary_files(corpus), self._find)
         if corpus.eos_token_id is None:
             raise CorpusError(
                 f"{corpus.shards[0].path}: the ends of documents are unknown without boundary files. Give eos_token_id."
             )
-        return content.hashes_of(corpus.shards, read, of=content.name_of_scan(corpus))
+        return content.hashes_of(corpus.shards, self._find, of=content.name_of_scan(corpus))
 
-    def _read(self) -> tuple[Documents, list[str]]:
-        """Return the documents, and the hashes of the boundary files or of each shard's tokens, from one pass over them."""
+    def _find(self) -> list[str]:
+        """Read the boundary files or all tokens, and set `_found`. Return the hash of each file or of each shard's tokens."""
         if self._by_files:
-            return read_documents_of_files(self.corpus)
+            self._found, hashes = read_documents_of_files(self.corpus)
+            return hashes
         start, length, highest, hashes = scan(self.corpus, self._bos)
         key = content.content_of_tokens(self.corpus, hashes, self._bos)
-        return Documents(start, length, highest, key, content.hash_of_tokens(self.corpus, hashes)), hashes
+        self._found = Documents(start, length, highest, key, content.hash_of_tokens(self.corpus, hashes))
+        return hashes
 
     @functools.cached_property
     def content(self) -> str:
@@ -81,10 +78,11 @@ class DocumentFinder:
         """
         key = self.content
 
-        def find() -> Documents:
-            documents = self._documents_of_hashing or self._read()[0]
-            self._documents_of_hashing = None
-            if documents.content != key:
+        def take() -> Documents:
+            if self._found is None:
+                self._find()
+            documents, self._found = self._found, None
+            if documents is None or documents.content != key:
                 path = self.corpus.shards[0].path
                 raise CorpusFileError(
                     f"{path}, or another file of its corpus, is being written to. Wait until it is complete."
@@ -92,12 +90,12 @@ class DocumentFinder:
             return documents
 
         def make() -> dict[str, Ints]:
-            documents = find()
+            documents = take()
             highest = np.array([documents.highest_token])
             return {"start": documents.start, "length": documents.length, "highest_token": highest}
 
         if self._by_files or self.corpus.num_tokens * self.corpus.dtype.itemsize < _CACHED_FROM:
-            return find()
+            return take()
         arrays = artifact.load_or_make("documents", {"documents": 3, "content": key}, make)
         start, length = arrays["start"].view(np.ndarray), arrays["length"].view(np.ndarray)
         tokens = content.hash_of_tokens(self.corpus, self._hashes)

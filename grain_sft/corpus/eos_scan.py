@@ -20,8 +20,8 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
     First tokens and lengths are int64 [documents]; first tokens are counted through all shards. With `bos_token_id`, an EOS
     ends a document only if that token follows it, or if it is the last token of its shard.
     """
-    start_arrays, stop_arrays = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    current_shard, document_start, highest = -1, 0, 0
+    highest = 0
+    stops = [np.empty(0, np.int64)]
     with hashing.BlockHasher(len(corpus.shards)) as hasher:
         for shard, chunk_start, chunk, next_tokens in _chunks(corpus):
             hasher.add(shard, chunk.data)
@@ -29,17 +29,18 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
             ends_document = chunk == corpus.eos_token_id
             if bos_token_id is not None:
                 ends_document[: len(next_tokens)] &= next_tokens == bos_token_id
-            stops = np.flatnonzero(ends_document) + (chunk_start + 1)
-            if shard != current_shard:
-                current_shard, document_start = shard, chunk_start
-            if len(stops):
-                start_arrays.append(np.concatenate([[document_start], stops[:-1]]))
-                stop_arrays.append(stops)
-                document_start = int(stops[-1])
+            stops.append(np.flatnonzero(ends_document) + (chunk_start + 1))
         hashes = [hasher.joined(shard) for shard in range(len(corpus.shards))]
-    start = np.concatenate(start_arrays)
-    length = np.concatenate(stop_arrays) - start
-    return start, length, min(highest, np.iinfo(np.int64).max), hashes
+    stop = np.concatenate(stops)
+    # Each document begins where the one before ends, or with its shard. A shard without an EOS has the same first document as
+    # the next shard, whose start is assigned last.
+    start = np.append(0, stop)[:-1]
+    shard_starts = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards[:-1])])
+    first_documents = np.searchsorted(stop, shard_starts, side="right")
+    has_document = first_documents < len(stop)
+    start[first_documents[has_document]] = shard_starts[has_document]
+    highest = min(highest, np.iinfo(np.int64).max)  # callers store it as int64, which is also above any vocabulary
+    return start, stop - start, highest, hashes
 
 
 def _chunks(corpus: CorpusData) -> Iterator[tuple[int, int, Tokens, Tokens]]:

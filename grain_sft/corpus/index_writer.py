@@ -39,7 +39,7 @@ def save(
 
 
 def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of this project's index at `path`. The last two arguments are those of MaxText's index."""
+    """Return the content of this project's index at `path`. It states neither `sequence_length` nor `tokenizer`."""
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokeni
         "weights": corpus.weights or None,
         "signed": corpus.signed or None,
     }
-    use_loss_mask = corpus.has_loss if corpus.has_loss or corpus.ignores_loss else None  # None: no loss files exist
+    has_loss_files = corpus.has_loss or corpus.ignores_loss
     return {
         "format": INDEX_FORMAT,
         "version": INDEX_VERSION,
@@ -69,14 +69,14 @@ def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokeni
         "eos_token_id": corpus.eos_token_id,
         "tokenizer": corpus.tokenizer,
         "num_tokens": corpus.num_tokens,
-        "use_loss_mask": use_loss_mask,
+        "use_loss_mask": corpus.has_loss if has_loss_files else None,
         **{key: value for key, value in optional.items() if value is not None},
         "shards": [entry(shard) for shard in corpus.shards],
     }
 
 
 def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of MaxText's index. Its paths are those of the corpus, so `path` is not used."""
+    """Return the content of MaxText's index. Its paths are those of the corpus, wherever the index is."""
     if sequence_length is None:
         raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")
     sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)

@@ -34,7 +34,7 @@ class LossValues:
       wrong: Function that returns a mask of the invalid values, given the values and the tokens that they belong to.
       no_loss: Value of a token that takes no loss.
       weighted: Whether values are weights.
-      follow_tokens: Whether `wrong` depends on the tokens; if not, any array may stand for them.
+      follow_tokens: Whether `wrong` needs the tokens. If not, callers pass any array in their place.
     """
 
     dtype: np.dtype[Any]
@@ -126,8 +126,8 @@ class LossReader:
         self._readers: dict[LossKind, ShardReader] = {}
         example_of_kind = {loss.kind: loss for loss in losses if loss is not None}
         for kind, example in example_of_kind.items():
-            # The reader of a kind finds files by shard number, so its list has an entry for every shard. Entries of shards of
-            # other kinds are never read: any file of this kind fills them.
+            # The reader takes shard numbers, so it gets a file for every shard. It never reads the entry of a shard whose loss
+            # file has another kind, or that has none. `example` fills that entry.
             listed = [loss if loss is not None and loss.kind == kind else example for loss in losses]
             width = KINDS[kind].dtype.itemsize
             self._readers[kind] = ShardReader(listed, width, max_open_files, scattered=scattered, remote=remote)

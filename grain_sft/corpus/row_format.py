@@ -75,7 +75,7 @@ class RowFormat:
 
 
 def are_long(sequence_length: int, mean_segments: float) -> bool:
-    """Return whether segments are so long on average that a copy of each segment beats an array operation on whole rows."""
+    """Return whether it is faster to copy segments one by one than to process whole rows as arrays."""
     return sequence_length >= LONG_SEGMENT * mean_segments
 
 

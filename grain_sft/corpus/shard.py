@@ -116,9 +116,9 @@ def check_signed(
       tokens: Tokens that were read from `shards`, as `dtype` or as int32.
       shards: Shards of the corpus.
       dtype: Unsigned dtype of the width of the integers in the files.
-      pieces: Function that returns where `tokens` come from, called only for the message. `tokens`, flattened, is a sequence
-        of pieces, each from one shard. The result is int64 [pieces] three times: the shard of each piece, the token offset in
-        the shard at which the piece begins, and the index in `tokens` at which it begins, ascending.
+      pieces: Function that returns the pieces of `tokens`, each read from one shard, as three arrays int64 [pieces]: the shard
+        of each piece, its token offset in the shard, and its first index in the flattened `tokens`, ascending. It is called
+        only if a token is negative.
     """
     flat = tokens.reshape(-1)
     if tokens.dtype.kind == "i" and tokens.itemsize == dtype.itemsize:

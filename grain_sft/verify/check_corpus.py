@@ -208,19 +208,21 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that documents end with EOS.
 
-    Documents that were cut do not. But if most do not, the boundaries or `eos_token_id` are probably wrong.
+    A document that was cut does not. If more than half of the documents don't, one of these is reported: boundaries that are
+    shifted by a token, a template with an end token of its own, or else wrong boundaries or a wrong `eos_token_id`.
 
     Args:
       numbers: Numbers of the documents that are checked.
       first, last: Their first and last tokens.
     """
     eos, boundaries = corpus.eos_token_id, corpus.shards[0].boundaries
-    unended, shifted = numbers[last != eos], numbers[(first == eos) & (last != eos)]
-    if eos is None or not len(unended):
+    ends_wrong = last != eos
+    if eos is None or not ends_wrong.any():
         return
+    unended, shifted = numbers[ends_wrong], numbers[ends_wrong & (first == eos)]
+    last_tokens, counts = np.unique(last, return_counts=True)
     path, checked = (boundaries or corpus.shards[0]).path, f"of {len(numbers):,} documents checked"
     sentence = f"{len(unended):,} {checked} don't end with the EOS token {eos}; the first is document {unended[0]}"
-    tokens, counts = np.unique(last, return_counts=True)
     if len(shifted) * 2 > len(numbers):
         sentence = f"{len(shifted):,} {checked} begin with the EOS token {eos} and don't end with it. "
         sentence += "The boundaries are shifted by a token."
@@ -228,10 +230,11 @@ def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last:
     elif len(unended) * 2 <= len(numbers):
         report.note("boundaries", path, f"{sentence}. This is right for documents that were cut.")
     elif boundaries is not None and counts.max() >= _NEARLY_ALL * len(last):
-        sentence = f"{len(unended):,} {checked} end with the token {tokens[counts.argmax()]}, not with EOS ({eos}). "
+        end_token = last_tokens[counts.argmax()]
+        sentence = f"{len(unended):,} {checked} end with the token {end_token}, not with EOS ({eos}). "
         report.note("boundaries", path, sentence + "OLMo-core splits local files at EOS: it would not find these ends.")
     else:
-        reason = f"ends with {last[last != eos][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
+        reason = f"ends with {last[ends_wrong][0]}. The boundaries are of other tokens, or eos_token_id is wrong."
         report.wrong("boundaries", path, f"{sentence}, which {reason}", f"document {unended[0]}")
 
 

@@ -142,14 +142,16 @@ def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Arr
 def check_written_rows(report: Report, corpus: Corpus) -> None:
     """Check the positions, segments and targets that are stored for each row against the documents and loss of the row."""
     with report.errors("rows", corpus.shards[0].path):
-        layout = MaterializedLayout(corpus)
-        source, length = NpyDataSource(layout), layout.sequence_length
+        layout, by_documents = MaterializedLayout(corpus), MaterializedLayout(corpus)
+        by_documents.row_format = None  # makes its source compute the arrays from the boundary files and the loss files
+        stored, computed = NpyDataSource(layout), NpyDataSource(by_documents)
+        length = layout.sequence_length
         end_rows = np.cumsum([shard.num_tokens // length for shard in corpus.shards])
         step = max(1, BLOCK_TOKENS // length)
         for begin in range(0, len(layout), step):
             rows = np.arange(begin, min(begin + step, len(layout)))
-            for name, (stored, expected) in _stored_and_expected(layout, source, rows).items():
-                wrong = np.flatnonzero((stored != expected).any(axis=1))
+            for name, (found, expected) in _stored_and_computed(stored, computed, rows).items():
+                wrong = np.flatnonzero((found != expected).any(axis=1))
                 if len(wrong):
                     row = begin + int(wrong[0])
                     path = corpus.shards[int(np.searchsorted(end_rows, row, side="right"))].path
@@ -159,20 +161,10 @@ def check_written_rows(report: Report, corpus: Corpus) -> None:
         report.figures["rows"] = len(layout)
 
 
-def _stored_and_expected(
-    layout: MaterializedLayout, source: NpyDataSource, rows: Ints
-) -> dict[str, tuple[Array, Array]]:
-    """Return pairs of arrays [rows, L] by name: as stored, and as the boundary files and the loss files define them."""
-    element, read = source.read(rows), source.read_rows(rows)
-    pieces, length = layout.pieces(rows), layout.sequence_length
-    segments = np.zeros((len(rows), length), np.int32)
-    positions = np.zeros_like(segments)
-    assert pieces.segment is not None and pieces.position is not None
-    columns = np.repeat(pieces.row * length + pieces.column, pieces.length)
-    within = np.arange(len(columns)) - np.repeat(np.cumsum(pieces.length) - pieces.length, pieces.length)
-    segments.reshape(-1)[columns + within] = np.repeat(pieces.segment, pieces.length)
-    positions.reshape(-1)[columns + within] = np.repeat(pieces.position, pieces.length) + within
-    compared = {"segment_ids": (element["segment_ids"], segments), "positions": (element["positions"], positions)}
+def _stored_and_computed(stored: NpyDataSource, computed: NpyDataSource, rows: Ints) -> dict[str, tuple[Array, Array]]:
+    """Return pairs of arrays [rows, L] by name: those of the source `stored`, and those of the source `computed`."""
+    found, expected, read = stored.read(rows), computed.read(rows), stored.read_rows(rows)
+    compared = {name: (found[name], expected[name]) for name in ("segment_ids", "positions")}
     if read is not None and read.target_segment_ids is not None:
-        compared["target_segment_ids"] = read.target_segment_ids, ShiftTargets().map(element)["targets_segmentation"]
+        compared["target_segment_ids"] = read.target_segment_ids, ShiftTargets().map(expected)["targets_segmentation"]
     return compared

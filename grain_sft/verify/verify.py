@@ -89,7 +89,7 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
     """Check that a config loads, then the corpora, layout, sampler and batches of each stage."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
-        vocab_sizes: dict[tuple[str, ...], int | None] = {}  # of the corpora that are checked; stages may share one
+        vocab_sizes: dict[tuple[str, ...], int | None] = {}  # by corpus: stages may share one, which is checked once
         for number, stage in enumerate(pipeline.stages, 1):
             of_stage = report if number == 1 else Report("config", f"stage {number}", report.full)
             sizes = []

@@ -217,9 +217,9 @@ def expand(path: str) -> list[str]:
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    `before` is the token file that the corpus has before `part`, or "". A document can only have begun there if it is also the
-    file before `part` in the split. A split may not list `part`, because its folder can't be listed or the name of the file has
-    no number. Then it is enough that both are in one folder.
+    `before` is the token file before `part` in the corpus, or "". A document can only have begun there if the split also lists
+    `before` directly before `part`. Some splits do not list `part`: its folder can't be listed, or its name has no number.
+    Then `before` only has to be in the same folder.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -145,8 +146,8 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
 def _locate(index: str, listed: str, options: ReadOptions) -> str:
     """Return the present path of a file that an index lists as `listed`.
 
-    A relative path starts at the folder of the index. `path_remap` applies to the listed path or, if it leaves that as it is,
-    to the absolute path.
+    A relative path starts at the folder of the index. `path_remap` applies to the listed path. If no key matches that,
+    `path_remap` applies to the absolute path.
     """
     path = options.remap(listed)
     if files.is_remote(path) or os.path.isabs(path):
@@ -174,22 +175,26 @@ def _choose_loss(
     uses_loss = indexed if options.use_loss_mask is None else options.use_loss_mask
     if options.masks is not None:
         check_masks(tokens, options.masks)
-        parts = list(map(TokenFile, tokens, options.masks))
-    elif uses_loss is False:
+        return _with_loss(corpus, list(map(TokenFile, tokens, options.masks)))
+    if uses_loss is False:
         shards = tuple(dataclasses.replace(shard, loss=None) for shard in corpus.shards)
         return dataclasses.replace(corpus, shards=shards, ignores_loss=indexed is False or corpus.has_loss)
-    elif corpus.has_loss:
+    if corpus.has_loss:
         return corpus
-    else:
-        parts = list(map(FileFormats(listing).find_loss, tokens))
-        with_loss = [part for part in parts if part.loss]
-        if not with_loss:
-            return corpus
-        if indexed is not False or len(with_loss) < len(parts):
-            raise CorpusError(
-                f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}, so all of its tokens would "
-                "take loss. Build the index again, or give use_loss_mask=False to ignore the masks."
-            )
+    parts = list(map(FileFormats(listing).find_loss, tokens))
+    with_loss = [part for part in parts if part.loss]
+    if not with_loss:
+        return corpus
+    if indexed is not False or len(with_loss) < len(parts):
+        raise CorpusError(
+            f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}, so all of its tokens would "
+            "take loss. Build the index again, or give use_loss_mask=False to ignore the masks."
+        )
+    return _with_loss(corpus, parts)
+
+
+def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
+    """Return the corpus with the loss files of `parts`, one for each shard, which are checked."""
 
     def scan(shard: Shard, part: TokenFile) -> Shard:
         loss = scan_loss(part.loss, part.loss_kind)

@@ -93,7 +93,8 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
     """Return the paths of a mix, with relative ones made absolute. A placeholder that is left in a path is a CorpusError.
 
-    Relative paths start at the mix's folder, or at the working directory if only there the first relative path exists.
+    Relative paths start at the mix's folder. They start at the working directory if the first of them exists there, but not in
+    the mix's folder.
     """
     base = files.parent(mix_path)
     first_relative = next(filter(_is_relative, paths), "")

@@ -76,8 +76,8 @@ class Olmo(Format):
         The metadata are those in corpus.json or prepare.json, else those in dataset_statistics.json. An unknown EOS id is taken
         from the files of the tokenizer.
 
-        `Split.files` lists the number before each gap, too, although that part is missing: 0, 2, 3 if parts 0 and 3 exist. The
-        file before part 3 is then not part 0, so that no document continues from part 0 to part 3.
+        If only parts 0 and 3 exist, `Split.files` lists parts 0, 2 and 3. Part 2 is missing, but shows that part 3 does not
+        follow part 0, so that no document continues from part 0 to part 3.
         """
         folders = folders_of_split(home)
         path = listing.find(home, _STATISTICS)
@@ -133,11 +133,9 @@ class Olmo(Format):
     def training_files(self, paths: Sequence[str]) -> list[str]:
         """Return `paths` without those in DIR/val, if both DIR/val and DIR/train have parts."""
         folders = {files.parent(path) for path in paths if _TOKENS.fullmatch(files.name_of(path))}
-        validation = set()
-        for folder in folders:
-            if files.name_of(folder) == "val" and files.join(files.parent(folder), "train") in folders:
-                validation.add(folder)
-        return [path for path in paths if files.parent(path) not in validation]
+        training = [folder for folder in folders if files.name_of(folder) == "train"]
+        validation = {files.join(files.parent(folder), "val") for folder in training}
+        return [path for path in paths if files.parent(path) not in validation & folders]
 
 
 def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, str]:
@@ -175,10 +173,10 @@ def _check_whole(folder: str, names: frozenset[str], options: ReadOptions) -> No
     tokens, masks = _numbered(folder, names, _TOKENS), _numbered(folder, names, _MASKS)
     last = max([*tokens, *masks])
     needs_masks = masks and options.masks is None and options.use_loss_mask is not False
+    needed = {"token_ids": tokens, "labels_mask": masks} if needs_masks else {"token_ids": tokens}
     for number in range(last + 1):
-        for parts, stem in ((tokens, "token_ids"), (masks, "labels_mask")):
-            is_needed = parts is tokens or needs_masks
-            if is_needed and number not in parts:
+        for stem, parts in needed.items():
+            if number not in parts:
                 raise CorpusError(f"{folder}: lacks {stem}_part_{number:04d}.npy, but part {last} exists. Copy it.")
     boundaries = [name.removesuffix(".npy") + ".csv.gz" for name in tokens.values()]
     missing = [name for name in boundaries if name not in names]

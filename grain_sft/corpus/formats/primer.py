@@ -34,22 +34,23 @@ class Primer(Format):
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         """Return the `home` of the split of a file, or of the first split of a folder that has tokens and labels.
 
-        A folder with files of this format may have no such split. The first `home` is returned then, so that `read` raises an
-        error that names the missing file.
+        A folder may have files of this format, but no such split. The result is then the first `home` that was tried, so that
+        `read` raises an error that names the missing file.
         """
-        name, names = files.name_of(path), frozenset[str]()
+        name = files.name_of(path)
         if _FILE.fullmatch(name):
             homes = [self.home(path)]
         elif name.endswith((".bin", ".npy")):
             return None
         else:
-            homes, names = [files.join(path, "train_"), files.join(path, _LINKS)], listing.names(path)
+            homes = [files.join(path, "train_"), files.join(path, _LINKS)]
             if name in ("train", "val"):
                 homes.append(files.join(files.parent(path), f"{name}_"))
         for home in homes:
             tokens, labels, _ = _files_of(home)
             if {files.name_of(tokens), files.name_of(labels)} <= listing.names(files.parent(home)):
                 return home
+        names = listing.names(path)
         is_incomplete = "train_input_ids.bin" in names or (_META in names and any(map(_FILE.fullmatch, names)))
         return homes[0] if is_incomplete else None
 
