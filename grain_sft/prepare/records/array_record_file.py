@@ -45,29 +45,22 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
       least: Least number of decompressed bytes in a part. The last part may have fewer.
       read: Function that is called as the file is read.
     """
-    scanner = Scanner(path, size, read)
+    scanner = Scanner(path, size, least, read)
     footer_offset = _footer_offset(path, size)
-    parts: list[Part] = []
-    first_chunk_records = previous_chunk_records = 0
-    part_records = part_bytes = 0
-    for chunk_records, chunk_bytes in _chunks(scanner, footer_offset):
-        if previous_chunk_records != first_chunk_records:  # only the last chunk may differ from the first
+    chunks: list[int] = []  # numbers of records
+    for records, decompressed_bytes in _chunks(scanner, footer_offset):
+        if chunks and chunks[-1] != chunks[0]:  # only the last chunk may differ
             raise CorpusFileError(
-                f"{path}: before byte {scanner.position}: a group of {previous_chunk_records} records among those of "
-                f"{first_chunk_records}. Expected groups of one size. Write the file again."
+                f"{path}: before byte {scanner.position}: a group of {chunks[-1]} records among those of {chunks[0]}. "
+                "Expected groups of one size. Write the file again."
             )
-        first_chunk_records = first_chunk_records or chunk_records
-        previous_chunk_records = chunk_records
-        part_records += chunk_records
-        part_bytes += chunk_bytes
-        if part_bytes >= least:
-            parts.append(scanner.part(part_records))
-            part_records = part_bytes = 0
-    if part_records:
-        parts.append(scanner.part(part_records))
+        chunks.append(records)
+        scanner.add(records, decompressed_bytes)
+    scanner.end_part()
     if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # only the footer may follow
         raise _damaged(path, footer_offset)
-    return tuple(parts), _encoding(path, size, parts[0]) if parts else "text"
+    parts = tuple(scanner.parts)
+    return parts, _encoding(path, size, parts[0]) if parts else "text"
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordError]:
@@ -150,12 +143,14 @@ def _footer_offset(path: str, size: int) -> int:
     """Return the offset of the footer chunk, where the records end."""
     start = size - _BLOCK
     data = read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size) if start > 0 else b""
-    if data[:2] == b"\0\3":  # no compression, three copies of the postscript
+    if data[:2] == b"\0\3":  # the first copy of the postscript follows
         postscript = data[5 : 5 + data[2]]
         match _varints(postscript):  # tag of protobuf field 1, its value, tag of field 2, its value
             case [8, footer_offset, 16, magic] if magic == _POSTSCRIPT_MAGIC and footer_offset <= start:
                 return footer_offset
-    raise CorpusFileError(f"{path}: byte {max(0, start)}: the end of an ArrayRecord is missing. Copy the file again.")
+    raise CorpusFileError(
+        f"{path}: byte {max(0, start)}: expected the last 64 KiB of an ArrayRecord. Is the file cut short? Copy it again."
+    )
 
 
 def _varints(data: bytes) -> list[int]:
@@ -172,20 +167,19 @@ def _varints(data: bytes) -> list[int]:
 
 
 def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
-    """Skip all chunks up to byte `stop`. Yield (records, decompressed bytes) for each chunk that has records."""
+    """Yield (records, decompressed bytes) of each chunk that has records and begins before byte `stop`, when it is read."""
     while scanner.position < stop:
         begin = scanner.position
-        header = b"".join(map(scanner.take, _steps(scanner, _CHUNK_HEADER)))
+        header = _take(scanner, _CHUNK_HEADER)
         data_size = int.from_bytes(header[8:16], "little")
         records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
         if scanner.position + data_size > stop:
             raise _damaged(scanner.path, begin)
-        for step in _steps(scanner, data_size):
-            scanner.skip(step)
+        _take(scanner, data_size)
         end = max(scanner.position, _least_end(begin, records))
         if end > stop:
             raise _damaged(scanner.path, begin)
-        scanner.skip(end - scanner.position)
+        scanner.take(end - scanner.position)
         if records:
             yield records, int.from_bytes(header[32:], "little")
 
@@ -195,20 +189,18 @@ def _least_end(begin: int, records: int) -> int:
     block header."""
     end = begin + records
     in_block = end % _BLOCK
-    if 0 < in_block < _BLOCK_HEADER:
-        end += _BLOCK_HEADER - in_block
-    return end
+    return end - in_block + _BLOCK_HEADER if 0 < in_block < _BLOCK_HEADER else end
 
 
-def _steps(scanner: Scanner, count: int) -> Iterator[int]:
-    """Yield numbers of bytes that sum to `count`, one for each block. Skip the block headers between them. The caller advances
-    the scanner by each number."""
-    while count:
+def _take(scanner: Scanner, count: int) -> bytes:
+    """Return the next `count` bytes of chunks, without the block headers between them."""
+    taken = bytearray()
+    while len(taken) < count:
         if not scanner.position % _BLOCK:
-            scanner.skip(_BLOCK_HEADER)
-        step = min(count, _BLOCK - scanner.position % _BLOCK)
-        yield step
-        count -= step
+            scanner.take(_BLOCK_HEADER)
+        left_in_block = _BLOCK - scanner.position % _BLOCK
+        taken += scanner.take(min(count - len(taken), left_in_block))
+    return bytes(taken)
 
 
 def _damaged(path: str, byte: int) -> CorpusFileError:

@@ -7,7 +7,6 @@ Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-int
 """
 
 import contextlib
-import functools
 import io
 from collections.abc import Iterator
 from typing import Any
@@ -33,22 +32,21 @@ def matches(path: str, head: bytes) -> bool:
 def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[Part, ...], str]:
     """Return parts of whole record batches, each of at least `least` bytes except the last, and an empty note.
 
-    A file whose dictionaries change between two batches is one part.
+    A file whose dictionaries change between two batches is one part, because a part is read with the first dictionaries.
     """
     import_extra("pyarrow", f"{path}: reading Arrow", "pyarrow", "parquet")
-    parts, dictionaries_change = _parts(Scanner(path, size, read), least)
+    parts, dictionaries_change = _parts(Scanner(path, size, least, read))
     if dictionaries_change:
-        parts, _ = _parts(Scanner(path, size, read), size)
-    return parts, ""
+        parts = [Part(0, parts[-1].stop, sum(part.records for part in parts))]
+    return tuple(parts), ""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     """Yield the rows of a unit."""
     from pyarrow import ipc, py_buffer
 
-    num_rows = 0
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):
-        head = _head(entry.path, entry.size, entry.parts[0]) if unit.start and entry.parts else b""
+        head = _head(entry.path, entry.size) if unit.start else b""
         data = bytearray(head)
         for start in range(unit.start, unit.stop, _READ):  # in pieces, so that a large batch is in memory once
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
@@ -56,10 +54,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
         stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0
         for batch in ipc.open_stream(py_buffer(data).slice(stream_start)):
             batch.validate(full=True)
-            num_rows += batch.num_rows
             yield from rows_of(batch)
-    if num_rows != unit.records:
-        raise CorpusFileError(f"{entry.path}: has {num_rows} rows, not {unit.records}. It changed during the read.")
 
 
 @contextlib.contextmanager
@@ -100,7 +95,7 @@ class _Stream(io.RawIOBase):
         self._scanner = scanner
         self.is_file = files.read_range(scanner.path, 0, min(scanner.size, 8)) == _FILE_HEAD
         if self.is_file:
-            scanner.skip(len(_FILE_HEAD))
+            scanner.take(len(_FILE_HEAD))
 
     def readable(self) -> bool:
         return True
@@ -109,27 +104,21 @@ class _Stream(io.RawIOBase):
         return self._scanner.take(min(count, self._scanner.size - self._scanner.position))
 
 
-def _parts(scanner: Scanner, least: int) -> tuple[tuple[Part, ...], bool]:
+def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
     """Return the parts of a file, and whether its dictionaries change after the first record batch."""
     from pyarrow import ArrowException, PythonFile, ipc
 
     path, size = scanner.path, scanner.size
     stream = _Stream(scanner)
-    parts: list[Part] = []
-    part_start = part_rows = part_batches = 0
     batches_end = first_dictionaries = 0  # offset after the last batch; number of dictionaries before the first batch
     try:
         reader = ipc.open_stream(PythonFile(stream, "r"))
         batches_end = scanner.position
         for batch in reader:
+            scanner.add(batch.num_rows, scanner.position - batches_end)
             batches_end = scanner.position
             first_dictionaries = first_dictionaries or reader.stats.num_dictionary_batches
-            part_rows += batch.num_rows
-            part_batches += 1
-            if batches_end - part_start >= least:
-                parts.append(scanner.part(part_rows))
-                part_start = batches_end
-                part_rows = part_batches = 0
+        scanner.end_part()
     except GrainSftError:
         raise
     except (ArrowException, OSError, ValueError) as error:
@@ -144,21 +133,15 @@ def _parts(scanner: Scanner, least: int) -> tuple[tuple[Part, ...], bool]:
         is_complete = tail[4:] == _MAGIC and stream_end + footer_size + len(tail) == size
     if not is_complete:
         raise _damaged(path, stream_end)
-    if part_batches:
-        parts.append(scanner.part(part_rows))
-    return tuple(parts), reader.stats.num_dictionary_batches != first_dictionaries
+    return scanner.parts, reader.stats.num_dictionary_batches != first_dictionaries
 
 
 def _damaged(path: str, byte: int) -> CorpusFileError:
     return CorpusFileError(f"{path}: byte {byte}: not a message of Arrow. Is the file damaged? Write it again.")
 
 
-@functools.lru_cache(16)
-def _head(path: str, size: int, first_part: Part) -> bytes:
-    """Return the bytes of the schema and the dictionaries of a file.
-
-    `first_part` is only a key of the cache: its digest differs after the file was replaced.
-    """
+def _head(path: str, size: int) -> bytes:
+    """Return the bytes of the schema and the dictionaries of a file, which precede its first record batch."""
     from pyarrow import PythonFile, ipc
 
     scanner, stop = Scanner(path, size), 0

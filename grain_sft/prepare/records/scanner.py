@@ -14,54 +14,61 @@ ReadReport = Callable[[int], None]
 
 
 class Scanner:
-    """Forward reader of a file. It reads blocks of `BLOCK` bytes, and hashes all that it takes or skips.
+    """Forward reader of a file. It reads at least `BLOCK` bytes at once, hashes all bytes, and collects parts.
 
     Args:
       path: Path or URL.
       size: Bytes of the file.
-      read: Function that is called before each block.
+      least: Least content of a part, as counted by the caller of `add`. The last part may have less.
+      read: Function that is called before each read.
 
     Attributes:
       position: Offset of the next byte.
+      parts: Parts of the file so far.
     """
 
-    def __init__(self, path: str, size: int, read: ReadReport = lambda position: None) -> None:
+    def __init__(self, path: str, size: int, least: int = 0, read: ReadReport = lambda position: None) -> None:
         self.path, self.size, self.position = path, size, 0
+        self.parts: list[Part] = []
         self._read = read
-        self._block, self._offset = b"", 0  # the block in memory, and the offset of its first byte
-        self._begin, self._hash = 0, hashlib.sha256()  # start and hash of the next part
+        self._block, self._offset = b"", 0  # bytes in memory, and the offset of the first one
+        self._least = least
+        self._begin_part()
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes, and advance. Raise a CorpusFileError if the file has fewer."""
-        taken = bytearray()
-        while len(taken) < count:
-            taken += self._next(count - len(taken))
-        return bytes(taken)
-
-    def skip(self, count: int) -> None:
-        """Advance by `count` bytes. Raise a CorpusFileError if the file has fewer."""
-        while count:
-            count -= len(self._next(count))
-
-    def part(self, records: int) -> Part:
-        """Return a part with `records` records, from the end of the previous part to `position`."""
-        part = Part(self._begin, self.position, records, self._hash.hexdigest())
-        self._begin, self._hash = self.position, hashlib.sha256()
-        return part
-
-    def _next(self, most: int) -> memoryview:
-        """Return the next bytes, at least 1 and at most `most`, and advance."""
-        if self.position >= self.size:
-            raise CorpusFileError(f"{self.path}: is cut short at byte {self.size}, inside a record. Copy it again.")
-        if self.position >= self._offset + len(self._block):
+        stop = self.position + count
+        if stop > self.size:
+            raise CorpusFileError(
+                f"{self.path}: ends at byte {self.size}, inside a record. Is it cut short? Copy it again."
+            )
+        block_end = self._offset + len(self._block)
+        if stop > block_end:
             self._read(self.position)
+            data = read_exactly(self.path, self.size, block_end, max(stop, block_end + BLOCK))
+            self._block = self._block[self.position - self._offset :] + data
             self._offset = self.position
-            self._block = read_exactly(self.path, self.size, self._offset, self._offset + BLOCK)
-        start = self.position - self._offset
-        data = memoryview(self._block)[start : start + most]
-        self._hash.update(data)
-        self.position += len(data)
-        return data
+        taken = self._block[self.position - self._offset : stop - self._offset]
+        self._hash.update(taken)
+        self.position = stop
+        return taken
+
+    def add(self, records: int, content: int) -> None:
+        """Count records before `position`, and the bytes of their content. End the part if it has enough."""
+        self._records += records
+        self._content += content
+        if self._content >= self._least:
+            self.end_part()
+
+    def end_part(self) -> None:
+        """End the part at `position`. A part without records is left out."""
+        if self._records:
+            self.parts.append(Part(self._begin, self.position, self._records, self._hash.hexdigest()))
+        self._begin_part()
+
+    def _begin_part(self) -> None:
+        self._begin, self._hash = self.position, hashlib.sha256()
+        self._records = self._content = 0
 
 
 def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
@@ -75,5 +82,5 @@ def read_exactly(path: str, size: int, start: int, stop: int) -> bytes:
     stop = min(stop, size)
     data = files.read_range(path, start, stop)
     if len(data) < stop - start:
-        raise CorpusFileError(f"{path}: was cut short while it was read (expected {size} bytes).")
+        raise CorpusFileError(f"{path}: was cut short while it was read (expected {size} bytes). Start again.")
     return data
