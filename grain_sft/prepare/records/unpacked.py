@@ -75,7 +75,7 @@ def decoded(data: bytes) -> str | bytes:
 
 
 def parts_of(path: str, size: int, compression: str, kind: str, least: int, read: ReadReport) -> Iterator[Part]:
-    """Yield the parts of a file, each of at least `least` decompressed bytes except the last. Call `read` with the progress."""
+    """Yield the parts of a file, each of about `least` decompressed bytes. A text is one part."""
     data = _decompressed(path, size, compression, read)
     return {"array": _parts_of_array, "jsonl": _parts_of_lines, "text": _part_of_text}[kind](path, data, least)
 
@@ -99,9 +99,9 @@ def elements(data: bytes) -> Iterator[bytes]:
     yield data[start:].strip(_SPACE)
 
 
-def _tokens(data: bytes | bytearray, start: int = 0) -> Iterator[tuple[int, int]]:
-    """Yield the index and the byte of each bracket, comma and quote that `_TOKEN` matches alone, from index `start` on."""
-    for match in _TOKEN.finditer(data, start):
+def _tokens(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
+    """Yield the index and the byte of each bracket, comma and quote that `_TOKEN` matches alone."""
+    for match in _TOKEN.finditer(data):
         if match.end() - match.start() == 1:
             yield match.start(), data[match.start()]
 
@@ -139,48 +139,46 @@ def _part_of_text(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Pa
 
 
 def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[Part]:
-    """Yield the parts of an array. A part begins after a comma or "[", and ends before a comma or "]"."""
+    """Yield the parts of an array, each of about `least` bytes. A part begins after a comma or "[", and ends before a comma or
+    "]"."""
     data = bytearray()  # of the next part, from `offset` on
     while not (offset := data.find(b"[") + 1):
         data += next(pieces)
     del data[:offset]
-    depth = 0  # number of open brackets and braces inside the array
-    scanned = 0  # index in `data` of the first byte that is not scanned yet
-    next_scan = 0  # number of bytes in `data` at which it is scanned again
-    part_records = total = 0  # records before a comma: of the next part, and of the file
+    total = records = 0  # records before `data`, and records before a comma in `data`
+    next_scan = least  # bytes of `data` from which on it is scanned
     for piece in pieces:
         data += piece
         if piece and len(data) < next_scan:  # the last piece is empty
             continue
-        start = 0  # of the next part in `data`
-        for index, token in _tokens(data, scanned):
-            scanned = index + 1
+        records = depth = stop = 0  # depth: open brackets and braces of a record; stop: index of the last comma
+        for index, token in _tokens(data):
             if token == ord('"'):
-                scanned = index  # the string ends in a later piece
-                break
+                break  # the string ends in a later piece
             if token in b"[{":
                 depth += 1
             elif token in b"]}" and depth:
                 depth -= 1
+            elif token == ord(",") and not depth:
+                records += 1
+                stop = index
             elif token == ord("]"):
-                if total or data[start:index].strip(_SPACE):
-                    yield _part(data, start, index, offset, part_records + 1)
+                if total or data[:index].strip(_SPACE):
+                    yield _part(data, 0, index, offset, records + 1)
                 _check_end(path, itertools.chain([bytes(data[index + 1 :])], pieces), offset + index + 1)
                 return
-            elif token == ord(",") and not depth:
-                part_records += 1
-                total += 1
-                if index - start >= least:
-                    yield _part(data, start, index, offset, part_records)
-                    start = index + 1
-                    part_records = 0
-        del data[:start]
-        offset += start
-        scanned -= start
-        next_scan = 2 * len(data)  # a long string is scanned from its start each time, so not with every piece
+        if records:
+            yield _part(data, 0, stop, offset, records)
+            del data[: stop + 1]
+            offset += stop + 1
+            total += records
+            records = 0
         if len(data) > MAX_RECORD + least:
-            raise too_long(f"{path}:{total + 1}", "record")
-    raise CorpusFileError(f"{path}: is an array without its closing bracket after {total} records. Is it cut short?")
+            raise too_long(f"{path}:{total + records + 1}", "record")
+        next_scan = len(data) + max(least, len(data))  # an unfinished record is scanned again from its start
+    raise CorpusFileError(
+        f"{path}: is an array without its closing bracket after {total + records} records. Is it cut short?"
+    )
 
 
 def _check_end(path: str, pieces: Iterable[bytes], offset: int) -> None:
