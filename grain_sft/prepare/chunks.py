@@ -1,9 +1,10 @@
 """Chunk files: the rendered documents of one group of input units, which a preparation keeps until the corpus is written.
 
 A file contains, in this order: a magic, the size of the header, the header as JSON, a `RECORD` for each valid record, the
-tokens, their loss (absent if it is 1 for all), and the rejected records as lines of JSON. It is written atomically.
+tokens, their loss, and the rejected records as lines of JSON. It is written atomically.
 """
 
+import collections
 import concurrent.futures
 import dataclasses
 import functools
@@ -28,13 +29,10 @@ RECORD = np.dtype(
         ("cut_trainable", "<u4"),  # of these, tokens that take loss
     ]
 )
-DROPPED = ("no trainable token", "fewer than {min_length} tokens", "more than {max_length} tokens", "no text")
-"""Reasons why a document was dropped."""
+PARTS_AT_ONCE = 16  # parts of chunks that are read at once
+FILES_AT_ONCE = 8  # whole chunks that are read at once
 
-REMOTE_THREADS = 16  # parts of remote chunks that are read at once
-REMOTE_FILES = 8  # whole remote chunks that are read at once
-
-_MAGIC = b"GSFTCHK3"
+_MAGIC = b"GSFTCHK4"
 
 T = TypeVar("T")
 
@@ -45,15 +43,14 @@ class Header:
 
     Attributes:
       key: Hash of all that the content depends on.
-      records: Number of accepted records, including those dropped for a reason in `DROPPED`.
+      records: Number of accepted records, including those whose documents were dropped.
       tokens: Number of tokens of all kept documents.
       token_dtype, loss_dtype: "uint16" or "uint32"; "bool" or "float32".
       binary: Whether every weight is 0 or 1.
       unended: Number of documents whose last token is not the tokenizer's EOS.
       inner_eos: Number of documents with an EOS before their last token.
-      dropped: Number of dropped documents for each reason in `DROPPED`.
+      dropped: Number of dropped documents by reason.
       rejected, rejected_bytes: Number of rejected records, and the bytes of their lines in the file.
-      all_loss: Whether all tokens have the loss 1. The file then contains no loss.
       text_bytes, text_tokens: Bytes of the texts of kept plain documents, and their tokens before a cut.
       size: Bytes before the first `RECORD`, from the start of the file.
     """
@@ -66,10 +63,9 @@ class Header:
     binary: bool
     unended: int
     inner_eos: int
-    dropped: tuple[int, ...]
+    dropped: dict[str, int]
     rejected: int
     rejected_bytes: int
-    all_loss: bool = False
     text_bytes: int = 0
     text_tokens: int = 0
     size: int = 0
@@ -84,7 +80,7 @@ class Header:
 
     @property
     def rejected_at(self) -> int:
-        return self.loss_at + (0 if self.all_loss else self.tokens * np.dtype(self.loss_dtype).itemsize)
+        return self.loss_at + self.tokens * np.dtype(self.loss_dtype).itemsize
 
     @property
     def end(self) -> int:
@@ -99,7 +95,7 @@ class Contents:
     records: list[tuple[int, ...]] = dataclasses.field(default_factory=list)
     tokens: list[npt.NDArray[np.uint32]] = dataclasses.field(default_factory=list)
     loss: list[npt.NDArray[Any]] = dataclasses.field(default_factory=list)
-    dropped: list[int] = dataclasses.field(default_factory=lambda: [0] * len(DROPPED))
+    dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     rejected: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     text_bytes: int = 0
     text_tokens: int = 0
@@ -123,18 +119,16 @@ class Contents:
             binary=loss_dtype == np.bool_ or bool(((loss == 0) | (loss == 1)).all()),
             unended=int(np.count_nonzero(~ends_with_eos)),
             inner_eos=len(np.unique(documents_of_inner_eos)),
-            dropped=tuple(self.dropped),
+            dropped=dict(self.dropped),
             rejected=len(self.rejected),
             rejected_bytes=len(rejected),
-            all_loss=bool((loss == 1).all()),
             text_bytes=self.text_bytes,
             text_tokens=self.text_tokens,
         )
         header_json = msgspec.json.encode(header)
         records_bytes = np.array(self.records, RECORD).tobytes()
-        loss_bytes = b"" if header.all_loss else loss.tobytes()
         head = [_MAGIC, len(header_json).to_bytes(8, "little"), header_json]
-        return b"".join([*head, records_bytes, tokens.tobytes(), loss_bytes, rejected])
+        return b"".join([*head, records_bytes, tokens.tobytes(), loss.tobytes(), rejected])
 
 
 class Chunks:
@@ -168,7 +162,7 @@ class Chunks:
 
     def existing_headers(self, count: int) -> list[Header | None]:
         """Return the headers of the first `count` chunks. A chunk that `header` does not accept has None."""
-        return list(self._read_each(self.header, range(count), REMOTE_THREADS))
+        return list(self._read_each(self.header, range(count), PARTS_AT_ONCE))
 
     def headers(self, count: int) -> tuple[Header, ...]:
         """Return the headers of the first `count` chunks, which have all been made."""
@@ -187,28 +181,22 @@ class Chunks:
         return self._parts([(header.rejected_at, header.end) for header in headers])
 
     def column(self, headers: Sequence[Header], name: str) -> npt.NDArray[np.integer]:
-        """Return one field of the records of all chunks, uint32 [documents]; int64 for lines from 2^32 on."""
-        columns: list[npt.NDArray[np.integer]] = [np.empty(0, np.uint32)]
-        for records in self.records(headers):
-            fits = int(records[name].max(initial=0)) < 1 << 32
-            columns.append(records[name].astype(np.uint32 if fits else np.int64))
-        return np.concatenate(columns)
+        """Return one field of the records of all chunks, [documents]."""
+        columns = [records[name].copy() for records in self.records(headers)]  # a view would keep the whole records
+        return np.concatenate([np.empty(0, RECORD[name]), *columns])
 
     def contents(self, numbers: Sequence[int]) -> Iterator[bytes]:
         """Yield the whole files of chunks, in order."""
-        return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers, REMOTE_FILES)
+        return self._read_each(lambda number: files.read_bytes(self.path(number)), numbers, FILES_AT_ONCE)
 
     def _parts(self, ranges: Sequence[tuple[int, int]]) -> Iterator[bytes]:
         """Yield the bytes `ranges[number]`, (start, stop), of each chunk, in order."""
         return self._read_each(
-            lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)), REMOTE_THREADS
+            lambda number: files.read_range(self.path(number), *ranges[number]), range(len(ranges)), PARTS_AT_ONCE
         )
 
     def _read_each(self, read: Callable[[int], T], numbers: Sequence[int], at_once: int) -> Iterator[T]:
-        """Yield `read(number)` for each number, in order. Read up to `at_once` remote chunks concurrently."""
-        if not self.remote:
-            yield from map(read, numbers)
-            return
+        """Yield `read(number)` for each number, in order. Read up to `at_once` chunks concurrently."""
         with concurrent.futures.ThreadPoolExecutor(at_once) as threads:
             for start in range(0, len(numbers), at_once):
                 yield from threads.map(read, numbers[start : start + at_once])

@@ -146,7 +146,7 @@ class ChunkDocuments(Documents):
         """Return the concatenated tokens and loss of the documents `ids`."""
         lengths = self.lengths[ids].astype(np.int64)
         starts = self.starts[ids].astype(np.int64)  # in the chunk
-        targets = np.cumsum(lengths) - lengths  # first index in the result
+        targets = np.cumsum(lengths) - lengths  # in the result
         tokens, loss = np.empty(lengths.sum(), self.token_dtype), np.empty(lengths.sum(), self.loss_dtype)
         chunk_of = self.parts_of(ids)
         by_chunk = np.argsort(chunk_of, kind="stable")
@@ -157,10 +157,7 @@ class ChunkDocuments(Documents):
             if len(data) != header.end:
                 raise StorageError(f"{self._chunks.path(number)}: changed while in use. Prepare again.")
             chunk_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
-            if header.all_loss:
-                chunk_loss = np.ones(header.tokens, self.loss_dtype)
-            else:
-                chunk_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
+            chunk_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
             for start, target, length in np.stack([starts, targets, lengths], axis=1)[part].tolist():
                 tokens[target : target + length] = chunk_tokens[start : start + length]
                 loss[target : target + length] = chunk_loss[start : start + length]
@@ -169,10 +166,7 @@ class ChunkDocuments(Documents):
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         header, file = self.headers[part], self._file(part)
         _read_into(file, header.tokens_at + start * tokens.itemsize, tokens)
-        if header.all_loss:
-            loss[:] = 1
-        else:
-            _read_into(file, header.loss_at + start * loss.itemsize, loss)
+        _read_into(file, header.loss_at + start * loss.itemsize, loss)
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. Reads no tokens."""

@@ -3,6 +3,7 @@
 Files are written atomically, so a job that was stopped continues with the first file that is missing.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -133,7 +134,8 @@ class Job(Renderer):
 
     def _dropped(self) -> dict[str, int]:
         """Return the number of dropped records by reason."""
-        return self.dropped(map(sum, zip(*(header.dropped for header in self.headers), strict=True)))
+        counts = sum((collections.Counter(header.dropped) for header in self.headers), collections.Counter[str]())
+        return dict(sorted(counts.items()))
 
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset, in order. All units of a group are of one dataset."""

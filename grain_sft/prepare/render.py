@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from grain_sft.errors import PrepareError, RecordError
-from grain_sft.prepare.chunks import DROPPED, Contents
+from grain_sft.prepare.chunks import Contents
 from grain_sft.prepare.pairs import pair_of
 from grain_sft.prepare.records.inputs import read_records
 from grain_sft.prepare.records.messages import Conversation
@@ -22,10 +22,9 @@ from grain_sft.prepare.writers import FORMATS, Format
 
 BATCH = 1024  # conversations that are tokenized together, at most
 BATCH_CHARACTERS = 1 << 20  # a batch with more characters than this ends
-_NO_LOSS, _TOO_SHORT, _TOO_LONG, _NO_TEXT = range(4)  # indices in chunks.DROPPED
 
 Source = tuple[int, int]
-"""Number of a record's input, and the record's number in it, from 1."""
+"""Number of a record's input, and number of the record's line, element or row, from 1."""
 
 _OPTIONS_OF_EVERY_TEMPLATE = ("special_text", "seed")
 
@@ -63,7 +62,9 @@ class Renderer:
                 "without. Choose the template text for plain documents, or a format with masks: olmo, episodes or openchat."
             )
         if format.of_pairs and template.weighted:
-            raise PrepareError(f"template {template.name} weighs tokens, which pairs don't have. Choose another.")
+            raise PrepareError(
+                f"template {template.name} weighs tokens, which pairs don't have. Choose another template."
+            )
         if format.of_pairs and request.max_length is not None:
             raise PrepareError("max_length: pairs are cut by their layout. Leave it out.")
         if format.of_pairs and request.fim_rate:
@@ -100,7 +101,9 @@ class Renderer:
         """Return the conversation of a record: JSON as bytes, or a row. Raise a RecordError that names the record's fault."""
         conversation = read_record(raw, self.request.schema, messages=self.template.messages_schema)
         if self.format.of_pairs and conversation.rejected is None:
-            raise RecordError("the record is not a preference pair of 'chosen' and 'rejected'. Give another --format.")
+            raise RecordError(
+                "the record is not a preference pair, with 'chosen' and 'rejected'. Give another --format."
+            )
         if conversation.rejected is not None and not self.format.of_pairs:
             raise RecordError(
                 "the record is a preference pair, with 'chosen' and 'rejected'. Give --format pairs, or train on one response "
@@ -136,7 +139,8 @@ class Renderer:
         return contents.encode(self.key, token_dtype, loss_dtype, self.tokenizer.eos_token_id)
 
     def _batches(self, units: Iterable[Unit]) -> Iterator[list[tuple[Source, Any, Conversation | RecordError]]]:
-        """Yield batches of (source, record, conversation or error). A bad record ends its batch: work may stop there."""
+        """Yield batches of (source, record, conversation or error). A batch ends after a bad record: its error is raised before
+        later records are read."""
         batch: list[tuple[Source, Any, Conversation | RecordError]] = []
         characters = 0
         for unit in units:
@@ -166,19 +170,12 @@ class Renderer:
                 record = {"record_base64": base64.b64encode(raw).decode()}
         return {"file": path, "line": line, "reason": str(error), **record}
 
-    def dropped(self, counts: Iterable[int]) -> dict[str, int]:
-        """Return the number of documents that were dropped for each reason, for the reasons that occur."""
-        limits = {"min_length": self.min_length, "max_length": self.request.max_length}
-        reasons = (text.format_map(limits) for text in DROPPED)
-        return {reason: count for reason, count in zip(reasons, counts, strict=False) if count}
-
     def add(self, source: Source, result: Rendered, contents: Contents) -> None:
         """Cut a document to the request's length. Add it and its record to `contents`, or count why it is dropped."""
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
-        max_length = self.request.max_length
-        too_long = max_length is not None and total > max_length
-        if max_length is not None and too_long:
+        max_length = self.request.max_length or total
+        if total > max_length:
             keeps_last = (self.request.keep or self.template.truncation) == "last"
             kept = slice(total - max_length, None) if keeps_last else slice(0, max_length)
             tokens, loss = tokens[kept], loss[kept]
@@ -188,16 +185,16 @@ class Renderer:
             tokens, loss = tokens[:end], loss[:end]
         length = len(tokens)
         trainable = total_trainable if length == total else int(np.count_nonzero(loss))
-        reason = None
+        reason = ""
         if not total:
-            reason = _NO_TEXT
-        elif too_long and self.request.long_documents == "drop":
-            reason = _TOO_LONG
+            reason = "no text"
+        elif total > max_length and self.request.long_documents == "drop":
+            reason = f"more than {max_length} tokens"
         elif not trainable and (self.template.trim_trailing or self.format.drops_untrainable):
-            reason = _NO_LOSS
+            reason = "no trainable token"
         elif length < self.min_length:
-            reason = _TOO_SHORT
-        if reason is not None:
+            reason = f"fewer than {self.min_length} tokens"
+        if reason:
             contents.dropped[reason] += 1
             length = trainable = 0
         else:

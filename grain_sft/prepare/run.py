@@ -131,7 +131,7 @@ def dry_run(request: Request, records: int) -> str:
     if limit is not None and request.long_documents == "cut":
         num_cut = sum(length > limit for length in lengths)
         lines.append(f"cut        {num_cut:,} documents are longer than {limit:,} tokens")
-    lines += [f"dropped    {count:,}: {reason}" for reason, count in renderer.dropped(contents.dropped).items()]
+    lines += [f"dropped    {count:,}: {reason}" for reason, count in sorted(contents.dropped.items())]
     if bad:
         lines += [f"rejected   {len(bad):,}", *bad[:20]]
     if any(lengths):
