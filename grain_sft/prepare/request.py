@@ -25,7 +25,6 @@ TEXT_OPTIONS = (
     "fim_fragment_rate", "fim_no_prefix",
 )  # fmt: skip
 """Fields of `Request` that only plain documents have."""
-_NOT_IN_FIRST_VERSION = ("min_length", "long_documents", *TEXT_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,12 +160,8 @@ class Request(TemplateOptions):
         check_schema(self.schema)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the request as JSON. Options that version 0.1.0 lacked are left out if they have their defaults, so that the
-        key of a corpus from that version stays the same."""
-        values = msgspec.json.decode(msgspec.json.encode(self))
-        declared = options_of(Request)
-        left_out = [name for name in _NOT_IN_FIRST_VERSION if getattr(self, name) == declared[name].default]
-        return {"version": VERSION, **{name: value for name, value in values.items() if name not in left_out}}
+        """Return the request and `VERSION` as JSON."""
+        return {"version": VERSION, **msgspec.json.decode(msgspec.json.encode(self))}
 
 
 def parse_amount(amount: str) -> float | int:
@@ -176,7 +171,9 @@ def parse_amount(amount: str) -> float | int:
         if value < 0 or not math.isfinite(value):
             raise ValueError
     except (ValueError, TypeError) as error:
-        raise PrepareError(f"amount {amount!r}: expected a factor ('0.5') or a number of records ('500').") from error
+        raise PrepareError(
+            f"amount {amount!r}: expected a factor, such as '0.5', '1.0' or '3.0', or a number of records, as text."
+        ) from error
     return value
 
 
