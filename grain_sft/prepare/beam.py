@@ -80,7 +80,7 @@ class Pipelines(Runner):
     """Runner of a job's steps in Beam pipelines, one for each kind of step.
 
     Attributes:
-      workers: None. Beam chooses the number of workers.
+      workers: Not used: Beam chooses the number of workers.
       shared: Folder through which this process passes job and plan to Beam's workers, and they pass results back.
       beam: The module apache_beam.
       options: Options of the pipelines.
@@ -125,10 +125,13 @@ class Pipelines(Runner):
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
             last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise PrepareError(
-                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). Start again to continue, or see its log."
+                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). Start again to continue from there; the "
+                "runner's own log says more."
             ) from error
         if not files.exists(path):
-            raise PrepareError(f"the Beam pipeline has not written {path}. Do its workers write to the same folder?")
+            raise PrepareError(
+                f"the Beam pipeline ended without a result: {path} is missing. Do its workers write to the same folder?"
+            )
         results = sorted(msgspec.json.decode(files.read_bytes(path), type=list[Result]), key=lambda result: result[0])
         for _, _, failure in results:
             if failure is not None:
@@ -153,7 +156,7 @@ def scan(item: tuple[Input, Unit], shared: str) -> Iterator[Result]:
 
 
 def render(number: int, shared: str) -> Iterator[Result]:
-    """Make a group's chunk. Skip the group if an earlier one has failed, because that error ends the preparation."""
+    """Make a group's chunk. Skip it if an earlier group has failed: the first failure ends the preparation anyway."""
     failed = files.join(shared, "failed")  # contains the number of a group that failed
     with _lock:
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
@@ -215,15 +218,22 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     except SystemExit as error:  # argparse prints the whole usage first, then the error
         raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
     runner = standard.runner.lower()
-    if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):  # a job server knows the options of other runners
+    if unknown and runner in (
+        *LOCAL_RUNNERS,
+        *DATAFLOW_RUNNERS,
+    ):  # options of other runners are declared on their servers
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
     if runner in DATAFLOW_RUNNERS:
         try:
             importlib.import_module("google.cloud.dataflow")
         except ImportError as error:
-            raise MissingExtraError("the DataflowRunner needs pip install 'apache-beam[gcp]'") from error
+            raise MissingExtraError(
+                "the DataflowRunner needs a part of Beam that is not installed: pip install 'apache-beam[gcp]'"
+            ) from error
     if getattr(standard, "no_wait_until_finish", False):
-        raise PrepareError("--no_wait_until_finish: the corpus is renamed when the pipeline has ended. Leave it out.")
+        raise PrepareError(
+            "--no_wait_until_finish: the corpus is renamed when the pipeline has ended. Leave the option out."
+        )
     if runner in LOCAL_RUNNERS:
         # without a compatibility version, Beam would download Prism, its new local runner
         streaming = options.view_as(pipeline_options.StreamingOptions)

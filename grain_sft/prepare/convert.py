@@ -70,7 +70,9 @@ def convert(
     splits = _open(where, dtype=dtype, eos_token_id=eos_token_id)
     files.check_inputs_stay(target.output, (file.path for part in splits.values() for file in part.files()))
     if writer.of_pairs or any(part.of_pairs for part in splits.values()):
-        raise PrepareError(f"{where}: preference pairs are not converted. Prepare their records in another format.")
+        raise PrepareError(
+            f"{where}: preference pairs are not converted. Prepare their records again, in another format."
+        )
     documents = _Splits(where, splits, keep_empty=writer.holds_empty, without=without)
     if not len(documents.ids["train"]):
         raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
@@ -138,8 +140,8 @@ class _Splits(Documents):
         self.dropped = int(is_kept.sum()) - len(written)
 
     def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
-        """Return the request of the converted corpus. `tokenizer` None means the corpus's own. `sizes` are options of the same
-        names."""
+        """Return the request of the converted corpus. `tokenizer` None means the corpus's own. `sizes` are its `part_bytes`
+        and `shard_tokens`."""
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
@@ -157,7 +159,8 @@ class _Splits(Documents):
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of the new manifest. Those of EOS are the old manifest's, or None if documents were withdrawn."""
+        """Return the counts of the new manifest. The counts of EOS are those of the old one; None if it has none, or if
+        documents were withdrawn."""
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}
@@ -195,7 +198,9 @@ def _open(where: str, **options: Any) -> dict[str, Corpus]:
     is_olmo = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
     train = open_corpus(files.join(where, "train") if is_olmo else where, **options)
     if train.num_documents is None:
-        raise CorpusError(f"{where}: the ends of documents are unknown. Give eos_token_id (--eos-token-id).")
+        raise CorpusError(
+            f"{where}: the ends of documents are unknown without boundary files. Give eos_token_id (--eos-token-id)."
+        )
     if train.weights:
         raise CorpusError(f"{where}: the weights of a blend are not converted. Name a prefix, or a folder of prefixes.")
     val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))

@@ -151,10 +151,9 @@ def _write(
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
-        if not files.exists(paths[0]):  # the file of documents appears last
+        if not files.exists(paths[0]):  # the file of documents, which appears when the other two are complete
             _write_shard(source, range(begin, begin + count), row, paths, progress)
         begin += count
-        progress("rows", begin, len(layout))
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
         files.write_bytes(files.join(target.stage, "sources.bin"), sources[documents].astype("<i8").tobytes())

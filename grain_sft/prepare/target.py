@@ -133,7 +133,9 @@ class Target:
             os.makedirs(self.work, exist_ok=True)
             fd = os.open(files.join(self.work, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise StorageError(f"{self.work}: can't be made ({error.strerror}). Give another output.") from error
+            raise StorageError(
+                f"{self.work}: can't be made ({error.strerror}). Give an output in a folder that can be written to."
+            ) from error
         with exclusive(fd, f"{self.output}: is being prepared by another process. Wait for it.", wait=wait):
             yield
 
@@ -185,7 +187,7 @@ class Target:
 
 
 def _remote_files(folder: str) -> list[str]:
-    """Return the file `folder`, or all files below that folder, in its bucket."""
+    """Return the remote files below `folder`; `[folder]` if it is a file."""
     base = folder.split("://", 1)[1]
     with files.remote(folder) as client:
         return [path for path in client.find(folder) if f"{path.lstrip('/')}/".startswith(f"{base}/")]

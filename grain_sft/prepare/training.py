@@ -30,7 +30,7 @@ def train_tokenizer(
       PrepareError: Too little text for such a vocabulary.
     """
     model = io.BytesIO()
-    texts = list(lines)  # here, because SentencePiece would hide an exception of the iterator
+    texts = list(lines)  # first, because SentencePiece would hide an exception of the iterator
     pieces = [token for token in dict.fromkeys(["\n", *special_tokens]) if token not in _BUILT_IN]
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -67,7 +67,10 @@ def _reason(internal: str, vocab_size: int) -> str:
             f"Give more text{smaller}."
         )
     if match := re.search(r"required_chars\. \d+ vs (\d+)", internal):
-        return f"the texts have more different characters than {vocab_size:,} pieces can hold. Give --vocab-size {match[1]}."
+        return (
+            f"the texts have more different characters than {vocab_size:,} pieces can hold. "
+            f"Expected at least {int(match[1]):,}. Give --vocab-size {match[1]} or more."
+        )
     if "sentences_.empty()" in internal:
         return "the inputs hold no text to train on. Expected messages with text. Check the inputs and --schema."
     return f"SentencePiece can't make {vocab_size:,} pieces of this text: {internal}"

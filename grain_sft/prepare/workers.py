@@ -97,7 +97,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
             raise failure.to_error()
         return group
 
-    # `with` leaves the last context first: the processes end, and then no thread of the pool waits for a reply, also at Ctrl-C
+    # The processes are killed before the pool is closed. So at Ctrl-C no thread still waits for the reply of a process.
     with concurrent.futures.ThreadPoolExecutor(num_workers) as threads, contextlib.ExitStack() as processes:
         try:
             idle_processes = [processes.enter_context(_worker_process()) for _ in range(num_workers)]

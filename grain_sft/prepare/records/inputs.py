@@ -78,7 +78,9 @@ def _named(datasets: Sequence[Sequence[str]]) -> list[tuple[int, str, int]]:
     for _, path, _ in named:
         real = path if files.is_remote(path) else os.path.realpath(path)
         if real in seen:
-            raise CorpusFileError(f"{path}: is named twice. Name it once; an amount such as 2.0 repeats its records.")
+            raise CorpusFileError(
+                f"{path}: is named twice, so its records would be used twice. Name it once; an amount such as 2.0 repeats it."
+            )
         seen.add(real)
     return named
 
@@ -100,16 +102,13 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     """Return `unit` with its number of records and the hash of its bytes."""
     if unit.digest:
         return unit
-    if entry.kind in ROW_FILES:
-        whole = hashlib.sha256()
-        for start in range(unit.start, unit.stop, BLOCK):
-            whole.update(read_exactly(entry.path, entry.size, start, min(start + BLOCK, unit.stop)))
-        return dataclasses.replace(unit, digest=whole.hexdigest())
     data, own_data = _read_unit(entry, unit)
-    lines = data.count(b"\n", 0, len(data) - 1)  # newlines that are followed by a line's first byte in the unit
-    if unit.start == 0:
-        lines += 1
-    return dataclasses.replace(unit, records=lines, digest=hashlib.sha256(own_data).hexdigest())
+    records = unit.records
+    if entry.kind == "jsonl":
+        records = data.count(b"\n", 0, len(data) - 1)  # newlines that are followed by a line's first byte in the unit
+        if unit.start == 0:
+            records += 1
+    return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
@@ -196,7 +195,7 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
 
 
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
-    """Return the bytes of a unit of lines: with the byte before it, which shows whether a line begins there, and without."""
+    """Return the bytes of a unit twice: after the byte before it, which shows whether a line begins there, and alone."""
     begin = max(0, unit.start - 1)
     data = read_exactly(entry.path, entry.size, begin, unit.stop)
     return data, memoryview(data)[unit.start - begin :]

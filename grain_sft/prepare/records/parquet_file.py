@@ -41,7 +41,8 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
         rows += [stop - start for start, stop in itertools.pairwise(borders)]
     if sum(rows) != metadata.num_rows:
         raise CorpusFileError(
-            f"{path}: {metadata.num_rows} rows in the footer, but {sum(rows)} in row groups. Write the file again."
+            f"{path}: {metadata.num_rows} rows in the footer, but {sum(rows)} in row groups. "
+            "It is damaged: write the file again."
         )
     borders = [size * part // max(1, len(rows)) for part in range(len(rows) + 1)]
     return tuple(map(Part, borders, borders[1:], rows)), version

@@ -74,7 +74,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         name = messages if name == "chat" else name
     try:
         mapped = renamed(record, keys) if keys else record
-        check_keys(mapped, _KNOWN[name], "the record")
+        check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")
         return SCHEMAS[name].parse(mapped)
     except RecordError as error:
         if not keys:
@@ -105,7 +105,9 @@ def check_schema(schema: str) -> tuple[str, Mapping[str, str]]:
         if not (key and equals and source):
             raise PrepareError(f"schema {schema!r}: {pair!r} is not a pair. Expected NAME:KEY=KEY_IN_THE_FILE,...")
         if name == "auto":
-            raise PrepareError(f"schema {schema!r}: only keys of a named schema can be mapped. Name the schema.")
+            raise PrepareError(
+                f"schema {schema!r}: only keys of a named schema can be mapped, not of 'auto'. Name the schema."
+            )
         known = (*SCHEMAS[name].keys, *SCHEMAS[name].turn_keys)
         if key not in known:
             raise PrepareError(f"schema {schema!r}: has no key {key!r}. Expected one of {_listed(known)}.")
@@ -259,7 +261,6 @@ SCHEMAS: Mapping[str, Schema] = {
     "text": Schema(_parse_text, ("text",)),
 }
 
-_KNOWN = {name: frozenset(schema.keys) for name, schema in SCHEMAS.items()}
 _SIGNS = {name: frozenset(schema.signs) for name, schema in SCHEMAS.items() if schema.signs}
 _ALL_KEYS = (*(key for schema in SCHEMAS.values() for key in schema.signs), "text")
 _EXPECTED = (
@@ -274,14 +275,13 @@ def _detect(record: Record) -> str:
     if record.keys() == {"messages"}:  # the usual case; the code below costs a tenth of reading a record
         return "chat"
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
-    if len(present) > 1:  # Parquet and some tools write null for absent keys
-        filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]
-        present = filled or present[:1]
-    if len(present) == 1:
-        return present[0]
-    if present:
-        keys = " and ".join(repr(key) for name in present for key in SCHEMAS[name].signs)
+    # Parquet and some tools write null for absent keys
+    filled = [name for name in present if all(record[key] is not None for key in _SIGNS[name])]
+    if len(filled) > 1:
+        keys = " and ".join(repr(key) for name in filled for key in SCHEMAS[name].signs)
         raise RecordError(f"the record has {keys}, so its schema is not clear. Name it with --schema.")
+    if present:
+        return (filled or present)[0]
     if "text" in record:
         return "text"
     hints = [command_for(record), *(suggestion(key, _ALL_KEYS) for key in record), _NAME_THEM]

@@ -62,8 +62,8 @@ def write_shard(
       plan: Corpus that is written.
       task: Shard.
       index_name, mask_name: Names of two of the files.
-      columns: Function that returns the mask of a block's tokens, and the columns of the index after the first one, which is
-        the index of each document's first token.
+      columns: Function that returns the mask of a block's tokens, and the columns of the index after the first one. The first
+        column is the index of each document's first token.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]

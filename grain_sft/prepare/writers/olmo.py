@@ -30,8 +30,8 @@ def tasks(plan: Plan, split: str) -> list[Task]:
         end = min(begin + part_tokens, total)
         start = int(np.searchsorted(ends, begin, side="right"))  # document of token `begin`
         stop = int(np.searchsorted(ends, end)) + 1  # after the document of token `end - 1`
-        skip = begin - int(ends[start - 1]) if start else begin
-        parts.append(Task(split, len(parts), start, stop, skip, end - begin))
+        document_start = int(ends[start - 1]) if start else 0
+        parts.append(Task(split, len(parts), start, stop, begin - document_start, end - begin))
     return parts
 
 
@@ -98,12 +98,6 @@ def _write_statistics(plan: Plan, split: str) -> None:
 
 
 FORMAT = Format(
-    splits.by_datasets_shuffle,
-    refuse_weights,
-    tasks,
-    write,
-    finish,
-    drops_untrainable=True,
-    found_by_eos=True,
+    splits.by_datasets_shuffle, refuse_weights, tasks, write, finish, drops_untrainable=True, found_by_eos=True,
     holds_empty=False,
-)
+)  # fmt: skip

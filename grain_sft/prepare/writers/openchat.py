@@ -26,7 +26,7 @@ PAD_TOKEN_ID = 0  # OpenChat's label where no loss is taken
 
 def check(plan: Plan) -> None:
     """Refuse to write without pyarrow."""
-    _arrow()
+    import_extra("pyarrow.parquet", "format openchat: writing Parquet", "pyarrow", "parquet")
 
 
 def write(plan: Plan, task: Task) -> None:
@@ -34,7 +34,9 @@ def write(plan: Plan, task: Task) -> None:
     path = plan.path(f"{PREFIX}.{NAMES[task.split]}.parquet")
     if files.exists(path):
         return  # a split that an earlier run has finished
-    arrow, parquet = _arrow()
+    import pyarrow as arrow
+    from pyarrow import parquet
+
     integers, weights = arrow.list_(arrow.int32()), arrow.list_(arrow.float32())
     fields = [
         ("total_length", arrow.int32()), ("num_seqs", arrow.float32()), ("seqlens", integers), ("nz_input_ids", integers),
@@ -76,9 +78,8 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
     shifted_labels = np.roll(np.where(weights != 0, tokens, PAD_TOKEN_ID).astype(np.int32), -1)
     shifted_labels[last_tokens] = PAD_TOKEN_ID
     positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
-    # `reduceat` takes indices below the number of values, but an empty last document starts at that number: append a value
-    sums = np.add.reduceat(np.append(shifted_weights.astype(np.float64), 0.0), starts) if len(lengths) else lengths
-    num_seqs = np.where(lengths > 0, sums, 0).astype(np.float32)
+    rows = np.repeat(np.arange(len(lengths)), lengths)  # of each token
+    num_seqs = np.bincount(rows, weights=shifted_weights, minlength=len(lengths)).astype(np.float32)
     one_each = arrow.array(np.arange(len(lengths) + 1, dtype=np.int32))  # offsets of lists of one value
     offsets = arrow.array(np.concatenate([[0], ends]).astype(np.int32))
     token_columns = (tokens, positions, shifted_labels, shifted_weights)
@@ -96,16 +97,7 @@ def finish(plan: Plan) -> None:
     plan.write_sources(lambda split: f"{PREFIX}.{NAMES[split]}.sources.bin")
 
 
-def _arrow() -> tuple[Any, Any]:
-    pyarrow = import_extra("pyarrow", "format openchat: writing Parquet", "pyarrow", "parquet")
-    return pyarrow, import_extra("pyarrow.parquet", "format openchat: writing Parquet", "pyarrow", "parquet")
-
-
 FORMAT = Format(
-    splits.by_random_shuffle,
-    check,
-    whole_split,
-    write,
-    finish,
+    splits.by_random_shuffle, check, whole_split, write, finish,
     split_paths={split: f"{PREFIX}.{name}.parquet" for split, name in NAMES.items()},
-)
+)  # fmt: skip

@@ -24,7 +24,8 @@ def check(plan: Plan) -> None:
     """Refuse vocabularies of more than 65,536 ids, and loss weights other than 0 and 1: the files can't hold them."""
     if plan.tokenizer["vocab_size"] > 1 << 16:
         raise PrepareError(
-            f"format primer: holds 65,536 token ids, but the tokenizer has {plan.tokenizer['vocab_size']}. Choose another."
+            f"format primer: holds uint16 tokens, but this tokenizer has {plan.tokenizer['vocab_size']} ids. "
+            "Expected at most 65,536. Choose another tokenizer or format."
         )
     refuse_weights(plan)
 
