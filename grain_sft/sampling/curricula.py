@@ -107,16 +107,16 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
 
 
 class _Epoch(NamedTuple):
-    """Steps of an epoch.
+    """Order of an epoch's rows, in parts: one for each step, then one for each bucket with its rows that no step reads.
 
     Attributes:
-      bucket: int64 [steps], bucket of each step.
-      batch: int64 [steps], number of the step's batch among the batches of its bucket.
-      begins: int64 [steps + 1], number of rows of the epoch before each step, then of all its rows.
+      bucket: int64 [parts], bucket of the rows of each part.
+      first_row: int64 [parts], number of rows of the bucket before those of each part.
+      begins: int64 [parts], index in the epoch at which each part begins.
     """
 
     bucket: Ints
-    batch: Ints
+    first_row: Ints
     begins: Ints
 
 
@@ -124,6 +124,7 @@ class CurriculumSizes(ComputedSizes):
     """Batch sizes of a run whose epochs all have the same batches, each epoch in an order of its own.
 
     Args:
+      rows: Number of rows of each bucket, int64 [buckets].
       sizes: Number of rows of a batch of each bucket, int64 [buckets].
       counts: Number of batches of each bucket in an epoch, int64 [buckets].
       order: Function of an epoch that returns its batches in order, as `batch_order` does.
@@ -132,9 +133,9 @@ class CurriculumSizes(ComputedSizes):
       num_steps, num_rows: Number of steps, and of their rows, in an epoch.
     """
 
-    def __init__(self, sizes: Ints, counts: Ints, order: Callable[[int], Ints]) -> None:
+    def __init__(self, rows: Ints, sizes: Ints, counts: Ints, order: Callable[[int], Ints]) -> None:
         self.steps, self.sizes, self.schedule = [0], sizes.tolist(), ()
-        self._rows_per_batch, self._counts, self._order = sizes, counts, order
+        self._rows, self._rows_per_batch, self._counts, self._order = rows, sizes, counts, order
         self.num_steps, self.num_rows = int(counts.sum()), int(np.dot(counts, sizes))
         self.epoch = functools.lru_cache(EPOCHS_KEPT)(self._epoch_of)
 
@@ -142,9 +143,11 @@ class CurriculumSizes(ComputedSizes):
         order = self._order(epoch)
         ends = np.cumsum(self._counts)
         bucket = ends.searchsorted(order, side="right")
-        batch = order - (ends - self._counts)[bucket]
-        begins = np.append(0, np.cumsum(self._rows_per_batch[bucket]))
-        return _Epoch(bucket, batch, begins)
+        batch = order - (ends - self._counts)[bucket]  # its number among the batches of the bucket
+        rows_read = self._counts * self._rows_per_batch
+        num_rows = np.append(self._rows_per_batch[bucket], self._rows - rows_read)
+        first_row = np.append(batch * self._rows_per_batch[bucket], rows_read)
+        return _Epoch(np.append(bucket, np.arange(len(rows_read))), first_row, np.cumsum(num_rows) - num_rows)
 
     def at(self, step: int) -> int:
         epoch, step_of_epoch = divmod(step, self.num_steps)

@@ -9,7 +9,6 @@ import numpy as np
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import SamplerError
-from grain_sft.layout import FILL_ROW
 from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
 from grain_sft.sampling.curricula import Curriculum, CurriculumSizes, batch_counts, batch_order
 from grain_sft.sampling.epoch_sampler import EpochSampler
@@ -84,7 +83,7 @@ class CurriculumSampler(EpochSampler):
         self._rows_before_bucket = np.cumsum(rows) - rows
         self._rows_per_batch = self.global_batch_size * (lengths[-1] // lengths)
         self._counts = batch_counts(curriculum, rows, self._rows_per_batch, self.num_cycles, self.balanced)
-        self.batch_sizes = self._sizes = CurriculumSizes(self._rows_per_batch, self._counts, self._order)
+        self.batch_sizes = self._sizes = CurriculumSizes(rows, self._rows_per_batch, self._counts, self._order)
         self._bucket_orders = []
         for length, num_rows in self.buckets:
             order = stored_order(f"olmo_vsl-{length}", "PCG64", _seed_of(length))
@@ -120,8 +119,7 @@ class CurriculumSampler(EpochSampler):
         number, step_of_epoch = divmod(step, self._sizes.num_steps)
         epoch = self._sizes.epoch(number)
         bucket = int(epoch.bucket[step_of_epoch])
-        begin = epoch.batch[step_of_epoch] * self._rows_per_batch[bucket]
-        return self._rows_of_bucket(number, bucket, begin + indices)
+        return self._rows_of_bucket(number, bucket, epoch.first_row[step_of_epoch] + indices)
 
     def _rows_of_bucket(self, epoch: int, bucket: int, indices: Ints) -> Ints:
         """Return the rows at `indices` of the order of a bucket in an epoch."""
@@ -130,15 +128,13 @@ class CurriculumSampler(EpochSampler):
         return rows
 
     def _rows_of(self, epoch: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of an epoch's order; `FILL_ROW` after the rows that its steps read."""
-        steps = self._sizes.epoch(epoch)
-        rows = np.full(len(indices), FILL_ROW)
-        read = np.flatnonzero(indices < self._sizes.num_rows)
-        step = steps.begins.searchsorted(indices[read], side="right") - 1
-        buckets = steps.bucket[step]
-        bucket_indices = steps.batch[step] * self._rows_per_batch[buckets] + indices[read] - steps.begins[step]
-        for bucket, selected in groups(buckets):
-            rows[read[selected]] = self._rows_of_bucket(epoch, bucket, bucket_indices[selected])
+        """Return the rows at `indices` of an epoch's order. Rows that no step reads follow those of the last step."""
+        parts = self._sizes.epoch(epoch)
+        part = parts.begins.searchsorted(indices, side="right") - 1
+        bucket_indices = parts.first_row[part] + indices - parts.begins[part]
+        rows = np.empty_like(indices)
+        for bucket, selected in groups(parts.bucket[part]):
+            rows[selected] = self._rows_of_bucket(epoch, bucket, bucket_indices[selected])
         return rows
 
     @property
