@@ -110,15 +110,22 @@ def amended(sampler: Sampler, amendments: Sequence[Amendment]) -> Sampler:
       SamplerError: An amendment has weights, but the sampler is not that of a mixture or lacks a source.
     """
     skips = skips_of(amendments)
-    for amendment in sorted(amendments, key=lambda amendment: amendment.step):
-        if amendment.reweight:
-            sampler = sampler.reweighted(StepMap(skips).data_step(amendment.step), amendment.reweight)
+    reweights = reweights_of(amendments)
+    if reweights:
+        sampler = sampler.reweighted([(step, amendment.reweight) for step, amendment in reweights])
     return MappedSampler(sampler, skips) if skips else sampler
 
 
 def skips_of(amendments: Iterable[Amendment]) -> list[tuple[int, int]]:
     """Return the pairs (step, number of skipped steps) of `amendments`, as `StepMap` takes them."""
     return [(amendment.step, amendment.skip) for amendment in amendments if amendment.skip]
+
+
+def reweights_of(amendments: Iterable[Amendment]) -> list[tuple[int, Amendment]]:
+    """Return (data step, amendment) of each amendment with weights, sorted by step."""
+    amendments = sorted(amendments, key=lambda amendment: amendment.step)
+    skips = StepMap(skips_of(amendments))
+    return [(skips.data_step(amendment.step), amendment) for amendment in amendments if amendment.reweight]
 
 
 def withdrawals_of(source: NpyDataSource | MixtureSource, amendments: Sequence[Amendment]) -> Withdrawals | None:

@@ -11,8 +11,8 @@ import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, SamplerError
-from grain_sft.pipeline.amendments import Amendment, skips_of
-from grain_sft.sampling import EpochStream, MappedSampler, Sampler, StepMap
+from grain_sft.pipeline.amendments import Amendment, reweights_of
+from grain_sft.sampling import EpochStream, MappedSampler, Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
 
 Progress = tuple[int, int, str]
@@ -76,7 +76,7 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
     samplers: list[MappedSampler] = []
     gaps = []
     first_step = 0
-    reweights = _reweights(amendments)
+    reweights = reweights_of(amendments)
     applied = set[Amendment]()
     for number, stage in enumerate(stages, 1):
         starts, gap = _starts(stage, number, progress)
@@ -89,10 +89,13 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
         end = None if steps is None else first_step + steps
         sampler = MappedSampler(own_sampler, origin=first_step, end=end)
         sources = {stream.name.partition("/")[0] for stream in sampler.streams}
+        changes = []
         for step, amendment in reweights:
             if amendment.reweight.keys() <= sources and (end is None or step < end):
-                sampler = sampler.reweighted(step, amendment.reweight)
+                changes.append((step, amendment.reweight))
                 applied.add(amendment)
+        if changes:
+            sampler = sampler.reweighted(changes)
         samplers.append(sampler)
         if sampler.num_steps is None:
             if number < len(stages):
@@ -108,13 +111,6 @@ def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[li
                 f"{problem}: no stage from that step on is a mixture of these sources. Fix names or step."
             )
     return samplers, tuple(gaps)
-
-
-def _reweights(amendments: Sequence[Amendment]) -> list[tuple[int, Amendment]]:
-    """Return (data step, amendment) of each amendment with weights, sorted by step."""
-    skips = StepMap(skips_of(amendments))
-    reweights = [(skips.data_step(amendment.step), amendment) for amendment in amendments if amendment.reweight]
-    return sorted(reweights, key=lambda pair: pair[0])
 
 
 def _starts(stage: Stage, number: int, progress: Mapping[Any, Progress]) -> tuple[dict[str, tuple[int, int]], int]:

@@ -59,16 +59,15 @@ class RunningEpochs:
             return None
         return EpochSpan(self._sizes.step_of(begin), self._sizes.step_of(end - 1), end - begin, begin - epoch_begin)
 
+    @functools.lru_cache(maxsize=1)  # noqa: B019
     def cuts(self, epoch: int) -> Ints:
         """Return the index in `epoch` at which each of its steps begins, then the index after the last row read.
 
-        The result is int64 [steps + 1]. A step that begins in an earlier epoch counts from index 0. Step 0 of the run must be
-        at index 0 of an epoch.
+        The result is int64 [steps + 1]. A step that begins in an earlier epoch counts from index 0.
         """
-        begin = self._first_row(epoch)
-        end = begin + self._num_rows
-        steps = np.arange(self._sizes.step_of(begin), self._sizes.step_of(end - 1) + 1)
-        return np.append(np.maximum(self._sizes.of_steps(steps).before, begin), end) - begin
+        span = self.span(epoch, None) or EpochSpan(0, -1, 0)
+        epochs, begins = self.begins(np.arange(span.first, span.last + 1))
+        return np.append(np.where(epochs < epoch, 0, begins), span.start + span.rows)
 
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
         """Return the step and the slot that read each of `indices` of `epoch`: int64 [n] each.
@@ -87,7 +86,7 @@ class _Piece(NamedTuple):
       step: First step.
       size: Number of rows of each step.
       epoch, first_index: Epoch of the first row of `step`, and its index in the epoch.
-      steps_left: Number of steps from `step` to the end of that epoch.
+      steps_left: Number of steps of that epoch, from `step` on.
       steps_per_epoch: Number of steps in each later epoch.
     """
 
@@ -162,22 +161,8 @@ class EndingEpochs(RunningEpochs):
         end = min(self._num_rows, self.begin(last)[1] + self._sizes.at(last))
         return EpochSpan(first, last, end - begin, begin)
 
-    def cuts(self, epoch: int) -> Ints:
-        _, begins, end = self._steps_of(epoch)
-        return np.append(begins, end)
-
     def find(self, epoch: int, indices: Ints) -> tuple[Ints, Ints]:
-        first, begins, end = self._steps_of(epoch)
-        number = np.searchsorted(begins, indices, side="right") - 1
-        steps = np.where((number >= 0) & (indices < end), first + number, -1)
-        return steps, indices - begins[number]
-
-    @functools.lru_cache(maxsize=1)  # noqa: B019
-    def _steps_of(self, epoch: int) -> tuple[int, Ints, int]:
-        """Return the first step of `epoch`, the index at which each of its steps begins, and the index after its last row read.
-
-        No step reads the epoch if that last index is 0.
-        """
-        span = self.span(epoch, None) or EpochSpan(0, 0, 0)
-        begins = self.begins(np.arange(span.first, span.last + 1))[1]
-        return span.first, begins, span.start + span.rows
+        cuts = self.cuts(epoch)
+        number = np.searchsorted(cuts, indices, side="right") - 1
+        is_read = (number >= 0) & (number < len(cuts) - 1)
+        return np.where(is_read, self.steps_before(epoch) + number, -1), indices - cuts[number]

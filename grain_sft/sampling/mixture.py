@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from grain_sft.deprecated import renamed_arguments
@@ -42,8 +41,6 @@ class Mixture:
     sources: Mapping[str, tuple[Weight, SourceOrder | Mixture]]
     on_exhausted: OnExhausted = "repeat"
     schedule: tuple[tuple[int, Mapping[str, Weight]], ...] = ()
-    _planned: Mapping[int, Mapping[str, Weight]] | None = dataclasses.field(default=None, repr=False, compare=False)
-    """Weights from each step on, by source, as they were before the first `reweighted`; None where it was not called."""
 
     def __post_init__(self) -> None:
         check_choice("on_exhausted", self.on_exhausted, OnExhausted)
@@ -136,30 +133,35 @@ class Mixture:
                 sources[name] = weight, dataclasses.replace(rows, start=starts.get(prefix + name, (0, 0)))
         return dataclasses.replace(self, sources=sources)
 
-    def reweighted(self, step: int, weights: Mapping[str, Weight]) -> Mixture:
-        """Return the mixture with other weights of some sources from `step` on.
+    def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Weight]]]) -> Mixture:
+        """Return the mixture with other weights of some sources.
 
-        Such a weight holds until the next step at which the mixture's own schedule, without any `reweighted`, changes the
-        weight of that source.
+        Args:
+          changes: Pairs (step, weights by name), with ascending steps. A weight holds from its step on, until a later change
+            or the schedule changes the weight of that source.
 
         Raises:
           SamplerError: The mixture does not have a source.
         """
-        if unknown := weights.keys() - self.sources.keys():
-            raise SamplerError(f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}.")
-        entries = {0: self._first_weights(), **dict(self.schedule)}
-        planned = self._planned or dict(entries)
-        entries.setdefault(step, _weights_at(entries, step))
-        for name, weight in weights.items():
-            planned_weight = _weights_at(planned, step)[name]
-            changes = [later for later in planned if later > step and planned[later][name] != planned_weight]
-            end = min(changes, default=sys.maxsize)
-            for entry_step, entry in entries.items():
-                if step <= entry_step < end:
-                    entries[entry_step] = {**entry, name: weight}
-        sources = {name: (entries[0][name], rows) for name, (_, rows) in self.sources.items()}
-        schedule = tuple((entry_step, entries[entry_step]) for entry_step in sorted(entries) if entry_step > 0)
-        return dataclasses.replace(self, sources=sources, schedule=schedule, _planned=planned)
+        planned = {0: self._first_weights(), **dict(self.schedule)}
+        weights: dict[str, Weight] = {}
+        planned_weights: dict[str, Weight] = {}
+        entries: dict[int, dict[str, Weight]] = {}
+        for step in sorted({*planned, *(step for step, _ in changes)}):
+            for name, weight in planned.get(step, {}).items():
+                if weight != planned_weights.get(name):
+                    planned_weights[name] = weights[name] = weight
+            for change_step, other_weights in changes:
+                if unknown := other_weights.keys() - self.sources.keys():
+                    raise SamplerError(
+                        f"reweight {', '.join(sorted(unknown))}: the mixture has {', '.join(self.sources)}."
+                    )
+                if change_step == step:
+                    weights |= other_weights
+            entries[step] = dict(weights)
+        first_weights = entries.pop(0)
+        sources = {name: (first_weights[name], rows) for name, (_, rows) in self.sources.items()}
+        return dataclasses.replace(self, sources=sources, schedule=tuple(entries.items()))
 
     def proportions(self, rows_before: Callable[[int], int]) -> Proportions:
         """Return how the rows are divided among the sources; `rows_before` returns the number of rows before a step."""
@@ -168,8 +170,3 @@ class Mixture:
             changes[rows_before(step)] = self._shares(weights)
         limits = [rows.num_rows for _, rows in self.sources.values()]
         return Proportions(list(changes.items()), limits, self._on_exhausted() if self._ending() else ())
-
-
-def _weights_at(entries: Mapping[int, Mapping[str, Weight]], step: int) -> Mapping[str, Weight]:
-    """Return the entry that holds at `step`: the last one whose step is not later."""
-    return entries[max(entry_step for entry_step in entries if entry_step <= step)]

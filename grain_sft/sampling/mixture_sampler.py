@@ -5,7 +5,7 @@ The sequence is called the mixture's rows; an index in it counts them from 0. Th
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Literal, NoReturn, Self
 
@@ -24,7 +24,6 @@ from grain_sft.types import Ints
 
 MixtureLastBatch = Literal["drop", "fill"]
 
-_Columns = tuple[Ints, Ints, Ints, Ints]
 _MOST_ROWS = 1 << 62  # of the mixture, so that indices fit int64
 
 
@@ -122,8 +121,8 @@ class MixtureSampler(StreamSampler):
     def continued(self, starts: Mapping[str, tuple[int, int]]) -> Self:
         return type(self)(**self.__getstate__() | {"mixture": self.mixture.continued(starts)})
 
-    def reweighted(self, step: int, weights: Mapping[str, Weight]) -> Self:
-        return type(self)(**self.__getstate__() | {"mixture": self.mixture.reweighted(step, weights)})
+    def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Weight]]]) -> Self:
+        return type(self)(**self.__getstate__() | {"mixture": self.mixture.reweighted(changes)})
 
     @cached_property
     def num_steps(self) -> int | None:
@@ -162,46 +161,43 @@ class MixtureSampler(StreamSampler):
     def _slots(self, steps: Ints, which: Ints, slot: Ints, host: Ints) -> BatchSlots:
         return BatchSlots(steps[which], slot, host, *self._draw(self.batch_sizes.of_steps(steps).before[which] + slot))
 
-    def _draw(self, indices: Ints) -> _Columns:
+    def _draw(self, indices: Ints) -> tuple[Ints, Ints, Ints, Ints]:
         """Return the rows at `indices` of the mixture, as the columns source, epoch, index and row of `BatchSlots`.
 
         Past the end of the mixture, these are -1, -1, -1 and `FILL_ROW`.
         """
         sources, epochs, order_indices = (np.full(len(indices), -1) for _ in range(3))
-        columns = sources, epochs, order_indices, np.full(len(indices), FILL_ROW)
-        entries = np.arange(len(indices)) if self.length is None else np.flatnonzero(indices < self.length)
-        self._draw_from_mixture(self._proportions, indices[entries], indices, entries, columns)
-        return columns
-
-    def _draw_from_mixture(
-        self, mixture: Proportions, rows: Ints, indices: Ints, entries: Ints, columns: _Columns
-    ) -> None:
-        """Set `entries` of `columns` to the `rows` of a mixture. `indices[entries]` are their indices in the outermost one."""
-        if mixture.failure is not None:
-            lacking = indices[entries][rows >= mixture.failure[0]]
-            if len(lacking):
-                self._fail((mixture, mixture.failure[1]), int(lacking.min()))
-        sources, rows_of_sources = mixture.choose(rows)
-        for source, child in enumerate(self._children[mixture]):
-            selected = np.flatnonzero(sources == source)
+        rows = np.full(len(indices), FILL_ROW)
+        drawn = np.arange(len(indices)) if self.length is None else np.flatnonzero(indices < self.length)
+        sources[drawn], rows_of_streams = self._choose(self._proportions, indices[drawn], indices[drawn])
+        for number, stream in enumerate(self.streams):
+            selected = np.flatnonzero(sources[drawn] == number)
             if not len(selected):
                 continue
-            if isinstance(child, int):
-                self._draw_from_stream(child, rows_of_sources[selected], entries[selected], columns)
-            else:
-                self._draw_from_mixture(child, rows_of_sources[selected], indices, entries[selected], columns)
+            entries = drawn[selected]
+            rows_of_stream = rows_of_streams[selected] + stream.source.rows_before
+            epochs[entries], order_indices[entries] = np.divmod(rows_of_stream, stream.source.num_instances)
+            for epoch, of_epoch in groups(epochs[entries]):
+                rows[entries[of_epoch]] = stream.rows_at(epoch, order_indices[entries[of_epoch]]) + stream.first_row
+        return sources, epochs, order_indices, rows
 
-    def _draw_from_stream(self, number: int, rows: Ints, entries: Ints, columns: _Columns) -> None:
-        """Set `entries` of `columns` to the `rows` of stream `number`, which count from its start."""
-        stream = self.streams[number]
-        sources, epochs, order_indices, layout_rows = columns
-        sources[entries] = number
-        epochs[entries], order_indices[entries] = np.divmod(
-            rows + stream.source.rows_before, stream.source.num_instances
-        )
-        for epoch, selected in groups(epochs[entries]):
-            entries_of_epoch = entries[selected]
-            layout_rows[entries_of_epoch] = stream.rows_at(epoch, order_indices[entries_of_epoch]) + stream.first_row
+    def _choose(self, mixture: Proportions, rows: Ints, indices: Ints) -> tuple[Ints, Ints]:
+        """Return the stream of each of the `rows` of a mixture, and its row in the stream, from the stream's start on.
+
+        All are int64 [n]. `indices` are the indices of the rows in the outermost mixture.
+        """
+        if mixture.failure is not None and (lacking := indices[rows >= mixture.failure[0]]).size:
+            self._fail((mixture, mixture.failure[1]), int(lacking.min()))
+        sources, rows_of_sources = mixture.choose(rows)
+        streams = np.empty_like(sources)
+        for source, child in enumerate(self._children[mixture]):
+            if isinstance(child, int):
+                streams[sources == source] = child
+            else:
+                selected = np.flatnonzero(sources == source)
+                inner = self._choose(child, rows_of_sources[selected], indices[selected])
+                streams[selected], rows_of_sources[selected] = inner
+        return streams, rows_of_sources
 
     def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
         """Raise the error that a source has no row for `index` of the mixture; `lacking` is the source's entry in paths."""

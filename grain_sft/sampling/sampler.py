@@ -159,13 +159,18 @@ class Sampler(abc.ABC):
         """
         raise SamplerError("an earlier stage reads these rows, and this sampler reads whole epochs. Give another seed.")
 
-    def reweighted(self, step: int, weights: Mapping[str, Any]) -> Self:
-        """Return the same run, in which some sources of its mixture have other weights from `step` on.
+    def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> Self:
+        """Return the same run, in which some sources of its mixture have other weights.
+
+        Args:
+          changes: Pairs (step, weights by name), with ascending steps, as in `Mixture.reweighted`.
 
         Raises:
           SamplerError: The sampler is not that of a mixture, or the mixture lacks a source.
         """
-        raise SamplerError(f"reweight {', '.join(weights)}: one corpus has no weights. Take it out, or make a mixture.")
+        raise SamplerError(
+            f"reweight {', '.join(changes[0][1])}: one corpus has no weights. Take it out, or make a mixture."
+        )
 
     @functools.cached_property
     def rows_per_host(self) -> int:

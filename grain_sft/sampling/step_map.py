@@ -165,8 +165,9 @@ class MappedSampler(Sampler):
     def with_host(self, host: Host) -> MappedSampler:
         return self._mapped(self.sampler.with_host(host))
 
-    def reweighted(self, step: int, weights: Mapping[str, Any]) -> MappedSampler:
-        return self._mapped(self.sampler.reweighted(max(0, self._map.data_step(step)), weights))
+    def reweighted(self, changes: Sequence[tuple[int, Mapping[str, Any]]]) -> MappedSampler:
+        in_data_steps = [(max(0, self._map.data_step(step)), weights) for step, weights in changes]
+        return self._mapped(self.sampler.reweighted(in_data_steps))
 
     @functools.cached_property
     def num_steps(self) -> int | None:

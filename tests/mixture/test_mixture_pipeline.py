@@ -154,7 +154,7 @@ def test_a_source_that_an_earlier_stage_exhausted_leaves_its_share_to_the_others
 def test_a_schedule_changes_weights_that_were_amended_twice(folder):
     """Also where the first amendment gave the weight that the schedule gives later."""
     sampler = mixed(folder, schedule=[{"step": 9, "weights": {"chat": 0.1}}]).sampler
-    once, twice = sampler.reweighted(7, {"chat": 3}), sampler.reweighted(3, {"chat": 0.1}).reweighted(7, {"chat": 3})
+    once, twice = sampler.reweighted([(7, {"chat": 3})]), sampler.reweighted([(3, {"chat": 0.1}), (7, {"chat": 3})])
     assert [twice.mixture.schedule[1:]] == [once.mixture.schedule]
 
 
