@@ -1,8 +1,18 @@
-"""Check that a sampler is for the rows of a source."""
+"""Checks of rows: a sampler is for the rows of a source, and a transform keeps the number of rows of a batch."""
 
 from grain_sft.errors import PipelineError
 from grain_sft.sampling import Sampler
 from grain_sft.source import MixtureSource, NpyDataSource
+
+
+def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> None:
+    """Raise a `PipelineError` if a transform made no batch of `step`, or an array [rows, ...] of other than `num_rows` rows."""
+    if batch is None:
+        raise PipelineError(f"step {step}: {transform!r} returned None. Return the batch from its `map`.")
+    for key, array in batch.items() if isinstance(batch, dict) else ():
+        if getattr(array, "ndim", 0) > 1 and len(array) != num_rows:
+            problem = f"{transform!r} returned {len(array)} rows of {key!r}; expected the {num_rows} rows of the batch"
+            raise PipelineError(f"step {step}: {problem}. Keep all rows, and take the loss off those not to train on.")
 
 
 def check_rows(source: NpyDataSource | MixtureSource, sampler: Sampler) -> None:

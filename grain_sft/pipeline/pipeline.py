@@ -17,7 +17,7 @@ from grain_sft.errors import PipelineError, WrongTypeError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment, amended, withdrawals_of
-from grain_sft.pipeline.check_rows import check_rows
+from grain_sft.pipeline.check_rows import check_mapped, check_rows
 from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
@@ -182,10 +182,9 @@ class Pipeline:
             for transform in transforms:
                 activity.doing[get_ident()] = activity.TRANSFORMING, transform
                 element = transform.map(element)
+                check_mapped(element, len(rows), transform, step)
         except StopIteration as error:  # an iterator over the batches would take it for the end of the run
             raise PipelineError(f"step {step}: a transform raised StopIteration. Give next() a default.") from error
-        if element is None:
-            raise PipelineError(f"step {step}: {transforms[-1]!r} returned None. Return the batch from its `map`.")
         return element
 
     @property

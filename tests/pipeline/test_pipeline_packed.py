@@ -1,12 +1,23 @@
 """Batches of padded and packed rows: the same by every way, for every number of hosts, and each row once."""
 
+import grain
 import numpy as np
 import pytest
 from batches import assert_one_run, assert_same, pipeline_of
 from sft_files import documents, write_episodes
 
 import grain_sft
-from grain_sft import Host, NgramFilter, NpyDataSource, PackedLayout, PaddedLayout, ShiftTargets, WindowLayout
+from grain_sft import (
+    Host,
+    NgramFilter,
+    NpyDataSource,
+    PackedLayout,
+    PaddedLayout,
+    Pipeline,
+    ShiftTargets,
+    WindowLayout,
+)
+from grain_sft.errors import PipelineError
 
 LENGTH = 32
 BATCH = 6
@@ -31,6 +42,28 @@ def test_the_batches_of_the_steps_come_by_every_way_and_stay_when_the_hosts_chan
     assert_one_run(lambda host: pipeline(source, host), range(3, 8), hosts=(1, 2, 3, 6))
     whole = pipeline(source)
     assert len(list(whole.iter())) == len(list(whole.data_loader())) == len(whole)
+
+
+class KeepsRows(grain.transforms.Map):
+    """Keeps some rows of each batch, and an array that has no rows."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def map(self, batch):
+        return {key: array[: self.count] for key, array in batch.items()} | {"scale": np.ones(1)}
+
+
+def test_a_transform_that_changes_the_number_of_rows_is_named(source):
+    of_packed = pipeline(source)
+    rows = of_packed.sampler.global_batch_size
+    kept = Pipeline(source, of_packed.sampler, [ShiftTargets(), KeepsRows(rows)])
+    assert len(kept[1]["inputs"]) == rows
+    less = Pipeline(source, of_packed.sampler, [ShiftTargets(), KeepsRows(rows - 1)])
+    with pytest.raises(
+        PipelineError, match=rf"step 1: .*KeepsRows.* returned {rows - 1} rows of .*; expected the {rows}"
+    ):
+        less[1]
 
 
 def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(source):

@@ -225,6 +225,23 @@ def of_three_rows(seed, epoch, num_rows):
 BACKWARDS = Order.from_permutation(lambda seed, epoch, num_rows: np.arange(num_rows)[::-1], host_blocks=True)
 
 
+def shifted(shift):
+    return Order(lambda num_rows, *, seed, cache_dir: lambda epoch, indices: indices + shift)
+
+
+FROM_MINUS_ONE, FROM_ZERO, FROM_ONE = shifted(-1), shifted(0), shifted(1)
+
+
+def test_rows_that_do_not_exist_in_an_order_from_outside_are_an_error():
+    assert sampler(6, 3, f"{__name__}:FROM_ZERO").rows(1).tolist() == [3, 4, 5]
+    for order, step, expected in (
+        ("FROM_MINUS_ONE", 0, "row -1 at index 0; expected 0 to 5"),
+        ("FROM_ONE", 1, "row 6 at index 5"),
+    ):
+        with pytest.raises(SamplerError, match=rf"order .*, epoch 0: {expected}"):
+            sampler(6, 3, f"{__name__}:{order}").rows(step)
+
+
 def test_an_order_from_outside_is_named_by_its_module():
     mine = sampler(12, 4, f"{__name__}:rotated", seed=1, last_batch="run_on")
     assert mine.rows(0).tolist() == [11, 0, 1, 2] and mine.rows(3).tolist() == [10, 11, 0, 1]

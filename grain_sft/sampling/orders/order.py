@@ -91,5 +91,26 @@ class Order:
 
     @classmethod
     def of(cls, entry: Self | Callable[[int, int, int], Any]) -> Self:
-        """Return `entry` if it is an `Order`, else `from_permutation(entry)`."""
-        return entry if isinstance(entry, cls) else cls.from_permutation(entry)  # type: ignore[arg-type]
+        """Return `entry`, or `from_permutation(entry)` if it is not an `Order`.
+
+        The rows of an `Order` from outside are checked: a row that does not exist, such as -1, is a `SamplerError`.
+        """
+        if not isinstance(entry, cls):
+            return cls.from_permutation(entry)  # type: ignore[arg-type]
+        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # of this folder
+            return entry
+
+        def make(num_rows: int, **options: Any) -> RowsAt:
+            rows_at = entry.make(num_rows, **options)
+
+            def checked(epoch: int, indices: Ints) -> Ints:
+                rows = rows_at(epoch, indices)
+                outside = np.flatnonzero((rows < 0) | (rows >= num_rows))
+                if len(outside):
+                    problem = f"row {rows[outside[0]]} at index {indices[outside[0]]}; expected 0 to {num_rows - 1}"
+                    raise SamplerError(f"order {entry.make!r}, epoch {epoch}: {problem}. Return numbers of rows.")
+                return rows
+
+            return checked
+
+        return dataclasses.replace(entry, make=make)
