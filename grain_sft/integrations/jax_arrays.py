@@ -1,6 +1,5 @@
 """A pipeline's batches as global `jax.Array`s, on any mesh and sharding."""
 
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,15 @@ from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import PipelineError
 from grain_sft.integrations.checkpoint import Stateful
 from grain_sft.integrations.context_order import ContextOrder
-from grain_sft.integrations.placement import Block, GlobalBatch, Placement, ProcessRows, placement_of, process_rows
+from grain_sft.integrations.placement import (
+    Block,
+    DirectPlacement,
+    GlobalBatch,
+    LoaderPlacement,
+    Placement,
+    ProcessRows,
+    process_rows,
+)
 from grain_sft.pipeline import Pipeline, ReadAhead, StepIterator, checked_step, takes_loss
 from grain_sft.source import Element
 from grain_sft.storage import activity
@@ -85,23 +92,22 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
         self._threads = as_integer("threads", threads, 1, PipelineError)
         self._allow_other_data, self._prepare = allow_other_data, prepare
         order = ContextOrder(load_balanced_shards)
-
-        @functools.cache
-        def placement(batch_rows: int, width: int, divides: bool) -> Placement:
-            rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
-            if rows < batch_rows:
-                raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
-            order.check(width)
-            return placement_of(sharding, (rows, width), batch_rows, order, loaders=loaders, divides=divides)
-
         self._placements: dict[tuple[int, int], dict[int, Placement]] = {}
         """Placements by (first step of a stage, number of rows of its batch), then by number of columns, ascending."""
         for stage in pipeline.stages:
             shapes = sorted(_shapes(stage))
             divides = stage.reads_columns and len({width for _, width in shapes}) == 1
             for batch_rows, width in shapes:
-                by_width = self._placements.setdefault((stage.first_step, batch_rows), {})
-                by_width[width] = placement(batch_rows, width, divides)
+                rows = batch_rows if num_rows is None else as_integer("num_rows", num_rows, 1, PipelineError)
+                if rows < batch_rows:
+                    raise PipelineError(f"num_rows={rows}: the global batch alone has {batch_rows} rows.")
+                order.check(width)
+                placement: Placement
+                if loaders is None:
+                    placement = DirectPlacement(sharding, (rows, width), batch_rows, order, divides=divides)
+                else:
+                    placement = LoaderPlacement(sharding, (rows, width), batch_rows, order, loaders=loaders)
+                self._placements.setdefault((stage.first_step, batch_rows), {})[width] = placement
         self._makes_ahead = self._prefetch > 0
         super().__init__(pipeline, start_step)
 
@@ -190,6 +196,6 @@ def _shapes(stage: Pipeline) -> Iterator[tuple[int, int]]:
         yield from zip(sorted(sizes, reverse=True), layout.row_lengths, strict=True)
         return
     widths = {layout.sequence_length}
-    if cuts and stage.end_step:
+    if cuts:
         widths = {array.shape[1] for array in stage.read(stage.first_step, np.zeros(0, np.int64)).values()}
     yield from itertools.product(sizes, widths)

@@ -59,22 +59,22 @@ def process_rows(sharding: Sharding, shape: tuple[int, int], process: int | None
       PipelineError: the sharding does not divide the array evenly.
     """
     process = jax.process_index() if process is None else process
-    parts = {
-        device: (slice(*rows.indices(shape[0])[:2]), slice(*columns.indices(shape[1])[:2]))
-        for device, (rows, columns) in _parts(sharding, shape).items()
-    }
+    parts = _parts(sharding, shape)
     indices = {device: part for device, part in parts.items() if device.process_index == process}
     mine = np.zeros(shape[0], np.bool_)
     for rows, _ in indices.values():
         mine[rows] = True
-    first = min(device.process_index for device, (rows, _) in parts.items() if not rows.start)
+    first = min(device.process_index for device, (rows, _) in parts.items() if rows.start == 0)
     return ProcessRows(shape, np.flatnonzero(mine), indices, first)
 
 
-def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, Any]:
+def _parts(sharding: Sharding, shape: tuple[int, int]) -> dict[Any, tuple[slice, slice]]:
     """Return the rows and columns of an array that each device holds, in the order of the sharding's devices."""
+    parts = {}
     try:
-        return dict(sharding.devices_indices_map(shape))
+        for device, (rows, columns) in sharding.devices_indices_map(shape).items():
+            parts[device] = slice(*rows.indices(shape[0])[:2]), slice(*columns.indices(shape[1])[:2])
+        return parts
     except ValueError as error:
         found = f"{sharding} can't divide batches of {shape[0]} rows of {shape[1]} tokens: {error}."
         fix = "Make the global batch size and the sequence length multiples of the mesh's numbers of parts."
@@ -235,13 +235,6 @@ class LoaderPlacement(Placement):
         # a collective: only the trainer's thread runs it, so that all processes run theirs in the same order
         placed: jax.Array = self._spread(array)
         return placed
-
-
-def placement_of(*common: Any, loaders: Sequence[int] | None, divides: bool) -> Placement:
-    """Return a `LoaderPlacement`, or a `DirectPlacement` if `loaders` is None. `common` are the arguments that both take."""
-    if loaders is None:
-        return DirectPlacement(*common, divides=divides)
-    return LoaderPlacement(*common, loaders=loaders)
 
 
 def _filled(parts: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:

@@ -63,9 +63,8 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     num_batches = int(counts.sum())
-    first_longest = num_batches - int(
-        counts[-1]
-    )  # first batch of the last bucket; the epoch begins with one of its batches
+    # first batch of the last bucket, of the longest rows; the epoch begins with one of its batches
+    first_longest = num_batches - int(counts[-1])
     if curriculum == "natural":
         order: Ints = np.arange(num_batches)
         _swap(order, int(rng.integers(first_longest, num_batches)))
@@ -101,7 +100,7 @@ def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
     odds = [2 ** (rank - 1) for rank in ranks] if curriculum == "grow_p2" else ranks
-    subcycles = [round(each / sum(odds) * count) for each in odds]
+    subcycles = [round(value / sum(odds) * count) for value in odds]
     subcycles[-1] += max(0, count - sum(subcycles))
     return subcycles
 

@@ -44,9 +44,8 @@ class _Split:
         numerator = (_wide(numbers, unit * share.denominator) * unit + int(addend * unit)) * share.denominator
         denominator = share.numerator * unit
         num_rows = -(-numerator // denominator) if left else numerator // denominator + 1
-        rows: Ints = (
-            np.maximum(np.asarray(num_rows), numbers + 1).astype(np.int64) - 1
-        )  # a branch has no more than all rows
+        # at least number + 1 rows reach the node before the branch has its row `number`
+        rows: Ints = np.maximum(np.asarray(num_rows), numbers + 1).astype(np.int64) - 1
         return rows
 
 
@@ -59,9 +58,9 @@ class HalvingTree:
     Each node divides the rows that reach it between two branches: of the first t rows, the left one gets its share of t,
     rounded. So a few divisions find the source of any row, without a table.
 
-    Rounding costs precision. If a node's rows are off their share by d, a branch with half of them is off by up to 1/2 + d/2.
-    `bound` is the result for the worst source: at most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any
-    number. The largest distance measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources
+    Rounding costs precision. If the rows of a node are up to d rows off their share, those of a branch that gets half of them
+    are up to 1/2 + d/2 off. `bound` is the result for the worst source: at most 1 row for up to 4 sources, 1.2 for up to 10,
+    and less than 2 for any number. The largest distance measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources
     (tests/sampling/test_proportions.py). `ScheduleTable` stays below one row, so it is used where it fits. Quantised weights
     would need no tree, but docs/mixtures.md promises exact shares.
 
@@ -75,9 +74,8 @@ class HalvingTree:
 
     def __init__(self, weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> None:
         self._weights, self._deficit = weights, deficit
-        self._paths: dict[
-            int, list[tuple[_Split, bool]]
-        ] = {}  # splits above each source, and whether it is left of them
+        # for each source, the splits from the root to it, and whether it is on their left
+        self._paths: dict[int, list[tuple[_Split, bool]]] = {}
         self.bound = 0.0
         sources = [source for source, weight in enumerate(weights) if weight]
         heaviest_first = sorted(sources, key=lambda source: -weights[source])
@@ -129,7 +127,7 @@ class HalvingTree:
         """Return the number of rows of each source before `row`."""
         counts = [0] * len(self._weights)
         for source, path in self._paths.items():
-            num_rows = np.array([row], np.int64)  # that reach the node
+            num_rows = np.array([row], np.int64)  # number of rows that reach the node
             for split, is_left in path:
                 lefts = split.lefts(num_rows)
                 num_rows = lefts if is_left else num_rows - lefts

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -145,19 +146,15 @@ class MappedSampler(Sampler):
             return self._map.step_of(data_steps[number])
 
         end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
-        parts: list[range] = []  # data steps that read rows of the epoch and are not skipped
-        num_rows = 0
-        for data_steps in self._map.read_between(span.first, end):
-            num_rows_of_part = rows_before(data_steps.stop) - rows_before(data_steps.start)
-            if num_rows_of_part:
-                parts.append(data_steps)
-                num_rows += num_rows_of_part
+        ranges = list(self._map.read_between(span.first, end))
+        counts = [rows_before(data_steps.stop) - rows_before(data_steps.start) for data_steps in ranges]
+        parts = list(itertools.compress(ranges, counts))  # those that read rows of the epoch
         if not parts:
             return EpochSpan(first_step, first_step - 1, 0)
         first_row, end_row = rows_before(parts[0].start), rows_before(parts[-1].stop)
         first_step = step_that_reads(first_row, parts[0])
         last_step = step_that_reads(end_row - 1, parts[-1])
-        return EpochSpan(first_step, last_step, num_rows, span.start + first_row // stream.num_blocks)
+        return EpochSpan(first_step, last_step, sum(counts), span.start + first_row // stream.num_blocks)
 
     def _mapped(self, sampler: Sampler) -> MappedSampler:
         return MappedSampler(sampler, self.skips, origin=self.origin, end=self.end)

@@ -15,6 +15,8 @@ from grain_sft.source import Element
 from grain_sft.transforms import trait
 
 _BLOCK_ROWS = 1 << 16  # rows checked at a time
+
+# reasons in messages about keys of MaxText's config
 _RAMPUP = "it cuts one batch into several steps, so a checkpoint's step does not name the next batch. Set it to false."
 _EXPANSION = "it is for states that were saved on more hosts, but here any number of hosts may resume. Set it to -1."
 _OTHER = "expected 'olmo_grain', which grain_sft replaces. Remove the key."
@@ -27,7 +29,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "offline_data_dir": (bool, "its files hold a teacher's logits, which grain_sft does not read. Remove the key."),
     "expansion_factor_real_data": (lambda value: 0 < value < 1, _EXPANSION),
 }
-"""For a key of MaxText's config: function that returns whether a value is refused, and the reason for the message."""
+"""Keys of MaxText's config. Each has a function that returns whether a value is refused, and the reason for the message."""
 
 
 def check_trainer(config: Any) -> None:
@@ -127,9 +129,7 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
 
 
 def _widths(pipeline: Pipeline) -> Mapping[str, int]:
-    """Return the row length of each array of a batch, by key; a pipeline without steps has those of `ShiftTargets`."""
-    if not pipeline.end_step:
-        return dict.fromkeys(KEYS, pipeline.source.layout.sequence_length)
+    """Return the row length of each array of a batch, by key."""
     return {key: array.shape[1] for key, array in pipeline.read(pipeline.first_step, np.zeros(0, np.int64)).items()}
 
 

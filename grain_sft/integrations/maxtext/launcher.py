@@ -29,9 +29,8 @@ def train(arguments: Sequence[str], options: Options) -> None:
         needed = "it needs Python 3.12 and what docs/maxtext.md installs"
         raise MissingExtraError(f"MaxText can't be imported ({error}): {needed}.") from error
     all_batches: list[iterators.MaxTextBatches] = []  # of training and of evaluation
-    training: tuple[Any, iterators.MaxTextBatches, Sequence[int]] | None = (
-        None  # the last training batches, and their config
-    )
+    # config, batches and loading processes of the last call of `training_batches`
+    training: tuple[Any, iterators.MaxTextBatches, Sequence[int]] | None = None
 
     def training_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
         nonlocal training

@@ -19,7 +19,7 @@ from absl import logging
 from grain_sft.child_environment import child_environment
 from grain_sft.errors import SamplerError, StorageError
 from grain_sft.sampling.orders import permute
-from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, MakeOrder, Order, RowsAt
+from grain_sft.sampling.orders.order import EPOCHS_KEPT, CacheDir, Order, RowsAt
 from grain_sft.storage import artifact, files
 from grain_sft.types import Ints
 
@@ -30,8 +30,8 @@ IN_MEMORY_ROWS = 1 << 21
 """Number of rows from which a permutation is a file. With fewer, each process makes its own in tens of milliseconds."""
 
 
-def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> MakeOrder:
-    """Return the function that makes an order whose epochs are permutations by a generator of numpy.
+def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> Callable[..., RowsAt]:
+    """Return the `Order.make` of an order whose epochs are permutations by a generator of numpy.
 
     Args:
       name: Name of the order, which is part of the names of its files.

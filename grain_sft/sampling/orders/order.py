@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -37,19 +37,14 @@ class Costs(NamedTuple):
     cuts: Callable[[int], Ints]
 
 
-class MakeOrder(Protocol):
-    """Function that returns the `RowsAt` of `num_rows` rows. It raises a `SamplerError` for a number or seed it refuses."""
-
-    def __call__(self, num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Order:
     """Entry of the table of orders.
 
     Args:
-      make: Function that makes the order: a `MakeOrder` or, with `by_cost`, one that also takes `costs: Costs`. Every epoch
-        has each row once, except in order `random`.
+      make: Function `make(num_rows, *, seed, cache_dir)` that returns the `RowsAt` of `num_rows` rows; with `by_cost`, it also
+        takes `costs: Costs`. It raises a `SamplerError` for a number or seed that it refuses. Every epoch has each row once,
+        except in order `random`.
       host_blocks: Whether host h of H reads the h-th contiguous block of each epoch, so that batches depend on H. Otherwise
         it reads rows h, h + H, ... of each batch.
       runs_on: Whether a batch may have rows of two epochs, whatever `last_batch` is.
