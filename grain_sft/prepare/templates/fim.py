@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.request import TemplateOptions
@@ -54,7 +53,7 @@ class FillInTheMiddle:
                     f"fim_split_sample: {self._split!r} is not a special token of the tokenizer. Name one of: "
                     f"{' '.join(tokenizer.special_tokens)}."
                 )
-            self._split_piece: Piece = _piece(tokenizer.special_tokens[self._split])
+            self._split_piece: Piece = ([tokenizer.special_tokens[self._split]], 1.0)
 
     def pieces(self, text: str) -> list[Piece]:
         """Return the pieces of a text, by draws that depend on the text and the seed alone."""
@@ -91,7 +90,7 @@ class FillInTheMiddle:
             return [(text, 1.0)]
         first, second = sorted(cut % (len(text) + 1) for cut in cuts)
         prefix, middle, suffix = ((part, 1.0) for part in (text[:first], text[first:second], text[second:]))
-        prefix_token, middle_token, suffix_token = map(_piece, self.ids)
+        prefix_token, middle_token, suffix_token = (([number], 1.0) for number in self.ids)
         if suffix_first < self._options.fim_spm_rate * 2**64:
             return [prefix_token, suffix_token, suffix, middle_token, prefix, middle]  # SPM
         return [prefix_token, prefix, suffix_token, suffix, middle_token, middle]  # PSM
@@ -103,12 +102,6 @@ def _draws(text: str, seed: int) -> Iterator[Draws]:
     yield np.frombuffer(digest, "<u8").tolist()
     for number in itertools.count():
         yield np.frombuffer(hashlib.blake2b(b"%d" % number, digest_size=32, key=digest).digest(), "<u8").tolist()
-
-
-def _piece(number: int) -> Piece:
-    """Return the piece of one token."""
-    ids: npt.NDArray[np.uint32] = np.array([number], np.uint32)
-    return ids, 1.0
 
 
 def _token_ids(tokenizer: Tokenizer, names: Sequence[str] | None) -> list[int]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from grain_sft.errors import RecordError
 from grain_sft.prepare.records.messages import Conversation, Message
 from grain_sft.prepare.request import TemplateOptions
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate
+from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate
 from grain_sft.prepare.tokenizers import Tokenizer
 
 END_OF_TURN = "<|end_of_turn|>"
@@ -59,7 +59,7 @@ class OpenChat(PiecesTemplate):
         system = self.chosen.system_prompt if conversation.system is None else conversation.system
         return system, messages
 
-    def weights(self, ids: Sequence[Sequence[int]], weights: list[float]) -> list[float]:
+    def weights(self, ids: Sequence[Ids], weights: list[float]) -> list[float]:
         """Return the loss of each piece. With `seq_level_weight` it is divided by the number of tokens of its message.
 
         `<|end_of_turn|>` is one of these tokens, and the prefix is not.
@@ -67,9 +67,7 @@ class OpenChat(PiecesTemplate):
         if not self.chosen.seq_level_weight:
             return weights
         divided = list(weights)
-        for text in range(
-            len(ids) - 2, 0, -3
-        ):  # pieces of a message: prefix, text, end of turn; the last message first
+        for text in range(len(ids) - 2, 0, -3):  # a message has three pieces: prefix, text and end of turn
             end_of_turn = text + 1
             divided[text] /= len(ids[text]) + len(ids[end_of_turn])
             divided[end_of_turn] = divided[text]

@@ -1,10 +1,9 @@
 """Base classes of templates. A template makes the tokens of a conversation and the loss of each token."""
 
 import abc
-import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import numpy as np
@@ -46,7 +45,7 @@ class Template(abc.ABC):
       roles: Roles that the template renders.
       format: Format in which the corpus is written by default.
       messages_schema: Default schema of records with the key 'messages'.
-      options: Names of the `TemplateOptions` that only some templates, among them this one, read.
+      options: Names of the `TemplateOptions` that this template reads and some other template does not.
       masked: Whether some tokens may take no loss.
       weighted: Whether the loss is float32 weights; otherwise it is a bool mask.
       truncation: Which tokens of a too long document are kept, "first" or "last".
@@ -90,7 +89,7 @@ class Template(abc.ABC):
     def check(self, conversation: Conversation) -> None:
         """Raise a RecordError for a conversation that this template can't render, or whose text spells a special token.
 
-        A template can't render other roles than its own, and two system texts.
+        It can't render a role that `roles` lacks, or a second system text.
         """
         first = conversation.messages[0].role
         if first == DOCUMENT and DOCUMENT not in self.roles:
@@ -153,29 +152,36 @@ class Template(abc.ABC):
         return [[self.tokenizer.special_tokens[text]] for text in spellings]
 
 
-Piece = tuple[str | list[int] | npt.NDArray[np.uint32], float]
+Ids = npt.NDArray[np.uint32]
+
+Piece = tuple[str | list[int], float]
 """A text to encode, or token ids; and the loss of each of its tokens."""
 
 
 class PiecesTemplate(Template):
     """Template that joins pieces: a subclass defines `pieces`. The texts of all conversations are encoded in one call."""
 
+    def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
+        super().__init__(tokenizer, options)
+        self._is_forbidden = np.zeros(tokenizer.vocab_size, np.bool_)  # ids that no text may become
+        self.forbid(tokenizer.control_ids)
+
+    def forbid(self, ids: Iterable[int]) -> None:
+        """Refuse texts that become one of these tokens."""
+        self._is_forbidden[list(ids)] = True
+
     @abc.abstractmethod
     def pieces(self, conversation: Conversation) -> list[Piece]:
         """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
 
-    def weights(self, ids: Sequence[Sequence[int]], weights: list[float]) -> list[float]:
+    def weights(self, ids: Sequence[Ids], weights: list[float]) -> list[float]:
         """Return the loss of the tokens of each piece. A subclass may change it by the number of tokens.
 
         Args:
-          ids: Token ids of each piece.
+          ids: uint32 [tokens], token ids of each piece.
           weights: Loss of each piece, as in `Piece`.
         """
         return weights
-
-    def encode(self, texts: Sequence[str]) -> Sequence[Sequence[int]]:
-        """Return the ids of each text."""
-        return self.tokenizer.encode(texts)
 
     def render(self, conversations: Sequence[Conversation]) -> list[Result]:
         """See `Template.render`. If a text can't be encoded, the conversations are rendered one by one."""
@@ -185,7 +191,7 @@ class PiecesTemplate(Template):
             if not isinstance(pieces, RecordError):
                 texts += [value for value, _ in pieces if isinstance(value, str)]
         try:
-            encoded = iter(self.encode(texts))
+            encoded = iter(self.tokenizer.encode_arrays(texts))
         except RecordError as error:
             if len(conversations) == 1:
                 return [error]
@@ -195,29 +201,26 @@ class PiecesTemplate(Template):
             if isinstance(pieces, RecordError):
                 results.append(pieces)
                 continue
-            ids = [next(encoded) if isinstance(value, str) else value for value, _ in pieces]
+            ids = [next(encoded) if isinstance(value, str) else np.array(value, np.uint32) for value, _ in pieces]
             results.append(result_of(self.document, pieces, ids))
         return results
-
-    def refuse_control(self, text: str) -> NoReturn:
-        """Raise a RecordError for a text that the tokenizer encodes to a control token."""
-        raise RecordError(f"messages: the text {shown(text)} becomes a special token of this tokenizer. Change it.")
 
     def _checked_pieces(self, conversation: Conversation) -> list[Piece]:
         """Return the pieces of a conversation that `check` accepts."""
         self.check(conversation)
         return self.pieces(conversation)
 
-    def document(self, pieces: list[Piece], ids: Sequence[Sequence[int]]) -> Rendered:
+    def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
         """Return the document of `pieces`, whose token ids are `ids`, or raise a RecordError."""
-        tokens = np.array(list(itertools.chain.from_iterable(ids)), np.uint32)
-        weights: Any = self.weights(ids, [weight for _, weight in pieces])
-        dtype = np.dtype(np.float32 if self.weighted else np.bool_)
-        loss: Any = np.repeat(np.array(weights, dtype), [len(part) for part in ids])
         for (value, _), part in zip(pieces, ids, strict=True):
-            if isinstance(value, str) and not self.tokenizer.control_ids.isdisjoint(part):
-                self.refuse_control(value)
-        return Rendered(tokens, loss)
+            if isinstance(value, str) and self._is_forbidden.take(part).any():
+                raise RecordError(
+                    f"messages: the text {shown(value)} becomes a special token of this tokenizer. Change it."
+                )
+        weights = self.weights(ids, [weight for _, weight in pieces])
+        dtype = np.float32 if self.weighted else np.bool_
+        loss: npt.NDArray[Any] = np.repeat(np.array(weights, dtype), [len(part) for part in ids])
+        return Rendered(np.concatenate(ids), loss)
 
 
 def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:

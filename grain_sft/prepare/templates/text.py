@@ -2,15 +2,12 @@
 
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
 
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.records.messages import DOCUMENT, Conversation
 from grain_sft.prepare.request import TEXT_OPTIONS, TemplateOptions
 from grain_sft.prepare.templates.fim import FillInTheMiddle
-from grain_sft.prepare.templates.template import Piece, PiecesTemplate, Rendered, SpecialText
+from grain_sft.prepare.templates.template import Ids, Piece, PiecesTemplate, Rendered, SpecialText
 from grain_sft.prepare.tokenizers import Tokenizer
 
 
@@ -24,8 +21,8 @@ class Text(PiecesTemplate):
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
         super().__init__(tokenizer, options)
-        self._before = _piece("begin with BOS", tokenizer.bos_token_id, "--no-bos") if options.bos else []
-        self._after = _piece("end in EOS", tokenizer.eos_token_id, "--no-eos") if options.eos else []
+        self._before = [_piece(tokenizer.bos_token_id, "begin with BOS", "--no-bos")] if options.bos else []
+        self._after = [_piece(tokenizer.eos_token_id, "end in EOS", "--no-eos")] if options.eos else []
         if options.empty == "keep" and not (self._before or self._after):
             raise PrepareError("empty=keep: a document without text, BOS and EOS has no tokens. Give bos or eos.")
         self._fim = FillInTheMiddle(tokenizer, options) if options.fim_rate else None
@@ -41,11 +38,8 @@ class Text(PiecesTemplate):
                 )
         if self.special is not None and options.fim_split_sample is not None:
             self.special = SpecialText(tokenizer.special_tokens.keys() - {options.fim_split_sample})
-        forbidden = [number for number in tokenizer.control_ids if number < tokenizer.vocab_size]
         if self._fim is not None:
-            forbidden += self._fim.ids
-        self._is_forbidden = np.zeros(tokenizer.vocab_size, np.bool_)  # ids that no text may become
-        self._is_forbidden[forbidden] = True
+            self.forbid(self._fim.ids)
 
     def check(self, conversation: Conversation) -> None:
         if conversation.messages[0].role != DOCUMENT:
@@ -63,27 +57,20 @@ class Text(PiecesTemplate):
         pieces: list[Piece] = [(text, 1.0)] if self._fim is None else self._fim.pieces(text)
         return [*self._before, *pieces, *self._after]
 
-    def encode(self, texts: Sequence[str]) -> Sequence[Any]:
-        return self.tokenizer.encode_arrays(texts)
-
-    def document(self, pieces: list[Piece], ids: Sequence[Any]) -> Rendered:
+    def document(self, pieces: list[Piece], ids: Sequence[Ids]) -> Rendered:
         """See `PiecesTemplate.document`. If the text has no tokens and `empty` is "drop", the document has none either."""
-        text_tokens = text_bytes = 0
-        for (value, _), part in zip(pieces, ids, strict=True):
-            if isinstance(value, str):
-                if self._is_forbidden.take(part).any():
-                    self.refuse_control(value)
-                text_tokens += len(part)
-                text_bytes += len(value) if value.isascii() else len(value.encode())
-        is_dropped = self.chosen.empty == "drop" and not text_tokens
-        tokens = np.empty(0, np.uint32) if is_dropped else np.concatenate(ids)
-        return Rendered(tokens, np.ones(len(tokens), np.bool_), text_bytes)
+        rendered = super().document(pieces, ids)
+        texts = [value for value, _ in pieces if isinstance(value, str)]
+        text_bytes = sum(len(text.encode()) for text in texts)
+        has_text = any(len(part) for (value, _), part in zip(pieces, ids, strict=True) if isinstance(value, str))
+        stop = len(rendered.tokens) if has_text or self.chosen.empty == "keep" else 0
+        return Rendered(rendered.tokens[:stop], rendered.loss[:stop], text_bytes)
 
 
-def _piece(what: str, number: int | None, option: str) -> list[Piece]:
-    """Return the piece of BOS or EOS, whose id is `number`. For None, raise an error: documents "end in EOS" (`what`)."""
+def _piece(number: int | None, place: str, option: str) -> Piece:
+    """Return the piece of BOS or EOS, or raise a PrepareError: documents "begin with BOS", and the tokenizer has none."""
     if number is None:
         raise PrepareError(
-            f"template text: documents {what}, and this tokenizer has none. Give one that has, or {option}."
+            f"template text: documents {place}, and this tokenizer has none. Give one that has, or {option}."
         )
-    return [(np.array([number], np.uint32), 1.0)]
+    return [number], 1.0
