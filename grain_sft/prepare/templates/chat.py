@@ -23,14 +23,14 @@ from grain_sft.prepare.tokenizers import Tokenizer
 class Chat(Template):
     """Chats rendered by a Jinja chat template.
 
-    The template is the option `chat_template`, or the `jinja` of a class made by `as_template`, or that of the tokenizer.
+    The template is the option `chat_template`. Without it, it is the class's own `jinja`, and else the tokenizer's template.
     """
 
     name = "hf"
     roles = (
-        *("system", "developer", "user", "assistant", "tool", "function", "ipython", "environment"),
-        *("assistant_toolcall", "toolresult"),
-    )
+        "system", "developer", "user", "assistant", "tool", "function", "ipython", "environment",
+        "assistant_toolcall", "toolresult",
+    )  # fmt: skip
     options = ("chat_template",)
     learned = ("assistant", "assistant_toolcall")
 
@@ -70,12 +70,14 @@ class Chat(Template):
             raise _refusal(error, conversation, self.special is None) from error
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
-        """Return the end of the turn whose content ends at `stop`. A control token that a text spells does not end it."""
+        """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends it.
+
+        A control token that does not come from the template, but from a message's text, does not end the turn.
+        """
         end = self._chat.end_of_turn(text, stop)
-        token = text[stop:end].lstrip()
-        if expected.placed and token in self._encoder.special.spellings:
-            is_of_template = (end - len(token), end) in [(control.start, control.stop) for control in expected.controls]
-            return end if is_of_template else stop
+        is_control = text[stop:end].lstrip() in self._encoder.special.spellings
+        if expected.placed and is_control and end not in [control.stop for control in expected.controls]:
+            return stop
         return end
 
 
@@ -137,7 +139,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return those of `spans`, which the template marked, that are in the messages `turns`."""
+    """Return the spans in the messages `turns`. The template marked all `spans`, one in each turn of the assistant."""
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans

@@ -78,7 +78,7 @@ class Encoder(abc.ABC):
 
 
 class WholeChats(Encoder):
-    """Encoder that gives the whole chat to a Hugging Face tokenizer, which finds control tokens in it, and compares them."""
+    """Encoder that gives the whole chat to a Hugging Face tokenizer, which itself finds control tokens in the text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -100,19 +100,19 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, spans))
 
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
-        """Encode a chat whose texts spell control tokens, with the tokenizer's `plain`, in which those have other names.
+        """Encode a chat whose texts spell control tokens, such as a content with `<|im_end|>`.
 
-        The template's own `controls` get these names; the spellings in texts become ordinary tokens.
+        In the tokenizer's `plain`, `<|im_end|>` is ordinary text, and the token has a longer name. The template's own
+        `controls` are replaced by these names, which moves the text after them.
         """
-        parts = []
+        changed = ""
         stops = [0]  # start of the text, then the end of each control token
-        shifts = [0]  # number of characters by which the names move the text after each of `stops`
+        shifts = [0]  # number of characters by which the text after each of `stops` moves
         for number, start, stop in controls:
-            name = renamed(self._spellings[number])
-            parts += [text[stops[-1] : start], name]
+            changed += text[stops[-1] : start] + renamed(self._spellings[number])
             stops.append(stop)
-            shifts.append(shifts[-1] + len(name) - (stop - start))
-        changed = "".join([*parts, text[stops[-1] :]])
+            shifts.append(len(changed) - stop)
+        changed += text[stops[-1] :]
 
         def shifted(index: int) -> int:
             return index + shifts[bisect.bisect(stops, index) - 1]
@@ -175,9 +175,8 @@ class ChatPieces(Encoder):
         loss: list[npt.NDArray[np.bool_]] = []
         for (start, stop), piece_ids, control in zip(pieces, encoded, [*controls, None], strict=True):
             tokens += piece_ids
-            loss.append(
-                self._loss(text[start:stop], piece_ids, [(first - start, last - start) for first, last in spans])
-            )
+            spans_in_piece = [(first - start, last - start) for first, last in spans]
+            loss.append(self._loss(text[start:stop], piece_ids, spans_in_piece))
             if control is not None:
                 tokens.append(control.id)
                 loss.append(np.array([any(first <= control.start < last for first, last in spans)]))
@@ -219,9 +218,8 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
         if first is None or last is None:  # a character that the tokenizer's normalizer drops
             starts, stops = np.maximum.accumulate(np.array(encoded.offsets, np.int64).reshape(-1, 2), axis=0).T
             first, last = np.searchsorted(stops, start, "right"), np.searchsorted(starts, stop, "left") - 1
-        while (
-            last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop
-        ):  # further bytes of the last character
+        # a character of several tokens, a byte each: `char_to_token` returns the first of them
+        while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:
             last += 1
         loss[first : last + 1] = True
     return loss

@@ -44,7 +44,7 @@ class RenderedChat:
 
 @functools.lru_cache(maxsize=KEPT)
 def around_contents(template: ChatTemplate, roles: tuple[str, ...]) -> list[str] | None:
-    """Return the texts around the contents of a chat whose messages have these roles, and only contents besides."""
+    """Return the texts around the contents, if each message has a role, a content and nothing else."""
     return _around_contents(template, [{"role": role, "content": ""} for role in roles], None, range(len(roles)))
 
 
@@ -82,9 +82,9 @@ def _around_contents(
 
 
 def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
-    """Return the spans of the contents in `text`, if it consists of the texts `around` with the contents between them.
+    """Return the spans of the contents in `text`. None unless it is the texts `around` with the contents between them.
 
-    The template may trim all contents. If the text is any other, return None.
+    The template may have trimmed the contents.
     """
     if around is None:
         return None
@@ -146,7 +146,10 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
 
 
 def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
-    """Return the texts before and after the marked thoughts and content. None for both if a mark is rendered twice, or none."""
+    """Return the texts before and after the marked thoughts and content.
+
+    None for both if the content is not rendered, or a mark is rendered twice.
+    """
     matches = list(marks.pattern.finditer(rendered or ""))
     by_mark = {match[1]: match for match in matches}
     if rendered is None or "0" not in by_mark or len(by_mark) != len(matches):

@@ -1,8 +1,8 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
 episode_tool also renders tool calls, and ends each block with a line break. A turn of the assistant takes loss after its
-opening tag, closing tag included, and so does `<myPT_eot>`. A tag that the tokenizer lacks is encoded as ordinary text, on its
-own. A content that spells such a tag is always an error. The `context`, `think` and `cite` of a message are rendered; the
+opening tag, closing tag included, and so does `<myPT_eot>`. A tag that is not a token of the tokenizer is encoded as
+ordinary text, apart from the content. A content that spells such a tag is always an error. The `context`, `think` and `cite` of a message are rendered; the
 `context` of a record is not. Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """
 
@@ -19,8 +19,8 @@ from grain_sft.prepare.tokenizers import Tokenizer
 EOT = "<myPT_eot>"
 
 _BLOCKS = (
-    *("system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite"),
-)
+    "system", "user", "assistant", "user_context", "assistant_context", "toolcall", "toolresult", "think", "cite",
+)  # fmt: skip
 _TAGS = {EOT, *(f"<{slash}myPT_{block}>" for block in _BLOCKS for slash in ("", "/"))}
 
 
@@ -40,10 +40,8 @@ class Episode(PiecesTemplate):
         super().__init__(tokenizer, options)
         ids = tokenizer.special_tokens
         self._tags: Mapping[str, str | list[int]] = {tag: [ids[tag]] if tag in ids else tag for tag in _TAGS}
-        refused = _TAGS - ids.keys()
-        if self.special is not None:
-            refused |= self.special.spellings
-        self.special = SpecialText(refused)
+        checked = self.special.spellings if self.special is not None else frozenset()
+        self.special = SpecialText(checked | (_TAGS - ids.keys()))
         self._block_end: list[Piece] = [(self.line_break, 0.0)] if self.line_break else []
 
     def pieces(self, conversation: Conversation) -> list[Piece]:

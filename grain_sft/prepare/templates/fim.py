@@ -16,9 +16,12 @@ from grain_sft.prepare.templates.template import Piece
 from grain_sft.prepare.tokenizers import Tokenizer
 
 _SPELLINGS = (
-    *(tuple(form.format(part) for part in ("prefix", "middle", "suffix")) for form in ("<|fim_{}|>", "<fim_{}>")),
-    *(tuple(form.format(part) for part in ("prefix", "middle", "suffix")) for form in ("<fim-{}>", "<|code_{}|>")),
-    *(tuple(form.format(part) for part in ("PRE", "MID", "SUF")) for form in ("<{}>", "\u2581<{}>")),
+    ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"),
+    ("<fim_prefix>", "<fim_middle>", "<fim_suffix>"),
+    ("<fim-prefix>", "<fim-middle>", "<fim-suffix>"),
+    ("<|code_prefix|>", "<|code_middle|>", "<|code_suffix|>"),
+    ("<PRE>", "<MID>", "<SUF>"),
+    ("\u2581<PRE>", "\u2581<MID>", "\u2581<SUF>"),
     ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581end\uff5c>", "<\uff5cfim\u2581hole\uff5c>"),  # DeepSeek
 )
 """Spellings of the prefix, middle and suffix tokens in well-known tokenizers."""
@@ -38,7 +41,7 @@ class FillInTheMiddle:
       options: Options of the template. Those whose names begin with "fim", and the seed, are read.
 
     Raises:
-      PrepareError: The tokenizer lacks a token, or of fim_split_sample and fim_fragment_rate one is missing.
+      PrepareError: The tokenizer lacks a token, or one of fim_split_sample and fim_fragment_rate is given without the other.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
