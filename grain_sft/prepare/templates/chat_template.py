@@ -147,10 +147,8 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def unused_characters(count: int, *values: Any) -> str:
     """Return `count` characters of the private-use planes that occur in no string of the values."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
-    usable = (
-        chr(code) for code in range(0xF0000, 0x10FFFE) if code & 0xFFFE != 0xFFFE
-    )  # U+FFFE and U+FFFF of a plane are no characters
-    unused = "".join(itertools.islice((character for character in usable if character not in used), count))
+    codes = (code for code in range(0xF0000, 0x10FFFE) if code & 0xFFFE != 0xFFFE)  # those are no characters
+    unused = "".join(itertools.islice((character for character in map(chr, codes) if character not in used), count))
     if len(unused) < count:
         raise RecordError("messages: have too many different characters to follow them through a chat template.")
     return unused

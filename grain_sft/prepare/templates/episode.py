@@ -1,8 +1,8 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
 episode_tool also renders tool calls, and ends each block with a line break. A turn of the assistant takes loss after its
-opening tag, closing tag included, and so does `<myPT_eot>`. A tag that is not a token of the tokenizer is encoded as
-ordinary text, apart from the content. A content that spells such a tag is always an error. The `context`, `think` and `cite` of a message are rendered; the
+opening tag, closing tag included, and so does `<myPT_eot>`. A tag that is not a token of the tokenizer is encoded as ordinary
+text. A content that spells such a tag is always an error. The `context`, `think` and `cite` of a message are rendered; the
 `context` of a record is not. Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """
 

@@ -18,6 +18,13 @@ from grain_sft.storage import ForkSafeLock
 _EOS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _PAD = ("<pad>", "<|pad|>", "[PAD]", "<|padding|>")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # codes of Latin-1
+_OTHERS = [code for code in range(256) if code not in _PRINTABLE]
+_BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for index, code in enumerate(_OTHERS)}
+"""The byte that each character stands for in the tokens of byte-level BPE. Source: openai/gpt-2, encoder.py.
+
+Printable characters of Latin-1 stand for their own bytes. U+0100, U+0101, … stand for the other bytes, in order.
+"""
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
 _GUARD = "\0"  # before and after the name of a renamed token. No text has it, because records with NUL are refused.
 
@@ -111,14 +118,14 @@ class HuggingFaceTokenizer(Tokenizer):
     def strict(self) -> Any:
         """Like `exact`, but it raises an error for a character without a token, which `exact` may leave out of the ids."""
         content = self._bare_content()
-        return self._load(content) if huggingface_gaps.refuse(content, _bytes_of_characters()) else self.exact
+        return self._load(content) if huggingface_gaps.refuse(content, _BYTES) else self.exact
 
     @functools.cached_property
     def plain(self) -> Any:
         """Like `strict`, but its special tokens are `renamed`: a text that spells one becomes ordinary tokens."""
         content = self._bare_content()
         _rename_tokens(content, self.special_tokens.keys())
-        huggingface_gaps.refuse(content, _bytes_of_characters())
+        huggingface_gaps.refuse(content, _BYTES)
         tokenizer = self._load(content)
         for text, number in self.special_tokens.items():
             if tokenizer.token_to_id(renamed(text)) != number:
@@ -135,9 +142,7 @@ class HuggingFaceTokenizer(Tokenizer):
           RecordError: A text has a character without a token.
         """
         plain = self.plain
-        encode_batch = getattr(
-            plain, "encode_batch_fast", plain.encode_batch
-        )  # fast: without offsets; since version 0.20
+        encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # fast: no offsets; since version 0.20
 
         def encode(text: str) -> list[int]:
             ids: list[int] = []
@@ -161,38 +166,27 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def token_text(self, number: int) -> str | None:
         """See `Tokenizer.token_text`. Spellings of bytes, and of spaces by Metaspace, are decoded."""
-        by_byte, byte_fallback, metaspace, added_tokens = self._spelling
-        if number in added_tokens:
-            return added_tokens[number]
-        text = self.transformers_tokenizer.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
-        if text is None:
-            return None
-        if by_byte and by_byte.keys() >= set(text):
-            return bytes(by_byte[character] for character in text).decode("utf-8", "surrogateescape")
-        if byte_fallback and (byte := _BYTE.fullmatch(text)):
+        loaded = self.transformers_tokenizer
+        text = loaded.convert_ids_to_tokens(number) if 0 <= number < self.vocab_size else None
+        if text is None or number in loaded.added_tokens_decoder:
+            return text
+        if '"ByteLevel"' in self._steps and _BYTES.keys() >= set(text):
+            return bytes(_BYTES[character] for character in text).decode("utf-8", "surrogateescape")
+        if '"ByteFallback"' in self._steps and (byte := _BYTE.fullmatch(text)):
             return bytes.fromhex(byte[1]).decode("utf-8", "surrogateescape")
-        return str(text).replace(_SPACE, " ") if metaspace else str(text)
+        writes_spaces = '"Metaspace"' in self._steps or json.dumps(_SPACE).strip('"') in self._steps
+        return str(text).replace(_SPACE, " ") if writes_spaces else str(text)
 
     @functools.cached_property
-    def _spelling(self) -> tuple[dict[str, int], bool, bool, dict[int, str]]:
-        """How the vocabulary spells texts: four facts.
-
-        The byte of each character if tokens spell bytes (else empty), whether `<0xE9>` is a byte, whether `_SPACE` is a
-        space, and the texts of added tokens by id.
-        """
+    def _steps(self) -> str:
+        """JSON of the steps that turn texts into the spellings of tokens, and back."""
         content = self._content()
-        steps = json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
-        by_byte = _bytes_of_characters() if '"ByteLevel"' in steps else {}
-        metaspace = '"Metaspace"' in steps or "\\u2581" in steps
-        added = self.transformers_tokenizer.added_tokens_decoder.items()
-        fallback = bool(content["model"].get("byte_fallback"))
-        return by_byte, fallback, metaspace, {number: str(token.content) for number, token in added}
+        return json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return the id of EOS, padding or BOS: `number`, which transformers states, if it is an id.
+        """Return the id of EOS, padding or BOS: `number`, if transformers knows one.
 
-        If the tokenizer.json came alone, nothing states which token is EOS. If one of `names` is a special token, and no
-        other one is, it is taken.
+        Nothing in a lone tokenizer.json tells which token is EOS. There, it is the only special token among `names`.
         """
         if isinstance(number, int):
             return number
@@ -224,9 +218,8 @@ class HuggingFaceTokenizer(Tokenizer):
 def _import(package: str, where: str) -> Any:
     """Import and return a package, after jinja2, which its chat templates need."""
     reason = f"{where}: a tokenizer of Hugging Face"
-    with _environment(
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
-    ):  # no advice to install PyTorch: tokenizers do not need it
+    # no advice to install PyTorch: tokenizers do not need it
+    with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
         import_extra("jinja2", reason, "transformers", "hf")
         return import_extra(package, reason, "transformers", "hf")
 
@@ -246,16 +239,6 @@ def _environment(name: str, value: str) -> Iterator[None]:
             del os.environ[name]
             if before is not None:
                 os.environ[name] = before
-
-
-def _bytes_of_characters() -> dict[str, int]:
-    """Return the byte that each character stands for in the tokens of byte-level BPE. Source: openai/gpt-2, encoder.py.
-
-    Printable characters of Latin-1 stand for their own bytes. U+0100, U+0101, … stand for the other bytes, in order.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [code for code in range(256) if code not in printable]
-    return {chr(code): code for code in printable} | {chr(256 + at): code for at, code in enumerate(others)}
 
 
 def renamed(spelling: str) -> str:
