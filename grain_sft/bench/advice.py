@@ -9,8 +9,8 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-TOLERATED_SHARE = 0.02  # a step does not wait if its median wait is at most this share of it,
-TOLERATED_MS = 0.5  # or at most this time: on a shared machine, waking a thread takes as long
+TOLERATED_SHARE = 0.02  # median wait that does not count as one, as a share of the step
+TOLERATED_MS = 0.5  # wait that does not count as one at any step: on a shared machine, waking a thread takes as long
 AS_FAST = 0.9  # a speed that is at least this share of another counts as the same
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, if the user gives none
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
@@ -67,23 +67,30 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
 
 def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
     """Return the reason for a recommendation, in one sentence."""
-    direct = next(row for row in delivered if not row["threads"] and not row["worker_count"])
-    steps = sorted(wait["step_ms"] for wait in recommended["waits"])
+    shortest_ms = min(wait["step_ms"] for wait in recommended["waits"])
+    longest_ms = max(wait["step_ms"] for wait in recommended["waits"])
     if choice.step_ms is None:
-        wait = f"a step of {steps[-1]:g} ms waits {_wait_ms(recommended, steps[-1]):.2f} ms for its batch"
-        longer = f"steps of more than the {recommended['ms_per_batch']:.2f} ms that a batch takes should not wait"
-        return f"no measured setting is enough, and this is as fast as any: {wait}; {longer}"
+        return (
+            f"no measured setting is enough, and this is as fast as any: a step of {longest_ms:g} ms waits "
+            f"{_wait_ms(recommended, longest_ms):.2f} ms for its batch; steps of more than the "
+            f"{recommended['ms_per_batch']:.2f} ms that a batch takes should not wait"
+        )
     threads, _, workers = choice.setting
-    enough = "one thread is enough" if threads == 1 else f"{threads} threads are the fewest that are enough"
     if workers:
         enough = f"threads alone are not enough, and worker_count={workers} is"
-    waited, alone = _wait_ms(recommended, choice.step_ms), _wait_ms(direct, choice.step_ms)
-    sentence = f"{enough}: a step of {choice.step_ms:g} ms or more waits {waited:.2f} ms for its batch"
-    sentence += f", and with threads=0 it waits {alone:.2f} ms"
+    elif threads == 1:
+        enough = "one thread is enough"
+    else:
+        enough = f"{threads} threads are the fewest that are enough"
+    no_threads = next(row for row in delivered if not row["threads"] and not row["worker_count"])
+    sentence = (
+        f"{enough}: a step of {choice.step_ms:g} ms or more waits {_wait_ms(recommended, choice.step_ms):.2f} ms for its "
+        f"batch, and with threads=0 it waits {_wait_ms(no_threads, choice.step_ms):.2f} ms"
+    )
     if not _keeps_up(recommended, choice.step_ms):
         sentence += " (it kept up when it was first measured and does not now: measure again, for longer)"
-    if choice.step_ms > steps[0]:
-        sentence += f"; a step of {steps[0]:g} ms waits {_wait_ms(recommended, steps[0]):.2f} ms"
+    if choice.step_ms > shortest_ms:
+        sentence += f"; a step of {shortest_ms:g} ms waits {_wait_ms(recommended, shortest_ms):.2f} ms"
     return sentence
 
 
@@ -160,4 +167,5 @@ def _head(figures: Mapping[str, Any], name: str) -> Iterator[str]:
 
 
 def _size(count: float) -> str:
+    """Return a number of bytes with its unit."""
     return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count / 1e3:.1f} kB"

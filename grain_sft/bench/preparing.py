@@ -100,13 +100,13 @@ def _tokenizers(here: Path, text: str) -> dict[str, str]:
         trained = tokenizers.Tokenizer(tokenizers.models.BPE())
         trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         trained.decoder = tokenizers.decoders.ByteLevel()
-        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-        options: dict[str, Any] = {
-            "vocab_size": VOCAB_SIZE,
-            "special_tokens": ["<|endoftext|>"],
-            "initial_alphabet": alphabet,
-        }
-        trained.train_from_iterator(lines, tokenizers.trainers.BpeTrainer(**options, show_progress=False))
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=VOCAB_SIZE,
+            special_tokens=["<|endoftext|>"],
+            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        trained.train_from_iterator(lines, trainer)
         paths[HUGGING_FACE] = str(here / "tokenizer.json")
         trained.save(paths[HUGGING_FACE])
     return paths

@@ -14,10 +14,8 @@ from grain_sft.corpus import open_corpus
 from grain_sft.errors import StorageError
 
 IMPORT_GRAIN = "import grain"
-SHUFFLE_ROWS, SHUFFLE_FILES = (
-    724_000_000,
-    950,
-)  # numbers of rows of 8192 tokens, and of files, in OLMo-3's pretraining mix
+SHUFFLE_ROWS = 724_000_000  # number of rows of 8192 tokens in OLMo-3's pretraining mix
+SHUFFLE_FILES = 950  # number of its files
 
 _PIPELINE = """
 from grain_sft import IndexSampler, NgramFilter, NpyDataSource, Pipeline, ShiftTargets, WindowLayout, open_corpus

@@ -18,13 +18,11 @@ from grain_sft.source import NpyDataSource
 from grain_sft.transforms import ShiftTargets
 
 SHARE = 100_000 / 2_270_000
-CHATS, THINK = 136, 5_400  # tokens of the median document, of chats and of long documents
-
-CASES: dict[int, tuple[tuple[str, int, int], ...]] = {
-    CHATS: (("packed", 8, 4096), ("padded", 32, 2048), ("windows", 8, 8192)),
-    THINK: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),
+CASES = {
+    136: (("packed", 8, 4096), ("padded", 32, 2048), ("windows", 8, 8192)),  # chats
+    5_400: (("packed", 8, LENGTH), ("windows", 2, LENGTH)),  # long documents
 }
-"""Kind of the layout, rows of a batch and tokens of a row, by the median document."""
+"""Kind of the layout, rows of a batch and tokens of a row, by the tokens of the median document."""
 
 
 def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:

@@ -39,7 +39,12 @@ class HostCache:
                 start, stop = number * unit, min(file_size, (number + 1) * unit)
                 sizes[path, number] = stop - start
                 parts.setdefault((path, number), []).append(min(offset + size, stop) - max(offset, start))
-        missing = [key for key in sizes if not self._touch(key)]
+        missing = []
+        for key in sizes:
+            if key in self._file_bytes:
+                self._file_bytes.move_to_end(key)  # now the most recently used one
+            else:
+                missing.append(key)
         self.hits += len(sizes) - len(missing)
         self.misses += len(missing)
         requests = received = 0
@@ -57,22 +62,20 @@ class HostCache:
             self._file_bytes.update(stored)
         return requests, received
 
-    def _touch(self, key: _Key) -> bool:
-        """Return whether a block is in the cache, and make it the most recently used one."""
-        is_cached = key in self._file_bytes
-        if is_cached:
-            self._file_bytes.move_to_end(key)
-        return is_cached
-
     def _reserve(self, size: int, unfinished: int) -> bool:
-        """Make room for a file of `size` bytes, and return whether it fits. Files of `unfinished` bytes can't be removed."""
+        """Make room for a file of `size` bytes, and return whether it fits.
+
+        Args:
+          size: Bytes of the file.
+          unfinished: Bytes of the other files of the same batch. They can't be removed to make room.
+        """
         if self.used + size > self._max and unfinished + size <= self._max:
             with_spare = self._max - self._max // cache_blocks.SPARE
             goal = max(unfinished, min(self._max - size, with_spare))
             while self.used > goal and self._file_bytes:
                 _, freed = self._file_bytes.popitem(last=False)
                 self.used -= freed
-        fits = self.used + size <= self._max
-        if fits:
-            self.used += size
-        return fits
+        if self.used + size > self._max:
+            return False
+        self.used += size
+        return True

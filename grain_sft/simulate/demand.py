@@ -62,11 +62,6 @@ class Demand:
         processor_ms = requests * speeds.request_ms * speeds.slowdown
         self.seconds += (rounds * speeds.latency_ms + processor_ms) / 1e3 + received / (speeds.host_mb * 1e6)
 
-    def read(self, local: Ints) -> None:
-        """Add bytes of local files."""
-        self.local += local
-        self.seconds += local / (self._conditions.host_mb * 1e6)
-
 
 class DemandModel:
     """Model of the demand of some hosts, which walks through the steps and keeps what the hosts have cached and checked.
@@ -112,7 +107,7 @@ class DemandModel:
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
     def _demand(self, steps: range, turns: int) -> Demand:
-        """Return the demand of `steps`. See `_first_reads` for `turns`."""
+        """Return the demand of `steps`. See `_checking_reads` for `turns`."""
         slots = self._sampler.slots(steps, hosts=self.hosts.tolist())
         has_row = slots.row != FILL_ROW
         rows = slots.row[has_row]
@@ -142,11 +137,13 @@ class DemandModel:
         gather = self.reads.gathers[number]
         remote = gather.remote[ranges.file]
         if not remote.all():
-            demand.read(demand.sums(ranges.cell[~remote], ranges.size[~remote]))
+            local = demand.sums(ranges.cell[~remote], ranges.size[~remote])
+            demand.local += local
+            demand.seconds += local / (self.conditions.host_mb * 1e6)
             ranges = ranges.select(remote)
         if not len(ranges.cell):
             return []
-        cell, file = self._first_reads(number, ranges.cell, ranges.file, turns)
+        cell, file = self._checking_reads(number, ranges.cell, ranges.file, turns)
         versions = demand.sums(cell[gather.unversioned[file]])
         demand.ask(versions, np.zeros_like(versions), gather.options.requests)
         demand.checks += versions
@@ -158,28 +155,25 @@ class DemandModel:
         checks = Ranges(cell.repeat(2), file.repeat(2), both_ends, end_bytes.repeat(2))
         return [_Ask(gather, checks, True), _Ask(gather, ranges, False)]
 
-    def _first_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:
-        """Return the cell and the file of each first read of a file on a host, sorted by cell and file.
+    def _checking_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:
+        """Return the cell and the file of each read that checks its file, sorted by cell and file.
 
         A host begins with `turns` turns. In a turn, its threads make one batch each, at the same time: with 2 threads, turn 0
-        makes steps 0 and 1. If both read a file that no earlier turn has checked, both check it. After the turns, only the
-        first step that reads a file checks it.
+        makes steps 0 and 1. If both read a new file, both check it. After the turns, only the first step that reads a file
+        checks it.
         """
-        threads = self.conditions.threads
         checked = self._checked[number]
+        num_files = checked.shape[1]
+        cell, file = np.divmod(np.unique(cell * num_files + file), num_files)
         step, host = np.divmod(cell, len(self.hosts))
-        turn = np.minimum(step // threads, turns)  # `turns` for all steps after the turns
-        firsts = []
-        for now in range(turns + 1):
-            checker = cell if now < turns else host  # each batch of a turn, but each host once after the turns
-            unchecked = np.flatnonzero((turn == now) & ~checked[host, file])
-            keys = checker[unchecked] * checked.shape[1] + file[unchecked]
-            first = unchecked[np.unique(keys, return_index=True)[1]]
-            checked[host[first], file[first]] = True
-            firsts.append(first)
-        index = np.concatenate(firsts)
-        index = index[np.lexsort((file[index], cell[index]))]
-        return cell[index], file[index]
+        turn = np.minimum(step // self.conditions.threads, turns)  # `turns` for all steps after the turns
+        _, first, inverse = np.unique(host * num_files + file, return_index=True, return_inverse=True)
+        first_read = first[inverse]  # for each read, the index of the first one of the same file on the same host
+        is_first = np.arange(len(cell)) == first_read
+        is_at_the_same_time = (turn == turn[first_read]) & (turn < turns)
+        checks = (is_first | is_at_the_same_time) & ~checked[host, file]
+        checked[host, file] = True
+        return cell[checks], file[checks]
 
     def _read_from_caches(self, demand: Demand, asks: Sequence[_Ask]) -> dict[int, Ints]:
         """Return requests and received bytes, int64 [2, steps, hosts], of each of `asks` with a shard cache, by its index.

@@ -63,7 +63,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     open_cpu = time.process_time()
     opening = _counts()
     opened_mb = _memory()
-    # when the trainer takes the last step, its threads have begun at least half of the steps that they may be ahead
+    # the threads read ahead: they make at least these batches before the trainer has taken the last step
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
@@ -76,9 +76,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     times.done.wait(_DRAINS_IN)
     iterator.close()
     _join_readers()
-    own_bytes = {
-        id(array): array.nbytes for array in batch.values() if array.flags.writeable
-    }  # shared arrays are read-only
+    own_bytes = {id(array): array.nbytes for array in batch.values() if array.flags.writeable}  # others are shared
     return {
         "host": host.index,
         "made": [steps.start, steps.start + len(times.seconds)],

@@ -50,10 +50,10 @@ class Fit:
     @classmethod
     def median(cls, fits: Sequence[Self]) -> Self:
         """Return the median of each figure of `fits`."""
-        opening = {name: statistics.median_low([each.opening[name] for each in fits]) for name in fits[0].opening}
+        opening = {name: statistics.median_low([fit.opening[name] for fit in fits]) for name in fits[0].opening}
         names = ("request_ms", "open_s", "open_cpu_s", "base_mb")
-        medians = {name: statistics.median([getattr(each, name) for each in fits]) for name in names}
-        return cls(opening=opening, batch_bytes=statistics.median_low([each.batch_bytes for each in fits]), **medians)
+        medians = {name: statistics.median([getattr(fit, name) for fit in fits]) for name in names}
+        return cls(opening=opening, batch_bytes=statistics.median_low([fit.batch_bytes for fit in fits]), **medians)
 
     def start_s(self, conditions: Conditions) -> float:
         """Return `open_s` under `conditions`: its processor time grows with the slowdown."""
@@ -85,9 +85,8 @@ class Measured:
     def errors(self) -> dict[str, float]:
         """Largest relative error of each predicted figure. Figures that are 0 in both are left out."""
         largest: dict[str, float] = {}
-        for measured, predicted in zip(
-            self.measured, self.predicted, strict=False
-        ):  # nothing is predicted of one process
+        # `predicted` is empty if there is only one process
+        for measured, predicted in zip(self.measured, self.predicted, strict=False):
             opening, reading = measured["opening"], measured["reading"]
             for name, prediction in predicted.items():
                 figure = opening[name] + reading[name] if name in opening else measured[name]
@@ -130,7 +129,7 @@ def measure_processes(
 def run_host(config: str, host: Host, steps: range, conditions: Conditions) -> Figures:
     """Run `host_process.measure` for one host, in its own process with empty caches, and return its figures.
 
-    A cache of derived files that is in a bucket is used as it is.
+    Plans and orders that are cached in a bucket are still used: new machines of a run find them, too.
     """
     with tempfile.TemporaryDirectory(prefix="grain_sft_simulate_") as folder:
         environment = _with_own_caches(child_environment(), folder)

@@ -53,7 +53,8 @@ class Gather:
       unversioned: bool [files], whether the index lacks the version of the remote file. The first read then requests it.
       offsets: int64 [files], byte of the file at which the values begin.
       width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
-      has_values: bool [files], whether this gather reads the file. A file that it does not read holds a shard's number.
+      has_values: bool [files], whether this gather reads the file. File i belongs to shard i. Where shard i has no loss of
+        this kind, another shard's file takes its place and is not read.
     """
 
     files: Sequence[FileStamp]
