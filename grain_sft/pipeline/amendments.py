@@ -73,28 +73,31 @@ class Amendment:
 
 
 def begins_before(step: int | None, texts: Iterable[str | None]) -> bool:
-    """Return whether a part of some receipts may decide batches before `step`; None means batches of any step.
+    """Return whether a difference between receipts can matter before `step`; with None, at any step.
 
-    `texts` is the text of the part in each receipt, None in a receipt without it. The part decides no earlier batch if each
-    text is that of a change "from step N: ..." with N not below `step`.
+    It can't if each text begins with "from step N: ", where N is at least `step`.
+
+    Args:
+      step: Next step of a run.
+      texts: Text of the part that differs in each receipt; None for a receipt without the part.
     """
     changes = [_FROM.match(text) for text in texts if text is not None]
     return step is None or any(change is None or int(change[1]) < step for change in changes)
 
 
-def check_same_changes(noun: str, there: Sequence[str], here: Sequence[str], step: int) -> None:
+def check_same_changes(noun: str, of_state: Sequence[str], of_config: Sequence[str], step: int) -> None:
     """Check that the changes of a run before `step` are the same in a state and in a config.
 
     Args:
       noun: What a change is, for the message: "amendment" or "later stage".
-      there: Text of each change in the state, in order.
-      here: Text of each change in the config, in order.
+      of_state: Text of each change in the state, in order.
+      of_config: Text of each change in the config, in order.
       step: Next step of the run.
 
     Raises:
       PipelineError: A change before `step` differs.
     """
-    for number, (in_state, in_config) in enumerate(itertools.zip_longest(there, here), 1):
+    for number, (in_state, in_config) in enumerate(itertools.zip_longest(of_state, of_config), 1):
         if in_state != in_config and begins_before(step, (in_state, in_config)):
             raise PipelineError(
                 f"the run continues at step {step}, and {noun} {number} differs before it. In the state: "

@@ -123,8 +123,8 @@ def _repr(value: object) -> str:
 def _arrays(value: Any) -> Any:
     """Return the arrays in `value` whose repr abbreviates them; None if there are none.
 
-    An array of numpy becomes [shape, hash of its bytes], another one a list of its elements. Mappings and lists of arrays
-    become dicts and lists without the other items.
+    An array of numpy becomes [shape, hash of its bytes], and an array of another library a list of its elements. A mapping
+    becomes a dict of the items that have such arrays, and a list or tuple a list of them.
     """
     if isinstance(value, Mapping):
         return {str(name): array for name, item in value.items() if (array := _arrays(item)) is not None} or None
