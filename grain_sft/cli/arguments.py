@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         self,
         declaration: Callable[..., Any],
         names: Iterable[str],
-        group: str | None = None,
+        group: Any = None,
         spelled: Mapping[str, Sequence[str]] | None = None,
         **changes: Any,
     ) -> None:
@@ -57,19 +57,19 @@ class Parser(argparse.ArgumentParser):
         Args:
           declaration: The constructor.
           names: Names of the arguments.
-          group: Title of the group of options in the help; None for no group.
+          group: Group of arguments that gets the options; by default this parser.
           spelled: Spellings of options that are not `--name`, by name.
           changes: Fields of `Option` that differ from the declaration, for all these options.
         """
         declared = options_of(declaration)
         options = {name: dataclasses.replace(declared[name], **changes) for name in names}
-        add_arguments(self.group(group), options, spelled or {})
+        add_arguments(group or self, options, spelled or {})
 
-    def add_corpus_options(self, group: str | None = None) -> None:
-        """Add the options of `open_corpus` that say how its files are read."""
+    def add_corpus_options(self, group: Any = None) -> None:
+        """Add the options of `open_corpus` that say how its files are read to `group`, by default to this parser."""
         from grain_sft.corpus import FORMATS, open_corpus
 
-        add = self.group(group).add_argument
+        add = (group or self).add_argument
         add("--format", default="auto", help=f"{', '.join(FORMATS)}, or package.module:Name")
         self.add_declared(open_corpus, _DECLARED, group)
         add("--tokenizer-name", metavar="NAME", help=_TOKENIZER_NAME)
@@ -83,13 +83,6 @@ class Parser(argparse.ArgumentParser):
         """Add `--json` and `--output` of a command that measures."""
         self.add_argument("--json", action="store_true", help="print the figures as JSON, all else on stderr")
         self.add_argument("-o", "--output", metavar="FILE", help="also write the figures to this file, as JSON")
-
-    def group(self, title: str | None) -> Any:
-        """Return the group of arguments of that title, which is made on first use; this parser if `title` is None."""
-        if title is None:
-            return self
-        groups = [group for group in self._action_groups if group.title == title]
-        return groups[0] if groups else self.add_argument_group(title)
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""
@@ -114,7 +107,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 def _number(kind: type[Any], bounded: Any, text: str) -> Any:
     value = parsed(kind, bounded, text)
-    if value >= 1 << 63:  # infinity too
+    if value >= 1 << 63:  # such as infinity
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number below 2**63.")
     return value
 
@@ -163,7 +156,7 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
             begin = int(first or 0)
             end = int(last) if last else pipeline.sampler.num_steps
     except ValueError:
-        begin = end = -1
+        begin = end = -1  # refused below
     if end is None:
         raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
     if not last and 0 <= end < begin:

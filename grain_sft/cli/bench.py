@@ -15,7 +15,6 @@ from grain_sft.progress import elapsed
 MIN_DEMO_STEPS = 9
 
 _SIZES = [name for name in options_of(Scale) if name not in ("seconds", "repeats")]
-_MADE_UP = "of made-up corpora, without CONFIG"
 _ONLY_WITHOUT_CONFIG = ("dir", "only", *_SIZES)
 _ONLY_WITH_CONFIG = ("host", "stage", "tokens_per_second", "step_ms", "max_workers")
 
@@ -52,11 +51,12 @@ def bench(parser: Parser) -> None:
     add("--step-ms", type=positive, action="append", metavar="MS", help=step)
     workers = "worker processes to try (default: the cores, up to 8)"
     add("--max-workers", type=at_least(0), metavar="N", help=workers)
-    add = parser.group(_MADE_UP).add_argument
+    made_up = parser.add_argument_group("of made-up corpora, without CONFIG")
+    add = made_up.add_argument
     only = "measure only this; may be given several times (default: everything)"
     add("--only", choices=list(BENCHMARKS), action="append", help=only)
     add("--dir", help="where to put the token files (default: a temporary folder)")
-    parser.add_declared(Scale, _SIZES, _MADE_UP)
+    parser.add_declared(Scale, _SIZES, made_up)
     parser.set_defaults(run=_run_bench)
 
 

@@ -124,8 +124,9 @@ def verify(parser: Parser) -> None:
     add("--host", type=host_of, metavar="h/H", help="with a config (default: 0/1)")
     add("--refuse-duplicates", action="store_true", help="documents with equal tokens are an error too")
     add("--json", action="store_true", help="print as JSON")
-    parser.add_corpus_options("files, of a corpus")
-    parser.add_declared(open_corpus, ("root",), "files, of a corpus")
+    corpus_files = parser.add_argument_group("files, of a corpus")
+    parser.add_corpus_options(corpus_files)
+    parser.add_declared(open_corpus, ("root",), corpus_files)
     parser.set_defaults(run=_verify)
 
 

@@ -147,9 +147,9 @@ def _grain_without_jax() -> Iterator[None]:
     """Hide JAX from the imports in the context, and import Grain at its end. In a process with JAX, do nothing.
 
     Grain imports JAX if it can. Without JAX, the import takes a third of the time. Likewise, msgspec imports typing_extensions
-    if it can: 0.061 s instead of 0.039 s. So msgspec is imported here, while typing_extensions is hidden.
+    if it can. So msgspec is imported here, while typing_extensions is hidden: 7 % of the CPU time of `grain-sft receipt`.
 
-    Meanwhile no garbage is collected, and the modules are none later: `grain-sft receipt` takes 0.85 of the CPU time.
+    The garbage collector is off during the imports, and never looks at the imported modules later: another 7 %.
     """
     if "jax" in sys.modules:
         yield

@@ -66,8 +66,8 @@ def pack(parser: Parser) -> None:
     compared = "Algorithm; compares all of them if none is given."
     parser.add_declared(PackedLayout, ("algorithm",), default=None, help=compared)
     add("--compare", action="store_true", help="also compare all algorithms, after the report of --algorithm")
-    parser.add_declared(PackedLayout, PACKING, "rows")
-    parser.add_corpus_options("files")
+    parser.add_declared(PackedLayout, PACKING, parser.add_argument_group("rows"))
+    parser.add_corpus_options(parser.add_argument_group("files"))
     rate = parser.add_argument_group("OpenChat's automatic learning rate").add_argument
     rate("--batch-tokens", type=at_least(1), help="tokens of one rank's batch, with padding; prints the learning rate")
     rate("--ranks", type=at_least(1), default=1, help="data-parallel processes")

@@ -51,7 +51,7 @@ def prepare(parser: Parser) -> None:
     _add_schema(parser)
     parser.add_declared(Request, DERIVED)
     add("--chat-template", metavar="FILE", help="hf, olmo: a Jinja template instead of the tokenizer's")
-    parser.add_declared(Request, TEXT_OPTIONS, "plain documents (--template text)")
+    parser.add_declared(Request, TEXT_OPTIONS, parser.add_argument_group("plain documents (--template text)"))
     parser.add_declared(Request, SIZES, spelled=SIZES)
     first = "only show the first N (default: 100)"
     add("--dry-run", type=at_least(1), nargs="?", const=100, metavar="N", help=first)
@@ -180,7 +180,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
         count = manifest.get(key) or 0
-        # If most conversations end so, their template ends them so, which needs no note.
+        # If most conversations do, it is the way of their template, which needs no note.
         is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
             print(

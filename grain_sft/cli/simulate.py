@@ -22,7 +22,8 @@ def simulate(parser: Parser) -> None:
     add("--as-bucket", action="store_true", help="count reads of local files as requests to a bucket")
     restart = "hosts of the simulated restart at step B (default: as --hosts)"
     add("--restart-hosts", type=at_least(1), metavar="H", help=restart)
-    parser.add_declared(Conditions, options_of(Conditions), "assumed speeds of hosts, network and bucket")
+    speeds = parser.add_argument_group("assumed speeds of hosts, network and bucket")
+    parser.add_declared(Conditions, options_of(Conditions), speeds)
     parser.add_figures()
     add("--html", metavar="FILE", help="also write a page with the figures and their curves")
     parser.set_defaults(run=_simulate)

@@ -147,22 +147,19 @@ def _weights_to_restate(
         is_divided = begin < first < end and section["source"] in _sources(stage["corpus"])
         if not is_divided or not keys_of_stage(section):
             continue
-        scheduled: dict[str, tuple[int, Any]] = {}  # by source: data step of its last scheduled weight, and the weight
+        amended_at = {name: step for step, weights in amended if step <= first for name in weights}
+        restored: dict[str, Any] = {}  # scheduled weights that are newer than the amended ones
         for entry in stage["sampler"].get("schedule", ()):
             since = begin + entry["step"]
             if since <= first:
-                scheduled |= {name: (since, weight) for name, weight in (entry.get("weights") or {}).items()}
-        restored = {}
-        for name, (since, weight) in scheduled.items():
-            amended_at = [step for step, weights in amended if name in weights and step <= first]
-            if amended_at and amended_at[-1] < since:
-                restored[name] = weight
+                weights = entry.get("weights") or {}
+                restored |= {name: weights[name] for name in weights if amended_at.get(name, since) < since}
         if restored:
             yield section["from"], restored
+        amended_weights = {name: weights[name] for step, weights in amended if step <= end for name in weights}
         later_sources = {name for _, _, later in stages[number:] for name in later["corpus"].get("mixture") or ()}
         for name in [name for name in restored if name in later_sources]:
-            amended_weights = [weights[name] for step, weights in amended if name in weights and step <= end]
-            yield skips.step_of(end), {name: amended_weights[-1]}
+            yield skips.step_of(end), {name: amended_weights[name]}
 
 
 def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:
