@@ -66,7 +66,7 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""For each required key, a section and its keys. If the section has one of these, the required key may be left out."""
+"""By required key: section and its keys that replace it. A config that states one of these needs no required key."""
 
 _NEAR = 0.8  # similarity by difflib from which an unknown key counts as a misspelt key of ours
 

@@ -29,7 +29,8 @@ from grain_sft.transforms import TRANSFORMS
 Section = Mapping[str, Any]
 Sizes = list[tuple[int, int]]
 
-_NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}  # keys of a mixture's source that `make_corpus` does not take
+_NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
+"""Keys of a mixture's source that say how it is mixed and read. Its other keys are those of a section `corpus`."""
 
 
 class PartsMaker:
@@ -125,7 +126,7 @@ class PartsMaker:
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            """Add the source `name` to `sources`, and return its order. For a mixture, do so for its sources."""
+            """Open the source `name`, add it to `sources` and return its order. If it is a mixture, do this for its sources."""
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")

@@ -24,7 +24,7 @@ DATASET_DIR = "dataset_dir"
 _MOST_INHERITED = 100
 _SIZES, _FILES = ("global_batch_size", "global_batch_tokens"), ("path", "mixture")
 _EXCLUSIVE = (_SIZES, _SIZES[::-1], _FILES, _FILES[::-1])
-"""Pairs of keys of a section. The first one, if a config states it, removes the second one that it inherits."""
+"""Pairs of keys that a section can't have both. A config that states the first one does not inherit the second one."""
 
 
 class _RefusedError(Exception):
@@ -158,8 +158,8 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
     Args:
       stated: Value of the config.
-      paths: What locates the paths in the value: a tree such as `_PATHS`; or, if the value is a path itself, a function that
-        locates it; or None if it has no paths.
+      paths: Part of the tree `_PATHS` for the value: its keys that hold paths. For a value that is a path, it is the function
+        that locates the path. For a value without paths, it is None.
       folder: Folder of the config.
     """
     if isinstance(stated, list):

@@ -1,5 +1,6 @@
 """Section `stages` of a config: the config of each stage is the whole config with some keys changed."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,19 +46,13 @@ def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         if _replaces(own.get("corpus"), base.get("corpus")):
             inherited = {name: section for name, section in base.items() if name != "corpus"}
         merged = overlay(inherited, own)
-        copied: dict[str, Any] = {name: _copied(merged[name]) for name in ("corpus", "layout") if name in merged}
-        configs.append({**merged, **copied})
+        configs.append(copy.deepcopy(merged))  # stages share sections, and layouts are changed below
     lengths = {each["layout"]["sequence_length"] for each in configs if any(_layouts_with_max_length(each))}
     if len(lengths) > 1 and all(isinstance(length, int) for length in lengths):
         for each in configs:
             for layout in _layouts_with_max_length(each):
                 layout.setdefault(_MAX_LENGTH, max(lengths))
     return configs
-
-
-def _copied(section: Any) -> Any:
-    """Return a copy of a section and of the mappings in it. Other stages may share the original."""
-    return {name: _copied(value) for name, value in section.items()} if isinstance(section, Mapping) else section
 
 
 def _replaces(own: object, inherited: object) -> bool:

@@ -20,7 +20,6 @@ from grain_sft.pipeline import Delivery, Observer, Run
 from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
-# The last field of a line, `entry`, is the number of the line in its file. In logs of older versions, a hash `chain` follows.
 CUT = b" | half written"
 """End of an unfinished line. The next process that writes to the file appends it."""
 
@@ -72,10 +71,11 @@ class AuditLog(Observer):
     """Audit log of the batches that the trainer gets.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch, or its log was moved away.
+      dataset_load: A process reads its first batch, or begins a new file because its log was moved away.
       resume: A batch does not follow the batch before it.
       epoch_start, epoch_complete: A batch has the first, or the last, row of an epoch.
-    Only host 0 writes. A batch that was read ahead, but that the trainer never gets, leaves no entry.
+    The last field of an entry, `entry`, is the number of its line in the file. Only host 0 writes. A batch that was read ahead,
+    but that the trainer never gets, leaves no entry.
 
     Args:
       path: Local path. The suffix `.log` selects lines of text, and `.jsonl` JSON. With another suffix or none, both files are
@@ -94,8 +94,8 @@ class AuditLog(Observer):
         self._waiting: dict[str, list[tuple[str, Fields]]] = {path: [] for path in paths}  # entries to write, by file
         self._lock = threading.RLock()
         self._next = -1  # step of the next batch, if the run is not interrupted
-        self._quiet_until = -1  # first step after `_next` that has an entry
-        self._pending = -1  # step whose entries are in `_waiting`, and perhaps not all written
+        self._quiet_until = -1  # steps from `_next` to before this one have no entries
+        self._pending = -1  # step whose entries were added to `_waiting`, until all of them are written; else -1
         self._recorded: Delivery | None = None
         self._since = 0  # step at which the run was begun or resumed
         self._events: Events | None = None
@@ -184,7 +184,7 @@ def _append(path: str, waiting: list[tuple[str, Fields]]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[int]:
-    """Yield the descriptor of a file under a lock that excludes other writers. Errors become a `StorageError`."""
+    """Yield the descriptor of a file under a lock that excludes other writers. An OSError in the context is a StorageError."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -52,12 +52,12 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
 
 
 def _parsed_lines(data: bytes) -> list[dict[str, str]]:
-    """Return the fields of each line of a log, as in `_parsed`."""
+    """Return the fields of each line. An unfinished line has none. A line that is not an entry has `unreadable`, the reason."""
     *lines, last = data.split(b"\n")
     if last:  # it has no newline, so it is unfinished
         lines.append(last + CUT)
     parsed = [_parsed(line) for line in lines]
-    # In a log of an older version, every finished line has a `chain`.
+    # Version 0.1.0 ends each entry with a `chain`. An entry before it that has none was not finished.
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:
             parsed[number] = {}
@@ -65,7 +65,7 @@ def _parsed_lines(data: bytes) -> list[dict[str, str]]:
 
 
 def _parsed(line: bytes) -> dict[str, str]:
-    """Return the fields of a line. An unfinished line has none. A line that is not an entry has `unreadable`, the reason."""
+    """Return the fields of one line, as `_parsed_lines` does."""
     if line.endswith(CUT):
         return {}
     try:
@@ -84,7 +84,7 @@ def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
 def _checked_as_best_version(
     checker: LineChecker, versions: Sequence[Pipeline], lines: Sequence[Mapping[str, str]]
 ) -> LineChecker:
-    """Return `checker` after `lines`, taken as entries of the one of `versions` that gives the fewest findings."""
+    """Return a copy of `checker` that has checked `lines` as entries of the version with the fewest findings."""
     checkers = []
     for version in versions:
         following = checker.as_written_by(version)

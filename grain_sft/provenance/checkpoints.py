@@ -22,7 +22,7 @@ def step_of_checkpoint(name: str) -> int:
     number after `step` is returned.
 
     Raises:
-      RowIndexError: The name has none of these forms, or one word with two numbers.
+      RowIndexError: The name has none of these forms, or several numbers, as "step1-step2".
     """
     folder = name.rstrip("/").rpartition("/")[2]
     if folder.isascii() and folder.isdigit():

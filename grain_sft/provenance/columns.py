@@ -16,7 +16,9 @@ from grain_sft.transforms import trait
 from grain_sft.types import Ints
 
 _BLOCK_TOKENS = 1 << 23  # tokens whose loss is read together
-_LONG_PIECE = 512  # mean length from which pieces are counted one by one: 16 times as fast for pieces of 2,000 tokens
+_LONG_PIECE = (
+    512  # tokens; pieces of this mean length or more are counted one by one: 3 ms instead of 63 for 4,000 of 2,000
+)
 
 
 class _Part(NamedTuple):
@@ -97,8 +99,8 @@ def _names_of_inputs(corpus: Corpus, table: Ints) -> tuple[str, ...]:
 def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
     """Return the numbers that a trace prints for document `number` of `source`, a source of a mixture.
 
-    The result has several numbers if stages of the run read different corpora under that name. If `source` is "", `number` is
-    already the number that a trace prints.
+    The result has several numbers if stages of the run read different corpora under that name. If `source` is "", the result is
+    `number` alone.
 
     Raises:
       RowIndexError: No stage has the source or the document.

@@ -22,7 +22,7 @@ class Difference:
 
     Attributes:
       reasons: A sentence for each part of their receipts that differs; "here" is the first pipeline.
-      compared: Steps that were searched. They end with the longer run at the latest.
+      compared: Steps that were searched, without those after the end of the longer run.
       first_step: First step with different batches, or that only one run has; None if all of `compared` are equal.
       counted: Steps from `first_step` on whose rows and documents were counted.
       total_rows: Number of rows in `counted`. If the batches of a step differ in size, the larger one counts.
@@ -113,13 +113,12 @@ def _by_row_numbers(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tu
         slots, other_slots = one.sampler.slots(block_steps), other.sampler.slots(block_steps)
         for step in block_steps:
             rows, other_rows = _rows_of_step(slots, step), _rows_of_step(other_slots, step)
-            num_paired = min(len(rows), len(other_rows))
-            num_unpaired = max(len(rows), len(other_rows)) - num_paired
+            num_rows, num_paired = max(len(rows), len(other_rows)), min(len(rows), len(other_rows))
             rows, other_rows = rows[:num_paired], other_rows[:num_paired]
-            differing = rows != other_rows
-            if not differing.all() and (one.at(step).withdrawals or other.at(step).withdrawals):
-                differing |= (_withdrawn(one, step, rows) != _withdrawn(other, step, other_rows)).any(axis=1)
-            yield step, int(differing.sum()) + num_unpaired
+            equal = rows == other_rows
+            if equal.any() and (one.at(step).withdrawals or other.at(step).withdrawals):
+                equal &= (_withdrawn(one, step, rows) == _withdrawn(other, step, other_rows)).all(axis=1)
+            yield step, num_rows - int(equal.sum())
 
 
 def _rows_of_step(slots: BatchSlots, step: int) -> npt.NDArray[np.int64]:
@@ -148,13 +147,11 @@ def _by_batches(one: Pipeline, other: Pipeline, steps: range) -> Iterator[tuple[
         if shapes != {key: array.shape[1:] for key, array in other_batch.items()}:
             yield step, max(_num_rows(batch), _num_rows(other_batch))
             continue
-        num_paired = min(_num_rows(batch), _num_rows(other_batch))
-        num_unpaired = max(_num_rows(batch), _num_rows(other_batch)) - num_paired
-        differing = np.zeros(num_paired, np.bool_)
+        equal = np.ones(min(_num_rows(batch), _num_rows(other_batch)), np.bool_)
         for key, array in batch.items():
-            unequal = array[:num_paired] != other_batch[key][:num_paired]
-            differing |= unequal.any(axis=tuple(range(1, unequal.ndim)))
-        yield step, int(differing.sum()) + num_unpaired
+            equal_items = array[: len(equal)] == other_batch[key][: len(equal)]
+            equal &= equal_items.all(axis=tuple(range(1, equal_items.ndim)))
+        yield step, max(_num_rows(batch), _num_rows(other_batch)) - int(equal.sum())
 
 
 def _num_rows(batch: Element) -> int:
@@ -164,8 +161,8 @@ def _num_rows(batch: Element) -> int:
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
     """Return how many documents only `one` reads in `steps`, and how many only `other` reads.
 
-    Two documents are the same if they have the same number in a run of the stages of both pipelines, or if both come from the
-    same record of an input. If a layout does not follow documents, return None.
+    Two documents are the same if both come from the same record of an input, or if they have the same number where the stages
+    of both pipelines are counted as one run. If a layout does not follow documents, return None.
     """
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):

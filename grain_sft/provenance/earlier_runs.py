@@ -14,10 +14,12 @@ class Change(NamedTuple):
 
     Attributes:
       kind: "an amendment" or "a stage", for messages.
-      text: Text in the receipt. It begins with the first step that changes.
+      first_step: First step that it changes.
+      text: Text in the receipt.
     """
 
     kind: str
+    first_step: int
     text: str
 
     def __str__(self) -> str:
@@ -27,20 +29,21 @@ class Change(NamedTuple):
 
 def changes_of(pipeline: Pipeline) -> list[Change]:
     """Return the amendments of a run, then its stages after the first."""
-    amendments = [Change("an amendment", str(amendment)) for amendment in pipeline.amendments]
-    return amendments + [Change("a stage", text) for text in pipeline.later_stages]
+    stages = zip(pipeline.stages[1:], pipeline.later_stages, strict=True)
+    amendments = [Change("an amendment", amendment.step, str(amendment)) for amendment in pipeline.amendments]
+    return amendments + [Change("a stage", stage.first_step, text) for stage, text in stages]
 
 
 def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
     """Return the versions of a run that may have written the log's entry `load`.
 
-    The receipt in the entry says how many amendments and stages the run had. These were the first ones of `pipeline`. Its
-    last stage may have had another end, so several versions are possible.
+    The receipt in the entry states the number of amendments and stages that the run had. They were the first ones of
+    `pipeline`. The receipt does not state the end of the last stage, so there is a version for each possible end.
 
     Args:
       pipeline: Pipeline of the run as it is now.
       load: Fields of the entry.
-      last_step: Last step with which that version may have ended.
+      last_step: Step of the last completed epoch in the log of this process; -1 without one.
     """
     parts = receipt_parts(load.get("receipt_parts"))
     if not parts:

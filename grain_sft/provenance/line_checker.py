@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-from grain_sft.pipeline import Pipeline, begins_before
+from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.audit import as_text
 from grain_sft.provenance.earlier_runs import Change, changes_of, receipt_parts
 from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, Events
@@ -70,15 +70,16 @@ class LineChecker:
         self._upcoming: Iterator[Event] = iter(())
         self._due: Event | None = None  # next event of the run
         self._line = 0  # number of the line that is checked, from 1
-        self._shifts = {0}  # accepted values of: number that an entry states, less the number of its line
+        self._shifts = {0}  # accepted differences between the number in an entry and the number of its line
         self._changes = changes_of(pipeline)  # amendments and stages at the last load
-        self._num_stages = len(pipeline.stages)
-        self._added: list[Change] = []  # those of `_changes` that the load before did not have
+        self._added: list[Change] = []  # amendments and stages that the last load has, but not the load before it
         self._loaded = False  # whether a load was read
         self._running = False  # whether the step of the first batch after the last load was read
-        self._since: int | None = 0  # this step; None if a changed line may have stated another
-        self._step_unknown = False  # whether a line was changed, so that the step is only known at the next event
-        self._reach = -1  # steps below it may have been delivered; -1 before the first load
+        self._since: int | None = 0  # step of the first batch after the last load; None if its line was changed
+        self._step_unknown = False  # whether a line was changed, so that only the next intact line states the step
+        self._reach = (
+            -1
+        )  # step of the next event, up to which batches may have been delivered; -1 before the first load
         self._delivered = -1  # last step that was certainly delivered since the batches last began
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
@@ -130,7 +131,7 @@ class LineChecker:
     def check_end(self, pipeline: Pipeline) -> None:
         """Check that the last process had all amendments and stages of `pipeline` that change the steps it delivered."""
         for change in changes_of(pipeline):
-            if change not in self._changes and begins_before(self._delivered + 1, [change.text]):
+            if change not in self._changes and change.first_step <= self._delivered:
                 without = f"without {change.kind} of the config: {change}"
                 self._report(f"steps up to {self._delivered} were handed out {without}.")
 
@@ -139,9 +140,8 @@ class LineChecker:
         self._note_changes()
         sizes = self._pipeline.sampler.batch_sizes.sizes
         hosts = natural_number(fields.get("hosts"))
-        if hosts < 1 or all(
-            rows % hosts for rows in sizes
-        ):  # steps of other sizes may have had another number of hosts
+        fits = hosts > 0 and any(rows % hosts == 0 for rows in sizes)  # steps of other sizes may have had other hosts
+        if not fits:
             rows = " or ".join(map(str, sizes))
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
         self._compare(fields, self._events.load(hosts), {"hosts"})
@@ -151,16 +151,12 @@ class LineChecker:
             self._continue_at(0)
 
     def _note_changes(self) -> None:
-        """Note which amendments and stages the run has since this load, and that it has to continue before they begin."""
-        stages, changes = self._pipeline.stages, changes_of(self._pipeline)
+        """Note the amendments and stages that the run has only since this load. It has to continue before they begin."""
+        changes = changes_of(self._pipeline)
         is_first_load = self.checked.loads == 1
         self._added = [] if is_first_load else [change for change in changes if change not in self._changes]
-        added_texts = {change.text for change in self._added}
-        first_steps = [each.step for each in self._pipeline.amendments if str(each) in added_texts]
-        first_steps += [stage.first_step for stage in stages[self._num_stages :]]
-        self._reach = min([self._reach, *first_steps])
+        self._reach = min([self._reach, *(change.first_step for change in self._added)])
         self._changes = changes
-        self._num_stages = len(stages)
 
     def _resume(self, fields: Mapping[str, str]) -> None:
         self.checked.resumes += 1
@@ -174,7 +170,7 @@ class LineChecker:
             missing = f"no line states that steps {self._reach} to {step - 1} were handed out"
             self._report(f"step={step}, but {missing}; expected at most {self._reach}.")
         for change in self._added:
-            if begins_before(step, [change.text]):
+            if change.first_step < step:
                 added = f"{change.kind} that it did not have before: {change}"
                 self._report(f"the run continues at step {step} with {added}.")
         self._added = []
@@ -194,7 +190,8 @@ class LineChecker:
             if not self._step_unknown:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # Of a known and a stated step that differ, either may be right. If no step was known, the stated one is taken.
+            # If the checker knew the step, this line or one before it is wrong, so the step is unknown now. If it did not, this
+            # line states the step.
             self._step_unknown = event is None or not self._step_unknown
             if event is None:
                 return

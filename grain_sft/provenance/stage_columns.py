@@ -17,8 +17,8 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 class Names:
     """Names in all stages of a run, such as the paths of shards, and their numbers.
 
-    A name that several stages have has one number. A name that occurs twice in one stage has two numbers: stages with the names
-    (a, b) and (b, b) together have the names (a, b, b).
+    A name that several stages have has one number. A name that occurs twice in one stage has two numbers, because all inputs
+    without a name are called "": stages with the names (a, "") and ("", "") together have the names (a, "", "").
 
     Attributes:
       texts: Names in the order of their numbers.
@@ -30,7 +30,7 @@ class Names:
         self._numbers = {each: number for number, each in enumerate(occurrences)}
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """Return the number of each of a stage's `names`. A last element maps the index -1, which means none, to -1."""
+        """Return the number of each of a stage's `names`, then -1: the index -1, which means no name, gives -1."""
         return np.array([*(self._numbers[each] for each in _occurrences(names)), -1], np.int64)
 
 
