@@ -67,9 +67,9 @@ class BulkHistogram:
 class Metrics(Observer):
     """Observer that counts batches made and handed out, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one. It only keeps the numbers of each batch, and counts them when the metrics are collected: a dozen calls
-    of prometheus_client would take longer than copying a small batch. With $PROMETHEUS_MULTIPROC_DIR, a folder that processes
-    share, each batch is counted at once. Without prometheus_client nothing is exported.
+    Each process has one. For each batch it only appends the numbers to lists, and counts them when the metrics are collected: a
+    dozen calls of prometheus_client would take longer than copying a small batch. With $PROMETHEUS_MULTIPROC_DIR, a folder that
+    processes share, each batch is counted at once. Without prometheus_client nothing is exported.
     """
 
     def __init__(self) -> None:
@@ -89,19 +89,16 @@ class Metrics(Observer):
             from prometheus_client import REGISTRY, Counter, Gauge, Histogram  # Grain has already imported it
         except ImportError:
             return
-        own: dict[str, Any] = {"registry": None}  # `collect` of this object returns their values
-        for kind, text in _HISTOGRAMS.items():
-            name = f"grain_sft_{kind}_seconds"
-            is_shared = self._in_folder  # only prometheus_client's histogram can be in a shared folder
-            self._histograms[kind] = (
-                Histogram(name, text, buckets=SECONDS, **own) if is_shared else BulkHistogram(name, text)
-            )
-        next_step = "grain_sft_next_step", "Step of the next batch to be handed out."
-        self._next_step = Gauge(*next_step, multiprocess_mode="mostrecent", **own)
-        self._counters = {name: Counter(f"grain_sft_{name}", text, **own) for name, text in _COUNTERS.items()}
-        read = Counter(
-            "grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"], **own
-        )
+        # no registry: `collect` of this object returns their values
+        histogram: Any = BulkHistogram
+        if self._in_folder:  # only prometheus_client's own can write to the folder
+            histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
+        self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
+        text = "Step of the next batch to be handed out."
+        self._next_step = Gauge("grain_sft_next_step", text, multiprocess_mode="mostrecent", registry=None)
+        counter = functools.partial(Counter, registry=None)
+        self._counters = {name: counter(f"grain_sft_{name}", text) for name, text in _COUNTERS.items()}
+        read = counter("grain_sft_read_bytes", "Bytes of rows that were read, by where their files are.", ["store"])
         self._metrics = (*self._histograms.values(), self._next_step, *self._counters.values(), read)
         self._counters |= {name: read.labels(store) for name, store in _STORES.items()}
         REGISTRY.register(self)

@@ -6,7 +6,6 @@ One thread checks all open iterators of the process, about once a second. It exi
 from __future__ import annotations
 
 import _thread
-import abc
 import atexit
 import contextlib
 import copy
@@ -14,9 +13,11 @@ import functools
 import math
 import os
 import queue
+import re
 import sys
 import threading
 import weakref
+from pathlib import Path
 from time import perf_counter
 
 from absl import logging
@@ -32,11 +33,6 @@ _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
 _CHECKS = 8  # in the shortest time after which something may be logged
 _LONGEST_PAUSE = 1.0  # seconds between two checks
-_STATES = {
-    "R": "running", "S": "waiting", "D": "waiting for a disk or network file system", "T": "stopped by a signal",
-    "t": "stopped by a debugger", "Z": "dead",
-}  # fmt: skip
-
 
 Wait = tuple[int, float]
 """A step that a caller waits for, and the time of `time.perf_counter` at which the wait began."""
@@ -54,8 +50,8 @@ def _seconds(variable: str) -> float:
     return number
 
 
-class _Watch(abc.ABC):
-    """Watch of one object, such as an iterator, whose stalls are logged.
+class _Watch:
+    """Times at which the stalls of an object, such as an iterator, are logged.
 
     Args:
       stall: Seconds after which a wait is a stall; 0 means never.
@@ -77,10 +73,6 @@ class _Watch(abc.ABC):
                 self._next_warning[wait] *= 2
         return late
 
-    @abc.abstractmethod
-    def check(self, now: float) -> bool:
-        """Log the stalls and summaries that are due at `now`. Return False if the watched object no longer exists."""
-
 
 class _IteratorWatch(_Watch):
     """Watch of an iterator, which also logs summaries."""
@@ -94,6 +86,7 @@ class _IteratorWatch(_Watch):
         self._stats_then = copy.copy(iterator.stats)
 
     def check(self, now: float) -> bool:
+        """Log the stalls and summaries that are due at `now`. Return False if the iterator no longer exists."""
         iterator = self._iterator()
         if iterator is None:
             return False
@@ -148,6 +141,7 @@ class _WorkerWatch(_Watch):
     """Watch of the batches that the threads of this worker process make."""
 
     def check(self, now: float) -> bool:
+        """Log the stalls that are due at `now`. Return True: the threads exist as long as the process."""
         late = self.stalls([(step, since) for step, since, _ in activity.making.copy().values()], now)
         if late:
             longest = now - min(since for _, since in late)
@@ -171,8 +165,8 @@ class Watchdog(Observer):
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        """Set the state of a process without a watchdog thread: a new one, or a forked child, which has no other threads."""
-        self._watches: dict[object, _Watch] = {}
+        """Forget all iterators and the thread: in a forked child, neither exists."""
+        self._watches: dict[object, _IteratorWatch | _WorkerWatch] = {}
         self._lock = threading.Lock()
         # neither Event nor Thread.start: both hang if an exception such as KeyboardInterrupt arrives inside them
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -189,12 +183,10 @@ class Watchdog(Observer):
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))
 
     def batch_awaited(self, iterator: ObservedIterator, step: int, seconds: float) -> None:
-        if self.stalled:
-            self._log_end_of_stall(iterator.pipeline, step, "came", seconds)
+        self._log_end_of_stall(iterator.pipeline, step, "came", seconds)
 
     def batch_failed(self, iterator: ObservedIterator, step: int, seconds: float, error: BaseException) -> None:
-        if self.stalled:
-            self._log_end_of_stall(iterator.pipeline, step, "failed", seconds)
+        self._log_end_of_stall(iterator.pipeline, step, "failed", seconds)
 
     def _log_end_of_stall(self, pipeline: Run, step: int, outcome: str, seconds: float) -> None:
         if (id(pipeline), step) in self.stalled:
@@ -205,7 +197,7 @@ class Watchdog(Observer):
         with self._lock:
             self._watches.pop(iterator.stats, None)
 
-    def _add(self, key: object, watch: _Watch) -> None:
+    def _add(self, key: object, watch: _IteratorWatch | _WorkerWatch) -> None:
         with self._lock:
             if self._has_ended or sys.is_finalizing():  # a thread that starts now would hang
                 return
@@ -240,7 +232,7 @@ class Watchdog(Observer):
             with self._lock:
                 for key in gone:
                     self._watches.pop(key, None)
-            intervals = [watch.stall for watch in watches.values()] + [watch.summary for watch in watches.values()]
+            intervals = (interval for watch in watches.values() for interval in (watch.stall, watch.summary))
             shortest = min(filter(None, intervals))  # 0 means never
             if self._watches:
                 with contextlib.suppress(queue.Empty):
@@ -254,13 +246,11 @@ def of_process() -> Watchdog:
 
 
 def _state(pid: int) -> str:
-    """Return the state of a process, from /proc."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            letter = file.read().rpartition(")")[2].split()[0]
-    except OSError:
-        return "gone"
-    return _STATES.get(letter, letter)
+    """Return the state of a process as the kernel names it, such as "sleeping" from the line `State:  S (sleeping)`."""
+    with contextlib.suppress(OSError):
+        if state := re.search(r"^State:.*\((.+)\)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
+            return state[1]
+    return "gone"
 
 
 def _short(seconds: float) -> str:

@@ -36,10 +36,6 @@ SUFFIX = ".arrays"
 
 _HEADER_START = 16  # bytes: the magic, and the length of the header
 _ALIGN = 64
-_DAMAGED = (
-    ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError, SyntaxError, EOFError,
-)  # fmt: skip
-"""What json and numpy may raise for a header of arbitrary bytes."""
 
 
 def load_or_make(
@@ -103,10 +99,10 @@ def open_or_write(
         return arrays
     with files.locked(target):
         arrays = open_cached(target, depends, check)  # another process may have made it meanwhile
-        if arrays is not None:
-            return arrays
-        write()
-        return open_file(target)[0]
+        if arrays is None:
+            write()
+            arrays, _ = open_file(target)
+        return arrays
 
 
 def fingerprint(depends: Mapping[str, Any]) -> str:
@@ -188,14 +184,14 @@ def open_file(path: Path) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
         return _mapped(fd)
     except OSError as error:
         raise StorageError(f"{path}: can't be read ({error.strerror or error}).") from error
-    except _DAMAGED as error:
+    except Exception as error:  # json and numpy raise many kinds for a header of arbitrary bytes
         raise StorageError(f"{path}: damaged ({error}). Delete it; it will be made again.") from error
     finally:
         os.close(fd)
 
 
 def _mapped(fd: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
-    """Return the arrays of an open file and their dependencies, or raise one of `_DAMAGED`."""
+    """Return the arrays of an open file and their dependencies. Any exception means that the file is damaged."""
     start = os.pread(fd, _HEADER_START, 0)
     if len(start) < _HEADER_START or not start.startswith(MAGIC):
         raise ValueError("it is not a file of arrays, or has another version")

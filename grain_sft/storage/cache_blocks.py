@@ -214,9 +214,9 @@ class Space:
         used = unfinished_bytes + sum(file_bytes for _, file_bytes, _ in finished)
         if unfinished_bytes + size > self._max:
             return used
-        goal = max(unfinished_bytes, min(self._max - size, self._max - self._max // SPARE))
+        to_free = max(size, self._max // SPARE)
         for _, file_bytes, path in sorted(finished):  # the least recently used first
-            if used <= goal:
+            if used + to_free <= self._max:
                 break
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)

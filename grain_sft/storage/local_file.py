@@ -18,8 +18,6 @@ from grain_sft.storage.regular_files import inside, open_regular
 
 MOST_OPEN_FILES = 1024
 
-_CHECKS_PER_RELEASE = 1 << 12  # checks between two releases of the mapped pages
-
 
 class Identity(NamedTuple):
     """What changes if a file is replaced or written to."""
@@ -53,20 +51,15 @@ class LocalFile:
                 self.fd = open_regular(shard.path)
             if scattered and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_RANDOM)
-            size, self.identity, ends_match = self._state(verified)
+            self.identity = self._verify(verified, lambda size: CorpusFileError(size_change(shard, size)))
         except GrainSftError:
             raise
         except OSError as error:
             raise CorpusFileError(
                 f"{shard.path}: can't be opened ({error.strerror}). Check the mount, or map the path with path_remap."
             ) from error
-        if size != shard.size:
-            raise CorpusFileError(size_change(shard, size))
-        if not ends_match:
-            raise CorpusFileError(replaced(shard))
         self.address = 0
         self._map: mmap.mmap | None = None
-        self._num_checks = 0
 
     def map(self) -> None:
         """Map the file into memory, if its file system allows. The map has a descriptor of its own, and is closed with the
@@ -88,21 +81,18 @@ class LocalFile:
         """
         try:
             status = os.fstat(self.fd)
-            if status.st_mtime_ns == self.identity.mtime_ns and status.st_size == self.shard.size:
-                if self._map is not None:
-                    self._num_checks += 1
-                    if not self._num_checks % _CHECKS_PER_RELEASE:  # otherwise the whole file would become resident
-                        with contextlib.suppress(OSError):
-                            self._map.madvise(mmap.MADV_DONTNEED)
-                return
-            size, identity, ends_match = self._state(self.identity)
+            if status.st_mtime_ns != self.identity.mtime_ns or status.st_size != self.shard.size:
+                self.identity = self._verify(self.identity, self._size_changed)
+        except GrainSftError:
+            raise
         except OSError as error:
             raise CorpusFileError(f"{self.shard.path}: can't be checked after a read ({error.strerror}).") from error
-        if size != self.shard.size:
-            raise self._size_changed(size)
-        if not ends_match:
-            raise CorpusFileError(replaced(self.shard))
-        self.identity = identity
+
+    def release_pages(self) -> None:
+        """Release the pages of the map that were read. Without this, the whole file becomes resident after many copies."""
+        if self._map is not None:
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_DONTNEED)
 
     def _size_changed(self, size: int) -> CorpusFileError:
         change = "cut short" if size <= self.shard.size else "appended to"
@@ -110,24 +100,28 @@ class LocalFile:
             f"{self.shard.path}: the file has {size} bytes, expected {self.shard.size}: it was {change} while in use."
         )
 
-    def _state(self, verified: Identity | None) -> tuple[int, Identity, bool]:
-        """Return the size, the identity, and whether the first and last bytes match the stamp.
+    def _verify(self, verified: Identity | None, size_error: Callable[[int], CorpusFileError]) -> Identity:
+        """Return the identity of the file. Raise an error if its size, or its first or last bytes, differ from the stamp.
 
-        The bytes are not read if the identity is `verified`.
+        Args:
+          verified: Identity for which the bytes need not be compared.
+          size_error: Function that returns the error for a size in bytes that is not the stamp's.
         """
         status = os.fstat(self.fd)
-        # of the time before the read, so that a write during the read is noticed next time
+        # with the mtime before the comparison, so that the next check finds a write during the comparison
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
-        if identity == verified:
-            return status.st_size, identity, True
-        ends_match = read_digest(self.fd, self.shard) == self.shard.digest
-        # The size again, so that a file that was just cut is reported as cut, not as replaced.
-        return os.fstat(self.fd).st_size, identity, ends_match
+        ends_match = identity == verified or read_digest(self.fd, self.shard) == self.shard.digest
+        size = os.fstat(self.fd).st_size  # after the comparison, so that a file that was just cut is reported as cut
+        if size != self.shard.size:
+            raise size_error(size)
+        if not ends_match:
+            raise CorpusFileError(replaced(self.shard))
+        return identity
 
     def read_again(self, offset: int, buffers: Iterable[memoryview]) -> None:
         """Fill `buffers` in turn from byte `offset`, after a vectored read that failed or came back short."""
         for buffer in buffers:
-            unfilled = buffer
+            unfilled = buffer.cast("B")
             while unfilled:
                 try:
                     count = os.preadv(self.fd, (unfilled,), offset)

@@ -6,8 +6,10 @@ processes that need the block wait while the file grows.
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from threading import get_ident
 from typing import NamedTuple, TypeVar
 
@@ -205,19 +207,15 @@ class _LockHolder(NamedTuple):
     path: str
 
     def __str__(self) -> str:
-        """Return "process 1234", from a line `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF` of /proc/locks; 5678 is the inode.
+        """Return "process 1234", from a line `1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF` of /proc/locks.
 
-        A line of a process that waits for the lock has `->` after the first field.
+        5678 is the inode of the file.
         """
-        try:
+        with contextlib.suppress(OSError):
             inode = os.stat(self.path).st_ino
-            with open("/proc/locks") as locks:
-                lines = [line.split() for line in locks]
-        except OSError:
-            return "another process"
-        for fields in lines:
-            if "FLOCK" in fields and "->" not in fields and fields[5].endswith(f":{inode}"):
-                return f"process {fields[4]}"
+            holder = re.search(rf": FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
+            if holder is not None:
+                return f"process {holder[1]}"
         return "another process"
 
 

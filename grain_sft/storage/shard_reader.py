@@ -21,10 +21,11 @@ _FEWEST_COPIED = 24  # pieces of a gather that is copied; 8 pieces of 180 tokens
 _LARGEST_COPIED = 1 << 13  # bytes of such a piece, on average
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
 _READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, after such a copy
+_COPIES_PER_RELEASE = 1 << 12  # copies between two releases of the maps' pages
 
 IntsOrList = Sequence[int] | Ints
 Buffers = tuple[memoryview, ...]
-"""Buffers of bytes that one `os.preadv` fills in order."""
+"""Memory that one `os.preadv` fills in order."""
 
 Pieces = tuple[Sequence[int], Sequence[int], Sequence[Buffers], int]
 """Pieces of files, as (file number of each, first value of each, buffers of each, total number of bytes)."""
@@ -41,9 +42,8 @@ class ShardReader:
     """Reader of values of a set of files, such as a corpus's tokens. Safe in threads.
 
     Long pieces are read with `preadv` straight into the batch. Many small pieces are copied from maps of their files by one
-    system call, since each read costs a microsecond or more. A copy waits for each page that is not in the page cache. It then
-    takes 1.3 times as long as reads for pieces of 1 KB, and twice as long for pieces of 6 KB. After a copy that often waited,
-    the next gathers therefore read.
+    system call, since each read costs a microsecond or more. From files that are not in the page cache, such a copy takes 1.3
+    to 2 times as long as reads. After a copy that often waited for the disk, the next gathers therefore read.
 
     Args:
       shards: Files.
@@ -52,8 +52,8 @@ class ShardReader:
       scattered: Whether reads are far apart and not repeated. Then the system reads nothing ahead and no file is mapped: a
         trace of a corpus that is not in the page cache takes a third of the time.
       remote: Options of remote files. None means those of the environment.
-      whole_rows: For files of materialized rows: whether a value is a whole row, with the arrays after its tokens. If not, a
-        value is a token.
+      whole_rows: Whether a value of a file of materialized rows is a whole row, with the arrays after its tokens. Otherwise it
+        is a token.
 
     Attributes:
       plain: Whether no file is remote, and the values of a file have no gaps between them.
@@ -72,10 +72,11 @@ class ShardReader:
         self._shards, self._itemsize, self._scattered = shards, itemsize, scattered
         any_remote = any(files.is_remote(shard.path) for shard in shards)
         self._remote = RemoteShards(shards, itemsize, remote) if any_remote else None
-        row_sizes = {None if whole_rows else getattr(shard, "row", None) for shard in shards}
-        self._row_size: tuple[int, int] | None = row_sizes.pop() if len(row_sizes) == 1 else None
+        # (tokens, tokens and gap) of a materialized row; all files of a corpus have the same
+        self._row_size: tuple[int, int] | None = None if whole_rows or not shards else getattr(shards[0], "row", None)
         self.plain = not self._remote and self._row_size is None
         self._open = OpenFiles(shards, max_open_files, scattered=scattered)
+        self._num_copies = 0
         self._reads_until_copy = 0  # gathers that read, before the next copy is tried
 
     def gather(
@@ -94,11 +95,8 @@ class ShardReader:
         if self._remote:
             columns = self._remote.gather(columns, out)  # those of local files are left
         numbers, firsts, offsets, lengths = (column.tolist() for column in columns)
-        total = sum(lengths)
-        activity.count("local_bytes", total)
         buffers = [(out[offset : offset + length],) for offset, length in zip(offsets, lengths, strict=True)]
-        self._read((numbers, firsts, buffers, total))
-        self._open.check(set(numbers))
+        self._read_and_check((numbers, firsts, buffers, sum(lengths)))
 
     def fill_rows(self, shards: Ints | None, starts: Ints, rows: list[Buffers]) -> bool:
         """Fill `rows[i]`, all of one size, from value `starts[i]` of shard `shards[i]` on. None means the first shard.
@@ -113,11 +111,14 @@ class ShardReader:
         if not self.plain or (len(rows) >= _FEWEST_COPIED and size <= _LARGEST_COPIED and not self._scattered):
             return False
         numbers = [0] * len(rows) if shards is None else shards.tolist()
-        total = size * len(rows)
-        self._read((numbers, starts.tolist(), rows, total))
-        self._open.check(set(numbers))
-        activity.count("local_bytes", total)
+        self._read_and_check((numbers, starts.tolist(), rows, size * len(rows)))
         return True
+
+    def _read_and_check(self, pieces: Pieces) -> None:
+        shards, _, _, num_bytes = pieces
+        self._read(pieces)
+        self._open.check(set(shards))
+        activity.count("local_bytes", num_bytes)
 
     def _read(self, pieces: Pieces) -> None:
         """Read pieces of local files. The caller checks the files before the values are used."""
@@ -177,8 +178,8 @@ class ShardReader:
 
     def _pieces(self, run: Run) -> Pieces:
         shards, starts, ends, memory = run
-        buffers = [(memory[place:end].cast("B"),) for place, end in zip([0, *ends], ends, strict=False)]
-        return shards, starts, buffers, sum(len(out) for (out,) in buffers)
+        buffers = [(memory[place:end],) for place, end in zip([0, *ends], ends)]  # noqa: B905
+        return shards, starts, buffers, ends[-1] * self._itemsize if ends else 0
 
     def read_groups(self, groups: Sequence[Pieces]) -> Iterator[None]:
         """Fill the buffers of each group in turn, and yield after each. The files are checked after the last group."""
@@ -194,7 +195,7 @@ class ShardReader:
             activity.count("local_bytes", total)
             return
         # gather all groups at once, so that a bucket is asked once
-        sizes = [sum(map(len, buffers)) for _, _, buffers_of, _ in groups for buffers in buffers_of]
+        sizes = [sum(out.nbytes for out in buffers) for _, _, buffers_of, _ in groups for buffers in buffers_of]
         *places, total = [0, *itertools.accumulate(sizes)]
         data = memoryview(bytearray(total))
         all_shards = [shard for shards, _, _, _ in groups for shard in shards]
@@ -203,14 +204,17 @@ class ShardReader:
         place = 0
         for _, _, buffers_of, _ in groups:
             for buffer in itertools.chain.from_iterable(buffers_of):
-                buffer[:] = data[place : place + len(buffer)]
-                place += len(buffer)
+                buffer.cast("B")[:] = data[place : place + buffer.nbytes]
+                place += buffer.nbytes
             yield
 
     def _copy(self, columns: list[Ints], out: memoryview) -> bool:
         """Copy many small pieces from maps of their files. Return False if the caller has to read them instead."""
         shards, starts, places, sizes = columns
-        if len(sizes) < _FEWEST_COPIED or (total := int(sizes.sum())) > len(sizes) * _LARGEST_COPIED:
+        if len(sizes) < _FEWEST_COPIED:
+            return False
+        total = int(sizes.sum())
+        if total > len(sizes) * _LARGEST_COPIED:
             return False
         if self._reads_until_copy:
             self._reads_until_copy -= 1
@@ -229,7 +233,7 @@ class ShardReader:
         offsets = starts * self._itemsize
         ends = places + sizes
         left_in_file = lengths - (offsets + sizes)
-        # the bits of negative numbers are set in `|`: one reduction checks all four
+        # `a | b` is negative if a or b is: one reduction checks all four arrays
         if np.minimum.reduce(left_in_file | offsets | places | sizes) < 0 or np.maximum.reduce(ends) > len(out):
             return False  # wrong pieces: a read raises the error
         activity.doing[get_ident()] = activity.COPYING, len(sizes), mapped[0].shard, len(mapped) - 1
@@ -239,6 +243,10 @@ class ShardReader:
             self._reads_until_copy = _READS_AFTER_SLOW_COPY
         for file in mapped:
             file.check_unchanged()
+        self._num_copies += 1
+        if self._num_copies % _COPIES_PER_RELEASE == 0:
+            for file in mapped:
+                file.release_pages()
         if is_complete:
             activity.count("local_bytes", total)
         return is_complete

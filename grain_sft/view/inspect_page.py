@@ -49,9 +49,8 @@ def inspect_page(
         if len(chosen):
             views_of_step = view_rows(pipeline, number, chosen)
             views += views_of_step
-            steps.append(
-                {"step": number, "rows_of_batch": count, "rows": [_row(view, texts) for view in views_of_step]}
-            )
+            page_rows = [_row(view, texts) for view in views_of_step]
+            steps.append({"step": number, "rows_of_batch": count, "rows": page_rows})
     ids = np.unique(np.concatenate([view.tokens for view in views])).tolist()
     raw_texts = [texts.text(token) for token in ids]
     data = {
@@ -83,7 +82,7 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
         raw_texts = [texts.text(token) for token in view.tokens[first:stop].tolist()]
         for begin, end, whole in split_characters(raw_texts):
             split.append([first + begin, first + end, visible(whole)])
-    # tokens whose position is not that of the token before plus 1; the first token is one
+    # the tokens at which the position does not increase by 1, among them the first token
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:

@@ -13,8 +13,8 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""For each picture's name: a function that returns whether a report has the numbers that the picture shows; and a function of a
-matplotlib figure and the report that draws them."""
+"""Two functions by the name of each picture. The first takes a report, and returns whether it has the numbers of the picture.
+The second takes a matplotlib figure and the report, and draws."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order."""

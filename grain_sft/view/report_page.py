@@ -56,11 +56,8 @@ def _run(report: Report) -> str:
 def _lengths(lengths: Report, row_length: int) -> str:
     if "error" in lengths:
         return _note(lengths["error"])
-    facts = [
-        ("documents", lengths["documents"]),
-        ("tokens in them", lengths["tokens"]),
-        ("mean", round(lengths["mean"], 1)),
-    ]
+    facts = [("documents", lengths["documents"]), ("tokens in them", lengths["tokens"])]
+    facts.append(("mean", round(lengths["mean"], 1)))
     facts += [(name, round(value, 1)) for name, value in lengths["percentiles"].items()]
     facts += [("longest", lengths["longest"]), (f"longer than a row ({row_length:,})", lengths["longer_than_a_row"])]
     head = ("first", "last", "documents", "tokens")
@@ -159,9 +156,8 @@ def _throughput(speed: Report | None) -> str:
         return _note("Not measured.")
     lines = []
     for row in speed["rows"]:
-        lines.append(
-            (row["name"], round(row["mtok_per_s"], 1), round(row["ms_per_batch"], 3), round(row["of_limit"], 3))
-        )
+        figures = (round(row["mtok_per_s"], 1), round(row["ms_per_batch"], 3), round(row["of_limit"], 3))
+        lines.append((row["name"], *figures))
     size, seconds = f"{speed['tokens']:,}", f"{speed['seconds']:g}"
     note = _note(f"Batches of {size} tokens, about {seconds} s per line, on the machine that made this page.")
     return note + _table("throughput-table", ("", "Mtok/s", "ms a batch", "of the limit"), lines)

@@ -201,25 +201,19 @@ def _arrays(row: Element) -> dict[str, Any]:
 def _pieces(origin: Trace, is_mixture: bool) -> tuple[Piece, ...]:
     """Return the pieces of a row from its trace; none for a row of padding alone."""
     lines = origin.select(origin.instance >= 0)
-    withdrawn = np.zeros_like(lines.step) if lines.withdrawn is None else lines.withdrawn
-    columns = [
-        lines.segment,
-        lines.document,
-        lines.source,
-        lines.record,
-        lines.shard,
-        lines.start,
-        lines.stop,
-        withdrawn,
-    ]
-    pieces = []
-    for line in zip(*(column.tolist() for column in columns), strict=True):
-        segment, document, source, record, shard, start, stop, num_withdrawn = line
-        of_document = None if document < 0 else document
-        of_record = None if record < 0 else record
-        name, path = lines.source_names[source], lines.paths[shard]
-        pieces.append(Piece(segment, of_document, name, of_record, path, start, stop, num_withdrawn, is_mixture))
-    return tuple(pieces)
+    segments, shards, starts, stops = (
+        lines.segment.tolist(),
+        lines.shard.tolist(),
+        lines.start.tolist(),
+        lines.stop.tolist(),
+    )
+    documents = [None if document < 0 else document for document in lines.document.tolist()]
+    records = [None if record < 0 else record for record in lines.record.tolist()]
+    sources = [lines.source_names[source] for source in lines.source.tolist()]
+    paths = [lines.paths[shard] for shard in shards]
+    withdrawn = [0] * len(shards) if lines.withdrawn is None else lines.withdrawn.tolist()
+    mixed = [is_mixture] * len(shards)
+    return tuple(map(Piece, segments, documents, sources, records, paths, starts, stops, withdrawn, mixed))
 
 
 def _cut_at_segments(pieces: Sequence[Piece], segments: Ints) -> tuple[Piece, ...]:

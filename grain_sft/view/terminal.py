@@ -23,7 +23,7 @@ _COLOURS = (
     32,
     34,
     31,
-)  # ANSI codes for cyan, yellow, magenta, green, blue, red: of one segment after another
+)  # ANSI codes: cyan, yellow, magenta, green, blue, red, for one segment after another
 _BOLD, _DIM, _INVERSE = "1", "2", "7"  # ANSI codes
 _RESET = "\x1b[0m"
 _GUTTER = 9  # columns of the position and the bar at the left of a line
@@ -94,10 +94,10 @@ def _heading(view: RowView, run: tuple[int, int, int], colour: bool) -> Iterator
         ids = ", ".join(map(str, np.unique(view.tokens[first:stop])[:3].tolist()))
         yield f"padding: {stop - first:,} tokens of id {ids}"
         return
-    with_loss = int(view.loss[first:stop].sum())
-    tokens = (
-        f"tokens {first:,} to {stop - 1:,}, {with_loss:,} of {stop - first:,} take loss" if first < stop else "empty"
-    )
+    tokens = "empty"
+    if first < stop:
+        with_loss = int(view.loss[first:stop].sum())
+        tokens = f"tokens {first:,} to {stop - 1:,}, {with_loss:,} of {stop - first:,} take loss"
     yield _styled(f"{segment_title(view, segment)}: {tokens}", f"{_BOLD};{_colour_of(segment)}", colour)
     yield from (f"  {describe_origin(piece)}" for piece in view.pieces if piece.segment == segment)
 

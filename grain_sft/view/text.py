@@ -130,9 +130,7 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
             yield first, index + 1, collected.decode()
             collected = b""
         except UnicodeDecodeError as error:
-            if (
-                error.reason != "unexpected end of data"
-            ):  # the bytes before are no character: begin again with this token
+            if error.reason != "unexpected end of data":  # the bytes before are no character: begin with this token
                 first, collected = index, data
 
 

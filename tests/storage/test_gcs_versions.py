@@ -199,6 +199,7 @@ def test_an_open_remote_file_is_of_one_version(proxy, put_version):
             file.seek(start)
             assert file.read(count) == data[start : start + count]
         assert file.seek(0, 2) == len(data) and not file.read(1)
+    with open_remote(f"{URL}t/1.npy") as file:
         put_version(1)
         file.seek(4096)
         with pytest.raises(grain_sft.GrainSftError, match=r"t/1.npy: .* is gone: it was replaced"):

@@ -7,8 +7,7 @@ import aiohttp
 from grain_sft.storage.remote.responses import NO_RANGES, body_headers, check_encoding, check_range
 from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
 
-_LARGEST_LISTING = 16 << 20  # bytes of one page of a listing
-_LARGEST_OTHER = 1 << 20  # bytes of a response that is neither part of a file nor of a listing
+_LARGEST_OTHER = 16 << 20  # bytes of a response that is not part of a file; the longest are pages of listings
 
 
 class CheckedResponse(aiohttp.ClientResponse):
@@ -36,7 +35,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         """Return the maximum size of the body, in bytes. Check the headers of a part of a file, and record them."""
         requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if requested is None:
-            return self._unranged_limit()
+            return _LARGEST_OTHER
         for header in ("Content-Encoding", "x-goog-stored-content-encoding"):
             check_encoding(self.headers.get(header))
         start, stop = int(requested.group(1)), int(requested.group(2)) + 1
@@ -54,12 +53,3 @@ class CheckedResponse(aiohttp.ClientResponse):
             elif tag := self.headers.get("ETag"):
                 headers.version = f"ETag {tag}"
         return count
-
-    def _unranged_limit(self) -> int:
-        """Return the maximum size of a body that is not part of a file.
-
-        A request to Google's JSON API (/storage/v1/...) is a listing if its path ends with /o or its `maxResults` is not 1.
-        """
-        is_google = self.url.path.startswith("/storage/v1/")
-        one_entry = self.url.query.get("maxResults", "1") == "1" and not self.url.path.endswith("/o")
-        return _LARGEST_OTHER if is_google and one_entry else _LARGEST_LISTING

@@ -1,12 +1,11 @@
 """Remote files: concurrent reads of many ranges, each checked, complete and of one version."""
 
 import functools
-import io
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from grain_sft.errors import CorpusFileError, GrainSftError, RemoteTimeoutError
-from grain_sft.storage.remote.clients import NO_CREDENTIALS, lacks_credentials
+from grain_sft.storage.remote.clients import NO_CREDENTIALS, filesystem, lacks_credentials
 from grain_sft.storage.remote.requests import Job, request_body, request_info, run_jobs, size_of, version_of
 from grain_sft.storage.remote.responses import Range
 from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedError, RequestFailedError, WrongBodyError
@@ -14,7 +13,7 @@ from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedE
 PART_BYTES = 8 << 20  # a longer range is several requests
 
 _DOWNLOAD_BYTES = 64 << 20  # bytes of a download held in memory at once
-_BUFFER = 1 << 20  # smallest request of an open file, in bytes
+_READ_AHEAD = 1 << 20  # bytes that an open file requests beyond those that are read
 
 
 class RemoteFile(NamedTuple):
@@ -170,36 +169,14 @@ def download(path: str, file: IO[bytes]) -> None:
         file.write(fetch_exactly([Range(path, start, min(size, start + _DOWNLOAD_BYTES), version)])[0])
 
 
-def open_remote(path: str, version: str | None = None) -> io.BufferedReader:
+def open_remote(path: str, version: str | None = None) -> Any:
     """Open a remote file for libraries that read files themselves. All bytes are of `version`; if None, of the present one."""
+    from fsspec.spec import AbstractBufferedFile
+
     size, present = size_and_version(path)
-    return io.BufferedReader(_RemoteRaw(path, size, version or present), _BUFFER)
 
+    class OpenFile(AbstractBufferedFile):
+        def _fetch_range(self, start: int, end: int) -> bytes:
+            return fetch_exactly([Range(path, start, end, version or present)])[0]
 
-class _RemoteRaw(io.RawIOBase):
-    """Raw file whose reads request ranges of a remote file."""
-
-    def __init__(self, path: str, size: int, version: str | None) -> None:
-        super().__init__()
-        self._path, self._size, self._version, self._offset = path, size, version, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._offset, io.SEEK_END: self._size}[whence]
-        self._offset = max(0, origin + offset)
-        return self._offset
-
-    def readinto(self, buffer: Any, /) -> int:
-        start = self._offset
-        stop = min(self._size, start + len(buffer))
-        if stop <= start:
-            return 0
-        (data,) = fetch_exactly([Range(self._path, start, stop, self._version)])
-        memoryview(buffer)[: len(data)] = data
-        self._offset = stop
-        return stop - start
+    return OpenFile(filesystem(path), path, block_size=_READ_AHEAD, size=size)

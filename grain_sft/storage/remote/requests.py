@@ -27,10 +27,8 @@ _VERSION_KEYS = (
 
 T = TypeVar("T")
 Job = tuple[str, str, Callable[[Any], Awaitable[T]]]
-"""A request, as (URL, what is requested of it, function of the URL's client that makes the request).
-
-The second is text such as "bytes 0 to 9 " for error messages; "" for the whole file.
-"""
+"""A request for a file or a part of it: its URL; text for messages, such as "bytes 0 to 9 ", or "" for the whole file; and a
+function that takes the fsspec file system and makes the request."""
 
 
 def version_of(info: Mapping[str, Any]) -> str | None:
@@ -83,13 +81,13 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) 
             except Exception as error:
                 return error
 
-    tasks = [asyncio.ensure_future(run(*job)) for job in jobs]
     try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.TaskGroup() as group:  # cancels the other tasks if one raises
+            tasks = [group.create_task(run(*job)) for job in jobs]
+    except ExceptionGroup as errors:
+        first = errors.exceptions[0]
+        raise first from first.__cause__
+    return [task.result() for task in tasks]
 
 
 async def request_info(path: str, seconds: float, client: Any) -> Mapping[str, Any]:
