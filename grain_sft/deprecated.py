@@ -24,9 +24,6 @@ MODULES = {
     "remote_files": "storage.remote.retries",
     "corpus.learning_rate": "replay.learning_rate",
     "corpus.remote_options": "storage.remote_options",
-    "sampling.orders_table": "sampling.orders",
-    **{f"sampling.orders.{name}": "sampling.orders.computed" for name in ("shuffle", "random", "sequential")},
-    **{f"sampling.orders.{name}": "sampling.orders.exact" for name in ("olmo", "maxtext", "episode", "openchat")},
 }
 """New path of each moved module of `grain_sft`, by its former path."""
 
