@@ -108,8 +108,9 @@ def _config_type(hint: Any) -> Any:
     if origin is Annotated:
         return Annotated[(_config_type(arguments[0]), *arguments[1:])]
     if origin in (Union, types.UnionType):
-        members = [each for each in map(_config_type, arguments) if each is not Any]
-        return Union[tuple(members)] if set(members) - {type(None)} else Any  # noqa: UP007
+        members = [member for member in map(_config_type, arguments) if member is not Any]
+        only_none = all(member is type(None) for member in members)
+        return Any if only_none else Union[tuple(members)]  # noqa: UP007
     if origin in (list, tuple, Sequence, Iterable):
         return list[_config_type(arguments[0])] if arguments else list[Any]  # type: ignore[misc]
     if origin in (dict, Mapping):
@@ -149,26 +150,26 @@ def check_value(value: object, kind: Any, where: str) -> None:
     for each in kinds:
         origin, table = get_origin(each), table_of(each)
         if is_struct(each) and isinstance(value, Mapping):
-            return check(value, options_of(each), where)
+            check(value, options_of(each), where)
+            return
         if origin is list and isinstance(value, list):
             for number, item in enumerate(value):
                 check_value(item, get_args(each)[0], f"{where}[{number}]")
-            return None
+            return
         if origin is dict and isinstance(value, Mapping):
             for key, item in value.items():
                 check_value(key, str, f"{where}: a key")
                 check_value(item, get_args(each)[1], f"{where}.{key}")
-            return None
+            return
         if table is not None and isinstance(value, str):
             if value in table or ":" in value:
-                return None
+                return
             raise ConfigError(f"{where} is {value!r}; expected {expected(each)}.{_nearest(value, list(table))}")
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
         words = " or ".join(dict.fromkeys(map(expected, kinds)))
         raise ConfigError(f"{where} is {shortened(repr(value))}; expected {words}.") from None
-    return None
 
 
 def kinds_of(kind: Any) -> list[Any]:
@@ -216,7 +217,9 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
         settings: dict[str, Any] = {"required": True} if option.default is REQUIRED else {"default": option.default}
         if get_origin(kind) is list:
             settings["nargs"], (kind,) = "+", get_args(kind)
-        bounded, kind = kind, get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        bounded = kind
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
         if kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         elif get_origin(kind) is Literal:
