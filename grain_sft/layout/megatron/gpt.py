@@ -109,16 +109,20 @@ class MegatronGptLayout(Layout):
         self._cut = Cut(length, int(extra), bool(drop_last_partial_sequence))
         used_seed = seed if traits.shuffles else None
         split = None if document_split is None else (document_split, document_subset)
-        given = None if index_dir is None else os.fspath(index_dir)
-        self._recipe = Recipe(variant, self._cut, num_samples, used_seed, float(surplus), split, given)
+        indices = None if index_dir is None else os.fspath(index_dir)
+        self._recipe = Recipe(variant, self._cut, num_samples, used_seed, float(surplus), split, indices)
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         self.transforms = self._transforms(
-            eod_token_id, eod_mask_loss, reset_attention_mask, reset_position_ids, max_segments_per_row
+            eod=eod_token_id,
+            mask=eod_mask_loss,
+            attention=reset_attention_mask,
+            positions=reset_position_ids,
+            segments=max_segments_per_row,
         )
         self._open()
 
     def _transforms(
-        self, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
+        self, *, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
     ) -> list[Any]:
         """Return the default transforms for the arguments of the constructor."""
         traits = VARIANTS[self._recipe.variant]

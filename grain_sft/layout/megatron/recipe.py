@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from grain_sft.corpus import Corpus, Documents, Shard, split_range
 from grain_sft.errors import LayoutError
-from grain_sft.layout.megatron.blending import blend, normalized
+from grain_sft.layout.megatron.blending import Blend, blend, normalized
 from grain_sft.layout.megatron.cache import read_blend, read_stream, stamps_of
 from grain_sft.layout.megatron.stream import Cut, Stream, make_stream
 from grain_sft.storage import artifact
@@ -111,14 +111,16 @@ class Recipe:
         traits = VARIANTS[self.variant]
         units = corpus.documents if traits.by_documents else corpus.sequences
         borders = _borders(corpus, units) if traits.blends or corpus.weights else [0, len(units)]
-        if self.split is not None or len(borders) <= len(corpus.shards) or len(units) != len(corpus.sequences):
+        prefixes_are_datasets = len(borders) > len(corpus.shards)
+        units_are_sequences = len(units) == len(corpus.sequences)
+        if self.split is not None or not prefixes_are_datasets or not units_are_sequences:
             self._refuse_split(corpus)
         weights, needs, wanted = self._needs(corpus.weights, len(borders) - 1)
         used = [number for number, weight in enumerate(weights) if weight]
         ranges = [self._range(borders[number], borders[number + 1]) for number in used]
         streams = [
-            self._stream(corpus.shards[at], units.length[first:stop], first - borders[at], needs[at])
-            for (first, stop), at in zip(ranges, used, strict=True)
+            self._stream(corpus.shards[number], units.length[first:stop], first - borders[number], needs[number])
+            for (first, stop), number in zip(ranges, used, strict=True)
         ]
         arrays = {"starts": units.start, "firsts": np.array([first for first, _ in ranges], np.int64)}
         if len(units) != len(corpus.documents):
@@ -128,26 +130,37 @@ class Recipe:
             if stream.shuffle is not None:
                 arrays[f"shuffle {number}"] = stream.shuffle
         if len(used) > 1 or (corpus.weights and traits.blends):
-            counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
-            if corpus.weights:
-                shares = normalized([weights[number] for number in used])
-                size = math.floor((counts / shares).min()) if wanted is None else wanted
-            else:
-                shares, size = normalized(counts), min(wanted or sum(counts), sum(counts))
-            blended = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
-            if blended is None:
-                blended = blend(shares, size)
+            blended = self._blend(corpus, {number: weights[number] for number in used}, streams, wanted)
             arrays |= {"chosen": blended.chosen, "taken": blended.taken}
-            surplus_helps = bool(corpus.weights) and self.num_samples is not None
-            more = f"Give a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
-            advice = more if surplus_helps else "Give a smaller num_samples."
-            for at, taken, count in zip(used, blended.counts.tolist(), counts, strict=True):
-                if taken > count:
-                    raise LayoutError(
-                        f"{corpus.shards[at].path}: the blend takes {taken} samples of it, but its stream has {count}. "
-                        + advice
-                    )
         return arrays
+
+    def _blend(self, corpus: Corpus, weights: dict[int, float], streams: Sequence[Stream], wanted: int | None) -> Blend:
+        """Return the blend of streams.
+
+        Args:
+          corpus: Corpus of the data sets.
+          weights: Weight of each data set, by its number.
+          streams: Stream of each of these data sets.
+          wanted: Number of samples of the blend; None means as many as the streams have.
+        """
+        counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
+        if corpus.weights:
+            shares = normalized(list(weights.values()))
+            size = math.floor((counts / shares).min()) if wanted is None else wanted
+        else:
+            shares = normalized(counts)
+            size = min(wanted or sum(counts), sum(counts))
+        blended = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
+        if blended is None:
+            blended = blend(shares, size)
+        fix = "Give a smaller num_samples."
+        if corpus.weights and self.num_samples is not None:
+            fix = f"Give a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
+        for number, taken, count in zip(weights, blended.counts.tolist(), counts, strict=True):
+            if taken > count:
+                path = corpus.shards[number].path
+                raise LayoutError(f"{path}: the blend takes {taken} samples of it, but its stream has {count}. {fix}")
+        return blended
 
     def _range(self, first: int, stop: int) -> tuple[int, int]:
         """Return the (first, stop) range of documents that the split keeps."""

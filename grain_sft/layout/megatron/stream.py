@@ -6,20 +6,13 @@ and the offset at which each sample begins. This module stores where each docume
 finds a sample's documents by binary search when it is read. `bench --only megatron` measures both.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from grain_sft.errors import LayoutError
 from grain_sft.types import Ints
-
-if TYPE_CHECKING:
-    from jaxtyping import Int32, Int64, UInt
-
 
 _SEPARATE = 0.80  # the last epoch is shuffled by itself if the run needs less than this share of its samples
 
@@ -49,7 +42,7 @@ class Cut:
         """Return the number of epochs of `num_tokens` tokens that hold `num_samples` samples; None means one epoch."""
         return 1 if num_samples is None else max(1, -(-(num_samples * self.length + self.extra) // num_tokens))
 
-    def apart(self, num_samples: int | None, num_tokens: int) -> int | None:
+    def samples_before_last_epoch(self, num_samples: int | None, num_tokens: int) -> int | None:
         """Return the number of samples before the last epoch if megatron-core shuffles that epoch by itself, else None."""
         epochs = self.epochs_for(num_samples, num_tokens)
         if epochs == 1 or num_samples is None:
@@ -69,9 +62,9 @@ class Stream:
       shuffle: uint32 or int64 [samples], number of the sample at each place; None if samples are not shuffled.
     """
 
-    order: Int32[np.ndarray, " entries"]
-    ends: Int64[np.ndarray, " entries"]
-    shuffle: UInt[np.ndarray, " samples"] | Int64[np.ndarray, " samples"] | None
+    order: npt.NDArray[np.integer]
+    ends: Ints
+    shuffle: npt.NDArray[np.integer] | None
 
 
 def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cut, seed: int | None) -> Stream:
@@ -90,7 +83,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     num_tokens = int(sizes.sum(dtype=np.int64))
     if num_tokens < 1:
         raise LayoutError(f"{len(sizes)} documents have no tokens; expected 1 or more. Give a corpus with tokens.")
-    epochs, apart = cut.epochs_for(num_samples, num_tokens), cut.apart(num_samples, num_tokens)
+    epochs = cut.epochs_for(num_samples, num_tokens)
     count = cut.samples_in(epochs * num_tokens)
     if not count:
         raise LayoutError(
@@ -102,14 +95,18 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
         order = np.tile(documents, epochs)
         return Stream(order, ends_of(sizes, order), None)
     random = np.random.RandomState(seed)
-    parts = [np.tile(documents, part) for part in ((epochs,) if apart is None else (epochs - 1, 1))]
-    for part in parts:
-        random.shuffle(part)
-    order = parts[0] if apart is None else np.concatenate(parts)
-    shuffle = np.arange(count, dtype=np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
-    random.shuffle(shuffle[:apart])  # in place; of all samples if `apart` is None
-    if apart is not None:
-        random.shuffle(shuffle[apart:])
+    order = np.tile(documents, epochs)
+    dtype = np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
+    shuffle: npt.NDArray[np.integer] = np.arange(count, dtype=dtype)
+    split = cut.samples_before_last_epoch(num_samples, num_tokens)
+    if split is None:
+        random.shuffle(order)
+        random.shuffle(shuffle)
+    else:  # the last epoch by itself
+        random.shuffle(order[: -len(documents)])
+        random.shuffle(order[-len(documents) :])
+        random.shuffle(shuffle[:split])
+        random.shuffle(shuffle[split:])
     return Stream(order, ends_of(sizes, order), shuffle)
 
 
