@@ -77,7 +77,8 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     Raises:
       LayoutError, StorageError: The files are damaged, belong to other documents, or cannot be read.
     """
-    documents, size = finder_of(corpus, options).documents, options.source_group_size
+    documents = finder_of(corpus, options).documents
+    size = options.source_group_size
     borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
     groups = [_read(plan.folder, options.sequence_length, each) for each in plan.hashes]
     if _digest(groups) != plan.digest:
@@ -156,28 +157,31 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
     """Return the document of each piece. Raise a LayoutError unless the pieces are those of all documents."""
-    most, made_of = options.sequence_length, "It was made from other tokens, or with another EOS, BOS or boundaries."
-    number = np.searchsorted(documents.start, start, side="right") - 1
-    wrong = number < 0
+    row_length = options.sequence_length
+    reason = "It was made from other tokens, or with another EOS, BOS or boundaries."
+    document = np.searchsorted(documents.start, start, side="right") - 1
+    wrong = document < 0
     if len(documents) and not wrong.any():
-        before = start - documents.start[number]
-        wrong = (before % most != 0) | (stop - start != np.minimum(documents.length[number] - before, most))
+        tokens_before = start - documents.start[document]  # in the document
+        tokens_left = documents.length[document] - tokens_before
+        wrong = (tokens_before % row_length != 0) | (stop - start != np.minimum(tokens_left, row_length))
         if options.long_documents == "truncate":
-            wrong |= before > 0
+            wrong |= tokens_before > 0
     if wrong.any():
         at = int(wrong.argmax())
         raise LayoutError(
             f"{where} holds tokens {start[at]} to {stop[at]}, counted through the corpus; expected a document, or the part "
-            f"of one that fits into a row. {made_of}"
+            f"of one that fits into a row. {reason}"
         )
-    pieces = np.bincount(number, minlength=len(documents))
-    fragments = -(-documents.length // most)
+    pieces = np.bincount(document, minlength=len(documents))
+    fragments = -(-documents.length // row_length)
     expected = fragments if options.long_documents == "fragment" else np.ones_like(fragments)
     if (pieces != expected).any():
         at = int((pieces != expected).argmax())
-        found = f"holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}."
-        raise LayoutError(f"{where} {found} {made_of}")
-    return number
+        raise LayoutError(
+            f"{where} holds document {at} of the corpus in {pieces[at]} pieces; expected {expected[at]}. {reason}"
+        )
+    return document
 
 
 def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: str, use_array: bool | None) -> str:

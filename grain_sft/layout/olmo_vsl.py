@@ -65,27 +65,27 @@ class OlmoVslLayout(Layout):
         exponents = range(self.min_sequence_length.bit_length() - 1, self.sequence_length.bit_length())
         self.row_lengths = tuple(1 << exponent for exponent in exponents)
         self.boundaries, self._finder = boundaries, corpus.find_documents(boundaries)
-        found = self._finder.documents
-        self.highest_token = found.highest_token
-        by_files = corpus.has_boundary_files and boundaries == "auto"
-        whole = part_by_part(corpus) if by_files else found
-        documents, starts = zip(*(_chunks(whole, each, self.sequence_length) for each in self.row_lengths), strict=True)
-        self.row_counts = tuple(map(len, starts))
-        self._start: Ints = np.concatenate(starts)
-        self._document: Ints = np.concatenate(documents)
+        documents = self._finder.documents
+        self.highest_token = documents.highest_token
+        has_sidecars = corpus.has_boundary_files and boundaries == "auto"
+        to_cut = part_by_part(corpus) if has_sidecars else documents
+        chunks = [_chunks(to_cut, length, self.sequence_length) for length in self.row_lengths]
+        self.row_counts = tuple(len(starts) for _, starts in chunks)
+        self._document: Ints = np.concatenate([numbers for numbers, _ in chunks])
+        self._start: Ints = np.concatenate([starts for _, starts in chunks])
         if not len(self._start):
             raise LayoutError(
-                f"min_sequence_length={self.min_sequence_length} leaves no row: the longest of {len(whole)} documents has "
-                f"{whole.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
+                f"min_sequence_length={self.min_sequence_length} leaves no row: the longest of {len(to_cut)} documents has "
+                f"{to_cut.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
             )
-        if by_files:  # a document that continues in the next shard is counted once in `found`, but twice in `whole`
-            assert whole.shard_ends is not None and found.shard_ends is not None
-            shard = whole.shard_ends.searchsorted(self._document, side="right")
-            self._document -= (whole.shard_ends - found.shard_ends)[shard]
+        if has_sidecars:  # a document that continues in the next shard is one of `documents`, but two of `to_cut`
+            assert to_cut.shard_ends is not None and documents.shard_ends is not None
+            shard = to_cut.shard_ends.searchsorted(self._document, side="right")
+            self._document -= (to_cut.shard_ends - documents.shard_ends)[shard]
         self._ends: Ints = np.cumsum(self.row_counts)
         self._lengths = np.array(self.row_lengths, np.int64)
         self._offsets = ShardOffsets(corpus)
-        self._dropped = int(whole.length.sum()) - self._num_tokens
+        self._dropped = int(to_cut.length.sum()) - self._num_tokens
 
     @property
     def _num_tokens(self) -> int:

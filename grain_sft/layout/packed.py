@@ -49,8 +49,8 @@ class PackedLayout(Layout):
         as OLMo-core finds them in local files.
       bos_token_id: Token that must follow an EOS for the EOS to end a document; None for no such token.
       seed: Seed of an algorithm that packs each epoch anew.
-      epochs: Number of epochs that such an algorithm packs. The rows of the second epoch follow those of the first, and are to
-        be read in this order.
+      epochs: Number of epochs that such an algorithm packs. The rows of the second epoch follow those of the first. A run reads
+        them in this order, once.
       batch_rows: Rows of a global batch, for an algorithm that packs whole batches.
       cache_dir: Folder, or URL in a bucket, where plans are kept; None for the cache folder.
 
@@ -93,8 +93,18 @@ class PackedLayout(Layout):
                 f"epochs={epochs}: algorithm {algorithm} packs every epoch the same. Let the sampler count epochs, or choose "
                 f"{others}."
             )
-        options = (long_documents, source_group_size, ties, max_segments, boundaries, bos_token_id, seed, batch_rows)
-        self.packing = PackingOptions(sequence_length, algorithm, *options).checked()
+        self.packing = PackingOptions(
+            sequence_length,
+            algorithm,
+            long_documents=long_documents,
+            source_group_size=source_group_size,
+            ties=ties,
+            max_segments=max_segments,
+            boundaries=boundaries,
+            bos_token_id=bos_token_id,
+            seed=seed,
+            batch_rows=batch_rows,
+        ).checked()
         if max_segments is not None and not entry.bounds_segments:
             raise LayoutError(f"max_segments={max_segments}: algorithm {algorithm} can't limit the documents of a row.")
         if entry.packs_per_epoch:
@@ -173,12 +183,7 @@ class PackedLayout(Layout):
     @functools.cached_property
     def statistics(self) -> dict[str, int]:
         """Counts of `Layout.statistics` and of `Plan.counts`, over all epochs."""
-        counts = {"rows": len(self)}
-        counts["tokens"] = sum(int(plan.length.sum(dtype=np.int64)) for plan in self.plans)
-        counts["padding"] = len(self) * self.sequence_length - counts["tokens"]
-        counts["segments"] = sum(len(plan.start) for plan in self.plans)
-        counts["max_segments"] = max(int(np.diff(plan.ends, prepend=0).max(initial=0)) for plan in self.plans)
-        return counts | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
+        return super().statistics | {name: sum(plan.counts[name] for plan in self.plans) for name in COUNTS}
 
     def row_costs(self, rows: Ints | None = None) -> Ints:
         return super().row_costs(rows) if rows is not None else self._each_row(np.add)
@@ -207,8 +212,8 @@ class PackedLayout(Layout):
 
     @functools.cached_property
     def sources(self) -> Ints | None:
-        """Input and line of each of `documents`, as in `Corpus.sources`. A document that is not one of the corpus's own (see
-        `boundaries`) has the source of the corpus's document that holds its first token."""
+        """Input and line of each of `documents`, as in `Corpus.sources`. If `boundaries` or `bos_token_id` selects other
+        documents than the corpus's own, each has the source of the corpus's document that holds its first token."""
         sources = sources_of(self.corpus)
         if sources is None or self._finder is self.corpus.find_documents():
             return sources

@@ -53,13 +53,13 @@ class Plan:
         ends, begins = self.ends[rows], self.ends[rows - 1]
         begins[rows == 0] = 0
         counts = ends - begins
-        row = np.arange(len(rows)).repeat(counts)
-        firsts = counts.cumsum() - counts
-        within = np.arange(len(row)) - firsts[row]
+        row, within = expand_counts(counts)
         piece = begins[row] + within
         length = self.length[piece].astype(np.int64)
-        before = length.cumsum() - length
-        return row, before - before[firsts][row], self.start[piece], length, within + 1, self.document[piece]
+        tokens_before = length.cumsum() - length  # in all of these rows
+        first_of_row = counts.cumsum() - counts
+        column = tokens_before - tokens_before[first_of_row][row]
+        return row, column, self.start[piece], length, within + 1, self.document[piece]
 
 
 def load_plan(
@@ -82,7 +82,8 @@ def load_plan(
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
     """Return what decides a plan, ready for JSON: documents, options, and numpy's sort if the order of equal lengths is its.
 
-    Options that the algorithm ignores are 0. If its code is in another package, a hash of the code is an option, too.
+    `seed` and `epoch` are 0 if the algorithm does not pack each epoch anew. If its code is in another package, a hash of the
+    code is an option, too.
     """
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
     if algorithm.code is not None:
@@ -125,7 +126,7 @@ def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays
     for name, dtype in _DTYPES.items():
         if name not in arrays or arrays[name].dtype != dtype or arrays[name].ndim != 1:
             raise ValueError(f"its {name} is missing or not a {dtype} array [n]")
-    start, length, document, ends, counts = (arrays[name] for name in list(_DTYPES)[:5])
+    start, length, document, ends, counts, _ = (arrays[name] for name in _DTYPES)
     if not len(start) == len(length) == len(document) or len(counts) != len(COUNTS):
         raise ValueError("its columns are of different lengths")
     pieces = np.diff(ends, prepend=0)

@@ -75,7 +75,7 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
       Dicts of `rows_a_device`, `devices`, and three means over steps, each of a highest cost divided by a mean cost:
         shuffled: `over_devices` of steps of random rows.
         balanced: `over_devices` of steps whose rows cost about the same.
-        floor: What no distribution of the random rows can improve, because one device has the longest segment; 1 or more.
+        floor: Lower bound for any distribution of the random rows: some device has the longest segment. 1 or more.
     """
     rng = np.random.default_rng(0)
     figures = []

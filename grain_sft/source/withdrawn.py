@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,6 @@ from grain_sft.source.arrays import Arrays, Element, ReadRows
 from grain_sft.source.mixture import MixtureSource
 from grain_sft.source.npy import NpyDataSource, RowSource
 from grain_sft.types import Ints
-
-if TYPE_CHECKING:
-    from jaxtyping import Int64
-
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -42,8 +38,8 @@ class Withdrawals:
     def __init__(
         self,
         source: NpyDataSource | MixtureSource,
-        documents: Int64[np.ndarray, " documents"],
-        steps: Int64[np.ndarray, " documents"],
+        documents: Ints,
+        steps: Ints,
     ) -> None:
         layout = source.layout
         self._source, self._layout = source, layout

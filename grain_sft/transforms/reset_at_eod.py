@@ -1,9 +1,5 @@
 """ResetAtEod: segments or positions that begin anew after each EOD token, as in Megatron-LM and MaxText."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import grain
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +8,6 @@ from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import TransformError
 from grain_sft.source import Element
 from grain_sft.transforms.element import require_keys
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Integer
 
 
 class ResetAtEod(grain.transforms.Map):
@@ -71,10 +64,8 @@ class ResetAtEod(grain.transforms.Map):
             batch["inputs_position"] = batch["targets_position"] = positions
         return batch
 
-    def _begins(
-        self, tokens: Integer[np.ndarray, "*rows length"], segments: Integer[np.ndarray, "*rows length"]
-    ) -> Bool[np.ndarray, "*rows length"]:
-        """Return whether a segment begins at each token."""
+    def _begins(self, tokens: npt.NDArray[np.integer], segments: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Return whether a segment begins at each token: bool [L] or [rows, L], as `tokens` and `segments`."""
         begins: npt.NDArray[np.bool_] = np.ones(tokens.shape, np.bool_)
         np.equal(tokens[..., :-1], self.eod_token_id, out=begins[..., 1:])
         begins[..., 1:] |= segments[..., 1:] != segments[..., :-1]

@@ -37,25 +37,24 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
       short: Share of the tokens that best fit places.
     """
     totals = np.cumsum(lengths)
-    end = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1  # number of long documents
-    count = min(-(-int(totals[-1]) // capacity), end)
+    num_long = int(np.searchsorted(totals, totals[-1] * (1 - short))) + 1
+    num_rows = min(-(-int(totals[-1]) // capacity), num_long)
     bins = np.full(len(lengths), -1)
-    costs, spaces = np.zeros(count, np.int64), np.full(count, capacity)  # of each row
-    begin, rows = (
-        0,
-        np.arange(count),
-    )  # first document of the round, and the rows that get one, those of least cost first
-    while begin < end and len(rows):
-        documents = np.arange(begin, min(begin + len(rows), end))
-        begin += len(rows)
-        rows = rows[: len(documents)]
-        fits = spaces[rows] >= lengths[documents]
-        rows, documents = rows[fits], documents[fits]
-        bins[documents] = rows
-        costs[rows] += np.square(lengths[documents])
-        spaces[rows] -= lengths[documents]
-        rows = np.flatnonzero(spaces >= lengths[end - 1])
-        rows = rows[np.argsort(costs[rows], kind="stable")[: (len(rows) + 1) // 2]]
+    costs = np.zeros(num_rows, np.int64)
+    spaces = np.full(num_rows, capacity)
+    first = 0  # document of the round
+    rows = np.arange(num_rows)  # that get a document in the round, those of least cost first
+    while first < num_long and len(rows):
+        documents = np.arange(first, min(first + len(rows), num_long))
+        first += len(documents)
+        fits = spaces[rows[: len(documents)]] >= lengths[documents]
+        placed, used = documents[fits], rows[: len(documents)][fits]
+        bins[placed] = used
+        costs[used] += np.square(lengths[placed])
+        spaces[used] -= lengths[placed]
+        has_space = np.flatnonzero(spaces >= lengths[num_long - 1])  # for the shortest of the long documents
+        by_cost = has_space[np.argsort(costs[has_space], kind="stable")]
+        rows = by_cost[: (len(by_cost) + 1) // 2]
     unplaced = np.flatnonzero(bins < 0)
     bins[unplaced] = assign(lengths[unplaced], capacity, spaces=spaces)
     return bins

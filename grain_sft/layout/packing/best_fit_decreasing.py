@@ -33,9 +33,7 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
         means no open rows.
     """
     if spaces is None:
-        capacity = min(
-            capacity, int(lengths.sum())
-        )  # all documents fit into one row of this capacity, as into a longer one
+        capacity = min(capacity, int(lengths.sum()))  # a row that holds all documents needs no more
     few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
     if few or max_segments is not None:
@@ -45,9 +43,8 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
     """Assign documents row by row: each iteration places the next documents of one length that go to the same row."""
-    queues = {
-        space: deque(group.tolist()) for space, group in _by_space(open_spaces)
-    }  # rows by their space, oldest first
+    # Rows by their space, in the order in which they reached it.
+    queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
     documents = [0] * len(open_spaces)  # number in each row
     rows, counts = [], []
