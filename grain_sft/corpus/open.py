@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import importlib
 import os
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,9 +18,15 @@ from grain_sft.corpus.formats.mix import remap_path
 from grain_sft.corpus.formats.scanning import SUBSETS, Subset
 from grain_sft.corpus.shard import TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, MissingExtraError
+from grain_sft.registry import Registry
 from grain_sft.storage import RemoteOptions, files, inside, outside
 
 AUTO = "auto"
+
+TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
+    "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
+)
+"""Function of a path that returns a tokenizer with a `sha256`. Tokenizers are in a room that this one cannot import."""
 
 
 def open_corpus(
@@ -246,9 +251,8 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     given_sha256 = None
     path = files.normalize(given)
     if sha256 is not None and files.exists(path):
-        prepare = importlib.import_module("grain_sft.prepare")  # this room imports no lower room at its start
         with contextlib.suppress(MissingExtraError):  # without the tokenizers' package, names are compared
-            given_sha256 = prepare.load_tokenizer(path).sha256
+            given_sha256 = TOKENIZER_READERS["any"](path).sha256
     if given_sha256 is None and name is None:
         raise CorpusError(
             f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "
