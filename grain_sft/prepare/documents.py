@@ -157,7 +157,10 @@ class ChunkDocuments(Documents):
             if len(data) != header.end:
                 raise StorageError(f"{self._chunks.path(number)}: changed while in use. Prepare again.")
             chunk_tokens = np.frombuffer(data, self.token_dtype, header.tokens, header.tokens_at)
-            chunk_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
+            if header.all_loss:
+                chunk_loss = np.ones(header.tokens, self.loss_dtype)
+            else:
+                chunk_loss = np.frombuffer(data, self.loss_dtype, header.tokens, header.loss_at)
             for start, target, length in np.stack([starts, targets, lengths], axis=1)[part].tolist():
                 tokens[target : target + length] = chunk_tokens[start : start + length]
                 loss[target : target + length] = chunk_loss[start : start + length]
@@ -166,7 +169,10 @@ class ChunkDocuments(Documents):
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
         header, file = self.headers[part], self._file(part)
         _read_into(file, header.tokens_at + start * tokens.itemsize, tokens)
-        _read_into(file, header.loss_at + start * loss.itemsize, loss)
+        if header.all_loss:
+            loss[:] = 1
+        else:
+            _read_into(file, header.loss_at + start * loss.itemsize, loss)
 
     def sources(self, ids: Ids) -> Iterator[npt.NDArray[np.int64]]:
         """See `Documents.sources`. Reads no tokens."""
