@@ -2,7 +2,7 @@
 
 A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
 the chat is rendered again with each character of its texts exchanged for one that the chat does not have, such as "h" for
-U+F0000. Every other character is the template's, and so are the control tokens there. Exchanging the characters back must give
+U+20001. Every other character is the template's, and so are the control tokens there. Exchanging the characters back must give
 the chat again. If it does not, the template changes texts: the ids of its control tokens are known, but not their places.
 
 In most chats the template's text depends on the roles alone, and `RenderedChat.contents` tells it apart without this.
@@ -34,7 +34,9 @@ Find = Callable[[str], list[Control]]
 """Function that returns the control tokens of a text."""
 
 _STAND_IN = "\U00020000"  # a letter that replaces a whole text
-_EXCHANGED = re.compile("[\U000f0000-\U0010fffd]+")  # what `unused_characters` returns
+_LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, exchanged for letters and digits
+_OTHERS = range(0x100000, 0x10FFFE)  # private characters, exchanged for all others
+_EXCHANGED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
 _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # characters that JSON escapes
 
 
@@ -69,11 +71,15 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     table = str.maketrans(exchange)
     back = str.maketrans({after: before for before, after in exchange.items()})
     keys, compared = chat.template.literals
+    kept_keys = _kept_keys(keys, special)
 
-    def exchange_text(text: str) -> str:
+    def exchange_all(text: str) -> str:
+        return text.translate(table)
+
+    def exchange_uncompared(text: str) -> str:
         """Exchange a text except for words that the template compares texts with, such as "</think>".
 
-        A word that overlaps the spelling of a control token is exchanged, too.
+        Such a word is exchanged after all if it overlaps the spelling of a control token.
         """
         spelled = [match.span() for match in special.pattern.finditer(text)]
         parts, stop = [], 0
@@ -83,18 +89,29 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
                 stop = match.end()
         return "".join([*parts, text[stop:].translate(table)])
 
-    exchanged = _render_exchanged(chat, _kept_keys(keys, special), exchange_text)
-    if exchanged is None:
+    plain = _render_exchanged(chat, kept_keys, exchange_all)
+    if plain is None:
         raise RecordError("messages: the chat template refuses them with other texts, so its own text is unknown.")
-    starts = [0, *(match.end() for match in _EXCHANGED.finditer(exchanged))]
-    controls = _controls_in(_EXCHANGED.split(exchanged), starts, find)
-    return Expected(controls, placed=exchanged.translate(back) == chat.text)
+    expected = Expected(_controls_of_template(plain, find), placed=plain.translate(back) == chat.text)
+    if expected.placed:
+        return expected
+    careful = _render_exchanged(chat, kept_keys, exchange_uncompared)
+    if careful is None or careful.translate(back) != chat.text:
+        return expected
+    placed = Expected(_controls_of_template(careful, find), placed=True)
+    return placed if placed.ids == expected.ids else expected
 
 
 @functools.lru_cache(maxsize=KEPT)
 def _find_once(find: Find, text: str) -> list[Control]:
     """Return `find(text)`, cached: chats with the same roles have the same text of the template."""
     return find(text)
+
+
+def _controls_of_template(exchanged: str, find: Find) -> list[Control]:
+    """Return the control tokens of a chat that is rendered with exchanged texts."""
+    starts = [0, *(match.end() for match in _EXCHANGED.finditer(exchanged))]
+    return _controls_in(_EXCHANGED.split(exchanged), starts, find)
 
 
 def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
@@ -112,11 +129,18 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
 
 
 def _exchange(chat: RenderedChat) -> dict[str, str]:
-    """Return the character that replaces each character in the chat's texts, except spaces and what JSON escapes."""
+    """Return the character that replaces each character in the chat's texts: for letters and digits a letter.
+
+    Spaces and characters that JSON escapes are not replaced.
+    """
     values = [chat.messages, chat.tools]
     used = {char for _, text in strings(values) for char in text if not char.isspace() and char not in _ESCAPED}
-    others = unused_characters(len(used), values, chat.template.source, chat.text)
-    return dict(zip(sorted(used), others, strict=True))
+    letters = {char for char in used if char.isalnum()}
+    exchange: dict[str, str] = {}
+    for characters, codes in ((letters, _LETTERS), (used - letters, _OTHERS)):
+        others = unused_characters(len(characters), values, chat.template.source, chat.text, codes=codes)
+        exchange |= zip(sorted(characters), others, strict=True)
+    return exchange
 
 
 @functools.lru_cache(maxsize=16)
@@ -124,11 +148,15 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
     """Return the keys of messages that need no exchange: `content`, and names that can't overlap a control token."""
     spellings = [spelling.lower() for spelling in special.spellings]
 
-    def overlaps(key: str) -> bool:
-        return any(key in spelling or spelling in key for spelling in spellings)
+    def overlaps(key: str, spelling: str) -> bool:
+        at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
+        return at_an_end or key in spelling or spelling in key
 
-    names = {key for key in keys if key.isascii() and key.isidentifier() and not overlaps(key.lower())}
-    return frozenset(names | {"content"})
+    def is_kept(key: str) -> bool:
+        is_name = key.isascii() and key.isidentifier()
+        return key == "content" or (is_name and not any(overlaps(key.lower(), spelling) for spelling in spellings))
+
+    return frozenset(filter(is_kept, keys))
 
 
 def _render_exchanged(chat: RenderedChat, kept_keys: frozenset[str], exchange: Callable[[str], str]) -> str | None:

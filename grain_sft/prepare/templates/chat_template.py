@@ -3,7 +3,7 @@
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from grain_sft.errors import RecordError, import_extra
@@ -144,11 +144,11 @@ def with_reasoning(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return with_both_keys
 
 
-def unused_characters(count: int, *values: Any) -> str:
-    """Return `count` characters of the private-use planes that occur in no string of the values."""
+def unused_characters(count: int, *values: Any, codes: Iterable[int] = range(0xF0000, 0x10FFFE)) -> str:
+    """Return `count` characters that occur in no string of the values. By default they are from the private-use planes."""
     used = {character for _, text in strings(list(values)) for character in set(text)}
-    codes = (code for code in range(0xF0000, 0x10FFFE) if code & 0xFFFE != 0xFFFE)  # those are no characters
-    unused = "".join(itertools.islice((character for character in map(chr, codes) if character not in used), count))
+    usable = (chr(code) for code in codes if code & 0xFFFE != 0xFFFE)  # U+FFFE and U+FFFF of a plane are no characters
+    unused = "".join(itertools.islice((character for character in usable if character not in used), count))
     if len(unused) < count:
         raise RecordError("messages: have too many different characters to follow them through a chat template.")
     return unused
