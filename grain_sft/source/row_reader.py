@@ -48,6 +48,7 @@ class RowReader:
         assert corpus.rows is not None
         shards, self._length = corpus.shards, corpus.rows.sequence_length
         self._row, self._wide = corpus.rows.dtype(corpus.dtype), corpus.dtype.itemsize == 4
+        self._fields = self._row.names or ()
         self._counting = Counting(self._length) if corpus.rows.most_segments else None
         self._all_take_loss = not corpus.rows.segments_dtype
         self._first_rows: Ints = np.cumsum([0] + [shard.num_tokens // self._length for shard in shards])[:-1]
@@ -99,8 +100,8 @@ class RowReader:
         try:
             for table, row in block.by_ends:
                 ends = table[1 : 1 + table[0]].tolist()
-                if len(ends) != table[0] or min(ends, default=1) < 1 or max(ends, default=0) > self._length:
-                    raise IndexError
+                if len(ends) != table[0] or (ends and (min(ends) < 1 or ends[0] > self._length)):
+                    raise IndexError  # `fill` finds later ends that are beyond the row or before the end before them
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
             raise CorpusError(
@@ -113,28 +114,30 @@ class RowReader:
         count, length = tokens.shape
         size = max(1, min(count, (_BLOCK_TOKENS if self._counting is None else 2 * _BLOCK_TOKENS) // length))
         memory = Arrays().empty((size, self._row.itemsize), np.uint8, 1)  # reused by all blocks
-        fields = (self._row.fields or {}).items()
-        fields_of = {name: memory[:, at : at + field.itemsize].view(field.base) for name, (field, at, *_) in fields}
-        stored = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}
-        sidecars = memory[:, fields_of["tokens"].nbytes // size :] if self._wide else memory
-        sidecar_bytes = [each.data.cast("B") for each in sidecars]
+        stored = memory.view(self._row)[:, 0]
+        widened = {"positions": positions, "segment_ids": segments, "target_segment_ids": target_segments}
+        # tokens of 4 bytes are read into the batch itself, and only what follows them into `memory`
+        num_token_bytes = stored["tokens"].nbytes // size if self._wide else 0
+        row_bytes = [row[num_token_bytes:].data for row in memory]
         blocks = []
         for begin in range(0, count, size):
-            here = slice(begin, min(begin + size, count))
-            sources = {name: field[: here.stop - begin] for name, field in fields_of.items()}
-            copied: list[tuple[Any, Any, Any]] = [] if self._wide else [(tokens[here], ..., sources["tokens"])]
-            following = tokens[here].reshape(-1).data[1:]  # the copy after this one corrects each row's last target
-            copied.append((targets[here].reshape(-1).data[:-1], slice(None), following))
-            copied.append((targets[here, -1], ..., ZERO))
-            copied += [(array[here], ..., sources[name]) for name, array in stored.items() if name in sources]
-            buffers: list[Buffers] = [(each,) for each in sidecar_bytes[: here.stop - begin]]
+            rows = slice(begin, min(begin + size, count))
+            stored = stored[: rows.stop - begin]  # only the last block is shorter
+            buffers: list[Buffers] = [(each,) for each in row_bytes[: len(stored)]]
+            copied: list[tuple[Any, Any, Any]] = []
             if self._wide:
-                buffers = list(zip(stack.rows[here], sidecar_bytes, strict=False))
+                buffers = list(zip(stack.rows[rows], row_bytes, strict=False))
+            else:
+                copied.append((tokens[rows], ..., stored["tokens"]))
+            # one copy shifts all rows; what it puts at the end of a row, a token of the next row, is set to 0 after it
+            copied.append((targets[rows].reshape(-1).data[:-1], slice(None), tokens[rows].reshape(-1).data[1:]))
+            copied.append((targets[rows, -1], ..., ZERO))
+            copied += [(array[rows], ..., stored[name]) for name, array in widened.items() if name in self._fields]
             by_ends = []
             if self._counting is not None:
-                rows = (SegmentRow(stack, number, self._counting) for number in range(here.start, here.stop))
-                by_ends = list(zip((table.view(np.int64).data for table in sources["ends"]), rows, strict=False))
-            blocks.append(_Block(here, buffers, copied, by_ends))
+                for row, ends in enumerate(stored["ends"], begin):
+                    by_ends.append((ends.view(np.int64).data, SegmentRow(stack, row, self._counting)))
+            blocks.append(_Block(rows, buffers, copied, by_ends))
         return blocks
 
     def _read_loss(self, reader: ShardReader, shards: Ints | None, rows: Ints) -> npt.NDArray[Any]:
