@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from grain_sft.errors import import_extra
-from grain_sft.pipeline import Observer, Run, count_arrivals, most_uncounted, standing_observers
+from grain_sft.pipeline import MOST_UNCOUNTED, Arrival, Observer, count_batches, standing_observers
 from grain_sft.storage import activity
 
 if TYPE_CHECKING:
@@ -65,24 +65,17 @@ class BulkHistogram:
 
 
 class Metrics(Observer):
-    """Observer that counts batches made and handed out, and exports the counters of `grain_sft.storage.activity`.
+    """Observer that counts batches made and delivered, and exports the counters of `grain_sft.storage.activity`.
 
-    Each process has one. For each batch it only appends the numbers to lists, and counts them when the metrics are collected: a
-    dozen calls of prometheus_client would take longer than copying a small batch. With $PROMETHEUS_MULTIPROC_DIR, a folder that
-    processes share, each batch is counted at once. Without prometheus_client nothing is exported.
+    Each process has one. Batches are counted when the metrics are collected, many at once: a dozen calls of prometheus_client
+    would take longer than copying a small batch. With $PROMETHEUS_MULTIPROC_DIR, a folder that processes share, each batch is
+    counted at once. Without prometheus_client nothing is exported.
     """
 
     def __init__(self) -> None:
-        # of batches that are not exported yet
-        self._make_seconds: list[float] = []
-        self._wait_seconds: list[float] = []
-        self._step_after = 0
-        self._most_uncounted = most_uncounted()
-        self._in_folder = not self._most_uncounted
         self._lock = threading.Lock()
         # no fork while a metric changes: the metric's own lock would stay locked in the child
         os.register_at_fork(before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._forked)
-        self._histograms: dict[str, Any] = {}
         self._counters: dict[str, Any] = {}
         self._exported = dict.fromkeys(activity.counts, 0)  # values of `activity.counts` that the counters include
         try:
@@ -91,7 +84,7 @@ class Metrics(Observer):
             return
         # no registry: `collect` of this object returns their values
         histogram: Any = BulkHistogram
-        if self._in_folder:  # only prometheus_client's own can write to the folder
+        if not MOST_UNCOUNTED:  # only prometheus_client's own can write to the folder
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
         text = "Step of the next batch to be handed out."
@@ -104,56 +97,50 @@ class Metrics(Observer):
         REGISTRY.register(self)
 
     def _forked(self) -> None:
-        """Drop, in a forked child, what is not counted yet: the parent counts it."""
-        self._make_seconds, self._wait_seconds = [], []
+        """Leave, in a forked child, the counts of the parent to the parent."""
         self._exported = dict(activity.counts)
         self._lock.release()
 
-    def batch_made(self, pipeline: Run, step: int, seconds: float) -> None:
-        self._make_seconds.append(seconds)
-        if len(self._make_seconds) > self._most_uncounted:
-            self._count()
-
-    def batches_counted(
-        self, steps: Sequence[int], rows: Sequence[int], tokens: Sequence[int], seconds: Sequence[float]
-    ) -> None:
-        activity.count("rows", int(sum(rows)))
-        activity.count("tokens", int(sum(tokens)))
-        self._wait_seconds.extend(seconds)
-        self._step_after = steps[-1] + 1
-        self._count()
-
-    def _count(self) -> None:
-        """Export what changed since the last call."""
+    def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
+        if not self._counters:
+            return
+        _, steps, rows, tokens, requested, arrived = zip(*arrivals, strict=True) if arrivals else ((),) * 6
+        activity.count("rows", sum(rows))
+        activity.count("tokens", sum(tokens))
         with self._lock:
-            seconds = {"wait": _take(self._wait_seconds), "make": _take(self._make_seconds)}
-            for kind, histogram in self._histograms.items():
-                if self._in_folder:
-                    for value in seconds[kind]:
-                        histogram.observe(value)
-                else:
-                    histogram.observe(seconds[kind])
+            self._observe("make", make_seconds)
+            self._observe("wait", np.subtract(arrived, requested).tolist())
+            if steps:
+                self._next_step.set(steps[-1] + 1)
+        self._export_counts()
+
+    def _observe(self, kind: str, seconds: Sequence[float]) -> None:
+        histogram = self._histograms[kind]
+        if isinstance(histogram, BulkHistogram):
+            histogram.observe(seconds)
+        else:
+            for value in seconds:
+                histogram.observe(value)
+
+    def _export_counts(self) -> None:
+        """Add to the counters what `activity.counts` gained since the last call."""
+        with self._lock:
             for name, counter in self._counters.items():
                 value = activity.counts[name]
                 if value != self._exported[name]:
                     counter.inc(value - self._exported[name])
                     self._exported[name] = value
-            if seconds["wait"] and self._counters:
-                self._next_step.set(self._step_after)
 
     def collect(self) -> list[Metric]:
         """Return the current metrics, as prometheus_client's collector protocol requires."""
-        count_arrivals()
-        self._count()
+        count_batches()  # calls `batches_counted`
+        self._export_counts()
         with self._lock:
             return [family for metric in self._metrics for family in metric.collect()]
 
-
-def _take(values: list[float]) -> list[float]:
-    """Remove and return the items of a list. Other threads may append to it meanwhile."""
-    taken = values[:]
-    del values[: len(taken)]
-    return taken
+    def describe(self) -> list[Metric]:
+        """Return no metrics. Without this method prometheus_client would collect them while this object is made."""
+        return []
 
 
 @functools.cache
@@ -179,7 +166,7 @@ def start_server(port: int = 9431, address: str = "127.0.0.1") -> int:
     prometheus_client = import_extra("prometheus_client", "a server of metrics", "prometheus-client", "metrics")
     standing_observers()
     registry = prometheus_client.REGISTRY
-    if not most_uncounted():
+    if not MOST_UNCOUNTED:
         from prometheus_client import multiprocess
 
         registry = prometheus_client.CollectorRegistry()

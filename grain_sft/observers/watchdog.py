@@ -23,7 +23,7 @@ from time import perf_counter
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import ObservedIterator, Observer, Run, count_arrivals
+from grain_sft.pipeline import ObservedIterator, Observer, Run
 from grain_sft.source import workers
 from grain_sft.storage import activity
 
@@ -77,11 +77,10 @@ class _Watch:
 class _IteratorWatch(_Watch):
     """Watch of an iterator, which also logs summaries."""
 
-    def __init__(self, stall: float, summary: float, iterator: ObservedIterator, watchdog: Watchdog) -> None:
+    def __init__(self, stall: float, summary: float, iterator: ObservedIterator) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
         self._stats = iterator.stats
-        self._watchdog = watchdog
         self._last_summary = perf_counter()
         self._stats_then = copy.copy(iterator.stats)
 
@@ -95,10 +94,10 @@ class _IteratorWatch(_Watch):
             step, since = wait
             lines = self._describe(iterator)
             if self._stats.waiting == wait:  # else the batch came meanwhile
-                self._watchdog.stalled.add((id(iterator.pipeline), step))
+                self._stats.stalled = wait
                 logging.warning("Step %d: no batch after %.1f s.\n  %s", step, now - since, "\n  ".join(lines))
         if self.summary and now - self._last_summary >= self.summary:
-            self._log_summary(now)
+            self._log_summary(iterator, now)
         return True
 
     def _describe(self, iterator: ObservedIterator) -> list[str]:
@@ -109,17 +108,16 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        recent = list(activity.recent)
+        stats, recent = iterator.stats, list(activity.recent)  # in this order: reading `stats` counts
         if recent:
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
-        if self._stats.steps:
-            lines.append(f"before, the training loop took {_short(self._stats.elsewhere / self._stats.steps)} a step")
+        if stats.steps:
+            lines.append(f"before, the training loop took {_short(stats.elsewhere / stats.steps)} a step")
         return lines
 
-    def _log_summary(self, now: float) -> None:
+    def _log_summary(self, iterator: ObservedIterator, now: float) -> None:
         """Log what happened since the last summary."""
-        count_arrivals()
-        before, stats = self._stats_then, copy.copy(self._stats)
+        before, stats = self._stats_then, copy.copy(iterator.stats)
         seconds = now - self._last_summary
         self._last_summary, self._stats_then = now, stats
         steps = stats.steps - before.steps
@@ -151,14 +149,9 @@ class _WorkerWatch(_Watch):
 
 
 class Watchdog(Observer):
-    """Observer that logs stalls and summaries of all iterators of this process.
-
-    Attributes:
-      stalled: Pairs of a pipeline's id and a step whose stall was logged and has not ended.
-    """
+    """Observer that logs stalls and summaries of all iterators of this process."""
 
     def __init__(self) -> None:
-        self.stalled: set[tuple[int, int]] = set()
         self._has_ended = False
         self._reset()
         atexit.register(self._end)
@@ -175,27 +168,19 @@ class Watchdog(Observer):
     def iterator_opened(self, iterator: ObservedIterator) -> None:
         stall, summary = _seconds(STALL_VARIABLE), _seconds(SUMMARY_VARIABLE)
         if stall or summary:
-            self._add(iterator.stats, _IteratorWatch(stall, summary, iterator, self))
+            self._add(id(iterator), _IteratorWatch(stall, summary, iterator))
 
     def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))
 
-    def batch_awaited(self, iterator: ObservedIterator, step: int, seconds: float) -> None:
-        self._log_end_of_stall(iterator.pipeline, step, "came", seconds)
-
-    def batch_failed(self, iterator: ObservedIterator, step: int, seconds: float, error: BaseException) -> None:
-        self._log_end_of_stall(iterator.pipeline, step, "failed", seconds)
-
-    def _log_end_of_stall(self, pipeline: Run, step: int, outcome: str, seconds: float) -> None:
-        if (id(pipeline), step) in self.stalled:
-            self.stalled.discard((id(pipeline), step))
-            logging.warning("Step %d %s after %.1f s.", step, outcome, seconds)
+    def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
+        logging.warning("Step %d %s after %.1f s.", step, "came" if error is None else "failed", seconds)
 
     def iterator_closed(self, iterator: ObservedIterator) -> None:
         with self._lock:
-            self._watches.pop(iterator.stats, None)
+            self._watches.pop(id(iterator), None)
 
     def _add(self, key: object, watch: _IteratorWatch | _WorkerWatch) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""The tables of observers and viewers, and the calls of observers where batches are made and counted."""
+"""The tables of observers and viewers, and the counts of batches that iterators deliver."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import TypeVar
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline.run import Observer, Run
+from grain_sft.pipeline.run import Arrival, Observer, Run
 from grain_sft.registry import Registry
 from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock, activity
+
+T = TypeVar("T")
 
 OBSERVERS: Registry[Callable[..., Observer]] = Registry(
     "observer",
@@ -30,10 +32,8 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
 VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.terminal:show"})
 """Functions of a pipeline, a step, rows and a tokenizer that `Pipeline.show` calls, by name."""
 
-
-def most_uncounted() -> int:
-    """Return the number of batches that may wait to be counted. It is 0 if other processes read the metrics from a folder."""
-    return 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
+MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
+"""Number of batches that may wait to be counted. Where other processes read the metrics, from a folder, none may."""
 
 
 @functools.cache
@@ -47,14 +47,78 @@ def observers_of(pipeline: Run) -> tuple[Observer, ...]:
     return (*standing_observers(), *pipeline.observers)
 
 
-def overridden(name: str, observers: Sequence[Observer]) -> list[Callable[..., None]]:
-    """Return the methods `name` of the observers that override it. Calls of empty methods take a microsecond a batch."""
-    return [getattr(each, name) for each in observers if getattr(type(each), name) is not getattr(Observer, name)]
+class IteratorStats:
+    """Counts of the batches that an iterator delivered, and the wait for the next one.
+
+    Attributes:
+      steps, tokens: Numbers of batches, and of their tokens, padding included.
+      waited: Seconds inside `next`.
+      elsewhere: Seconds that the training loop spent between a batch and the next call of `next`.
+      longest: Longest wait, in seconds; the reader may set it to 0.
+      next_step: Step after the last one that arrived.
+      waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
+      stalled: Value of `waiting` whose end an observer wants to know: it sets this, and gets a call of `stall_ended`.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.tokens = self.next_step = 0
+        self.waited = self.elsewhere = self.longest = 0.0
+        self.waiting: tuple[int, float] | None = None
+        self.stalled: tuple[int, float] | None = None
+        self._last_arrival = 0.0
+
+    def count(self, arrival: Arrival) -> bool:
+        """Count a batch. Return False if it is counted already: `next` was interrupted, and delivered it again."""
+        _, step, _, tokens, requested_at, arrived_at = arrival
+        if arrived_at <= self._last_arrival:
+            return False
+        if self.steps:
+            self.elsewhere += requested_at - self._last_arrival
+        self.steps += 1
+        self.tokens += tokens
+        self.next_step = step + 1
+        self.waited += arrived_at - requested_at
+        self.longest = max(self.longest, arrived_at - requested_at)
+        self._last_arrival = arrived_at
+        return True
 
 
-@functools.cache
-def _standing_made() -> list[Callable[..., None]]:
-    return overridden("batch_made", standing_observers())
+arrivals: list[Arrival] = []
+"""Batches that iterators delivered and that are not counted yet. Counting each at once takes as long as 5 % of a batch of
+windows (`bench --only windows`), because it reads and writes many objects that are not in the processor's cache."""
+
+_make_seconds: list[float] = []
+"""Seconds that it took to make each batch that is not counted yet."""
+
+_counting = ForkSafeLock()
+
+
+def count_batches() -> None:
+    """Count the batches that were made or delivered since the last call: in the stats of their iterators, in
+    `activity.recent`, and in the observers of this process."""
+    with _counting.lock:
+        make_seconds, delivered = _taken(_make_seconds), _taken(arrivals)
+        delivered = [arrival for arrival in delivered if arrival[0].count(arrival)]
+        activity.recent.extend(make_seconds)
+        if make_seconds or delivered:
+            for observer in standing_observers():
+                observer.batches_counted(make_seconds, delivered)
+
+
+def _taken(values: list[T]) -> list[T]:
+    """Remove and return the items of a list. Other threads may append to it meanwhile."""
+    taken = values[:]
+    del values[: len(taken)]
+    return taken
+
+
+def _forked() -> None:
+    """Drop, in a forked child, what is not counted yet: the parent counts it."""
+    arrivals.clear()
+    _make_seconds.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def make_batch(pipeline: Run, step: int) -> Element:
@@ -67,96 +131,18 @@ def make_batch(pipeline: Run, step: int) -> Element:
     finally:
         activity.making.pop(thread, None)
     seconds = time.perf_counter() - since
-    activity.recent.append(seconds)
-    for made in _standing_made():
-        made(pipeline, step, seconds)
+    _make_seconds.append(seconds)
+    if len(_make_seconds) > MOST_UNCOUNTED:
+        count_batches()
     for observer in pipeline.observers:
         observer.batch_made(pipeline, step, seconds)
     return batch
 
 
-_uncounted: list[Any] = []
-"""Batches that arrived at iterators and are not counted yet. Six values each, in one flat list, which leaves the garbage
-collector no objects to walk over: the iterator's stats, step, rows, tokens, and the times of the request and of the arrival."""
-
-_counting = ForkSafeLock()
-os.register_at_fork(after_in_child=_uncounted.clear)
-
-
-def count_arrivals() -> None:
-    """Count the batches that arrived since the last call, in the stats of their iterators and in the metrics."""
-    with _counting.lock:
-        values = _uncounted[:]
-        del _uncounted[: len(values)]
-        stats, steps, rows, tokens, requested, arrived = (values[field::6] for field in range(6))
-        for each, *of_batch in zip(stats, steps, tokens, requested, arrived, strict=True):
-            each.add(*of_batch)
-    if values:
-        seconds = [end - begin for begin, end in zip(requested, arrived, strict=True)]
-        for observer in standing_observers():
-            observer.batches_counted(steps, rows, tokens, seconds)
-
-
-class _Count:
-    """Attribute of `IteratorStats`: a count of all batches that have arrived by the time it is read."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = f"_{name}"
-
-    def __get__(self, stats: IteratorStats | None, owner: type) -> Any:
-        if stats is None:
-            return self
-        count_arrivals()
-        return getattr(stats, self._name)
-
-    def __set__(self, stats: IteratorStats, value: float) -> None:
-        setattr(stats, self._name, value)
-
-
-class IteratorStats:
-    """Counts of the batches that an iterator delivered.
-
-    `next` appends to a list, and the counts are made when they are read: counting takes as long as 5 % of a batch of windows
-    (`bench --only windows`), because it reads and writes many objects that are not in the processor's cache.
-
-    Attributes:
-      steps, tokens: Numbers of batches, and of their tokens, padding included.
-      waited: Seconds inside `next`.
-      elsewhere: Seconds that the training loop spent between a batch and the next call of `next`.
-      longest: Longest wait, in seconds; the reader may set it to 0.
-      waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
-      next_step: Step after the last one that `next` waited for.
-    """
-
-    steps, tokens, next_step = _Count(), _Count(), _Count()
-    waited, elsewhere, longest = _Count(), _Count(), _Count()
-
-    def __init__(self) -> None:
-        self._steps = self._tokens = self._next_step = 0
-        self._waited = self._elsewhere = self._longest = self._ended = 0.0
-        self._most_uncounted = 6 * most_uncounted()
-        self.waiting: tuple[int, float] | None = None
-
-    def arrived(self, step: int, batch: object, since: float) -> tuple[int, int, float]:
-        """Record a batch that was requested at `since`. Return its rows, its tokens and the seconds of the wait."""
-        now = time.perf_counter()
-        try:
-            shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
-            rows, tokens = shape[0], math.prod(shape)
-        except (AttributeError, TypeError, IndexError, StopIteration):  # a transform returned something else
-            rows = tokens = 0
-        _uncounted.extend((self, step, rows, tokens, since, now))
-        if len(_uncounted) > self._most_uncounted:
-            count_arrivals()
-        return rows, tokens, now - since
-
-    def add(self, step: int, tokens: int, since: float, now: float) -> None:
-        """Count a batch that was requested at `since` and arrived at `now`."""
-        if self._ended:
-            self._elsewhere += since - self._ended
-        self._steps += 1
-        self._tokens += tokens
-        self._next_step = step + 1
-        self._waited += now - since
-        self._longest = max(self._longest, now - since)
-        self._ended = now
+def batch_size(batch: object) -> tuple[int, int]:
+    """Return the numbers of rows and of tokens of a batch; 0 and 0 if a transform returned something else than arrays."""
+    try:
+        shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
+        return shape[0], math.prod(shape)
+    except (AttributeError, TypeError, IndexError, StopIteration):
+        return 0, 0

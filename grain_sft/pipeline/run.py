@@ -58,10 +58,16 @@ class ObservedIterator(Protocol):
     """
 
     pipeline: Run
-    stats: Any
 
+    @property
+    def stats(self) -> Any: ...
     def worker_pids(self) -> list[int] | None:
         """Return the worker processes that make batches, the one whose turn it is first; None without worker processes."""
+
+
+Arrival = tuple[Any, int, int, int, float, float]
+"""A batch that an iterator delivered: the `IteratorStats` of the iterator, the step, the numbers of rows and of tokens, and the
+times of the request and of the arrival on `time.perf_counter`'s clock. A named tuple would take longer to make."""
 
 
 class Delivery(NamedTuple):
@@ -102,17 +108,13 @@ class Observer:
     def batch_handed_out(self, delivery: Delivery) -> None:
         """The trainer gets a batch now. If an exception interrupts the return, this is called again with the same object."""
 
-    def batch_awaited(self, iterator: ObservedIterator, step: int, seconds: float) -> None:
-        """A batch that was not ready was made, and `next` waited for it for `seconds`. It is handed out next."""
+    def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
+        """`next` waited for `step` for `seconds`, a wait that an observer had noted in `IteratorStats.stalled`. It got the
+        batch, or `error`. The next `next` tries a step that failed again."""
 
-    def batch_failed(self, iterator: ObservedIterator, step: int, seconds: float, error: BaseException) -> None:
-        """The batch of `step` failed after `next` had waited for `seconds`. The next `next` tries it again."""
-
-    def batches_counted(
-        self, steps: Sequence[int], rows: Sequence[int], tokens: Sequence[int], seconds: Sequence[float]
-    ) -> None:
-        """Batches arrived at iterators of this process: the step, rows, tokens and wait of each, in order. Only the observers
-        of the process are called, for up to `most_uncounted()` batches at once."""
+    def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
+        """This process made batches in `make_seconds` each, and its iterators delivered batches. Only the observers of the
+        process are called, for many batches at once."""
 
     def iterator_closed(self, iterator: ObservedIterator) -> None:
         """An iterator was closed. This is not called for an iterator that is collected."""

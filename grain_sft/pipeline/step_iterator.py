@@ -11,9 +11,9 @@ import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
-from grain_sft.pipeline.observer import IteratorStats, observers_of, overridden
+from grain_sft.pipeline.observer import MOST_UNCOUNTED, IteratorStats, arrivals, batch_size, count_batches, observers_of
 from grain_sft.pipeline.read_ahead import ReadAhead
-from grain_sft.pipeline.run import Delivery, Run
+from grain_sft.pipeline.run import Arrival, Delivery, Observer, Run
 
 T = TypeVar("T")
 
@@ -31,18 +31,17 @@ class StepIterator(grain.DatasetIterator[T]):
 
     Attributes:
       pipeline: Pipeline of the batches.
-      stats: Counts of delivered batches, and the step that `next` waits for.
     """
 
     _closed = True  # until Grain's constructor was called
     _makes_ahead: bool  # whether other threads or processes make the batches
 
     def __init__(self, pipeline: Run, start: int) -> None:
-        self._position: tuple[int, dict[int, tuple[T, Delivery | None]]] = checked_step(pipeline, start), {}
+        self._position: tuple[int, dict[int, tuple[T, Arrival, Delivery | None]]] = checked_step(pipeline, start), {}
         """Step to make next, and batches that were made and not delivered, by step. Replaced as a whole, never changed."""
-        self.pipeline, self.stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
-        self._handed_out = overridden("batch_handed_out", self._observers)
-        self._awaited = overridden("batch_awaited", self._observers)
+        self.pipeline, self._stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
+        # an empty method takes a microsecond a batch
+        self._recorders = [each for each in self._observers if type(each).batch_handed_out != Observer.batch_handed_out]
         self._lock = threading.RLock()
         self._ahead: ReadAhead[T] | None = None
         self._end, self._plain = pipeline.end_step, False
@@ -62,13 +61,19 @@ class StepIterator(grain.DatasetIterator[T]):
         """Return the worker processes that make batches, the one whose turn it is first; None without worker processes."""
         return None
 
+    @property
+    def stats(self) -> IteratorStats:
+        """Counts of all batches that were delivered by now, and the step that `next` waits for."""
+        count_batches()
+        return self._stats
+
     def __next__(self) -> T:
         taken = -1
         try:
             with self._lock:
                 step = self._offer()
                 following, waiting = self._position
-                batch, _ = made = waiting[step]
+                batch, _, _ = made = waiting[step]
                 rest = {each: waiting[each] for each in waiting if each != step} if len(waiting) > 1 else {}
                 taken = step
                 self._position = following, rest
@@ -86,9 +91,11 @@ class StepIterator(grain.DatasetIterator[T]):
             since, ahead = perf_counter(), self._ahead
             slot = ahead.slots.get(step) if ahead is not None and self._plain else None
             batch = self._wait(step, since) if slot is None or slot.value is None else slot.value
-            arrived = self.stats.arrived(step, batch, since)
-            delivery = Delivery(self.pipeline, step, self._writer(step), *arrived) if self._handed_out else None
-            waiting = {step: (batch, delivery)}
+            rows, tokens = batch_size(batch)
+            now, delivery = perf_counter(), None
+            if self._recorders:
+                delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
+            waiting = {step: (batch, (self._stats, step, rows, tokens, since, now), delivery)}
             self._position = step + 1, waiting
             if slot is not None and ahead is not None and step < ahead.due:
                 slot.value = None
@@ -96,30 +103,42 @@ class StepIterator(grain.DatasetIterator[T]):
                 self._ahead.advance(step + 1)
         else:
             step = min(waiting)
-        for handed_out in self._handed_out:
-            handed_out(waiting[step][1])
+        _, arrival, delivery = waiting[step]
+        arrivals.append(arrival)
+        if len(arrivals) > MOST_UNCOUNTED:
+            count_batches()
+        if delivery is not None:
+            for recorder in self._recorders:
+                recorder.batch_handed_out(delivery)
         return step
 
     def _wait(self, step: int, since: float) -> T:
-        """Return the batch of `step`, requested at `since`, and call the observers for the batch or its failure."""
+        """Return the batch of `step`, requested at `since`."""
         if self._closed:
             raise PipelineError("the iterator was closed. Make another with pipeline.iter(start_step=...).")
         if step >= self._end:
             self._stop()
             raise StopIteration
-        stats = self.stats
+        stats = self._stats
         stats.waiting = step, since
         try:
             batch = self._make(step)
             stats.waiting = None
-            for awaited in self._awaited:
-                awaited(self, step, perf_counter() - since)
+            if stats.stalled is not None:
+                self._end_stall(step, since, None)
             return batch
         except BaseException as error:
             stats.waiting = None
-            for observer in self._observers:
-                observer.batch_failed(self, step, perf_counter() - since, error)
+            if stats.stalled is not None:
+                self._end_stall(step, since, error)
             raise
+
+    def _end_stall(self, step: int, since: float, error: BaseException | None) -> None:
+        """Call the observers if the wait for `step`, which ended with a batch or `error`, was noted as a stall."""
+        stalled, self._stats.stalled = self._stats.stalled, None
+        if stalled == (step, since):  # else an earlier wait, which ended while an observer noted it
+            for observer in self._observers:
+                observer.stall_ended(step, perf_counter() - since, error)
 
     def _make(self, step: int) -> T:
         """Return the batch of `step`, which is made ahead. A subclass that may not make batches ahead overrides this."""
