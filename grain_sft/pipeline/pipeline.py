@@ -141,8 +141,8 @@ class Pipeline:
         """
         if columns is not None:
             start, stop = columns
-            part = self._of_columns(start, stop)
-            return cut_columns(part.read(step, slots), part.source.layout.first_column, start, stop)
+            first, part = self._of_columns(start, stop)
+            return cut_columns(part.read(step, slots), first, start, stop)
         if not len(slots) and self.source.layout.row_lengths:  # the source infers the length of a batch from its rows
             return {key: array[:0] for key, array in self.read(step, np.zeros(1, np.int64)).items()}
         return self._batch(step, self.sampler.rows_at(step, slots))
@@ -161,13 +161,15 @@ class Pipeline:
         """Return the runs that may have become this one when stages were added to their `count`: itself, without stages."""
         return [self]
 
-    def _of_columns(self, start: int, stop: int) -> Pipeline:
-        """Return a cached pipeline that reads the columns [start, stop) of the rows, or more, but not all if possible."""
+    def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:
+        """Return the first column to read for the columns [start, stop), and a cached pipeline whose rows begin there."""
         columns = columns_to_read(self.source.layout, self.transforms, start, stop)
-        if columns is not None and columns not in self._parts:
+        if columns is None:
+            return 0, self
+        if columns not in self._parts:
             source = self.source.columns(*columns)
             self._parts[columns] = Pipeline(source, self.planned_sampler, self.transforms, amendments=self.amendments)
-        return self if columns is None else self._parts[columns]
+        return columns[0], self._parts[columns]
 
     def source_at(self, step: int) -> RowSource:
         """Return the source as `step` reads it: without the documents that are withdrawn by then."""

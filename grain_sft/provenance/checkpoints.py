@@ -62,14 +62,13 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
         epoch, or in a mixture when every source has been read once.
 
     Returns:
-      Columns by name.
+      Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,
+      `steps_into_epoch` and `rows_into_epoch`. A run with stages has neither.
         step: Number of steps done.
         epoch: Epoch in which the next step begins, from 0.
         steps_into_epoch: Number of steps done that read only rows of that epoch.
         rows_into_epoch: Number of rows of that epoch that were read.
         rows, tokens: Totals of all batches so far, with padding and filling rows.
-      A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,
-      `steps_into_epoch` and `rows_into_epoch`. A run with stages has neither.
 
     Raises:
       SamplerError: `epochs` is more than the run has, or `every` is not an integer of at least 1.
