@@ -64,6 +64,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
     Returns:
       Columns by name. A mixture has columns `epoch of NAME` and `rows into epoch of NAME` for each source instead of `epoch`,
       `steps_into_epoch` and `rows_into_epoch`. A run with stages has neither.
+
         step: Number of steps done.
         epoch: Epoch in which the next step begins, from 0.
         steps_into_epoch: Number of steps done that read only rows of that epoch.
