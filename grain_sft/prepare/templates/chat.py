@@ -70,13 +70,14 @@ class Chat(Template):
             raise _refusal(error, conversation, self.special is None) from error
 
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
-        """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends it.
+        """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        A control token that does not come from the template, but from a message's text, does not end the turn.
+        If the token after `stop` is a control token in a message's text, the turn ends at `stop`.
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings
-        if expected.placed and is_control and end not in [control.stop for control in expected.controls]:
+        template_stops = [control.stop for control in expected.controls]
+        if expected.placed and is_control and end not in template_stops:
             return stop
         return end
 
@@ -118,7 +119,8 @@ def _refusal(error: UnexpectedControlError, conversation: Conversation, plain: b
         if error.text and error.text in text:
             return RecordError(f"{path}: {shown(error.text)} {error}. Remove it{option}.")
     for path, text in texts:
-        if beginnings and text.rstrip().endswith(beginnings):  # the template's text completes the token
+        # such as a text that ends in "<|im_", which the template's next text completes to "<|im_end|>"
+        if beginnings and text.rstrip().endswith(beginnings):
             return RecordError(
                 f"{path}: with the chat template's text around it, {shown(error.text)} {error}. Remove it{option}."
             )
@@ -139,13 +141,20 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 
 def _spans_of_turns(spans: Spans, chat: RenderedChat, turns: list[int]) -> Spans:
-    """Return the spans in the messages `turns`. The template marked all `spans`, one in each turn of the assistant."""
+    """Return the spans of the messages `turns`.
+
+    Args:
+      spans: Spans that the template marked in all turns of the assistant.
+      chat: Rendered chat.
+      turns: Indices of the messages that take loss. If the second of three turns has weight 0, `turns` lacks its index, and
+        the second of three spans is left out.
+    """
     assistants = [index for index, role in enumerate(chat.roles) if role == "assistant"]
     if len(turns) == len(assistants):
         return spans
     if len(assistants) != len(spans):
         counts = f"{len(spans)} spans in {len(assistants)} turns of the assistant"
-        raise RecordError(f"messages: the chat template marks {counts}, so the spans of weight 0 are unknown.")
+        raise RecordError(f"messages: the chat template marks {counts}, so the spans of turns of weight 0 are unknown.")
     return [span for index, span in zip(assistants, spans, strict=True) if index in turns]
 
 

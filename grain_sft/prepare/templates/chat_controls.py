@@ -2,10 +2,12 @@
 
 A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
 the chat is rendered again with each character of its texts exchanged for one that the chat does not have, such as "h" for
-U+20001. Every other character is the template's, and so are the control tokens there. Exchanging the characters back must give
-the chat again. If it does not, the template changes texts: the ids of its control tokens are known, but not their places.
+U+20001. All other characters of the new text come from the template, and so do the control tokens that they spell.
 
-In most chats the template's text depends on the roles alone, and `RenderedChat.contents` tells it apart without this.
+Exchanging the characters back must give the chat again. If it does not, the template changes texts, for example to upper case.
+Then the ids of the template's control tokens are known, but their places are not.
+
+Most chats are not rendered again: `RenderedChat.contents` has the spans of the contents, and the other text is the template's.
 """
 
 import bisect
@@ -41,7 +43,12 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 
 
 class Expected(NamedTuple):
-    """Control tokens that the template writes. If `placed` is False, the template changes texts and only the ids are right."""
+    """Control tokens that the template writes.
+
+    Attributes:
+      controls: Control tokens in the order of the chat.
+      placed: Whether their `start` and `stop` are right. If the template changes texts, only their ids are.
+    """
 
     controls: list[Control]
     placed: bool
@@ -95,6 +102,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     expected = Expected(_controls_of_template(plain, find), placed=plain.translate(back) == chat.text)
     if expected.placed:
         return expected
+    # without a word such as "</think>" the template may render another text: render with such words unchanged
     careful = _render_exchanged(chat, kept_keys, exchange_uncompared)
     if careful is None or careful.translate(back) != chat.text:
         return expected
@@ -129,9 +137,10 @@ def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> 
 
 
 def _exchange(chat: RenderedChat) -> dict[str, str]:
-    """Return the character that replaces each character in the chat's texts: for letters and digits a letter.
+    """Return the character that replaces each character in the chat's texts.
 
-    Spaces and characters that JSON escapes are not replaced.
+    A letter or digit becomes a letter, and a punctuation mark a private character. Spaces and characters that JSON escapes are
+    not replaced.
     """
     values = [chat.messages, chat.tools]
     used = {char for _, text in strings(values) for char in text if not char.isspace() and char not in _ESCAPED}
@@ -149,6 +158,7 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
     spellings = [spelling.lower() for spelling in special.spellings]
 
     def overlaps(key: str, spelling: str) -> bool:
+        """Return whether a text can have `key` and `spelling` at overlapping places, such as "end" and "<|im_end|>"."""
         at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
         return at_an_end or key in spelling or spelling in key
 

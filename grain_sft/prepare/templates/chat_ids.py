@@ -62,17 +62,21 @@ class Encoder(abc.ABC):
         """
 
     def _check(self, controls: list[Control], expected: Expected, text: str) -> None:
-        """Raise an UnexpectedControlError if the `controls` of a chat are not those expected."""
+        """Raise an UnexpectedControlError if the `controls` of a chat differ from the expected ones.
+
+        The error names the first unexpected control token. If the chat has fewer control tokens than expected, a message's
+        text has changed a token of the template, and the error names no token.
+        """
         ids = [control.id for control in controls]
         if controls == expected.controls or (not expected.placed and ids == expected.ids):
             return
         if expected.placed:
-            places = [(control.start, control.stop) for control in expected.controls]
-            surplus = [control for control in controls if (control.start, control.stop) not in places]
+            expected_spans = [(control.start, control.stop) for control in expected.controls]
+            unexpected = [control for control in controls if (control.start, control.stop) not in expected_spans]
         else:
-            surplus = [control for control in controls if control.id not in expected.ids] or controls
-        if surplus and len(controls) >= len(expected.controls):
-            number, start, stop = surplus[0]
+            unexpected = [control for control in controls if control.id not in expected.ids] or controls
+        if unexpected and len(controls) >= len(expected.controls):
+            number, start, stop = unexpected[0]
             raise UnexpectedControlError(f"becomes the special token {self._spellings[number]!r}", text[start:stop])
         raise UnexpectedControlError("changes a special token that the chat template writes")
 
@@ -102,8 +106,8 @@ class WholeChats(Encoder):
     def _plain(self, text: str, spans: Spans, controls: list[Control]) -> Rendered:
         """Encode a chat whose texts spell control tokens, such as a content with `<|im_end|>`.
 
-        In the tokenizer's `plain`, `<|im_end|>` is ordinary text, and the token has a longer name. The template's own
-        `controls` are replaced by these names, which moves the text after them.
+        The tokenizer `plain` encodes `<|im_end|>` as ordinary text, because it has a longer name for this control token. The
+        template's own `controls` are replaced by their longer names, so the text after each of them moves.
         """
         changed = ""
         stops = [0]  # start of the text, then the end of each control token
@@ -126,7 +130,7 @@ class WholeChats(Encoder):
         return Rendered(ids, _mask(encoded, [(shifted(start), shifted(stop)) for start, stop in spans]))
 
     def _encode(self, tokenizer: Any, text: str) -> tuple[Any, npt.NDArray[np.uint32], list[Control]]:
-        """Return the encoding, its ids, and its control tokens, whose spans leave out whitespace around them."""
+        """Return the encoding, its ids, and its control tokens. Their spans exclude spaces around the tokens."""
         try:
             encoded = tokenizer.encode(text, add_special_tokens=False)
         except Exception as error:  # tokenizers raises bare Exceptions
@@ -145,7 +149,7 @@ class WholeChats(Encoder):
         return encoded, ids, controls
 
     def _spells(self, number: int, piece: str) -> bool:
-        """Return whether a piece spells the token for unknown characters, such as "<unk>", and is not such a character."""
+        """Return whether a piece is the text "<unk>", the spelling of token `number`. Otherwise it is an unknown character."""
         normalized = piece if self._normalizer is None else self._normalizer.normalize_str(piece)
         return self._spellings[number] in piece or self._spellings[number] in normalized
 
@@ -153,8 +157,9 @@ class WholeChats(Encoder):
 class ChatPieces(Encoder):
     """Encoder of each text between two control tokens alone, by SentencePiece or tiktoken.
 
-    These never make control tokens of text. A document ends in the tokenizer's EOS. If the template writes one at the end,
-    whitespace after it is left out. Otherwise an EOS is added, and takes loss if it ends a turn that takes loss.
+    These libraries never make control tokens of text. A document ends in the tokenizer's EOS. If the template writes an EOS at
+    the end, whitespace after this EOS is left out. Otherwise an EOS is added. The added EOS takes loss if the chat ends in a
+    turn that takes loss.
     """
 
     def find(self, text: str) -> list[Control]:
@@ -165,7 +170,7 @@ class ChatPieces(Encoder):
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id
-        starts = [0, *(control.stop for control in controls)]  # of the pieces between control tokens
+        starts = [0, *(control.stop for control in controls)]  # of the texts between control tokens
         ends_in_eos = bool(controls) and controls[-1].id == eos and not text[starts[-1] :].strip()
         if ends_in_eos:
             text = text[: starts[-1]]
@@ -182,6 +187,7 @@ class ChatPieces(Encoder):
                 loss.append(np.array([any(first <= control.start < last for first, last in spans)]))
         adds_eos = not ends_in_eos and eos is not None
         if adds_eos:
+            # no text and no control token follows the last turn that takes loss
             ends_turn = bool(spans) and not text[spans[-1][1] :].strip() and starts[-1] < spans[-1][1]
             tokens.append(eos)
             loss.append(np.array([ends_turn]))

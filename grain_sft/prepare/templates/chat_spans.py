@@ -36,7 +36,10 @@ class RenderedChat:
 
     @functools.cached_property
     def contents(self) -> Spans | None:
-        """Span of the content of every message. None if the text around the contents depends on more than the roles."""
+        """Span of the content of every message. None for a chat with tools, or with messages that have other keys, too.
+
+        Also None if the template changes or leaves out a content.
+        """
         if self.tools or any(message.keys() - {"role", "content"} for message in self.messages):
             return None
         return _spans_between(around_contents(self.template, self.roles), self.messages, self.text)
@@ -72,7 +75,10 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
 def _around_contents(
     template: ChatTemplate, messages: Messages, tools: Sequence[Any] | None, turns: Sequence[int]
 ) -> list[str] | None:
-    """Return the texts before, between and after the contents of `turns`; None unless each is rendered once, in order."""
+    """Return the texts before, between and after the contents of `turns`.
+
+    Return None if the template leaves a content out, renders a content twice, or changes the order of the contents.
+    """
     marks = Marks(messages, tools, template.source)
     marked = list(messages)
     for turn in turns:
@@ -82,13 +88,14 @@ def _around_contents(
 
 
 def _spans_between(around: list[str] | None, messages: Messages, text: str) -> Spans | None:
-    """Return the spans of the contents in `text`. None unless it is the texts `around` with the contents between them.
+    """Return the spans of the contents in `text`. None if `text` is not made of the texts `around` and the contents.
 
-    The template may have trimmed the contents.
+    For `around` ["<u>", "</u>"] and the content "Hi", `text` is "<u>Hi</u>" and the span is (3, 5). The template may have
+    trimmed the contents.
     """
     if around is None:
         return None
-    for trim in (str, str.strip, str.lstrip, str.rstrip):
+    for trim in (str, str.strip, str.lstrip, str.rstrip):  # `str` trims nothing
         contents = [trim(message["content"]) for message in messages]
         pieces = [*itertools.chain(*zip(around, contents, strict=False)), around[-1]]
         if "".join(pieces) == text:
@@ -148,7 +155,7 @@ def _replacements(message: Any, marks: Marks) -> list[dict[str, Any]]:
 def _text_around(rendered: str | None, marks: Marks) -> tuple[str, str] | tuple[None, None]:
     """Return the texts before and after the marked thoughts and content.
 
-    None for both if the content is not rendered, or a mark is rendered twice.
+    Return (None, None) if the template leaves out the content or renders a mark twice.
     """
     matches = list(marks.pattern.finditer(rendered or ""))
     by_mark = {match[1]: match for match in matches}

@@ -56,7 +56,10 @@ class ChatTemplate:
         return keys, any_of(compared)
 
     def attempt(self, messages: Messages, tools: Sequence[Any] | None = None, *, prompt: bool = False) -> str | None:
-        """Return the text of a conversation; None if the template refuses it. With `prompt`, the assistant's turn begins."""
+        """Return the text of a conversation; None if the template refuses the conversation.
+
+        With `prompt`, the text ends in what begins a turn of the assistant, such as "<|im_start|>assistant".
+        """
         try:
             return self.render(messages, tools, add_generation_prompt=prompt)
         except RecordError:
@@ -91,8 +94,8 @@ class ChatTemplate:
         parts = re.split(f"{opening}([^{opening}{closing}]*){closing}", marked)
         if "".join(parts) != text:
             raise RecordError(
-                "messages: the chat template changes a text that it has marked with {% generation %}, so its place is "
-                "unknown. Mark the text where it is written."
+                "messages: the chat template changes a text that it has marked with {% generation %}, so the place of that "
+                "text is unknown. Mark the text where it is written."
             )
         stops = list(itertools.accumulate(map(len, parts)))
         return list(zip(stops[:-1:2], stops[1::2], strict=True))
@@ -111,8 +114,8 @@ class ChatTemplate:
     def _ends(self) -> frozenset[str]:
         """The special tokens that end a turn of the assistant.
 
-        These are EOS and the token after the last turn. The token after an earlier turn is one too if it also ends the
-        user's turns. Otherwise it begins the next turn.
+        These are EOS and the token after the last turn. An earlier turn may be followed by another token. If this token also
+        follows the user's turns, such as `<|im_end|>`, it ends turns. Otherwise it begins the next turn, such as `[INST]`.
         """
         user, other, assistant = list(unused_characters(3, self.source))
         one_turn = [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]

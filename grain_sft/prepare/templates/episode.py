@@ -55,7 +55,7 @@ class Episode(PiecesTemplate):
             pieces += self._block("system", [(system, 0.0)])
         for index, (message, loss) in enumerate(zip(conversation.messages, self.losses(conversation), strict=True)):
             if message.role == "assistant_toolcall" and "name" in (message.extra or {})["arguments"]:
-                raise RecordError(f"messages[{index}].arguments: has the key 'name', the place of the tool's name.")
+                raise RecordError(f"messages[{index}].arguments: has the key 'name', the key of the tool's name.")
             pieces += self._turn(message, float(loss))
         return [*pieces, (self._tags[EOT], 1.0), *self._block_end]
 
@@ -85,7 +85,7 @@ class Episode(PiecesTemplate):
         return [(self._tags[f"<myPT_{block}>"], loss), (text, loss), (self._tags[f"</myPT_{block}>"], loss)]
 
     def _block(self, block: str, inner: Sequence[Piece], loss: float = 0.0) -> list[Piece]:
-        """Return an opening tag, the pieces inside, and the closing tag, which takes loss as they do."""
+        """Return an opening tag without loss, the pieces `inner`, and a closing tag with `loss`."""
         return [(self._tags[f"<myPT_{block}>"], 0.0), *inner, (self._tags[f"</myPT_{block}>"], loss), *self._block_end]
 
 

@@ -27,7 +27,10 @@ _SPELLINGS = (
 """Spellings of the prefix, middle and suffix tokens in well-known tokenizers."""
 
 Draws = Sequence[int]
-"""Four random numbers in [0, 2**64), for: whether a text is changed, whether its suffix comes first, and its two cuts."""
+"""Four random numbers in [0, 2**64).
+
+The first decides whether a text is changed, the second whether its suffix comes first. The others are the places of two cuts.
+"""
 
 
 class FillInTheMiddle:
@@ -41,7 +44,7 @@ class FillInTheMiddle:
       options: Options of the template. Those whose names begin with "fim", and the seed, are read.
 
     Raises:
-      PrepareError: The tokenizer lacks a token, or one of fim_split_sample and fim_fragment_rate is given without the other.
+      PrepareError: The tokenizer lacks a token. Or fim_split_sample is given without fim_fragment_rate, or the reverse.
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TemplateOptions) -> None:
@@ -65,8 +68,8 @@ class FillInTheMiddle:
     def drawn(self, text: str, draws: Iterator[Draws]) -> list[Piece]:
         """Return the pieces of a text, with `draws` for the text and then for each of its fragments.
 
-        Fragments are the parts between split tokens. As in Megatron-LM, a changed text loses each empty fragment and the
-        split token after it; an empty last fragment stays.
+        Fragments are the parts between split tokens: "a<S><S>b<S>" has the fragments "a", "", "b" and "". As in Megatron-LM, a
+        changed text loses each empty fragment, except the last, and the split token after it: this text becomes "a<S>b<S>".
         """
         fragments = [text] if self._split is None else text.split(self._split)
         if len(fragments) == 1:

@@ -45,7 +45,7 @@ class Template(abc.ABC):
       roles: Roles that the template renders.
       format: Format in which the corpus is written by default.
       messages_schema: Default schema of records with the key 'messages'.
-      options: Names of the `TemplateOptions` that this template reads and some other template does not.
+      options: Names of the `TemplateOptions` that apply to this template, but not to all templates.
       masked: Whether some tokens may take no loss.
       weighted: Whether the loss is float32 weights; otherwise it is a bool mask.
       truncation: Which tokens of a too long document are kept, "first" or "last".
@@ -53,7 +53,7 @@ class Template(abc.ABC):
       min_tokens: Length of the shortest document that is kept.
       tool_calls: Whether the template is meant for conversations with tool calls.
       learned: Roles whose messages take loss, if the loss is a mask.
-      jinja: Text of the Jinja template if the entry of the table is such a text. The key of the corpus depends on it.
+      jinja: Text of the Jinja template if the entry of the table is such a text; otherwise None.
 
     Args:
       tokenizer: Tokenizer of the texts.
@@ -117,7 +117,8 @@ class Template(abc.ABC):
         """Return for each message whether it takes loss: if its role is in `learned`, and its weight is not 0.
 
         Raises:
-          RecordError: No message has a role in `learned`. Or a weight is neither 0 nor 1, or it is 1 for another role.
+          RecordError: No message has a role in `learned`. Or a message has a weight other than 0 and 1. Or a message has
+            weight 1 and a role that `learned` lacks.
         """
         learned = [message.role in self.learned for message in conversation.messages]
         for index, message in enumerate(conversation.messages):
@@ -261,6 +262,6 @@ class SpecialText:
 
 
 def any_of(texts: Iterable[str], pattern: str = "{}") -> re.Pattern[str]:
-    """Compile `pattern`, whose {} matches any of `texts`: the longest where several match. Without texts, nothing matches."""
+    """Compile `pattern`, with {} replaced by alternatives: the `texts`, longest first. Without texts, nothing matches."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile(pattern.format("|".join(map(re.escape, longest_first)) or "(?!)"))

@@ -12,7 +12,10 @@ from grain_sft.prepare.tokenizers import Tokenizer
 
 
 class Text(PiecesTemplate):
-    """A document's text, after BOS and before EOS if the options ask for them, with its middle moved if they have fim_rate."""
+    """Template of plain documents: BOS, the text and EOS.
+
+    The options `bos` and `eos` decide whether BOS and EOS are there. The option `fim_rate` moves the middle of some texts.
+    """
 
     name = "text"
     roles = (DOCUMENT,)
@@ -68,7 +71,11 @@ class Text(PiecesTemplate):
 
 
 def _piece(number: int | None, place: str, option: str) -> Piece:
-    """Return the piece of BOS or EOS, or raise a PrepareError: documents "begin with BOS", and the tokenizer has none."""
+    """Return the piece of BOS or EOS. `place` and `option`, such as "begin with BOS" and "--no-bos", are for the error.
+
+    Raises:
+      PrepareError: `number` is None, because the tokenizer has no BOS or EOS.
+    """
     if number is None:
         raise PrepareError(
             f"template text: documents {place}, and this tokenizer has none. Give one that has, or {option}."

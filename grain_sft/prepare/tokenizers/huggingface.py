@@ -111,7 +111,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def exact(self) -> Any:
-        """`tokenizers.Tokenizer` that gives the ids of transformers. A token's offsets include the space before a word."""
+        """`tokenizers.Tokenizer` that gives the ids of transformers. The offsets of the token " the" begin at its space."""
         return self._load(self._bare_content())
 
     @functools.cached_property
@@ -174,6 +174,7 @@ class HuggingFaceTokenizer(Tokenizer):
             return bytes(_BYTES[character] for character in text).decode("utf-8", "surrogateescape")
         if '"ByteFallback"' in self._steps and (byte := _BYTE.fullmatch(text)):
             return bytes.fromhex(byte[1]).decode("utf-8", "surrogateescape")
+        # in JSON, the character of Metaspace may be written as an escape
         writes_spaces = '"Metaspace"' in self._steps or json.dumps(_SPACE).strip('"') in self._steps
         return str(text).replace(_SPACE, " ") if writes_spaces else str(text)
 
@@ -186,7 +187,8 @@ class HuggingFaceTokenizer(Tokenizer):
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
         """Return the id of EOS, padding or BOS: `number`, if transformers knows one.
 
-        Nothing in a lone tokenizer.json tells which token is EOS. There, it is the only special token among `names`.
+        A tokenizer.json alone does not state which token is EOS. For such a file, the id of the only special token in `names`
+        is returned; None if several special tokens are in `names`, or none.
         """
         if isinstance(number, int):
             return number
@@ -216,7 +218,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
 
 def _import(package: str, where: str) -> Any:
-    """Import and return a package, after jinja2, which its chat templates need."""
+    """Import and return a package. jinja2 is imported first, because chat templates need it."""
     reason = f"{where}: a tokenizer of Hugging Face"
     # no advice to install PyTorch: tokenizers do not need it
     with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):

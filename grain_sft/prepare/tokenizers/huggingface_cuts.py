@@ -4,11 +4,12 @@ The library keeps some 400 bytes for each token of a text until all of it is enc
 letter and the space after it, and between a Han character and a Chinese comma or full stop. The ids stay the same if:
 
 - No normalizer looks past one character and its combining marks, or strips or adds spaces at the ends.
-- The pre-tokenizer ends a word at the cut, in the uncut text too. Its pattern consists of `_ALTERNATIVES`. None of these
-  matches across a cut, none looks behind, and only those for spaces look ahead.
+- The pre-tokenizer splits the uncut text at the same place. Its pattern consists of `_ALTERNATIVES`. No alternative matches
+  the letter before a cut together with the space after it. No alternative has a lookbehind. Only alternatives for spaces have
+  a lookahead.
 - The pre-tokenizer adds nothing at the cut. `add_prefix_space` adds a space to a text that begins without one. With it, texts
   are cut only before spaces.
-- No added token has both sides of a cut in it, and none ends in a letter and takes the spaces after it.
+- No added token contains a letter and then a space. No added token that ends in a letter takes the spaces after it (`rstrip`).
 
 If all of this holds, each word is encoded alone, in pieces as in the whole text.
 Source: huggingface/tokenizers, `TokenizerImpl::encode`.
@@ -81,8 +82,8 @@ def pieces(text: str, cuts: re.Pattern[str] | None) -> Iterator[str]:
 def _flat(step: Mapping[str, Any] | None, parts: str) -> Iterator[Mapping[str, Any]]:
     """Yield the steps of a normalizer or pre-tokenizer, which may be a sequence that holds others under the key `parts`."""
     if step is not None and step["type"] == "Sequence":
-        for each in step[parts]:
-            yield from _flat(each, parts)
+        for inner_step in step[parts]:
+            yield from _flat(inner_step, parts)
     elif step is not None:
         yield step
 

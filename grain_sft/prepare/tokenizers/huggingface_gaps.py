@@ -1,7 +1,8 @@
 """Errors for characters for which a `tokenizer.json` has no token.
 
-The library silently leaves such a character out if the BPE model has no unknown token, so training would see text with gaps.
-If the unknown token is not in the vocabulary, the library raises an error instead. `refuse` sets such a token.
+If the BPE model has no unknown token, the library leaves such a character out without an error, and a model would train on
+text with gaps. If the model has an unknown token that its vocabulary lacks, the library raises an error. So `refuse` gives the
+model such an unknown token.
 """
 
 import json
@@ -18,7 +19,7 @@ def refuse(content: dict[str, Any], all_bytes: Collection[str]) -> bool:
 
     Args:
       content: Parsed tokenizer.json, which is changed in place.
-      all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary. One that has them all has no gaps.
+      all_bytes: Characters that spell the 256 bytes in a byte-level vocabulary. With all of them, any text can be encoded.
     """
     model = content["model"]
     steps = json.dumps([content.get("normalizer"), content.get("pre_tokenizer")])
@@ -35,7 +36,7 @@ def refusal(tokenizer: Any, text: str, error: Exception) -> RecordError:
     where = shortened(repr(text))
     failure = f"encode {where} ({error})"
     if _ABSENT in str(error):
-        character = next((each for each in dict.fromkeys(text) if _fails(tokenizer, each)), None)
+        character = next((char for char in dict.fromkeys(text) if _fails(tokenizer, char)), None)
         if character is not None:
             failure = f"encode the character {character!r} in {where}"
     return RecordError(

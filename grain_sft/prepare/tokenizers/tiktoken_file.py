@@ -19,7 +19,8 @@ _CHARACTERS = (
     " \t\r\n\u2028\u2029\x01\u00ad\ue000\u0378"
 )
 """A character of each of Unicode's general categories except surrogates, and the white space of ASCII."""
-# a text that has each of these characters after each other one: a pattern that matches all of it loses no text
+# a text with every ordered pair of these characters, such as "aA" and "Aa": a pattern that splits this text without loss is
+# taken to lose no text
 _ALL_PAIRS = "".join(first + second for first in _CHARACTERS for second in _CHARACTERS)
 
 _LLAMA3_RANKS = 128_000
@@ -129,8 +130,8 @@ class TiktokenTokenizer(OneFileTokenizer):
         if decoded != _ALL_PAIRS:
             lost = next(char for index, char in enumerate(_ALL_PAIRS) if decoded[index : index + 1] != char)
             raise CorpusError(
-                f"{where}: loses text, such as the character {lost!a}. Expected a pattern that matches every text as a "
-                "whole. Copy it again, or add the alternatives that it lacks."
+                f"{where}: loses text, such as the character {lost!a}. Expected a pattern that matches every "
+                "character. Copy it again, or add the alternatives that it lacks."
             )
 
     def _settings(self, sidecar: bytes | None) -> Settings:

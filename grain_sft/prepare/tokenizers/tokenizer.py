@@ -69,7 +69,7 @@ class Tokenizer(abc.ABC):
         """Return the ids of each text as ordinary text: a spelled special token never becomes that token."""
 
     def encode_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.uint32]]:
-        """Return the ids of `encode`, each text's as an array. `array.array` is three times as fast as `np.array` of a list."""
+        """Return the ids of each text as an array. `array.array` is three times as fast as `np.array` of a list."""
         return [np.asarray(array.array("I", ids)) for ids in self.encode(texts)]
 
     @abc.abstractmethod
