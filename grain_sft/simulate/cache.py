@@ -19,8 +19,9 @@ class HostCache:
       options: Size limit and block size of the cache.
 
     Attributes:
-      hits, misses: Number of times that a gather reads a block that is in the cache, and one that is not.
-      used: Bytes of the files of all blocks.
+      hits: Number of blocks that gathers have found in the cache.
+      misses: Number of blocks that gathers have not found in the cache.
+      used: Bytes of the files that the cache has.
     """
 
     def __init__(self, options: CacheOptions) -> None:
@@ -70,9 +71,10 @@ class HostCache:
           unfinished: Bytes of the other files of the same batch. They can't be removed to make room.
         """
         if self.used + size > self._max and unfinished + size <= self._max:
+            # more is removed than needed, so that the next blocks find room, too
             with_spare = self._max - self._max // cache_blocks.SPARE
-            goal = max(unfinished, min(self._max - size, with_spare))
-            while self.used > goal and self._file_bytes:
+            used_after = max(unfinished, min(self._max - size, with_spare))
+            while self.used > used_after and self._file_bytes:
                 _, freed = self._file_bytes.popitem(last=False)
                 self.used -= freed
         if self.used + size > self._max:

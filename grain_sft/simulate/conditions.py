@@ -27,7 +27,7 @@ class Conditions:
       step_ms: Milliseconds of a training step without its data.
       latency_ms: Milliseconds from a request to the first byte of its answer.
       request_ms: Milliseconds of processor time for each request. Real processes, if any, measure it instead.
-      cores: Processor cores of each process: 0.25 where 8 processes share 2 cores. More than 1 are as good as 1.
+      cores: Processor cores of each process: 0.25 where 8 processes share 2 cores. More than 1 count as 1.
       host_mb: Megabytes per second that one host receives.
       bucket_requests: Requests per second that the bucket answers. Cloud Storage promises 5,000 for a new bucket.
       bucket_mb: Megabytes per second that the bucket sends to all hosts together.
@@ -60,7 +60,7 @@ class Waits:
 
     A host with two threads makes steps 0, 2, 4, … with one and steps 1, 3, 5, … with the other. A thread begins a batch when
     it is free, and when the trainer has ended the step that is `max(prefetch, threads)` steps earlier. The bucket answers
-    the requests of a step after those of the step before, at its own speed.
+    the requests of one step after another: with 0.5 s for the requests of a step, it answers those of 4 steps in 2 s.
 
     Attributes:
       now: Seconds since the trainer asked for the first step.

@@ -17,7 +17,13 @@ _ROWS_AT_ONCE = 1 << 20
 
 
 class _Ask(NamedTuple):
-    """Ranges of a gather that are requested together. `checks` is whether they are the ends of files, read as a check."""
+    """Ranges of a gather that are requested together.
+
+    Attributes:
+      gather: Gather that reads the ranges.
+      ranges: Ranges to request.
+      checks: Whether the ranges are the ends of files, which a host reads to check the files.
+    """
 
     gather: Gather
     ranges: Ranges
@@ -77,7 +83,7 @@ class DemandModel:
 
     Attributes:
       scale: Number of the run's hosts divided by that of `hosts`.
-      caches: Shard cache of each of the hosts, by the options of the gathers that use it.
+      caches: Shard caches of the hosts, one for each of `hosts`. Gathers with the same `CacheOptions` share caches.
     """
 
     def __init__(self, reads: Reads, sampler: Sampler, conditions: Conditions, hosts: Sequence[int]) -> None:
@@ -103,6 +109,7 @@ class DemandModel:
         rows_of_step = max(self._sampler.batch_sizes.sizes) * len(self.hosts) // self._sampler.host.count
         steps_at_once = max(1, _ROWS_AT_ONCE // max(1, rows_of_step))
         for first in range(steps.start, steps.stop, steps_at_once):
+            # number of turns of the threads until the first `prefetch` batches are made
             turns = -(-self.conditions.prefetch // threads) if first == steps.start else 0
             yield self._demand(range(first, min(first + steps_at_once, steps.stop)), turns)
 
@@ -133,7 +140,16 @@ class DemandModel:
         return demand
 
     def _asks(self, demand: Demand, number: int, ranges: Ranges, turns: int) -> list[_Ask]:
-        """Return what a gather requests for its ranges, whose cells ascend. Add its local reads and versions to `demand`."""
+        """Return the checks and the ranges that one gather requests from the bucket.
+
+        The gather's reads of local files, and its requests for the versions of files, are added to `demand` directly.
+
+        Args:
+          demand: Demand of the steps.
+          number: Number of the gather.
+          ranges: Ranges that the gather reads, sorted by cell.
+          turns: See `_checking_reads`.
+        """
         gather = self.reads.gathers[number]
         remote = gather.remote[ranges.file]
         if not remote.all():
@@ -158,27 +174,27 @@ class DemandModel:
     def _checking_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:
         """Return the cell and the file of each read that checks its file, sorted by cell and file.
 
-        A host begins with `turns` turns. In a turn, its threads make one batch each, at the same time: with 2 threads, turn 0
-        makes steps 0 and 1. If both read a new file, both check it. After the turns, only the first step that reads a file
-        checks it.
+        In the first `turns` turns of a run, the threads of a host make one batch each, at the same time. With 2 threads, turn 0
+        makes steps 0 and 1, and turn 1 makes steps 2 and 3. If steps 0 and 1 both read a new file, both check this file. In all
+        later steps, only the first step that reads a file checks this file.
         """
         checked = self._checked[number]
         num_files = checked.shape[1]
         cell, file = np.divmod(np.unique(cell * num_files + file), num_files)
         step, host = np.divmod(cell, len(self.hosts))
-        turn = np.minimum(step // self.conditions.threads, turns)  # `turns` for all steps after the turns
+        turn = np.minimum(step // self.conditions.threads, turns)  # all later steps have the turn `turns`
         _, first, inverse = np.unique(host * num_files + file, return_index=True, return_inverse=True)
         first_read = first[inverse]  # for each read, the index of the first one of the same file on the same host
         is_first = np.arange(len(cell)) == first_read
-        is_at_the_same_time = (turn == turn[first_read]) & (turn < turns)
-        checks = (is_first | is_at_the_same_time) & ~checked[host, file]
+        is_concurrent = (turn == turn[first_read]) & (turn < turns)
+        checks = (is_first | is_concurrent) & ~checked[host, file]
         checked[host, file] = True
         return cell[checks], file[checks]
 
     def _read_from_caches(self, demand: Demand, asks: Sequence[_Ask]) -> dict[int, Ints]:
-        """Return requests and received bytes, int64 [2, steps, hosts], of each of `asks` with a shard cache, by its index.
+        """Return requests and received bytes, int64 [2, steps, hosts], by index in `asks`, for the asks with a shard cache.
 
-        Each host reads its batches in the order of the steps, and the gathers of a batch in order.
+        Each host reads its batches in the order of the steps. For each batch, it reads one gather after the other.
         """
         pieces: dict[tuple[int, int], list[Piece]] = {}  # by cell and index of the ask
         counts: dict[int, Ints] = {}

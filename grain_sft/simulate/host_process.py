@@ -63,7 +63,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     open_cpu = time.process_time()
     opening = _counts()
     opened_mb = _memory()
-    # the threads read ahead: they make at least these batches before the trainer has taken the last step
+    # the threads read ahead: they make at least the batches before `end`, and the trainer takes only those of `steps`
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
@@ -111,7 +111,8 @@ def _counts() -> dict[str, int]:
 def _delayed() -> float:
     """Return the seconds for which this process waited for the processor; 0 if the system does not count them.
 
-    The waits of the main thread count, and those of the other thread that waited longest: other threads wait side by side.
+    The waits of the main thread are added to those of one other thread, the one that waited longest. The waits of all other
+    threads do not count, because these threads wait at the same time.
     """
     seconds = {}
     for thread in glob.glob("/proc/self/task/*/schedstat"):

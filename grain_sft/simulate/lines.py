@@ -73,11 +73,12 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _coverage(found: Mapping[str, Any], rows: int) -> str:
-    read = f"{found['rows_read']:,} read in {found['slots']:,} slots"
-    if found["distinct"] is None:
+def _coverage(coverage: Mapping[str, Any], rows: int) -> str:
+    """Return how many rows were read, and how many of the layout's `rows`, as text."""
+    read = f"{coverage['rows_read']:,} read in {coverage['slots']:,} slots"
+    if coverage["distinct"] is None:
         return read
-    return f"{read}; {found['distinct']:,} of {rows:,} rows, each at most {found['most_often']:,} times"
+    return f"{read}; {coverage['distinct']:,} of {rows:,} rows, each at most {coverage['most_often']:,} times"
 
 
 def spread_text(name: str, value: float) -> str:
@@ -85,9 +86,9 @@ def spread_text(name: str, value: float) -> str:
     return size_text(value) if name in ("received", "local") else f"{value:,.3f}".removesuffix(".000")
 
 
-def _host(found: Mapping[str, Any]) -> str:
+def _host(figures: Mapping[str, Any]) -> str:
     """Return the requests and bytes of a host as text."""
-    requests, received, local = (found[name] for name in ("requests", "received", "local"))
+    requests, received, local = (figures[name] for name in ("requests", "received", "local"))
     text = f"{requests['mean']:,.1f} requests ({requests['least']:,.0f} to {requests['most']:,.0f})"
     text += f", {size_text(received['mean'])}"
     if local["mean"]:

@@ -28,7 +28,7 @@ def simulation_page(figures: Figures, name: str) -> str:
       MissingExtraError: matplotlib is not installed.
     """
     pictures = draw_pictures(figures, _PICTURES)
-    enough = all(each["enough"] for each in figures["answers"])
+    enough = all(answer["enough"] for answer in figures["answers"])
     answers = "\n".join(_answer(answer) for answer in figures["answers"])
     assumed = {f"--{option.replace('_', '-')}": f"{value:,g}" for option, value in figures["conditions"].items()}
     drawn = {key: (_TITLES[key], f"<figure>{picture.svg}</figure>") for key, picture in pictures.items()}

@@ -114,9 +114,9 @@ def measure_processes(
     Raises:
       PipelineError: A process failed, or took more than an hour. The message has the last line that it printed.
     """
-    numbers = sorted({round(each) for each in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
+    numbers = sorted({round(host) for host in np.linspace(0, hosts - 1, min(hosts, count)).tolist()})
     measured = [run_host(config, Host(number, hosts), steps[:MAX_STEPS], conditions) for number in numbers]
-    one_core = dataclasses.replace(conditions, cores=1.0)  # measured start-up excludes the wait for the processor
+    one_core = dataclasses.replace(conditions, cores=1.0)  # `start_up_s` is measured without the waits for a processor
     fits = [_fit(pipeline, hosts, figures, one_core) for figures in measured]
     predicted = []
     for number, figures in enumerate(measured):
@@ -170,7 +170,11 @@ def _config_with_own_caches(config: str, folder: str) -> Any:
 
 
 def _fit(pipeline: Pipeline, hosts: int, measured: Figures, conditions: Conditions) -> Fit:
-    """Return the fit with which the model predicts exactly what one process measured."""
+    """Return the fit of the model to the figures of one process.
+
+    The model with `request_ms` 0 predicts too short times of batches. The missing seconds, divided by the number of requests,
+    give `request_ms`. The model with this `request_ms` gives the time of the first batch, and the rest of start-up is `open_s`.
+    """
     demand = _modelled_demand(pipeline, hosts, measured, dataclasses.replace(conditions, request_ms=0.0))
     requests = demand.requests[:, 0]
     request_ms = conditions.request_ms

@@ -42,9 +42,9 @@ class Ranges(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Gather:
-    """Reads that a batch makes concurrently: of the tokens of one source, or of its loss values of one kind.
+    """Reads that a batch makes at the same time: from the token files of one source, or from its loss files of one kind.
 
-    A batch makes one gather after the other.
+    A batch of a source with weights makes two gathers, one after the other: first of the tokens, then of the weights.
 
     Attributes:
       files: Files that are read.
@@ -53,8 +53,8 @@ class Gather:
       unversioned: bool [files], whether the index lacks the version of the remote file. The first read then requests it.
       offsets: int64 [files], byte of the file at which the values begin.
       width: Number of bytes of a value: a token, the loss of a token, or a whole stored row.
-      has_values: bool [files], whether this gather reads the file. File i belongs to shard i. Where shard i has no loss of
-        this kind, another shard's file takes its place and is not read.
+      has_values: bool [files], whether this gather reads the file. `files[i]` belongs to shard i. If shard i has no loss of
+        this kind, `files[i]` is the file of another shard, and `has_values[i]` is False.
     """
 
     files: Sequence[FileStamp]
@@ -116,7 +116,10 @@ class _SourceReads:
             yield number, Ranges(cells[row[is_read]], file, offset, length[is_read] * gather.width)
 
     def _values(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return which values the rows consist of: index into `rows`, shard, first value and number of values."""
+        """Return the pieces of the rows in four arrays: index into `rows`, shard, first value, and number of values.
+
+        A value is a token. In stored rows, a value is a whole row.
+        """
         if self._layout.row_format is None:
             pieces = self._layout.pieces(rows)
             return pieces.row, pieces.shard, pieces.start, pieces.length

@@ -21,7 +21,7 @@ from grain_sft.version import __version__
 MOST_COUNTED = 1 << 27
 """Maximum number of rows of a layout whose reads are counted row by row."""
 CACHED_HOSTS = 16
-"""Number of hosts that stand for all hosts if they have shard caches, which are modelled block by block."""
+"""Number of hosts that are modelled if hosts have shard caches, because a model of every block of a cache is slow."""
 POINTS = 200
 """Maximum number of points of each curve."""
 
@@ -35,7 +35,8 @@ class _Totals:
       per_host: int64 [hosts], sum over the steps of each figure.
       checks: int64 [hosts], sum of the requests that check files.
       first: [hosts], the figures of the first step.
-      per_step: Figures of each step: sums over all hosts, `seconds` and those with "most" of the host with the most.
+      per_step: Figures of each step. `requests`, `received` and `local` are sums over all hosts. `most_requests`,
+        `most_received` and `seconds` are those of the host with the most. `waited` is the wait of the trainer.
     """
 
     def __init__(self, layout_rows: int, model: DemandModel) -> None:
@@ -139,6 +140,7 @@ def simulate(
 
 
 def _sampler_of(pipeline: Pipeline, hosts: int, steps: range) -> Sampler:
+    """Return the sampler of host 0 of `hosts`, or raise a SamplerError if the run does not have the steps."""
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if not 0 <= steps.start < steps.stop <= sampler.end_step:
         last = "" if sampler.num_steps is None else f" of at most {sampler.end_step}"
@@ -158,10 +160,12 @@ def _model_of(reads: Reads, sampler: Sampler, conditions: Conditions) -> DemandM
 
 
 def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
+    """Return the mean, the least and the most of the values of all hosts."""
     return {"mean": float(values.mean()), "least": float(values.min()), "most": float(values.max())}
 
 
 def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]:
+    """Return how many rows the steps read, how many different ones, and how often the most frequent one."""
     sizes, counts = sampler.batch_sizes, totals.counts
     return {
         "rows_read": round(totals.rows * totals.scale),
@@ -172,17 +176,17 @@ def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]
 
 
 def _steady(totals: _Totals, steps: range) -> dict[str, Any]:
-    """Return the means of the second half of the steps, and the mean and highest rates if no step waits."""
+    """Return the means of the second half of the steps, and the mean and highest rates per second if no step waits."""
     half = len(steps) // 2
     seconds = totals.conditions.step_ms / 1e3
-    found: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
+    figures: dict[str, Any] = {"seconds_a_step": totals.waits.now / len(steps)}
     for name in ("requests", "received", "local"):
         values = np.array(totals.per_step[name])
-        found[name] = float(values[half:].mean())
-        found[f"{name}_per_second"] = found[name] / seconds
-        found[f"{name}_peak_per_second"] = float(values.max()) / seconds
-    found["slowest_batch_s"] = float(np.max(totals.per_step["seconds"]))
-    return found
+        figures[name] = float(values[half:].mean())
+        figures[f"{name}_per_second"] = figures[name] / seconds
+        figures[f"{name}_peak_per_second"] = float(values.max()) / seconds
+    figures["slowest_batch_s"] = float(np.max(totals.per_step["seconds"]))
+    return figures
 
 
 def _files(model: DemandModel) -> dict[str, Any]:
@@ -196,6 +200,7 @@ def _files(model: DemandModel) -> dict[str, Any]:
 
 
 def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
+    """Return the wait for the first step, and the waits for later steps with their share of the run's `seconds`."""
     later = np.array(waited[1:] or [0.0])
     return {
         "first_s": waited[0],
@@ -211,11 +216,11 @@ def _cache(model: DemandModel) -> dict[str, Any] | None:
     if not model.caches:
         return None
     caches_of_hosts = list(zip(*model.caches.values(), strict=True))
-    found: dict[str, Any] = {"hosts": len(caches_of_hosts)}
+    figures: dict[str, Any] = {"hosts": len(caches_of_hosts)}
     for key, attribute in {"hits": "hits", "misses": "misses", "bytes": "used"}.items():
         sums = [sum(getattr(cache, attribute) for cache in caches) for caches in caches_of_hosts]
-        found[key] = _spread(np.array(sums))
-    return found
+        figures[key] = _spread(np.array(sums))
+    return figures
 
 
 def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, float]:
@@ -250,8 +255,10 @@ def _opened(real: Measured, hosts: int) -> float:
 def _restart(
     pipeline: Pipeline, model: DemandModel, hosts: int, step: int, real: Measured | None
 ) -> dict[str, Any] | None:
-    """Return what `step` costs new processes on `hosts` hosts. They have the shard caches that `model` has after the steps
-    before, and have checked no file. None if the run ends before `step`."""
+    """Return what `step` costs new processes on `hosts` hosts. None if the run ends before `step`.
+
+    The hosts keep the shard caches of `model`, which has made the steps before `step`. The new processes have checked no file.
+    """
     sampler = pipeline.sampler.with_host(Host(0, hosts))
     if step >= sampler.end_step:
         return None
@@ -277,9 +284,9 @@ def _restart(
 def _curves(per_step: Mapping[str, list[float]], steps: range) -> dict[str, Any]:
     """Return curves of at most `POINTS` groups of steps: sums of `waited`, maxima of `seconds`, and means of the others."""
     edges = np.unique(np.linspace(0, len(steps), min(len(steps), POINTS) + 1).astype(np.int64))
-    found: dict[str, Any] = {"step": (edges[:-1] + steps.start).tolist()}
+    curves: dict[str, Any] = {"step": (edges[:-1] + steps.start).tolist()}
     for name, values in per_step.items():
         reduce = np.maximum if name == "seconds" else np.add
         groups = reduce.reduceat(np.array(values, np.float64), edges[:-1])
-        found[name] = (groups if name in ("seconds", "waited") else groups / np.diff(edges)).tolist()
-    return found
+        curves[name] = (groups if name in ("seconds", "waited") else groups / np.diff(edges)).tolist()
+    return curves
