@@ -53,7 +53,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # a batch for each step that passes while the slowest batch is made, and those that threads are making
+                # while one thread makes the slowest batch, each step that passes takes one batch that is ready, and each
+                # thread has one batch that is not ready
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))
@@ -94,24 +95,26 @@ def reason(choice: Choice, recommended: Row, delivered: Sequence[Row]) -> str:
     return sentence
 
 
-def accelerators(tokens_per_second: float, hosts: int, each: float | None) -> list[dict[str, float]]:
-    """Return how many accelerators of `each` tokens/s the hosts feed; for None, of each of `RATES`.
+def accelerators(tokens_per_second: float, hosts: int, speed: float | None) -> list[dict[str, float]]:
+    """Return how many accelerators the hosts feed, in a row for each speed of an accelerator.
 
     Args:
       tokens_per_second: Speed of this host's batches.
       hosts: Number of hosts.
-      each: Tokens/s of one accelerator.
+      speed: Tokens/s of one accelerator; None for the speeds `RATES`.
     """
     rows = []
-    for rate in RATES if each is None else (each,):
+    for rate in RATES if speed is None else (speed,):
         this_host = int(tokens_per_second // rate)
         rows.append({"tokens_per_second": rate, "this_host": this_host, "all_hosts": this_host * hosts})
     return rows
 
 
 def _keeps_up(row: Row, step_ms: float) -> bool:
-    """Return whether steps of `step_ms` do not wait. A batch must take less time than a step: if it takes more, the batches
-    that were made ahead run out later."""
+    """Return whether steps of `step_ms` do not wait, neither in the measurement nor later.
+
+    If a batch takes 12 ms and a step 10 ms, the first steps take batches that were made ahead. Later steps wait.
+    """
     tolerated = max(TOLERATED_MS, TOLERATED_SHARE * step_ms)
     return _wait_ms(row, step_ms) <= tolerated and bool(row["ms_per_batch"] <= AS_FAST * step_ms)
 

@@ -132,7 +132,7 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
 def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
     """Return a pipeline that repeats the first steps of `pipeline` without end and has no observers, and their number.
 
-    The steps up to the first change of the batch size are repeated.
+    If the batch size changes at step 100, the steps before step 100 are repeated.
     """
     first = pipeline.first_step
     endless = copy.copy(pipeline)
@@ -208,7 +208,8 @@ class _Run:
             next(batches)
             until = time.perf_counter() + seconds / 2
             made_at_start = 2 * setting.threads + setting.worker_count * (setting.prefetch + 2)
-            for _ in range(made_at_start):  # these batches are not measured
+            # not measured: threads and processes may have made these batches before the clock starts
+            for _ in range(made_at_start):
                 if time.perf_counter() <= until:
                     next(batches)
             batch_seconds = seconds_a_batch(batches.__next__, seconds / 2)
@@ -216,13 +217,17 @@ class _Run:
                 begin = time.perf_counter()
                 while len(waited) < 3 or time.perf_counter() - begin < seconds / 2 / len(waits):
                     waited.append(seconds_waited(batches.__next__, step_ms / 1e3))
+        # batches that the threads and processes may have made, and `next` has not returned
         made_ahead = setting.prefetch * max(1, setting.worker_count) + setting.threads
         self.next_step = batches.next_step + (made_ahead if setting.threads or setting.worker_count else 0)
         return _Round(batch_seconds, waits)
 
 
 class _FirstSteps:
-    """Sampler and withdrawals of a pipeline that repeats the first `count` steps of another: step `count` is step 0 again."""
+    """Sampler of a pipeline that repeats the first steps of another pipeline. It also replaces the other's withdrawals.
+
+    For `count` 3, step 3 reads the rows of step 0 again, and step 4 those of step 1.
+    """
 
     first_step, num_steps, end_step = 0, None, sys.maxsize
 

@@ -161,7 +161,7 @@ def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:
 
 def _scattered(batch: Element, layout: Layout, sampler: IndexSampler, tokens: npt.NDArray[np.uint32]) -> Next:
     """Return a function that copies a batch: `inputs` document by document from `tokens`, the other arrays like `limit`."""
-    copies = []  # of each step: target, start and length of each document, int64 [documents, 3]
+    copies = []  # for each step, int64 [documents, 3]: target in `inputs`, start in `tokens`, and length of each document
     for step in range(sampler.steps_per_epoch):
         pieces = layout.pieces(sampler.rows(step))
         copies.append(np.stack([pieces.offsets(layout.sequence_length), pieces.start, pieces.length], axis=1))

@@ -22,7 +22,7 @@ TURNS = 8  # turns into which a measurement is divided, so that other work of th
 SPEED = {"Mtok/s": "{mtok_per_s:.1f}", "ms/batch": "{ms_per_batch:.3f}", "of limit": "{of_limit:.2f}"}
 """Columns of the figures of `rate`."""
 
-_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # of the memory that `limit` copies from
+_MAX_BYTES, _MAX_ROWS = 1 << 27, 4096  # maximum size of the memory that `limit` copies from
 
 _PREAMBLE = """
 import json, os, sys, time
@@ -80,7 +80,7 @@ def seconds_in_turn(loaders: Mapping[str, Next], seconds: float, turns: int, war
     for _ in range(turns):
         for name, next_batch in loaders.items():
             times[name].append(seconds_a_batch(next_batch, seconds))
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(turn_seconds) for name, turn_seconds in times.items()}
 
 
 def seconds_waited(next_batch: Next, step_seconds: float) -> float:
@@ -101,12 +101,15 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
     """Run a Python program in a subprocess, and return the JSON object that it prints last, with `process_s` added.
 
     The program can use `json`, `os`, `sys`, `time`, and `memory()`, which returns the current and the peak MB. `process_s`
-    is the seconds from the start of the process to its end. Errors are those of `run_python`.
+    is the seconds from the start of the process to its end.
 
     Args:
       program: Text of the program.
-      arguments: Its `sys.argv[1:]`.
-      cache: Folder of the plans and orders that it makes; None for the folder of the user.
+      arguments: `sys.argv[1:]` of the program.
+      cache: Folder of the plans and orders that the program makes; None for the folder of the user.
+
+    Raises:
+      PipelineError: See `run_python`.
     """
     environment = dict(os.environ)
     if cache is not None:

@@ -1,6 +1,7 @@
 """Benchmark of Megatron's indices, compared with megatron-core and MaxText if these are installed.
 
-Two indices are measured: of samples, which cuts documents into samples, and of a blend, which takes them from datasets in turn.
+Two kinds of index are measured. The index of samples states at which document and token each sample begins. The index of a
+blend states from which dataset each sample comes.
 Each program is `_BEGIN`, one of `_OURS`, `_MEGATRON` and `_MAXTEXT`, and `_END`, and runs in its own process.
 """
 
@@ -79,10 +80,10 @@ PEERS = {"megatron-core": ("megatron", _MEGATRON), "MaxText": ("maxtext", _MAXTE
 
 
 def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds of the index of samples and of blends.
+    """Yield a table of the seconds in which the index of samples, and indices of blends, are made.
 
     Raises:
-      PipelineError: Another system that makes the whole index makes another one.
+      PipelineError: megatron-core's index differs from ours. MaxText makes a part of the index, which is not compared.
     """
     installed = {name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package)}
     figures: dict[str, dict[str, Any]] = {}
@@ -98,7 +99,7 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
                 program = _BEGIN + programs[kind] + _END
                 row = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
                 ours = figures.get(f"{title}, grain_sft", row)
-                is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes a part of it: see MAXTEXT_DIVISOR
+                is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes only a part: see MAXTEXT_DIVISOR
                 if is_whole and row["digest"] != ours["digest"]:
                     raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
                 row["ns"] = row["seconds"] / max(1, row["samples"]) * 1e9

@@ -101,7 +101,10 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def traces(folder: Path, scale: Scale) -> Iterator[Table]:
-    """Yield a table of the seconds and the memory of commands: one with an empty cache, then others with what it cached."""
+    """Yield a table of the seconds and the memory of commands.
+
+    The first command begins with an empty cache. The later commands find its plan and its order in the cache.
+    """
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
     with tempfile.TemporaryDirectory(dir=folder) as temporary:

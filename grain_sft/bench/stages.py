@@ -49,7 +49,7 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
         LIMIT: limit(batches[0]),
         ROW_NUMBERS: _in_turn(steps, pipeline.sampler.rows),
         READING: _in_turn(steps, read),
-        PIECES: _in_turn([batch[batch != FILL_ROW] for batch in rows], pipeline.source.layout.pieces),
+        PIECES: _in_turn([numbers[numbers != FILL_ROW] for numbers in rows], pipeline.source.layout.pieces),
     }
     elements = [read(step) for step in steps]
     for number, transform in enumerate(pipeline.transforms):
@@ -61,7 +61,7 @@ def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
 
 
 def facts(batches: Sequence[Element]) -> dict[str, Any]:
-    """Return facts about batches of one kind.
+    """Return facts about batches that have the same keys.
 
     Returns:
       rows, bytes, arrays: Numbers of the first batch. An array under two keys counts once, and a scalar not at all.

@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True):
     folder: str  # path of the run's log and checkpoints
     steps: int  # number of steps of the whole training; a checkpoint is written after each third
     seed: int  # seed of the initial parameters
-    resume: str | None = None  # folder of checkpoints, of which the newest is loaded; None begins at step 0
+    resume: str | None = None  # folder whose newest checkpoint is loaded; None begins at step 0
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def run_demo(where: str | os.PathLike[str], *, steps: int, seed: int) -> int:
         _say(f"\n2 of 3, {RESUMED}: a new process, which gets that checkpoint and iter(start_step={start})")
         resumed = msgspec.structs.replace(options, folder=folders[RESUMED], resume=folders[INTERRUPTED])
         logs[RESUMED] = train(RESUMED, resumed, start)
-        _say(f"\n3 of 3, {UNINTERRUPTED}: another, which gets nothing and begins at step 0")
+        _say(f"\n3 of 3, {UNINTERRUPTED}: a new process without a checkpoint, which begins at step 0")
         logs[UNINTERRUPTED] = train(UNINTERRUPTED, msgspec.structs.replace(options, folder=folders[UNINTERRUPTED]))
         equal = _compare(steps, start, logs)
         _say(f"\nIn {root}, after {time.perf_counter() - began:.0f} seconds: corpus, {CONFIG}, runs")
@@ -165,6 +165,7 @@ def train(name: str, options: Options, start: int = 0, kill_after: int | None = 
     was_killed = status == -signal.SIGKILL
     last_step = max(records, default=-1)
     if kill_after is not None:
+        # the process ended by itself, or had printed its last step before the signal arrived
         if status == 0 or (was_killed and last_step == options.steps - 1):
             raise GrainSftError(f"the {name} run ended before it could be killed: give more --steps.")
         if was_killed and last_step >= kill_after:
