@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from grain_sft.types import Ints
 
-_PROBED_ROWS = 1 << 10  # if a deficit at the start makes the rule late, it does so within this number of rows
+_BLOCK_ROWS = 1 << 12  # rows of the mixture whose due rows are computed at once
+_PROBED_ROWS = 1 << 10  # if a deficit at the start makes any row late, one of the first 1,024 rows is late
 
 Sources = npt.NDArray[np.unsignedinteger]
 
@@ -28,7 +29,7 @@ class ScheduleTable:
     late first. With three sources or more, taking the source with the largest deficit would not keep the bound.
 
     Without a deficit at the start, the period is the sum of the weights. A row of the table takes 9 bytes, and a million rows
-    take about 1.5 s to make.
+    take about 0.5 s to make.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
@@ -46,7 +47,7 @@ class ScheduleTable:
         weights = tuple(weight // divisor for weight in weights)
         self._sources, self._begin = _table(weights, deficit, num_rows if any(deficit) else None)
         self._period = len(self._sources) - self._begin
-        # rows of each source before the first period, and in one period
+        # number of rows of each source before the first period, and in one period
         self._before = np.bincount(self._sources[: self._begin], minlength=len(weights))
         self._per_period = np.bincount(self._sources[self._begin :], minlength=len(weights))
         order = np.argsort(self._sources, kind="stable").astype(np.uint32)
@@ -72,7 +73,11 @@ class ScheduleTable:
         return counts
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the row that is each of the rows `numbers` of `source` (int64 [n], from 0); -1 where the source has fewer."""
+        """Return the rows of the mixture at which `source` gives its rows `numbers`: both int64 [n].
+
+        Rows of the source count from 0. If row 2 of the source is row 9 of the mixture, [2] returns [9]. The result is -1 where
+        the source has fewer rows.
+        """
         rows, per_period = self._rows[source], int(self._per_period[source])
         periods = np.zeros_like(numbers)
         if per_period:
@@ -91,7 +96,8 @@ def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: in
     The rule does not depend on `num_rows`, so rows before a change of weights do not depend on the change.
     """
     chosen = _chosen(weights, deficit, _slack(weights, deficit))
-    ahead = np.zeros(len(weights), np.int64)  # rows of each source minus its share; if they recur, so do the sources
+    # Rows of each source minus its share. Once the array has a value that it had before, the sources repeat.
+    ahead = np.zeros(len(weights), np.int64)
     begins: dict[bytes, int] = {}
     sources: list[int] = []
     while ahead.tobytes() not in begins and len(sources) != num_rows:
@@ -117,35 +123,47 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 
 
 def _chosen(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, bool]]:
-    """Yield, for each row from the first on, its source, and whether it is taken after it is due and before it is late.
+    """Yield the source of each row from row 1 on, and whether the row is taken after it is due and before it is late."""
+    upcoming = _due_rows(weights, deficit, slack)
+    due_row, key = next(upcoming)
+    ready: list[int] = []  # heap of the keys of the rows that are due and not taken
+    for row in itertools.count(1):
+        is_early = not ready and due_row > row  # no row is due: take the next one that will be
+        while due_row <= row or not ready:
+            heapq.heappush(ready, key)
+            due_row, key = next(upcoming)
+        last_row, source = divmod(heapq.heappop(ready), len(weights))
+        yield source, not is_early and row <= last_row
 
-    Rows count from 1 here, and a source's rows from 0. The source's share of t rows is weight * t / period. Its row k is due at
-    the first t with share(t) >= k + due, and late after the last t with share(t - 1) <= k + late: `due` and `late` are the
-    deficits of `slack`, less the source's deficit at the start.
+
+def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, int]]:
+    """Yield a pair (due row, key) for each row of each source, in order of due rows.
+
+    A row of a source is taken at some row of the mixture. Its due row is the first row of the mixture at which it is due. Its
+    key says when it becomes late: for a row of source 2 of 5 that is late after row 70, the key is 70 * 5 + 2. So the smallest
+    key is that of the row that becomes late first.
+
+    Rows of the mixture count from 1 here, and rows of a source from 0. The source's share of t rows is weight * t / period.
+    Row k of the source is due at the first t with share(t) >= k + due, and late after the last t with share(t - 1) <= k + late.
+    Without a deficit at the start, `due` is the slack, and `late` is 1 minus the slack.
+
+    The pairs are computed in arrays: a table of a million rows takes 0.5 s, instead of 1.2 s with one pair at a time.
     """
     num_sources, period = len(weights), sum(weights)
-    step = period * math.lcm(slack.denominator, *(value.denominator for value in deficit))
-    divisors = [weight * step // period for weight in weights]
-    # for the next row k of each source, the integers (k + due) * step and (k + late) * step
-    dues = [int((slack - value) * step) for value in deficit]
-    lates = [int((1 - slack - value) * step) for value in deficit]
-
-    def waiting_entry(source: int) -> int:
-        return -(-dues[source] // divisors[source]) * num_sources + source
-
-    # An entry of a heap is row * num_sources + source. Each source has one entry, for its next row, in one of both heaps.
-    waiting = [waiting_entry(source) for source in np.flatnonzero(weights).tolist()]  # row: that at which it is due
-    heapq.heapify(waiting)
-    ready: list[int] = []  # of rows that are due; row: the last one before it is late
-    for row in itertools.count(1):
-        due = (
-            row if ready else max(row, waiting[0] // num_sources)
-        )  # if no row is due, take one of those that are due next
-        while waiting and waiting[0] // num_sources <= due:
-            source = heapq.heappop(waiting) % num_sources
-            heapq.heappush(ready, (lates[source] // divisors[source] + 1) * num_sources + source)
-        last, source = divmod(heapq.heappop(ready), num_sources)
-        dues[source] += step
-        lates[source] += step
-        heapq.heappush(waiting, waiting_entry(source))
-        yield source, due == row <= last
+    active = np.flatnonzero(weights)
+    weight_of = np.array(weights)
+    # share(t) >= k + due means weight * t >= k * period + due * period; the left side is an integer, so the right is rounded up
+    rounded_dues = np.array([math.ceil((slack - value) * period) for value in deficit])
+    rounded_lates = np.array([math.floor((1 - slack - value) * period) for value in deficit])
+    begins = np.zeros(len(active), np.int64)
+    for block_end in itertools.count(_BLOCK_ROWS, _BLOCK_ROWS):
+        # number of rows of each source that are due by row `block_end`
+        ends = np.maximum((weight_of[active] * block_end - rounded_dues[active]) // period + 1, 0)
+        sources = np.repeat(active, ends - begins)
+        numbers = np.concatenate([np.arange(begin, end) for begin, end in zip(begins, ends, strict=True)])
+        due_rows = -(-(numbers * period + rounded_dues[sources]) // weight_of[sources])
+        last_rows = (numbers * period + rounded_lates[sources]) // weight_of[sources] + 1
+        keys = last_rows * num_sources + sources
+        order = np.lexsort((keys, due_rows))
+        yield from zip(due_rows[order].tolist(), keys[order].tolist(), strict=True)
+        begins = ends
