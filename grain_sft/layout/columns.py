@@ -78,7 +78,8 @@ class ColumnsLayout(Layout):
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
-        """Return `Layout.row_segments` of these columns: 8 rows of 32,768 of 131,072 columns take 0.7 ms, by pieces 0.9 ms."""
+        """Return `Layout.row_segments` of these columns. A read of 8 rows takes 0.7 ms with this function, and 0.9 ms with
+        `pieces`, for 32,768 of 131,072 columns."""
         return self._segments_of(row)[1:]
 
     def _row_begin(self, row: int) -> tuple[int, int]:
@@ -86,10 +87,10 @@ class ColumnsLayout(Layout):
         return self._segments_of(row)[0]
 
     def _segments_of(self, row: int) -> tuple[tuple[int, int], list[int], list[int]]:
-        """Return `row_begin` of these columns, and the two lists of their `row_segments`."""
+        """Return the value of `row_begin` for these columns, and the two lists of `row_segments`."""
         assert self._layout.row_segments is not None
         begin, starts, lengths = (0, 0), list[int](), list[int]()
-        column = 0  # of the whole row, where the segment begins
+        column = 0  # column of the whole row at which the segment begins
         for number, (start, length) in enumerate(zip(*self._layout.row_segments(row), strict=True)):
             position = max(0, self.first_column - column)
             num_tokens = min(length, self._stop - column) - position

@@ -29,10 +29,10 @@ _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a 
 
 
 class FromPieces(Traits):
-    """What follows from the pieces of a layout. A layout may override each attribute by a faster way to the same values."""
+    """Attributes and methods that follow from the pieces of a layout. A layout may override them by faster ones."""
 
     row_format: RowFormat | None = None
-    """Format of rows that are stored as they are read, with segments and positions; None if a source makes these of pieces."""
+    """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
 
     row_segments: Callable[[int], tuple[list[int], list[int]]] | None = None
     """Function of a row number that returns two lists with an entry for each segment of the row: its first token, counted
@@ -40,8 +40,8 @@ class FromPieces(Traits):
     has only `pieces`."""
 
     row_begin: Callable[[int], tuple[int, int]] | None = None
-    """Function of a row number, for a `ColumnsLayout`. It returns the number of segments that end before its first column, and
-    the position of that column in its segment. None means (0, 0)."""
+    """Function of a row number. Only a `ColumnsLayout` has one. It returns the number of segments that end before the first
+    column, and the position of the first column in its segment. None means (0, 0)."""
 
     @property
     def kind(self) -> str:
@@ -109,7 +109,7 @@ class FromPieces(Traits):
 
     @functools.cached_property
     def _rows_receipt(self) -> str:
-        """Hash of the rows' pieces; the options of a layout whose options decide its rows."""
+        """Text that changes if the rows change: here, a hash of all pieces. Some layouts return their options instead."""
         columns = (
             [pieces.row + first, pieces.column, pieces.shard, pieces.start, pieces.length, *pieces.segment_columns]
             for first, pieces in self._blocks()
@@ -117,11 +117,10 @@ class FromPieces(Traits):
         return self._hash_of(columns)
 
     def _hash_of(self, blocks: Iterable[Sequence[npt.NDArray[np.integer]]]) -> str:
-        """Return a text with the number and length of the rows, and a hash of columns.
+        """Return a text with the number and length of the rows, and a hash of their columns.
 
         Args:
-          blocks: Columns of one block of rows after the other. The hash does not depend on the size of the blocks, because each
-            column has a hash of its own.
+          blocks: Columns of each block of rows. Every column has its own hash, so the size of the blocks does not matter.
         """
         hashes: list[hashlib.blake2b] = []
         for columns in blocks:
@@ -137,12 +136,13 @@ class FromPieces(Traits):
             yield first, self.pieces(np.arange(first, min(first + _BLOCK_ROWS, len(self))))
 
     def _check_documents(self, documents: Ints) -> None:
+        """Raise a `RowIndexError` unless all `documents` are in [0, num_documents)."""
         wrong = documents[(documents < 0) | (documents >= self.num_documents)]
         if len(wrong):
             raise RowIndexError(f"document {wrong[0]}: expected 0 to {self.num_documents - 1}, the corpus's documents.")
 
     def __repr__(self) -> str:
-        """Return the number, length and hash of the rows. A layout that states its options instead needs no hash."""
+        """Return the number, length and hash of the rows."""
         return self._rows_receipt
 
 
@@ -161,8 +161,8 @@ class Layout(FromPieces):
         """Adapt a class that defines `pieces`.
 
         A subclass of `PackedLayout` that defines other pieces must not inherit `PackedLayout.row_segments`, which reads the
-        plan. So it gets the defaults of `FromPieces`, which read its own pieces, in place of what it does not define. Pieces of
-        a class of another package are checked: 38 us for 32 rows.
+        plan. So the subclass gets every attribute of `FromPieces` that it does not define itself. A class of another package
+        also gets a check of its pieces, which takes 38 us for 32 rows.
         """
         super().__init_subclass__(**options)
         if "pieces" not in vars(cls):
@@ -225,21 +225,25 @@ class Layout(FromPieces):
 
 
 class _TokensOf:
-    """Tokens of some documents of a corpus, which finds the pieces that have one of them."""
+    """Tokens of some documents of a corpus. `overlap` finds the pieces that have some of these tokens."""
 
     def __init__(self, corpus: Corpus, documents: Ints) -> None:
         start, length = corpus.documents.start[documents], corpus.documents.length[documents]
         start, length = start[length > 0], length[length > 0]
         order = np.argsort(start)  # some formats list documents in any order
         self._starts = start[order]
-        self._ends = np.append(0, np.maximum.accumulate((start + length)[order]))  # [n]: the last end of n documents
+        # Item n is the last end of the first n documents.
+        self._ends = np.append(0, np.maximum.accumulate((start + length)[order]))
         self._shard_begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
 
     def overlap(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
-        """Return whether each piece has one of the tokens: a document that begins before its end ends after its begin."""
+        """Return whether each piece has one of the tokens.
+
+        The piece [10, 20) has one if some document starts before 20 and ends after 10.
+        """
         begin = pieces.start + self._shard_begins[pieces.shard]
-        begun = self._starts.searchsorted(begin + pieces.length)
-        overlaps: npt.NDArray[np.bool_] = self._ends[begun] > begin
+        num_started = self._starts.searchsorted(begin + pieces.length)  # documents that start before the piece ends
+        overlaps: npt.NDArray[np.bool_] = self._ends[num_started] > begin
         return overlaps
 
 

@@ -21,7 +21,7 @@ class MixtureLayout(Layout):
     first those of the layouts that follow documents, then those of the others.
 
     Args:
-      parts: Layouts by the names of their sources; a source of a source is "outer/inner".
+      parts: Layouts by the names of their sources. In a mixture of mixtures, a name is "outer/inner".
 
     Attributes:
       parts: Layouts by name.
@@ -33,7 +33,7 @@ class MixtureLayout(Layout):
     """
 
     kind = "mixture"
-    parts: Mapping[str, Layout] = {}  # an attribute, where `Layout` has a property
+    parts: Mapping[str, Layout] = {}  # replaces a property of `Layout`
 
     def __init__(self, parts: Mapping[str, Layout]) -> None:
         lengths = {name: part.sequence_length for name, part in parts.items()}
@@ -132,7 +132,7 @@ class MixtureLayout(Layout):
         for name, part, _, own in split_documents(self, documents):
             rows.append(part.rows_of_documents(own) + self.first_rows[self.names.index(name)])
             num_found += len(own)
-        if num_found < len(documents):  # only then: to check documents is to count them, which may read all tokens
+        if num_found < len(documents):  # the check counts all documents, which may read all tokens
             self._check_documents(documents)
         return np.unique(np.concatenate(rows))
 

@@ -41,7 +41,7 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
         chats.jsonl:17: documents made of line 17 of an input that the corpus was prepared from (see `documents_of_record`);
         code, or chats.jsonl: all documents of a source or of an input;
         list.txt: path of a file that has such names, one a line.
-        A document that a name finds in one stage is also found in the other stages.
+        If a name finds a document in one stage, the result has this document in all stages that read it.
 
     Raises:
       RowIndexError: A name is none of these, or no document of the run was made of a record.
@@ -49,8 +49,8 @@ def documents_named_in(layouts: Sequence[Layout], named: Named) -> list[Ints]:
     """
     run = RunDocuments(layouts)
     numbers = run_documents_named(run, named)
-    found = {id(each): run.within(each, numbers) for each in run.layouts}
-    return [found[id(each)] for each in layouts]
+    by_layout = {id(layout): run.within(layout, numbers) for layout in run.layouts}
+    return [by_layout[id(layout)] for layout in layouts]
 
 
 def run_documents_named(run: RunDocuments, named: Named) -> Ints:
@@ -78,15 +78,16 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
       named: As in `documents_named_in`, without sources of a mixture.
 
     Raises:
-      RowIndexError, CorpusError, CorpusFileError: As in `documents_named_in`, or no document has a number.
+      RowIndexError: As in `documents_named_in`, or a number is not below the number of documents.
+      CorpusError, CorpusFileError: As in `documents_named_in`.
     """
     inputs = list(map(_Inputs, corpora))
     firsts = np.cumsum([0, *(len(corpus.documents) for corpus in corpora)]).tolist()
 
     def find(name: str) -> list[Ints | None]:
         """Return the documents of a name in all corpora, as the only item of a list."""
-        found = [(of_corpus.documents_of(name), first) for of_corpus, first in zip(inputs, firsts, strict=False)]
-        return [_joined(numbers + first for numbers, first in found if numbers is not None)]
+        by_corpus = [(of_corpus.documents_of(name), first) for of_corpus, first in zip(inputs, firsts, strict=False)]
+        return [_joined(numbers + first for numbers, first in by_corpus if numbers is not None)]
 
     numbers, (of_names,) = _resolved(named, find, 1)
     numbers = np.union1d(numbers, of_names)
@@ -100,8 +101,8 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 
     Args:
       corpus: Corpus with a file of sources.
-      record: Line or row of the only input, from 1, such as "17"; or after the name of an input, the end of its name, or its
-        number: "chats.jsonl:17".
+      record: Line or row of an input, counted from 1, such as "17" if there is only one input, else "chats.jsonl:17". The
+        input is given by its name, the end of its name, or its number.
 
     Raises:
       CorpusError: The corpus has no file of sources, or lacks the input.
@@ -110,9 +111,10 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 
 
 def numbers_in(layout: Layout, documents: Ints) -> Ints:
-    """Return the numbers, ascending, of those documents of a layout that hold a token of `documents` of its corpus.
+    """Map `documents`, numbers of the layout's corpus, to numbers in `layout.documents`, ascending.
 
-    They differ if the layout ends documents elsewhere than the corpus, such as `PackedLayout(boundaries="eos")`.
+    Both numbers are equal unless the layout ends documents elsewhere, such as `PackedLayout(boundaries="eos")`. Then the result
+    has every document of the layout that shares a token with `documents`.
     """
     of_layout, of_corpus = layout.documents, layout.corpus.documents
     if of_layout is None or of_layout is of_corpus:
@@ -137,30 +139,35 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], num_la
     by_layout = [[np.zeros(0, np.int64)] for _ in range(num_layouts)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
-        """Add the documents of `named`, and of the files among them that are not in `files_read`."""
-        for each in named:
-            if not isinstance(each, str) or (each.isascii() and each.isdigit()):
-                number = int(each) if isinstance(each, str) else operator.index(each)
+        """Add the documents of `named`.
+
+        Args:
+          files_read: Files that contain `named`, outermost first. A list that names one of these files is an error.
+        """
+        for item in named:
+            if not isinstance(item, str) or (item.isascii() and item.isdigit()):
+                number = int(item) if isinstance(item, str) else operator.index(item)
                 if not 0 <= number <= _HIGHEST:
                     raise RowIndexError(
-                        f"document {each}: expected 0 to {_HIGHEST}. Take a number that a trace prints."
+                        f"document {item}: expected 0 to {_HIGHEST}. Take a number that a trace prints."
                     )
                 numbers.append(number)
                 continue
-            name = each.name if isinstance(each, ListFile) else each
-            found = find(name) if name else []  # "" would be the only part of a layout, or the only input
-            if any(documents is not None for documents in found):
-                for documents_of_layout, documents in zip(by_layout, found, strict=True):
+            name = item.name if isinstance(item, ListFile) else item
+            # `find` would take "" for the name of the only source or input.
+            matches = find(name) if name else []
+            if any(documents is not None for documents in matches):
+                for documents_of_layout, documents in zip(by_layout, matches, strict=True):
                     if documents is not None:
                         documents_of_layout.append(documents)
-                if not any(documents is not None and len(documents) for documents in found):
-                    raise RowIndexError(f"{each}: no document was made of this record. Take it out of the list.")
-            elif each and each not in files_read and files.exists(each):
-                lines = map(str.strip, files.read_text(each).splitlines())
-                add(filter(None, lines), (*files_read, each))
+                if not any(documents is not None and len(documents) for documents in matches):
+                    raise RowIndexError(f"{item}: no document was made of this record. Take it out of the list.")
+            elif item and item not in files_read and files.exists(item):
+                lines = map(str.strip, files.read_text(item).splitlines())
+                add(filter(None, lines), (*files_read, item))
             else:
                 raise RowIndexError(
-                    f"{each!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an input, "
+                    f"{item!r} is not a document number, a source, SOURCE:NUMBER with a number that the source has, an input, "
                     "INPUT:LINE, or a file of these. Fix it, or give the path of an existing file."
                 )
 
@@ -186,10 +193,10 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
     if source in layout.parts and number.isascii() and number.isdigit():
         inside = int(number) < layout.parts[source].num_documents
         return np.array([layout.first_document(source) + int(number)]) if inside else None
-    found = {part: each.documents_of(name) for part, each in inputs.items()}
+    by_part = {part: of_part.documents_of(name) for part, of_part in inputs.items()}
     return _joined(
         numbers_in(layout.parts[part], numbers) + layout.first_document(part)
-        for part, numbers in found.items()
+        for part, numbers in by_part.items()
         if numbers is not None
     )
 
@@ -235,13 +242,17 @@ class _Inputs:
         return np.flatnonzero((inputs == number) & (lines == int(line)))
 
     def _number_of(self, name: str) -> int | None:
-        """Return the number of the input with a name, the end of a name, or a number; "" is the only input."""
+        """Return the number of an input; None if no input fits.
+
+        Args:
+          name: Name of the input, the end of its name, or its number; "" for the only input.
+        """
         names = dict(enumerate(self._corpus.source_names))
         exact = [number for number in self._numbers if name in (str(number), names.get(number), "")]
-        found = exact or [number for number in self._numbers if names.get(number, "").endswith(f"/{name}")]
-        if len(found) > 1:
+        matches = exact or [number for number in self._numbers if names.get(number, "").endswith(f"/{name}")]
+        if len(matches) > 1:
             raise CorpusError(f"{name or 'a record'!r}: several inputs fit. Say which of {self._listed}.")
-        return found[0] if found else None
+        return matches[0] if matches else None
 
     @property
     def _listed(self) -> str:

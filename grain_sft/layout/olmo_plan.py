@@ -68,7 +68,7 @@ def find_plan(
                 f"long_documents={options.long_documents!r} and source_group_size={size}. The folder has "
                 f"{_plans_in(folder)}. If OLMo-core read the same files under other paths, give those as paths."
             )
-    return OlmoPlan(folder, tuple(hashes), _digest([_read(folder, length, each) for each in hashes]))
+    return OlmoPlan(folder, tuple(hashes), _digest([_read(folder, length, group_hash) for group_hash in hashes]))
 
 
 def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Columns:
@@ -80,10 +80,10 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     documents = finder_of(corpus, options).documents
     size = options.source_group_size
     borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
-    groups = [_read(plan.folder, options.sequence_length, each) for each in plan.hashes]
+    groups = [_read(plan.folder, options.sequence_length, group_hash) for group_hash in plan.hashes]
     if _digest(groups) != plan.digest:
         raise LayoutError(f"{plan.folder}: the plan changed after it was opened. Make the layout again.")
-    found, pieces = [], 0
+    columns_of_groups, num_pieces = [], 0
     for number, group in enumerate(groups):
         first, last = borders[number * size], borders[min((number + 1) * size, len(corpus.shards))]
         where = f"{plan.folder}: plan {plan.hashes[number][:12]}"
@@ -93,13 +93,13 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
                 f"{where}: a document ends at token {stop.max()}, but its files have {last - first} tokens. The plan was made "
                 "from other files; delete it."
             )
-        found.append((start + first, stop + first, ends + pieces))
-        pieces += len(start)
-    start, stop, ends = (np.concatenate(column) for column in zip(*found, strict=True))
+        columns_of_groups.append((start + first, stop + first, ends + num_pieces))
+        num_pieces += len(start)
+    start, stop, ends = (np.concatenate(column) for column in zip(*columns_of_groups, strict=True))
     where = f"{plan.folder}: the plan"
     if options.boundaries == "eos" or not all(shard.boundaries for shard in corpus.shards):
         document = _documents_of(where, start, stop, documents, options)
-    else:  # OLMo-core counts a document that continues in the next part as two
+    else:  # to OLMo-core, a document that continues in the next shard is two documents
         _documents_of(where, start, stop, part_by_part(corpus), options)
         document = np.searchsorted(documents.start, start, side="right") - 1
     columns = plan_columns(documents, document, start, stop - start, ends)
@@ -115,13 +115,15 @@ def from_boundaries(paths: Sequence[str], use_array_if_local: bool | None) -> bo
     return use_array_if_local is False or any(re.match("[a-z0-9]+://", path.replace("file://", "")) for path in paths)
 
 
-def _files_of(folder: Path, length: int, group: str) -> list[Path]:
-    return [folder / f"{name}-{length}-{group}.npy" for name in _WIDTHS]
+def _files_of(folder: Path, length: int, group_hash: str) -> list[Path]:
+    """Return the paths of a group's three files."""
+    return [folder / f"{name}-{length}-{group_hash}.npy" for name in _WIDTHS]
 
 
-def _read(folder: Path, length: int, group: str) -> _Group:
+def _read(folder: Path, length: int, group_hash: str) -> _Group:
+    """Return the arrays of a group's three files."""
     arrays = []
-    for path, width in zip(_files_of(folder, length, group), _WIDTHS.values(), strict=True):
+    for path, width in zip(_files_of(folder, length, group_hash), _WIDTHS.values(), strict=True):
         try:
             data = read_regular(path)
         except OSError as error:
@@ -137,6 +139,7 @@ def _read(folder: Path, length: int, group: str) -> _Group:
 
 
 def _digest(groups: list[_Group]) -> str:
+    """Return a hash of the arrays of all groups."""
     digest = hashlib.sha256()
     for group in groups:
         for array in group:
@@ -148,7 +151,8 @@ def _digest(groups: list[_Group]) -> str:
 def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
     """Return start and stop of the pieces, row after row, and the number of pieces up to the end of each row."""
     indices, offsets, chosen = (array.astype(np.int64) for array in group)  # numbers above 2**63 become negative
-    (start, stop), (begins, ends) = indices.reshape(-1, 2).T, offsets.reshape(-1, 2).T
+    start, stop = indices.reshape(-1, 2).T
+    begins, ends = offsets.reshape(-1, 2).T
     adjacent = np.array_equal(np.append(begins, len(chosen)), np.append(0, ends))
     if not adjacent or not np.array_equal(np.sort(chosen), np.arange(len(start))):
         raise LayoutError(f"{where} is damaged: its {len(start)} documents are not in one row each. Delete it.")
@@ -185,7 +189,7 @@ def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, opt
 
 
 def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: str, use_array: bool | None) -> str:
-    """Return the hash in the names of a group's files, that of `NumpyDatasetBase._get_indices_path`."""
+    """Return the hash that OLMo-core's `NumpyDatasetBase._get_indices_path` writes into the names of a group's files."""
     parts = [part for path, shard in zip(paths, shards, strict=True) for part in (path, str(shard.size))]
     parts += [long_documents, "uint64"]
     if use_array is not None:
@@ -199,11 +203,13 @@ def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: s
 
 
 def _listed(names: Sequence[str]) -> str:
+    """Return the first three names, and how many more there are."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown}, and {len(names) - 3} more,"
 
 
 def _plans_in(folder: Path) -> str:
+    """Return the end of the sentence "The folder has ...": the sequence lengths of its plans."""
     if not folder.is_dir():
         return "no plan, because it does not exist"
     lengths = sorted({path.name.split("-")[2] for path in folder.glob("instance-offsets-*.npy")})

@@ -35,8 +35,8 @@ class OlmoVslLayout(Layout):
       row_counts: Number of rows of each of `row_lengths`.
 
     Raises:
-      LayoutError: A length is not a power of two, `min_sequence_length` is not the smaller one, no document has so many tokens,
-        or `boundaries` has another value.
+      LayoutError: A length is not a power of two, `min_sequence_length` is not below `sequence_length`, every document is
+        shorter than `min_sequence_length`, or `boundaries` has another value.
       CorpusError, CorpusFileError: The documents cannot be found.
     """
 
@@ -78,7 +78,9 @@ class OlmoVslLayout(Layout):
                 f"min_sequence_length={self.min_sequence_length} leaves no row: the longest of {len(to_cut)} documents has "
                 f"{to_cut.length.max(initial=0)} tokens. Give a smaller min_sequence_length."
             )
-        if has_sidecars:  # a document that continues in the next shard is one of `documents`, but two of `to_cut`
+        if has_sidecars:
+            # A document that crosses a shard border is two documents of `to_cut`, and one of `documents`. So a number in
+            # `to_cut` is higher by the number of borders before it that a document crosses.
             assert to_cut.shard_ends is not None and documents.shard_ends is not None
             shard = to_cut.shard_ends.searchsorted(self._document, side="right")
             self._document -= (to_cut.shard_ends - documents.shard_ends)[shard]
@@ -98,13 +100,15 @@ class OlmoVslLayout(Layout):
         return self.row_lengths[int(self._bucket(rows.max()))] if len(rows) else self.sequence_length
 
     def pieces(self, rows: Ints) -> Pieces:
-        first, document, bucket = np.zeros(len(rows), np.int64), self._document[rows], self._bucket(rows)
-        columns = first, self._start[rows], self._lengths[bucket], first + 1, document
+        column, segment, bucket = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), self._bucket(rows)
+        columns = column, self._start[rows], self._lengths[bucket], segment, self._document[rows]
         pieces = self._offsets.pieces(np.arange(len(rows)), *columns)
-        same = not len(rows) or (bucket == bucket[0]).all()
-        return pieces._replace(segment=None, position=None) if same else pieces
+        all_of_one_length = not len(rows) or (bucket == bucket[0]).all()
+        # Rows of one length have no padding. Rows of several lengths are padded to the length of the longest.
+        return pieces._replace(segment=None, position=None) if all_of_one_length else pieces
 
     def _bucket(self, rows: Ints) -> Ints:
+        """Return the index in `row_lengths` of the length of each of `rows`."""
         return self._ends.searchsorted(rows, side="right")
 
     @property
@@ -121,9 +125,9 @@ class OlmoVslLayout(Layout):
         return {"rows": count, "tokens": self._num_tokens, "padding": 0, "segments": count, "max_segments": 1}
 
     def left_out(self) -> list[LeftOut]:
-        within = self.corpus.num_tokens - self._num_tokens - self._dropped
+        outside = self.corpus.num_tokens - self._num_tokens - self._dropped
         shortest = f"ends of documents, shorter than {self.min_sequence_length:,} tokens"
-        return [(shortest, None, self._dropped), ("in no document", None, within)]
+        return [(shortest, None, self._dropped), ("in no document", None, outside)]
 
     def __repr__(self) -> str:
         return (
@@ -139,7 +143,8 @@ def _chunks(documents: Documents, length: int, longest: int) -> tuple[Ints, Ints
     has a chunk of 4 because its length has the bit 4, and the chunk begins at the sum of the higher bits, 24.
     """
     if length < longest:
-        of = np.flatnonzero(documents.length & length)
-        return of, documents.start[of] + (documents.length[of] & -(2 * length))
-    of, number = expand_counts(documents.length // length)
-    return of, documents.start[of] + number * length
+        document = np.flatnonzero(documents.length & length)
+        tokens_before = documents.length[document] & -(2 * length)
+        return document, documents.start[document] + tokens_before
+    document, number = expand_counts(documents.length // length)
+    return document, documents.start[document] + number * length

@@ -41,9 +41,9 @@ class PackedLayout(Layout):
         of this length ("fragment").
       source_group_size: Number of consecutive shards whose documents are packed together. An algorithm that packs each epoch
         anew packs all of them together.
-      ties: Order of documents of equal length. "stable" is the same on every machine. "numpy" is that of numpy's sort, which
-        OLMo-core uses; it depends on the CPU and on numpy's version. "numpy:avx512", "numpy:avx2" and "numpy:baseline" are
-        those of this numpy on a CPU with AVX-512, with AVX2, and with neither. The CPU must have these instructions, too.
+      ties: Order of documents of equal length. "stable" is the same on every machine. "numpy" is the order of numpy's sort,
+        as in OLMo-core. It depends on the CPU and on numpy's version. "numpy:avx512", "numpy:avx2" and "numpy:baseline" sort
+        as numpy does on a CPU with AVX-512, with AVX2, and with neither. This CPU must have these instructions, too.
       max_segments: Most documents of a row; None for any number.
       boundaries: Ends of documents: those of the corpus ("auto"), or after each EOS token and at the end of each file ("eos"),
         as OLMo-core finds them in local files.
@@ -155,17 +155,19 @@ class PackedLayout(Layout):
         return layout
 
     def _open(self, cache_dir: str | os.PathLike[str] | None, olmo: OlmoPlan | None) -> None:
-        """Read the plan of each epoch from the cache. Make those that are not there, or take the one of OLMo-core."""
+        """Read the plan of each epoch from the cache. A plan that the cache lacks is made, or read from OLMo-core's files if
+        `olmo` is not None."""
         corpus, options = self.corpus, self.packing
         self._finder = finder_of(corpus, options)
         self.sequence_length, self._olmo = options.sequence_length, olmo
         self._folder = None if cache_dir is None else files.normalize(cache_dir)
         make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)
-        each_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
-        self.plans = [load_plan(self._finder, each, self._folder, make) for each in each_epoch]
+        options_by_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
+        self.plans = [load_plan(self._finder, of_epoch, self._folder, make) for of_epoch in options_by_epoch]
         self.highest_token = self.plans[0].highest_token
         self._offsets = ShardOffsets(corpus)
-        self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])  # first row of each epoch; total
+        # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows.
+        self._begins: Ints = np.cumsum([0, *(len(plan.ends) for plan in self.plans)])
         self._count = int(self._begins[-1])
         if not self._count:
             raise LayoutError(
@@ -212,8 +214,11 @@ class PackedLayout(Layout):
 
     @functools.cached_property
     def sources(self) -> Ints | None:
-        """Input and line of each of `documents`, as in `Corpus.sources`. If `boundaries` or `bos_token_id` selects other
-        documents than the corpus's own, each has the source of the corpus's document that holds its first token."""
+        """Input and line of each of `documents`, as in `Corpus.sources`.
+
+        With `boundaries` or `bos_token_id`, the layout may end documents elsewhere than the corpus. Then the first token of a
+        document decides: the document has the source of the corpus's document that holds this token.
+        """
         sources = sources_of(self.corpus)
         if sources is None or self._finder is self.corpus.find_documents():
             return sources

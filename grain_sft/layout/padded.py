@@ -57,8 +57,8 @@ class PaddedLayout(Layout):
         return [self._start.item(row)], [self._length.item(row)]
 
     def pieces(self, rows: Ints) -> Pieces:
-        column, document = np.zeros(len(rows), np.int64), self._document[rows]
-        columns = column, self._start[rows], self._length[rows], column + 1, document
+        column, segment = np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64)
+        columns = column, self._start[rows], self._length[rows], segment, self._document[rows]
         return self._offsets.pieces(np.arange(len(rows)), *columns)
 
     def left_out(self) -> list[LeftOut]:

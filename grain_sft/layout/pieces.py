@@ -95,15 +95,17 @@ class ShardOffsets:
         shard, stop = self._ends.searchsorted(start, side="right"), start + length
         if not (stop > self._ends[shard]).any():
             return Pieces(row, column, shard, start - self._begins[shard], length, segment, zeros, document)
-        # Rare: a segment crosses a shard border. `of` is the segment of each piece.
+        # Rare: a segment crosses a shard border. It becomes one piece for each shard that has some of its tokens.
         last_shard = self._ends.searchsorted(stop - 1, side="right")
-        of, number = expand_counts(last_shard - shard + 1)
-        shard = shard[of] + number
-        begin, end = np.maximum(start[of], self._begins[shard]), np.minimum(stop[of], self._ends[shard])
-        of, shard, begin, end = (each[end > begin] for each in (of, shard, begin, end))  # without empty shards
-        position = begin - start[of]
-        columns = row[of], column[of] + position, shard, begin - self._begins[shard], end - begin
-        return Pieces(*columns, segment[of], position, document[of])
+        parent, number = expand_counts(last_shard - shard + 1)  # `parent` is the index of the piece's segment
+        shard = shard[parent] + number
+        begin = np.maximum(start[parent], self._begins[shard])
+        end = np.minimum(stop[parent], self._ends[shard])
+        has_tokens = end > begin  # False where the segment passes over an empty shard
+        parent, shard, begin, end = (values[has_tokens] for values in (parent, shard, begin, end))
+        position = begin - start[parent]
+        columns = row[parent], column[parent] + position, shard, begin - self._begins[shard], end - begin
+        return Pieces(*columns, segment[parent], position, document[parent])
 
 
 def expand_counts(counts: Ints) -> tuple[Ints, Ints]:

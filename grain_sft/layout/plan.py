@@ -1,4 +1,4 @@
-"""Plan: which pieces of documents are in each packed row. It is made once per machine, and all its processes map the file."""
+"""Plan: which pieces of documents are in each packed row. A plan is made once per machine, and all processes map its file."""
 
 import dataclasses
 import functools
@@ -23,6 +23,7 @@ VERSION = 3
 
 Columns = dict[str, npt.NDArray[Any]]
 
+# Type of each array of a plan's file.
 _DTYPES = {"start": "i8", "length": "u4", "document": "i8", "ends": "i8", "counts": "i8", "highest_token": "i8"}
 COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "cut_tokens")
 
@@ -80,10 +81,10 @@ def load_plan(
 
 
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
-    """Return what decides a plan, ready for JSON: documents, options, and numpy's sort if the order of equal lengths is its.
+    """Return what decides a plan, ready for JSON: the documents, the options, and the sort of numpy if `ties` asks for it.
 
-    `seed` and `epoch` are 0 if the algorithm does not pack each epoch anew. If its code is in another package, a hash of the
-    code is an option, too.
+    `seed` and `epoch` are 0 if the algorithm does not pack each epoch anew. The options of an algorithm from another package
+    include a hash of its file.
     """
     recipe, algorithm = options.stated(), ALGORITHMS[options.algorithm]
     if algorithm.code is not None:
@@ -99,7 +100,7 @@ def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
 
 
 def sort_made_by(options: PackingOptions) -> dict[str, str] | None:
-    """Return numpy's version and its sort if they decide the order of documents of equal length; else None."""
+    """Return the version and the sort of numpy if `ties` asks for numpy's order of equal lengths; else None."""
     sort = sort_of(options.ties)
     return None if sort is None else {"version": np.__version__, "sort": sort}
 
@@ -115,10 +116,10 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0
     for lengths, longest_first in zip(groups, sorted_groups, strict=True):
         rows = algorithm(lengths, dataclasses.replace(options, longest_first=longest_first))
-        packed.append(rows._replace(document=rows.document + begin))
+        packed.append(rows._replace(document=rows.document + begin))  # the algorithm counts from the group's first
         begin += len(lengths)
-    chosen, offset, pieces, ends = join_rows(packed)
-    return plan_columns(documents, document[chosen], start[chosen] + offset, pieces, ends)
+    index, offset, piece_length, ends = join_rows(packed)  # `index` is an index into `document` and `start`
+    return plan_columns(documents, document[index], start[index] + offset, piece_length, ends)
 
 
 def check_columns(num_tokens: int, sequence_length: int, arrays: artifact.Arrays) -> None:

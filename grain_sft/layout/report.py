@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float64, Int64
 
 ROWS_A_DEVICE = (1, 2, 4)
+"""Numbers of rows that a device computes in a step, for which a report has figures."""
 
 _DEVICES = 64  # most devices that share a step
 _STEPS = 1000  # most steps that are measured
@@ -65,7 +66,8 @@ def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> 
 
 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-    """Return how evenly cost spreads over the devices of a step, for each of `ROWS_A_DEVICE`. A step has up to 64 devices.
+    """Return how evenly the cost of a step spreads over its devices, which are up to 64. A dict for 1, for 2 and for 4 rows a
+    device (`ROWS_A_DEVICE`).
 
     Args:
       costs: Cost of each row.
@@ -75,7 +77,8 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
       Dicts of `rows_a_device`, `devices`, and three means over steps, each of a highest cost divided by a mean cost:
         shuffled: `over_devices` of steps of random rows.
         balanced: `over_devices` of steps whose rows cost about the same.
-        floor: Lower bound for any distribution of the random rows: some device has the longest segment. 1 or more.
+        floor: Least possible value of `shuffled`, however the rows of a step are distributed. The device with the longest
+          segment computes at least this segment.
     """
     rng = np.random.default_rng(0)
     figures = []

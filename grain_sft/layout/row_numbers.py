@@ -41,7 +41,7 @@ def checked_rows(indices: Sequence[int] | npt.NDArray[np.integer], layout: Sized
 
 
 def checked_record(index: int, layout: Sized) -> int:
-    """Return `index`; raise a `RowIndexError` for a -1 that does not come from a sampler, which writes it as a `FillKey`."""
+    """Return `index`. Raise a `RowIndexError` for -1: only a sampler may ask for `FILL_ROW`, by a `FillKey`."""
     if index == FILL_ROW and not isinstance(index, FillKey):
         raise RowIndexError(
             f"row {index} of {layout!r}: expected 0 to {len(layout) - 1}. Rows don't count from the end."

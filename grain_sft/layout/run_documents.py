@@ -24,9 +24,11 @@ class _NumberedPart:
 class RunDocuments:
     """Numbers of the documents of a run, as a trace prints them.
 
-    The documents of the first stage have the numbers of its layout. The documents that only a later stage reads follow, stage
-    by stage. So a stage that is added to a run changes no number. A layout that does not follow documents takes as many numbers
-    as its corpus has tokens, because counting its documents could read all tokens.
+    If the first stage has 100 documents, they are documents 0 to 99, as in its layout. The second stage continues with number
+    100 for the first document that is new. So a stage that is added at the end of a run changes no number.
+
+    A layout that does not follow documents takes as many numbers as its corpus has tokens, because a count of its documents
+    could read all tokens.
 
     Args:
       layouts: Layout of each stage, in order. Stages may share one.
@@ -63,17 +65,17 @@ class RunDocuments:
             yield from ((entry.name, entry.part, layout) for entry in numbered if entry.layout is layout)
 
     def of(self, layout: Layout, documents: Ints) -> Ints:
-        """Map `documents`, numbers in `layout`, to numbers in the run, int64 [n]; -1 stays."""
+        """Map `documents`, numbers in `layout`, to numbers in the run, int64 [n]. -1, for no document, is mapped to -1."""
         if layout is self.layouts[0]:
             return documents
         numbers = np.full_like(documents, -1)
-        split = split_documents(layout, documents)  # ends after the part of the highest document
+        split = split_documents(layout, documents)  # may be shorter than the list of parts
         for (_, _, mask, own), entry in zip(split, self._numbered[self.layouts.index(layout)], strict=False):
             numbers[mask] = own + self._first(entry)
         return numbers
 
     def within(self, layout: Layout, documents: Ints) -> Ints:
-        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop those that it lacks."""
+        """Map `documents`, numbers in the run, to numbers in `layout`, int64 [n], ascending. Drop numbers that it lacks."""
         if len(self.layouts) == 1:
             return documents
         if layout is self.layouts[0]:
@@ -97,8 +99,15 @@ class RunDocuments:
 def _entry_for(
     name: str, same: Sequence[_NumberedPart], layout: Layout, numbered: Sequence[_NumberedPart]
 ) -> _NumberedPart:
-    """Return the entry that a part of `layout` takes of those with the `same` documents. Several have them if a mixture has a
-    corpus twice. The part takes the entry of its own name; else one that no other part takes; else the first."""
+    """Return the entry that the part `name` of `layout` takes, one of `same`.
+
+    Args:
+      name: Name of the part.
+      same: Entries of earlier layouts with the documents of the part, two or more if a mixture has one corpus twice. An entry
+        of the same name is preferred, then an entry that no other part of `layout` takes.
+      layout: Layout of the part.
+      numbered: Entries that earlier parts of `layout` took.
+    """
     for entry in same:
         if entry.name == name:
             return entry
@@ -114,7 +123,7 @@ def _num_numbers(part: Layout) -> int:
 
 
 def _same_documents(one: Layout, other: Layout) -> bool:
-    """Return whether layouts have the same documents of the same files. Reads tokens only if one follows documents."""
+    """Return whether two layouts have the same documents of the same files. If neither follows documents, no token is read."""
     corpus, other_corpus = one.corpus, other.corpus
     if [shard.path for shard in corpus.shards] != [shard.path for shard in other_corpus.shards]:
         return False
@@ -139,9 +148,14 @@ def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
 
 
 def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
-    """Yield for each part of a layout: its name, the part, a mask of those `documents` (int64 [n]) that it has, and their
-    numbers in the part. Parts are ordered as in `parts_by_documents`. The part of the highest of `documents` is the last:
-    counting the documents of the next ones may read all of their tokens."""
+    """Yield for each part of a layout: its name, the part, the mask of its `documents` (bool [n]), and their numbers in it.
+
+    Parts are ordered as in `parts_by_documents`. The iterator stops after the part of the highest of `documents`, because a
+    count of the documents of the next part may read all of its tokens.
+
+    Args:
+      documents: int64 [n], numbers of documents in the layout.
+    """
     end, last = 0, int(documents.max(initial=-1))
     for name, part in parts_by_documents(layout):
         if last < end:

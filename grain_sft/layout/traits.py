@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Traits:
-    """What a layout states. It defines `corpus`, `sequence_length`, `__len__` and `pieces`; all else has a default."""
+    """What a layout states. A layout defines `corpus`, `sequence_length`, `__len__` and `pieces`; all else has a default."""
 
     corpus: Corpus
     """Corpus whose tokens make the rows."""
@@ -119,8 +119,8 @@ class Traits:
     def epoch_of(
         self, rows: Int64[np.ndarray, " rows"]
     ) -> tuple[Int64[np.ndarray, " rows"], Int64[np.ndarray, " rows"]]:
-        """Return the epoch, from 0, that each of `rows` (int64 [n]) was packed for, and its row number in that epoch. Where
-        each epoch is packed anew, `len(self)` is row 0 of the epoch after the last."""
+        """Return the epoch of each of `rows` (int64 [n]), counted from 0, and the row number in that epoch. With 2 epochs of
+        100 rows, row 130 is row 30 of epoch 1, and row 200 is row 0 of epoch 2."""
         return np.zeros(len(rows), np.int64), rows
 
 

@@ -17,9 +17,9 @@ class WindowLayout(Layout):
     through documents, and every row is one segment.
 
     Args:
-      max_target_sequence_length: OLMo-core's option of this name, for a run that changes its sequence length: its longest
-        sequence length, a multiple of `sequence_length`. With 4096 here, rows of 1024 tokens are the quarters of windows of
-        4096, and an order keeps the quarters together. So the run reads the same tokens in the same order at every length.
+      max_target_sequence_length: Longest sequence length of a run that changes its sequence length, as in OLMo-core. It is
+        a multiple of `sequence_length`. With 4096, rows of 1024 tokens are the quarters of windows of 4096 tokens, and an
+        order keeps the quarters together. So the run reads the same tokens in the same order at every length.
 
     Raises:
       LayoutError: A sequence length is not a positive integer, leaves no row, or does not divide
