@@ -40,7 +40,7 @@ class _Finder:
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
         package, _, name = fullname.partition(".")
-        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # `trace` alone is Python's module
+        is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # not `import trace`, a module of Python
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
 
     def exec_module(self, module: ModuleType) -> None:

@@ -1,6 +1,6 @@
-"""Options of a constructor, read from its signature and the `Args:` of its docstring, the one declaration of each option.
+"""Options of a constructor, read from its signature and from the `Args:` of its docstring.
 
-Config checks, command-line options, rows of the documentation, and JSON Schema are derived from them.
+An option is declared only there. Config checks, command-line options, documentation, and JSON Schema are derived from it.
 """
 
 import argparse
@@ -83,23 +83,24 @@ def is_struct(kind: Any) -> bool:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    factory = getattr(parameter.default, "factory", None)  # of a mutable default of a Struct
+    """Return the default of a parameter; a new object if the default of a Struct's field is a factory."""
+    factory = getattr(parameter.default, "factory", None)
     return parameter.default if factory is None else factory()
 
 
 def _help_texts(doc: str) -> dict[str, str]:
     """Return the entries of a docstring's `Args:`, each on one line."""
-    found: dict[str, list[str]] = {}
-    entry: list[str] = []
+    entries: dict[str, list[str]] = {}
+    entry: list[str] = []  # lines of the current entry
     lines = doc.partition("\nArgs:\n")[2].splitlines()
     indented = itertools.takewhile(lambda line: not line or line.startswith(" "), lines)
     for line in textwrap.dedent("\n".join(indented)).splitlines():
         if match := _ARGUMENT.match(line):
             entry = [match[2]]
-            found |= dict.fromkeys(match[1].split(", "), entry)
+            entries |= dict.fromkeys(match[1].split(", "), entry)  # "start, stop: ..." is the entry of both names
         elif line:
             entry.append(line.strip())
-    return {name: " ".join(lines) for name, lines in found.items()}
+    return {name: " ".join(lines) for name, lines in entries.items()}
 
 
 def _config_type(hint: Any) -> Any:
@@ -140,31 +141,32 @@ def check_keys(section: Mapping[Any, Any], known: Iterable[str], where: str) -> 
 
 
 def _nearest(word: object, known: list[str]) -> str:
+    """Return the end of a message that names the known word nearest to `word`; "" if none is known."""
     near = difflib.get_close_matches(str(word), known, n=1, cutoff=0.0)
     return f" The nearest known: {near[0]!r}." if near else ""
 
 
 def check_value(value: object, kind: Any, where: str) -> None:
-    """Raise a `ConfigError` where a value is not of a type. It names the key or the item that is wrong in a nested value."""
+    """Raise a `ConfigError` if a value is not of the type `kind`. The error names the wrong key or item of a nested value."""
     kinds = kinds_of(kind)
-    for each in kinds:
-        origin, table = get_origin(each), table_of(each)
-        if is_struct(each) and isinstance(value, Mapping):
-            check(value, options_of(each), where)
+    for member in kinds:
+        origin, table = get_origin(member), table_of(member)
+        if is_struct(member) and isinstance(value, Mapping):
+            check(value, options_of(member), where)
             return
         if origin is list and isinstance(value, list):
             for number, item in enumerate(value):
-                check_value(item, get_args(each)[0], f"{where}[{number}]")
+                check_value(item, get_args(member)[0], f"{where}[{number}]")
             return
         if origin is dict and isinstance(value, Mapping):
             for key, item in value.items():
                 check_value(key, str, f"{where}: a key")
-                check_value(item, get_args(each)[1], f"{where}.{key}")
+                check_value(item, get_args(member)[1], f"{where}.{key}")
             return
         if table is not None and isinstance(value, str):
             if value in table or ":" in value:
                 return
-            raise ConfigError(f"{where} is {value!r}; expected {expected(each)}.{_nearest(value, list(table))}")
+            raise ConfigError(f"{where} is {value!r}; expected {expected(member)}.{_nearest(value, list(table))}")
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -173,7 +175,7 @@ def check_value(value: object, kind: Any, where: str) -> None:
 
 
 def kinds_of(kind: Any) -> list[Any]:
-    """Return the types of a union, without None; or the one type."""
+    """Return the types of a union without None: [int, str] for int | str | None, and [int] for int."""
     members = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     return [each for each in members if each is not type(None)]
 
@@ -185,8 +187,8 @@ def expected(kind: Any) -> str:
         return f"one of {', '.join(table)}, or package.module:Name"
     if origin is Annotated:
         metas = [meta for meta in arguments[1:] if isinstance(meta, msgspec.Meta)]
-        stated = [(text, getattr(meta, name)) for meta in metas for name, text in _BOUNDS.items()]
-        bounds = [text.format(bound) for text, bound in stated if bound is not None]
+        bounds_of_metas = [(text, getattr(meta, name)) for meta in metas for name, text in _BOUNDS.items()]
+        bounds = [text.format(bound) for text, bound in bounds_of_metas if bound is not None]
         return expected(arguments[0]) + (f" ({', '.join(bounds)})" if bounds else "")
     if origin is Literal:
         return f"one of {', '.join(map(str, arguments))}"
@@ -217,16 +219,14 @@ def add_arguments(parser: Any, options: Options, spelled: Mapping[str, Iterable[
         settings: dict[str, Any] = {"required": True} if option.default is REQUIRED else {"default": option.default}
         if get_origin(kind) is list:
             settings["nargs"], (kind,) = "+", get_args(kind)
-        bounded = kind
-        if get_origin(kind) is Annotated:
-            kind = get_args(kind)[0]
-        if kind is bool:
+        unbounded = get_args(kind)[0] if get_origin(kind) is Annotated else kind  # int for Annotated[int, Meta(ge=1)]
+        if unbounded is bool:
             settings["action"] = argparse.BooleanOptionalAction
-        elif get_origin(kind) is Literal:
-            settings["choices"] = get_args(kind)
+        elif get_origin(unbounded) is Literal:
+            settings["choices"] = get_args(unbounded)
         else:
-            settings["type"] = functools.partial(parsed, kind, bounded)
-            settings["metavar"] = "NAME" if kind is str else "N"
+            settings["type"] = functools.partial(parsed, unbounded, kind)
+            settings["metavar"] = "NAME" if unbounded is str else "N"
         help_text = _in_lower_case(option.help.removesuffix("."))
         if option.default not in (REQUIRED, None, ""):
             help_text += f" (default: {_as_typed(option.default)})"

@@ -22,7 +22,7 @@ class Registry(Generic[Entry]):
       error: Class of the errors.
       entries: Built-in entries by name, or their `package.module:Name`, imported on first use.
       adapt: Function that turns a registered or imported object into an entry; by default, the object is the entry.
-      kinds: Types of which a registered or imported object may be.
+      kinds: Types that a registered or imported object may have.
       base: Class from which an entry that is a class, and the object that `make` returns, have to inherit.
     """
 
@@ -41,8 +41,8 @@ class Registry(Generic[Entry]):
     def register(self, name: str, entry: Entry) -> Entry:
         """Add an entry under a name that is not taken and has no colon, and return it.
 
-        Every process of a run has to register it, worker processes included: the name `package.module:Name` needs no
-        registration and is the better choice for configs.
+        Every process of a run has to register the entry, worker processes included. A config that names the entry as
+        `package.module:Name` needs no registration.
         """
         if ":" in name or name in self._entries:
             raise self._error(f"{self._noun} {name!r}: expected a name without ':' that is not taken. Choose another.")
@@ -75,12 +75,12 @@ class Registry(Generic[Entry]):
             raise self._error(f"{self._noun} {name!r} cannot be imported: {error}. {remedy}") from error
         return self._adapted(name, imported)
 
-    def _adapted(self, name: str, found: Any) -> Entry:
-        """Return the entry that the object `found` becomes, or raise the table's error if it is of another kind."""
-        if not isinstance(found, self._kinds):
+    def _adapted(self, name: str, value: Any) -> Entry:
+        """Return the entry for a registered or imported object. Raise the table's error if the object is not one of `kinds`."""
+        if not isinstance(value, self._kinds):
             expected = " or ".join(_WORDS.get(kind, kind.__name__) for kind in self._kinds)
-            raise self._error(f"{self._noun} {name!r} is a {type(found).__name__}; expected {expected}. Fix the name.")
-        entry = self._adapt(found)
+            raise self._error(f"{self._noun} {name!r} is a {type(value).__name__}; expected {expected}. Fix the name.")
+        entry = self._adapt(value)
         if isinstance(entry, type):
             self._check_base(name, entry)
         return entry

@@ -10,12 +10,12 @@ from grain_sft.transforms.element import require_keys
 class DropLastPosition(grain.transforms.Map):
     """Transform that cuts the last column, which has no target, off ShiftTargets' batch.
 
-    Rows of L + 1 tokens make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`: "block_size + 1 tokens,
-    shifted by one". Comes after ShiftTargets. Its arrays are contiguous.
+    Rows of L + 1 tokens make batches [rows, L] with inputs `tokens[:L]` and targets `tokens[1:]`. The transform comes after
+    ShiftTargets, and returns contiguous arrays.
     """
 
     cuts_columns = True
-    column_reach = (0, 1)  # a part of a row needs one more column, which is cut off
+    column_reach = (0, 1)  # a part of a row is read with one more column, because the last is cut off
 
     def map(self, element: Element) -> Element:
         """Return `element` without its last column.

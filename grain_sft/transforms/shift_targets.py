@@ -67,11 +67,11 @@ class ShiftTargets(Map):
         read = source.read_rows(rows)
         if read is None:
             element = source.read(rows)
-            for each in filters:
-                element = each.map(element)
+            for ngram_filter in filters:
+                element = ngram_filter.map(element)
             return self.map(element)
-        for each in filters:
-            read = each.filter_rows(read)
+        for ngram_filter in filters:
+            read = ngram_filter.filter_rows(read)
         return _batch(read)
 
     def __repr__(self) -> str:
@@ -79,10 +79,10 @@ class ShiftTargets(Map):
 
 
 def reader_of(source: Any, transforms: Sequence[Map]) -> tuple[Callable[[Ints], Element], Sequence[Map]]:
-    """Return a function that reads rows of `source` and applies the first of `transforms`, and the transforms after these.
+    """Return a function that reads rows of `source`, and the transforms that are still to be applied to what it returns.
 
-    The function applies `ShiftTargets`, and n-gram filters before it, if `source` has `read_rows`. It does not apply
-    subclasses, whose `map` may differ.
+    With [NgramFilter, ShiftTargets, TrimToMultiple], the function applies the first two while it reads, and [TrimToMultiple] is
+    left. If `source` has no `read_rows`, or another transform or a subclass comes before ShiftTargets, all transforms are left.
     """
     kinds: list[type] = [type(transform) for transform in transforms]
     if hasattr(source, "read_rows") and ShiftTargets in kinds:

@@ -17,8 +17,8 @@ class TrimToMultiple(grain.transforms.Map):
     NgramFilter. A batch without a token keeps `multiple` columns. OpenChat pads its batches in this way.
 
     Advantages: nothing is computed on columns that are only padding. Disadvantages: batches have several shapes, and a TPU
-    compiles the training step for each (`shapes` lists them, to compile beforehand). It is for one host: each of several hosts
-    would cut its rows to another length. Packed rows, which have hardly any padding, are for any number of hosts.
+    compiles the training step for each (`shapes` lists them, to compile beforehand). The transform is for one host: two hosts
+    would cut their rows to different lengths. For several hosts, use packed rows, which have hardly any padding.
 
     Args:
       multiple: Number of tokens; OpenChat's is 64. A TPU's attention kernels want 128 or 512.

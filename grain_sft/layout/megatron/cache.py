@@ -26,7 +26,8 @@ Integers = npt.NDArray[np.integer]
 _DOCUMENTS, _SAMPLES, _SHUFFLE = "document_index.npy", "sample_index.npy", "shuffle_index.npy"
 _BLEND = ("dataset_index.npy", "dataset_sample_index.npy")
 _DESCRIPTIONS = (("description.txt", "dataset_path", "random_seed"), ("metadata.json", "input_paths", "seed"))
-"""(end of the file name, key of the paths of prefixes, key of the seed) of megatron-core's description and MaxText's."""
+"""Descriptions of an index, by megatron-core and by MaxText: the end of the file's name, the key of the list of token
+files, and the key of the seed."""
 
 _Found = TypeVar("_Found", Stream, Blend)
 _ENDINGS = (_DOCUMENTS, _SAMPLES, _SHUFFLE, *_BLEND, *(ending for ending, *_ in _DESCRIPTIONS))
@@ -69,7 +70,7 @@ def read_stream(
       seed: Seed that the index's description must state, if the index has one.
 
     Raises:
-      LayoutError: No index belongs to this data set, or those that do are damaged or were made with other options.
+      LayoutError: No index belongs to this data set, all that belong to it are damaged, or several differ.
     """
     tokens = int(sizes.sum(dtype=np.int64))
     epochs = cut.epochs_for(num_samples, max(1, tokens))
@@ -155,9 +156,9 @@ def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Foun
     """Return the only sound index; None if there are neither sound nor damaged ones.
 
     Args:
-      sound: Sound indices, by the beginnings of their paths. Indices of equal arrays are in it once.
+      sound: Sound indices, by the paths of their files without endings. No two have equal arrays.
       wrong: Sentences about damaged indices.
-      fits: What the sound indices fit, for the message.
+      fits: Data set or weights that the caller asked for, in words, for the message.
 
     Raises:
       LayoutError: Several indices are sound, or some are damaged and none is sound.
@@ -209,6 +210,7 @@ def _values_of(path: str, *keys: str, kind: Any = Any) -> list[Any] | None:
 
 
 def _load(path: str) -> Integers:
+    """Return the array of integers in a .npy file, mapped."""
     try:
         array: Integers = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header raises errors of any type

@@ -31,16 +31,16 @@ class MegatronGptLayout(Layout):
     Documents may be cut at the ends of rows. A row is one segment; `reset_attention_mask` divides it in the trainer's batch.
 
     Advantages: a run continues where Megatron-LM or MaxText stopped, sample by sample. Disadvantages: the layout needs an
-    index, made once per machine, of 12 bytes for each document and epoch and 4 for each row; `num_samples` decides the rows
-    of an epoch.
+    index, made once per machine, of 12 bytes for each document and epoch and 4 for each row. Another `num_samples` changes the
+    order of the rows.
 
     Args:
       corpus: Corpus whose sequences make the stream.
       sequence_length: Number of columns of the trainer's batch.
       variant: System whose rows these are: "megatron", or MaxText's "mmap_npy" or "mmap" (windows of all documents in
         order, without a shuffle).
-      num_samples: Number of rows that the run needs, `train_samples` of Megatron-LM. The layout has the epochs that hold them.
-        None means one epoch.
+      num_samples: Number of rows that the run needs, `train_samples` of Megatron-LM. The layout has as many whole epochs as
+        hold these rows. None means one epoch.
       seed: Seed of the shuffles, `--seed` of Megatron-LM.
       add_extra_token_to_sequence: Whether a row also holds the first token of the next one, so that its last token has a
         target. None means true, but false in variant "mmap".
@@ -157,8 +157,8 @@ class MegatronGptLayout(Layout):
         """Open the indices, or make them."""
         make = functools.partial(self._recipe.make, self.corpus)
         depends = self._recipe.dependencies(self.corpus)
-        found = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
-        arrays = {name: array.view(np.ndarray) for name, array in found.items()}  # np.memmap is slow to index
+        mapped = artifact.load_or_make("megatron", depends, make, self._folder, check=check_indices)
+        arrays = {name: array.view(np.ndarray) for name, array in mapped.items()}  # np.memmap is slow to index
         self._arrays = arrays
         self._blend = Blend(arrays["chosen"], arrays["taken"]) if "chosen" in arrays else None
         self._firsts: list[int] = arrays["firsts"].tolist()
@@ -178,24 +178,25 @@ class MegatronGptLayout(Layout):
             columns: Sequence[Ints] = self._segments(0, rows)
         else:
             dataset, number = self._blend.numbers_of(rows)
-            columns = join_parts(dataset, lambda each, index: self._segments(each, number[index]))
+            columns = join_parts(dataset, lambda part, index: self._segments(part, number[index]))
         row, column, start, length, document = columns
-        found = self._offsets.pieces(row, column, start, length, np.ones(len(row), np.int64), document)
-        whole = self._cut.drop_last
-        return found._replace(segment=None if whole else found.segment, position=None if whole else found.column)
+        pieces = self._offsets.pieces(row, column, start, length, np.ones(len(row), np.int64), document)
+        if self._cut.drop_last:  # no row has padding, so each is one whole segment
+            return pieces._replace(segment=None, position=None)
+        return pieces._replace(position=pieces.column)
 
     def _segments(self, dataset: int, samples: Ints) -> Sequence[Ints]:
         """Return the columns [row, column, start, length, document] of the parts of documents in samples of a data set."""
         stream, arrays = self._streams[dataset], self._arrays
         if stream.shuffle is not None:
             samples = stream.shuffle[samples].astype(np.int64)
-        begin = samples * self._cut.length
+        begin = samples * self._cut.length  # all begins and stops are counted through the stream
         stop = np.minimum(begin + self.sequence_length, stream.ends[-1])
         first = stream.ends.searchsorted(begin, side="right")
         row, within = expand_counts(stream.ends.searchsorted(stop - 1, side="right") - first + 1)
         entry = first[row] + within
         entry_begin = np.where(entry > 0, stream.ends[entry - 1], 0)
-        piece_begin = np.maximum(begin[row], entry_begin)  # in the stream, as all of these
+        piece_begin = np.maximum(begin[row], entry_begin)
         piece_stop = np.minimum(stop[row], stream.ends[entry])
         unit = stream.order[entry] + np.int64(self._firsts[dataset])
         document = arrays["documents"][unit] if "documents" in arrays else unit

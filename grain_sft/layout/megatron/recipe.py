@@ -24,9 +24,9 @@ class Variant(NamedTuple):
     Attributes:
       extra: Whether a row also holds the first token of the next row by default.
       shuffles: Whether documents and samples are shuffled.
-      blends: Whether each shard is a data set even if the corpus has no weights, and a single shard with a weight is a blend,
-        too. The blend then has the share of `num_samples` of each data set, rounded up. If False, the shards of a corpus
-        without weights are one data set, and a blend has `num_samples` rows.
+      blends: Whether each shard is a data set, with or without weights. If False, the shards of a corpus without weights are
+        one data set. If True, a weighted blend may have more than `num_samples` rows: with weights 0.5 and 0.5 and 5 samples,
+        each share is rounded up to 3, and the blend has 6 rows. If False, the blend has 5 rows.
       by_documents: Whether the sequences of one document stay together in the stream.
       resets: Whether attention and positions begin anew after each EOD by default.
       segments_per_row: Default of `max_segments_per_row`.
@@ -111,11 +111,12 @@ class Recipe:
         traits = VARIANTS[self.variant]
         units = corpus.documents if traits.by_documents else corpus.sequences
         borders = _borders(corpus, units) if traits.blends or corpus.weights else [0, len(units)]
+        # A split of sequences by `corpus.split` is only possible where each prefix is a data set of sequences.
         prefixes_are_datasets = len(borders) > len(corpus.shards)
         units_are_sequences = len(units) == len(corpus.sequences)
         if self.split is not None or not prefixes_are_datasets or not units_are_sequences:
             self._refuse_split(corpus)
-        weights, needs, wanted = self._needs(corpus.weights, len(borders) - 1)
+        weights, needs, blend_size = self._needs(corpus.weights, len(borders) - 1)
         used = [number for number, weight in enumerate(weights) if weight]
         ranges = [self._range(borders[number], borders[number + 1]) for number in used]
         streams = [
@@ -130,26 +131,26 @@ class Recipe:
             if stream.shuffle is not None:
                 arrays[f"shuffle {number}"] = stream.shuffle
         if len(used) > 1 or (corpus.weights and traits.blends):
-            blended = self._blend(corpus, {number: weights[number] for number in used}, streams, wanted)
+            blended = self._blend(corpus, {number: weights[number] for number in used}, streams, blend_size)
             arrays |= {"chosen": blended.chosen, "taken": blended.taken}
         return arrays
 
-    def _blend(self, corpus: Corpus, weights: dict[int, float], streams: Sequence[Stream], wanted: int | None) -> Blend:
+    def _blend(self, corpus: Corpus, weights: dict[int, float], streams: Sequence[Stream], size: int | None) -> Blend:
         """Return the blend of streams.
 
         Args:
           corpus: Corpus of the data sets.
           weights: Weight of each data set, by its number.
           streams: Stream of each of these data sets.
-          wanted: Number of samples of the blend; None means as many as the streams have.
+          size: Number of samples of the blend; None means as many as the streams have.
         """
         counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
         if corpus.weights:
             shares = normalized(list(weights.values()))
-            size = math.floor((counts / shares).min()) if wanted is None else wanted
+            size = math.floor((counts / shares).min()) if size is None else size
         else:
             shares = normalized(counts)
-            size = min(wanted or sum(counts), sum(counts))
+            size = min(size or sum(counts), sum(counts))
         blended = None if self.index_dir is None else read_blend(self.index_dir, shares, size)
         if blended is None:
             blended = blend(shares, size)
@@ -173,9 +174,10 @@ class Recipe:
         """Return the stream of the data set that begins with `shard`, without its first `skipped` documents."""
         if self.index_dir is None:
             return make_stream(sizes, samples, self.cut, self.seed)
-        of_split = shard.boundaries.sequences if shard.boundaries is not None else None
-        before = of_split[0] if of_split else skipped
-        return read_stream(self.index_dir, shard.path, sizes, before, samples, self.cut, self.seed)
+        # (first, stop) of the sequences that `corpus.split` keeps; None without a split.
+        sequences = shard.boundaries.sequences if shard.boundaries is not None else None
+        first_in_index = sequences[0] if sequences else skipped
+        return read_stream(self.index_dir, shard.path, sizes, first_in_index, samples, self.cut, self.seed)
 
     def _refuse_split(self, corpus: Corpus) -> None:
         """Raise a `LayoutError` if `corpus.split` has divided the sequences of a `.bin` and `.idx` pair, its prefix."""
@@ -190,8 +192,13 @@ class Recipe:
     def _needs(
         self, weights: Sequence[float], datasets: int
     ) -> tuple[Sequence[float], Sequence[int | None], int | None]:
-        """Return the weight of each data set, 1 if the corpus has no `weights`; the number of samples of each, None for one
-        epoch; and the number of samples of their blend, None for all."""
+        """Return the weights and the numbers of samples that a run needs.
+
+        Returns:
+          weights: Weight of each data set; 1 if the corpus has no weights.
+          needs: Number of samples that the stream of each data set must have; None for one epoch.
+          blend_size: Number of samples of the blend; None for as many as the streams have.
+        """
         samples, traits = self.num_samples, VARIANTS[self.variant]
         if not weights:
             return [1.0] * datasets, [samples if datasets == 1 else None] * datasets, samples

@@ -32,7 +32,11 @@ class Cut:
     drop_last: bool = True
 
     def samples_in(self, num_tokens: int) -> int:
-        """Return the number of samples in a stream. megatron-core rounds partial samples up in 32-bit floating point."""
+        """Return the number of samples in a stream.
+
+        If a partial last sample counts, the quotient is rounded up. megatron-core computes it in 32-bit floating point, which
+        loses the partial sample of some long streams.
+        """
         if self.drop_last:
             return max(0, num_tokens - self.extra) // self.length
         exact = -(-max(0, num_tokens - self.extra) // self.length)
@@ -102,7 +106,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
     if split is None:
         random.shuffle(order)
         random.shuffle(shuffle)
-    else:  # the last epoch by itself
+    else:  # shuffle the last epoch by itself
         random.shuffle(order[: -len(documents)])
         random.shuffle(order[-len(documents) :])
         random.shuffle(shuffle[:split])
@@ -111,7 +115,7 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
 
 
 def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> Ints:
-    """Return the cumulative sum of `sizes[order]`, int64 [entries]."""
+    """Return the number of tokens up to the end of each entry: the cumulative sum of `sizes[order]`, int64 [entries]."""
     ends: Ints = np.cumsum(sizes[order], dtype=np.int64)
     return ends
 
@@ -119,8 +123,8 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    At a border of two entries, samples without an extra token begin at the end of the first entry. Others begin at the
-    start of the second.
+    A sample may begin between two entries, such as entry 4 of 10 tokens and entry 5. This is token 10 of entry 4 if samples
+    have no extra token, else token 0 of entry 5.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)

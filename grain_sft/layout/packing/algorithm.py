@@ -25,7 +25,7 @@ Boundaries = Literal["auto", "eos"]
 TIES: tuple[Ties, ...] = get_args(Ties)
 """Choices for the order of documents of equal length; see `PackedLayout`."""
 
-# What `PackingOptions.checked` accepts: values of the options with choices, and the least value of the integers.
+# What `PackingOptions.checked` accepts: the values of options with choices, and the least value of integers.
 _CHOICES = {"long_documents": get_args(LongDocuments), "ties": TIES, "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
 
@@ -46,14 +46,14 @@ class PackedRows(NamedTuple):
     ends: Int64[np.ndarray, " rows"]
 
     @classmethod
-    def checked(cls, found: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
-        """Return `found`, the rows that an algorithm made of documents of `lengths`, as int64.
+    def checked(cls, columns: Any, lengths: Ints, options: PackingOptions) -> PackedRows:
+        """Return `columns`, which an algorithm returned for documents of `lengths`, as int64.
 
         Raises:
           LayoutError: A row is wrong, or a token is in two rows.
         """
         try:
-            rows = cls._make(np.asarray(each).astype("i8", casting="safe") for each in found)
+            rows = cls._make(np.asarray(column).astype("i8", casting="safe") for column in columns)
             faults = rows._faults(lengths, options.sequence_length)
         except (TypeError, ValueError, IndexError) as error:
             raise LayoutError(f"algorithm {options.algorithm}: {error}. Expected int64 columns.") from error
@@ -85,8 +85,8 @@ class PackingOptions:
     Attributes:
       epoch: Number of the epoch to pack, from 0.
       plan: Digest of a plan read from OLMo-core's files; None if the plan is computed.
-      longest_first: int64 [documents], numbers of the documents, longest first, if they were sorted as on another CPU (`ties`).
-        None if the algorithm sorts them itself.
+      longest_first: int64 [documents], numbers of the documents, longest first, if `ties` names the sort of another CPU. None
+        if the algorithm sorts the documents itself.
 
     The other attributes are the arguments of `PackedLayout` of the same names.
     """
@@ -113,8 +113,8 @@ class PackingOptions:
                 raise LayoutError(f"{name}={values[name]!r}: expected one of {', '.join(choices)}.")
         values["sequence_length"] = as_sequence_length(values["sequence_length"])
         for name, least in _LEAST.items():
-            may_be_none = getattr(PackingOptions, name) is None
-            if not (may_be_none and values[name] is None):
+            default = getattr(PackingOptions, name)
+            if values[name] is not None or default is not None:  # an option may be None if this is its default
                 values[name] = as_integer(name, values[name], least, LayoutError)
         return PackingOptions(**values)
 
@@ -157,7 +157,7 @@ class PackingAlgorithm:
 
     @property
     def code(self) -> Path | None:
-        """File of the code, if another package has it."""
+        """File of the algorithm's code; None for an algorithm of this package."""
         file = getattr(sys.modules.get(self.pack.__module__), "__file__", None)
         return None if self.is_ours or file is None else Path(file)
 
@@ -184,7 +184,7 @@ def equal_lengths(lengths: Ints) -> Iterator[tuple[int, int]]:
 
 
 def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
-    """Return rows of whole documents.
+    """Return the rows of whole documents that `bins` assigns to rows.
 
     Args:
       order: int64 [documents], numbers of the documents in the order in which they were placed.

@@ -42,8 +42,8 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
     bins = np.full(len(lengths), -1)
     costs = np.zeros(num_rows, np.int64)
     spaces = np.full(num_rows, capacity)
-    first = 0  # document of the round
-    rows = np.arange(num_rows)  # that get a document in the round, those of least cost first
+    first = 0  # the round's first document
+    rows = np.arange(num_rows)  # the round's rows, cheapest first: each gets one document
     while first < num_long and len(rows):
         documents = np.arange(first, min(first + len(rows), num_long))
         first += len(documents)
@@ -52,7 +52,7 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
         bins[placed] = used
         costs[used] += np.square(lengths[placed])
         spaces[used] -= lengths[placed]
-        has_space = np.flatnonzero(spaces >= lengths[num_long - 1])  # for the shortest of the long documents
+        has_space = np.flatnonzero(spaces >= lengths[num_long - 1])  # at least for the shortest long document
         by_cost = has_space[np.argsort(costs[has_space], kind="stable")]
         rows = by_cost[: (len(by_cost) + 1) // 2]
     unplaced = np.flatnonzero(bins < 0)

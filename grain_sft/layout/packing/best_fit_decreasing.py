@@ -13,7 +13,7 @@ import numpy as np
 from grain_sft.layout.packing.algorithm import PackedRows, PackingOptions, equal_lengths, longest_first, rows_of
 from grain_sft.types import Ints
 
-_MANY = 10  # `_place_together` is faster if documents of each length are this many or more, on average
+_MANY = 10  # `_place_together` is faster if, on average, 10 or more documents have the same length
 
 
 def best_fit_decreasing(lengths: Ints, options: PackingOptions) -> PackedRows:
@@ -43,7 +43,7 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
 
 def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) -> Ints:
     """Assign documents row by row: each iteration places the next documents of one length that go to the same row."""
-    # Rows by their space, in the order in which they reached it.
+    # For each space, the rows that have it, in the order in which they reached it.
     queues = {space: deque(group.tolist()) for space, group in _by_space(open_spaces)}
     spaces = sorted(queues)
     documents = [0] * len(open_spaces)  # number in each row
@@ -59,7 +59,7 @@ def _place_by_row(lengths: Ints, capacity: int, most: int, open_spaces: Ints) ->
             else:
                 space, row = capacity, len(documents)
                 documents.append(0)
-            # After a document, no other row has a smaller sufficient space, so the row gets as many as fit.
+            # The row had the smallest sufficient space, and now has less. So it also gets the next documents of this length.
             taken = 1 if count == 1 or space < 2 * length else min(count, space // length, most - documents[row])
             rows.append(row)
             counts.append(taken)
@@ -78,7 +78,7 @@ def _by_space(spaces: Ints) -> Iterator[tuple[int, Ints]]:
     """Yield each space above 0 that some rows have, and the numbers of these rows, ascending."""
     order = np.argsort(spaces, kind="stable")
     firsts = np.flatnonzero(np.diff(spaces[order], prepend=0))  # where a greater space begins in `order`
-    for group in np.split(order, firsts)[1:]:  # without the full rows, which are before the first space above 0
+    for group in np.split(order, firsts)[1:]:  # the first group is the full rows
         yield int(spaces[group[0]]), group
 
 

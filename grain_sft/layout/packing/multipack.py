@@ -24,9 +24,10 @@ def multipack(lengths: Ints, options: PackingOptions) -> PackedRows:
     start = 0
     while True:
         tokens_before = int(totals[start - 1]) if start else 0
-        fit = 1  # number of documents that fit into the batch
+        # Bisection: `fit` documents fit into the batch, and `too_many` do not, at first because they have too many tokens.
+        fit = 1
         too_many = 1 + int(np.searchsorted(totals[start:], tokens_before + capacity * rows, side="right"))
-        while too_many - fit > 1:  # bisection
+        while too_many - fit > 1:
             middle = (fit + too_many) // 2
             if len(_place(np.sort(shuffled[start : start + middle])[::-1], capacity, rows)) == middle:
                 fit = middle

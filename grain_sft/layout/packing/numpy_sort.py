@@ -1,7 +1,8 @@
 """NumPy's default argsort as another CPU computes it.
 
-The sort has one implementation for CPUs with AVX-512, one for AVX2, and one for the rest. Each leaves equal values in an
-order of its own. To sort as on a CPU with fewer features, this module starts a process in which numpy may not use the others.
+The sort has one implementation for CPUs with AVX-512, one for AVX2, and one for all others. The three differ in the order of
+equal values. To sort as on a CPU with fewer features, this module starts a process in which numpy may not use the additional
+features of this CPU.
 """
 
 import subprocess
@@ -46,9 +47,9 @@ def numpy_sort(features: Collection[str] = _features) -> str:
 
 
 def sort_of(ties: str) -> str | None:
-    """Return which of `SORTS` the option `ties` names: "avx2" for "numpy:avx2", that of this process for "numpy".
+    """Return which of `SORTS` the option `ties` names: "avx2" for "numpy:avx2", and this process's sort for "numpy".
 
-    None means "stable", which is the same with all of them.
+    Return None for "stable", which is the same on every CPU.
     """
     if ties == "stable":
         return None
@@ -63,7 +64,8 @@ def disabled_for(sort: str) -> str:
 
 
 def argsorts(ties: str, arrays: Sequence[Ints]) -> Sequence[Ints | None]:
-    """Return the argsort of each array as on the CPU that `ties` names; None for each if this process's numpy sorts so.
+    """Return the argsort of each array as on the CPU that `ties` names. Return a None for each array if `np.argsort` in this
+    process gives the same order.
 
     Raises:
       LayoutError: This CPU or this build of numpy does not have the sort, or the process that sorts fails.

@@ -1,8 +1,8 @@
 """Shuffled best fit: each epoch shuffles the documents by seed, splits them into chunks, and packs each chunk by best fit.
 
-So each epoch has rows of other documents, in random order. In return, every epoch needs a plan, and rows have more padding than
-if all documents were packed at once: 1-2% for hundreds of rows, 0.1-0.9% for thousands, under 0.1% with chunks of 65,536
-documents.
+Advantage: documents that share a row in one epoch are in different rows in the next. Disadvantages: every epoch needs a plan,
+and rows have more padding than rows of all documents packed at once. The additional padding is 1-2% for hundreds of rows,
+0.1-0.9% for thousands, and under 0.1% with chunks of 65,536 documents.
 """
 
 import numpy as np
@@ -11,8 +11,8 @@ from grain_sft.layout.packing.algorithm import PackedRows, PackingAlgorithm, Pac
 from grain_sft.layout.packing.best_fit_decreasing import assign
 from grain_sft.types import Ints
 
-# Best fit depends only on lengths, so a chunk of the same documents gets the same rows in every epoch. With 16 chunks of at
-# least 32 rows, 1-4% of the rows are the same in two epochs; with one chunk, up to 90%.
+# Best fit depends only on lengths: with one chunk of all documents, up to 90% of the rows are the same in two epochs. With 16
+# chunks of at least 32 rows, 1-4% are.
 _CHUNKS = 16
 _LEAST_ROWS = 32
 
