@@ -75,6 +75,7 @@ class Table(NamedTuple):
 
 
 def _shown(template: str, row: Mapping[str, Any]) -> str:
+    """Return the text of a cell, "" if the row lacks the figure."""
     try:
         return template.format_map(row)
     except KeyError:

@@ -9,8 +9,8 @@ from grain_sft.bench import Table
 from grain_sft.bench.measuring import SPEED
 from grain_sft.pipeline import PREFETCH
 
-TOLERATED_SHARE = 0.02  # median wait that does not count as one, as a share of the step
-TOLERATED_MS = 0.5  # wait that does not count as one at any step: on a shared machine, waking a thread takes as long
+TOLERATED_SHARE = 0.02  # a median wait of at most this share of the step counts as none
+TOLERATED_MS = 0.5  # a median wait up to this counts as none: on a shared machine, waking a thread takes as long
 AS_FAST = 0.9  # a speed that is at least this share of another counts as the same
 RATES = (1_000, 5_000, 20_000, 100_000)  # tokens/s of an accelerator, if the user gives none
 _LEAST_PREFETCH, _MOST_PREFETCH = 4, 64
@@ -41,7 +41,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
     """Return the setting with the fewest threads and processes that keeps up with the shortest possible step.
 
     A setting has at least one thread, so that the trainer does not wait for a slow read. Settings with worker processes
-    are considered only if threads keep up with no measured step. If nothing keeps up, the fastest setting is chosen.
+    are considered only if no number of threads keeps up with any measured step. If nothing keeps up, the fastest setting is
+    chosen.
 
     Args:
       delivered: Figures of the measured settings, fewest resources first.

@@ -1,7 +1,7 @@
 """Benchmarks of plans, compared with OLMo-core's packer, and of the command `trace`, on a corpus like OLMo-3 Think SFT's.
 
-The documents have log-normal lengths and open-instruct's boundary files. Token files and masks are sparse files that take no
-space on the disk, so its speed does not matter.
+The corpus has documents of log-normal lengths, whose boundaries are in files as open-instruct writes them. Token files and
+masks are sparse files that take no space on the disk, so the speed of the disk does not matter.
 """
 
 import gzip
@@ -21,7 +21,7 @@ from grain_sft.types import Ints
 
 DOCUMENTS = 2_268_468  # number of documents of OLMo-3 7B Think SFT, with 22.7 B tokens: table 17 of its paper
 MEDIAN = 5_400  # tokens of the median document for plans
-TRACED = 6_877  # tokens of the median document for traces: the mean, after the cut to rows, is 10,007 as in the run
+TRACED = 6_877  # tokens of the median document for traces; documents cut to rows have a mean of 10,007, as in the run
 LENGTH, BATCH_TOKENS, SEED = 32_768, 1_048_576, 34_521
 PART_TOKENS = 1 << 28  # tokens of a file: 1 GiB of uint32
 STEPS = (1000, 7000)  # steps of OLMo-3's run that are traced; fewer for a smaller corpus

@@ -64,6 +64,7 @@ def loss(params: Params, batch: Batch) -> jax.Array:
 
 
 def _normed(x: jax.Array) -> jax.Array:
+    """Return x divided by the root mean square of its last axis."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 

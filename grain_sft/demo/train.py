@@ -47,7 +47,7 @@ def init_state(params: Params) -> State:
 def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps atomically."""
     path = folder / f"step-{step:08d}.npz"
-    content = io.BytesIO()  # on a full disk np.savez would leave its zip file open, whose destructor prints
+    content = io.BytesIO()  # to a full disk, np.savez would leave a zip file open that prints an error when deleted
     np.savez(content, *map(np.asarray, jax.tree.leaves(state)))
     write_bytes(str(path), content.getvalue())
 

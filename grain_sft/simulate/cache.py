@@ -13,7 +13,7 @@ _Key = tuple[str, int]
 
 
 class HostCache:
-    """Shard cache of one host, by the rules of `grain_sft.storage.shard_cache`.
+    """Shard cache of one host, which keeps and removes blocks like `grain_sft.storage.shard_cache`.
 
     Args:
       options: Size limit and block size of the cache.
@@ -32,8 +32,8 @@ class HostCache:
 
     def read(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Read the pieces of one gather. Return the number of requests and the bytes of their answers."""
-        sizes: dict[_Key, int] = {}  # bytes of each block that is read
-        parts: dict[_Key, list[int]] = {}  # bytes of each part of it that is read
+        sizes: dict[_Key, int] = {}  # bytes of each block of which some bytes are read
+        parts: dict[_Key, list[int]] = {}  # numbers of bytes that each piece reads from a block
         for path, file_size, offset, size in pieces:
             unit = self._block_bytes or max(1, file_size)
             for number in range(offset // unit, -(-(offset + size) // unit)):

@@ -71,7 +71,7 @@ class Waits:
         self.now = 0.0
         self._step_seconds = conditions.step_ms / 1e3
         self._ended = deque([0.0] * ahead, maxlen=ahead)  # time at which each of the last `ahead` steps ended
-        # time at which each thread is free, [hosts]; the thread that makes the next step comes first
+        # for each thread, float64 [hosts], time at which it is free; the thread that makes the next step comes first
         self._free = deque([np.zeros(hosts) for _ in range(conditions.threads)])
         self._answered = 0.0  # time of the bucket's last answer
 

@@ -47,9 +47,9 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     Returns:
       Figures by name.
         host: Index of the host.
-        made: First step whose batch was made, and the one after the last.
+        made: [first, stop] of the steps whose batches were made: [0, 12] for the steps 0 to 11.
         import_s, open_s, first_batch_s: Seconds of the parts of start-up.
-        delayed_s: Seconds of start-up in which the process waited for a processor that others used.
+        delayed_s: Seconds of start-up in which the process waited for a processor that other processes used.
         start_up_s: Seconds of start-up without `delayed_s`.
         batch_s: Seconds of each batch.
         open_cpu_s, cpu_s: Processor time until the pipeline was opened, and after that.
@@ -105,6 +105,7 @@ def _join_readers() -> None:
 
 
 def _counts() -> dict[str, int]:
+    """Return the requests, received bytes and local bytes of this process until now."""
     return {name: activity.counts[counter] for name, counter in _COUNTS.items()}
 
 

@@ -64,7 +64,16 @@ def _hosts(figures: Figures) -> str:
 
 
 def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name`, in units per second of steps that do not wait, and the limit that `option` sets."""
+    """Draw the curve `name` as a rate per second if no step waits, and the limit that `option` sets.
+
+    Args:
+      name: Name of the curve.
+      unit: Size of the unit of the rate: 1e6 for MB/s.
+      label: Label of the axis.
+      option: Name of the condition that limits the rate.
+      figure: matplotlib figure.
+      figures: Figures of the simulation.
+    """
     axes, curves = figure.subplots(), figures["curves"]
     seconds = figures["conditions"]["step_ms"] / 1e3
     axes.plot(curves["step"], [value / seconds / unit for value in curves[name]], color=COLOURS[0])

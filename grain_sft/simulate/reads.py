@@ -67,7 +67,7 @@ class Gather:
 
 
 class _SourceReads:
-    """Reads of the rows of one source. Its gathers have the numbers `first`, `first + 1`, … among those of the batch."""
+    """Reads of the rows of one source, whose gathers have the numbers `first`, `first + 1`, … in `Reads.gathers`."""
 
     def __init__(self, layout: Layout, first: int, *, shifted: bool, all_remote: bool) -> None:
         self._layout = layout
@@ -80,6 +80,7 @@ class _SourceReads:
             self._add_loss()
             return
         length = layout.sequence_length
+        # first row of each shard
         self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
         self._add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
         if corpus.has_loss and (corpus.has_weights or not shifted):

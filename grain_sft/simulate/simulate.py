@@ -27,7 +27,7 @@ POINTS = 200
 
 
 class _Totals:
-    """Sums of a model's demand over all steps. If the model has 16 of 64 hosts, each counts as 4.
+    """Sums of a model's demand over all steps. If the model has 16 of 64 hosts, the sum of the 16 hosts is multiplied by 4.
 
     Attributes:
       rows: Number of rows that the modelled hosts read.

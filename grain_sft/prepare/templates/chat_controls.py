@@ -84,9 +84,9 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         return text.translate(table)
 
     def exchange_uncompared(text: str) -> str:
-        """Exchange a text except for words that the template compares texts with, such as "</think>".
+        """Exchange a text, and keep words that the template compares texts with, such as "</think>".
 
-        Such a word is exchanged after all if it overlaps the spelling of a control token.
+        A word is exchanged, too, if it overlaps the spelling of a control token in the text.
         """
         spelled = [match.span() for match in special.pattern.finditer(text)]
         parts, stop = [], 0

@@ -224,7 +224,7 @@ def _mask(encoded: Any, spans: Spans) -> npt.NDArray[np.bool_]:
         if first is None or last is None:  # a character that the tokenizer's normalizer drops
             starts, stops = np.maximum.accumulate(np.array(encoded.offsets, np.int64).reshape(-1, 2), axis=0).T
             first, last = np.searchsorted(stops, start, "right"), np.searchsorted(starts, stop, "left") - 1
-        # a character of several tokens, a byte each: `char_to_token` returns the first of them
+        # if the last character has several tokens, such as one for each of its bytes, `char_to_token` returns the first one
         while last + 1 < len(loss) and encoded.token_to_chars(last + 1)[0] < stop:
             last += 1
         loss[first : last + 1] = True

@@ -107,8 +107,9 @@ def _spans_between(around: list[str] | None, messages: Messages, text: str) -> S
 def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, int] | None:
     """Return the span of one turn; None if the template leaves the turn out.
 
-    The chat is rendered with marked content in the turn. If that does not give the start, the chat before the turn is
-    rendered with the assistant's prompt. If it does not give the end, the chat up to the turn is rendered.
+    First, the chat is rendered with marked content in the turn. If the text before the mark differs from the chat, the messages
+    before the turn are rendered with the assistant's prompt: the start is where this text ends. If the text after the mark
+    differs, the messages up to the turn are rendered: the end is where this text ends, without the token that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])

@@ -1,7 +1,8 @@
 """The template openchat: BOS, the system text, then `User:` or `Assistant:` and the text of each message.
 
-`<|end_of_turn|>` follows the system text and each message. A message's text and the `<|end_of_turn|>` after it have its weight
-as their loss: by default 1 for the assistant and 0 for the user. Rules: ochat/config in imoneoi/openchat.
+`<|end_of_turn|>` follows the system text and each message. The weight of a message is the loss of its text and of the
+`<|end_of_turn|>` after the text. By default, it is 1 for the assistant and 0 for the user. Rules: ochat/config in
+imoneoi/openchat.
 """
 
 from collections.abc import Mapping, Sequence

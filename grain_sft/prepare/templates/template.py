@@ -57,7 +57,7 @@ class Template(abc.ABC):
 
     Args:
       tokenizer: Tokenizer of the texts.
-      options: Options of the user, which `chosen` holds.
+      options: Options of the user. They are the attribute `chosen`.
 
     Raises:
       PrepareError: The template can't be used with this tokenizer or these options.

@@ -159,6 +159,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def _cuts(self) -> re.Pattern[str] | None:
+        """Pattern of the places where a long text may be cut; None if no cut keeps the ids."""
         return huggingface_cuts.cuts_of(json.loads(self.plain.to_str()))
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -210,6 +211,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return self._content() | dict.fromkeys(("truncation", "padding", "post_processor"))
 
     def _load(self, content: dict[str, Any]) -> Any:
+        """Return the `tokenizers.Tokenizer` of a parsed tokenizer.json."""
         tokenizers = _import("tokenizers", self._where)
         try:
             return tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))

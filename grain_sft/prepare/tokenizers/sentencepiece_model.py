@@ -86,6 +86,7 @@ class SentencePieceTokenizer(OneFileTokenizer):
         lengths = self._piece_bytes[np.asarray(ids, np.int64)]
         unknown = self._processor.unk_id()
         if unknown in ids:
+            # the text of an unknown piece is a part of `text`, and not "<unk>"
             pieces = self._processor.encode(text, out_type=str, num_threads=1)
             for index, number in enumerate(ids):
                 if number == unknown:

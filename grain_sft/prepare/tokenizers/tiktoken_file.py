@@ -111,6 +111,7 @@ class TiktokenTokenizer(OneFileTokenizer):
         return str(self._encoding.decode([int(number) for number in ids]))
 
     def _load(self, pattern: str) -> Any:
+        """Return the `tiktoken.Encoding` of the ranks, the special tokens and the split pattern."""
         tiktoken = import_extra("tiktoken", f"{self._where}: a tiktoken file", "tiktoken", "tiktoken")
         tokens = {"mergeable_ranks": self._ranks, "special_tokens": dict(self.special_tokens)}
         try:
@@ -135,6 +136,7 @@ class TiktokenTokenizer(OneFileTokenizer):
             )
 
     def _settings(self, sidecar: bytes | None) -> Settings:
+        """Return the settings in the sidecar; for Llama 3's file without a sidecar, those of Llama 3."""
         where, keys = f"{self._where}.json", ", ".join(Settings.__struct_fields__)
         if sidecar is None:
             if len(self._ranks) == _LLAMA3_RANKS and _LLAMA3_PROBES.items() <= self._ranks.items():
@@ -157,6 +159,7 @@ class TiktokenTokenizer(OneFileTokenizer):
 
 
 def _parse_ranks(content: bytes, where: str) -> dict[bytes, int]:
+    """Return the rank of each token in a tiktoken file, or raise a CorpusError that names the faulty line."""
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(content.splitlines(), 1):
         if not line:

@@ -108,7 +108,7 @@ class OneFileTokenizer(Tokenizer):
         """Set the attributes that depend on special tokens and on the chat template.
 
         Args:
-          special_tokens: As the attribute.
+          special_tokens: Id of each special token, by spelling.
           named: Spelling and id of "bos", "eos" and "pad", where the tokenizer has them.
         """
         self.special_tokens = special_tokens
@@ -154,5 +154,6 @@ def character_spans(text: str, lengths: Offsets) -> tuple[Offsets, Offsets]:
         raise ValueError(f"{len(data)} bytes of text, {int(lengths.sum())} of tokens")
     if len(data) == len(text):
         return starts, stops
+    # index of each byte's character: the bytes 0x80 to 0xBF continue a character
     character = np.cumsum((data & 0xC0) != 0x80, dtype=np.int64) - 1
     return character[starts], character[stops - 1] + 1
