@@ -16,8 +16,8 @@ Dtype = np.dtype[Any]
 
 MAGIC = b"\x93NUMPY"
 
-# CPython 3.11 counts the depth of its parser for all threads together, so parallel calls may raise SystemError
-_PARSER = ForkSafeLock()
+# CPython 3.11 has one depth counter for the parsers of all threads: `ast.literal_eval` in two threads may raise SystemError
+_PARSER_LOCK = ForkSafeLock()
 
 
 class ArrayFile(NamedTuple):
@@ -102,7 +102,7 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
             f"at most {MOST_HEADER_BYTES}. The file is damaged."
         )
     try:
-        with _PARSER.lock:
+        with _PARSER_LOCK.lock:
             header = ast.literal_eval(head[start:offset].decode("utf-8" if version[0] == 3 else "latin1"))
         descr, shape = header["descr"], tuple(header["shape"])
         header["fortran_order"]  # required, but meaningless for one dimension

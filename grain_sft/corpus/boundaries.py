@@ -19,7 +19,7 @@ from grain_sft.types import Ints
 
 BoundaryKind = Literal["csv", "pairs", "starts", "preference", "megatron"]
 CUTTING_KINDS: tuple[BoundaryKind, ...] = ("csv",)
-"""Kinds of boundary files whose shards may cut through documents."""
+"""Kinds of boundary files whose shards may begin or end in the middle of a document."""
 
 _BLOCK = 1 << 18  # bytes that are parsed at once, few enough for the processor's cache
 _LONGEST_LINE = 1 << 16  # bytes; lines of Dolma's tokenizer also hold the name and path of a document
@@ -46,7 +46,7 @@ class BoundaryFile(FileStamp):
     def parse(self, data: bytes, num_tokens: int, *, by_sequence: bool = False) -> tuple[Ints, Ints]:
         """Return first token and length of each document, int64 [documents] each, counted from the shard's first token.
 
-        With `by_sequence`, return those of each sequence, if the file groups sequences into documents.
+        If the file groups sequences into documents, `by_sequence` returns the first token and length of each sequence instead.
         """
         if self.groups_sequences:
             return megatron_index.parse(self.path, data, num_tokens, self.sequences, by_sequence=by_sequence)
@@ -109,12 +109,12 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
         lines += b"\n"
     if lines.count(b",", 0, lines.index(b"\n")) > 1:  # start,end,id,src,loc
         lines = _MORE_COLUMNS.sub(rb"\1", lines)
-    numbers = lines.replace(b"\n", b",")
-    separators = lines.translate(None, b"0123456789")
+    fields = lines.replace(b"\n", b",")  # b"0,5\n5,9\n" becomes b"0,5,5,9,"
+    separators = lines.translate(None, b"0123456789")  # b",\n,\n" for two lines of two numbers
     has_two_fields = separators == b",\n" * (len(separators) // 2)
-    has_empty_field = b",," in numbers or numbers.startswith(b",")
+    has_empty_field = b",," in fields or fields.startswith(b",")
     if has_two_fields and not has_empty_field:
-        values = np.fromstring(numbers, np.int64, sep=",")
+        values = np.fromstring(fields, np.int64, sep=",")
         if values.max() < 10**18:
             return values.reshape(-1, 2)
     texts = lines.split(b"\n")
@@ -151,7 +151,7 @@ def _parse_entries(path: str, data: bytes, num_tokens: int, *, columns: int, nou
         raise CorpusError(f"{path}: {len(data)} bytes is not a multiple of {size}, one {noun}. It was cut short.")
     entries = np.frombuffer(data, "<u8").reshape(-1, columns)
     start, part_lengths = entries[:, 0], entries[:, 1:]
-    length = part_lengths.sum(axis=1, dtype=np.uint64)  # overflows only if a part is too long, which is refused
+    length = part_lengths.sum(axis=1, dtype=np.uint64)  # may overflow, but then a part exceeds `limit` below
     limit = np.uint64(num_tokens)
     longest = limit - np.minimum(start, limit)
     wrong = (start > limit) | (part_lengths > limit).any(axis=1) | (length > longest)

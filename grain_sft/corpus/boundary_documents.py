@@ -32,7 +32,10 @@ def sequences_of(corpus: CorpusData) -> Documents:
 
 
 def part_by_part(corpus: CorpusData) -> Documents:
-    """Return the entries of the boundary files, which every shard must have. A document in two shards stays two entries."""
+    """Return the entries of all boundary files. A document in two shards stays two entries.
+
+    A shard without a boundary file is a CorpusError.
+    """
     return _joined(corpus, *_read_pieces(corpus))
 
 
@@ -73,7 +76,7 @@ def _joined(corpus: CorpusData, pieces: list[Pieces], hashes: list[str]) -> Docu
 def _join_continued(pieces: list[Pieces], continued: list[tuple[int, int]]) -> None:
     """Append the first piece of each shard in `continued` to the last piece of the shard before.
 
-    The last shard comes first, so that a document may continue through several shards.
+    Shards are joined from the last to the first. A document in shards 2, 3 and 4 is then joined twice: 4 to 3, then 3 to 2.
     """
     for number, before in reversed(continued):
         start, length = pieces[number]
@@ -90,8 +93,8 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
 
     1. `BoundaryFile.continues`, where it is not None.
     2. EOS: the document continues unless the last token of the shard before is an EOS.
-    3. The number of documents in `sources_file`. If EOS does not give this number, all such documents continue, or none does:
-       whichever gives it.
+    3. The number of documents in `sources_file`, if it exists. If rule 2 gives another number, all documents that can continue
+       do so, or none does. The choice that gives the number of `sources_file` is taken.
     """
     files = boundary_files(corpus)
     with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]
@@ -103,7 +106,7 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
         start, _ = pieces[number]
         if start_before[-1] + length_before[-1] == start[0]:
             touching.append((number, before))
-    if all(files[number].continues for number, _ in touching):
+    if all(files[number].continues for number, _ in touching):  # rule 1 decides every shard
         return touching
 
     by_eos = None

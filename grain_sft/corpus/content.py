@@ -33,7 +33,7 @@ PREFIX = "content-sha256:"
 """Prefix of every content hash that is shown, so that none is mistaken for a fingerprint of a file's ends."""
 
 _VERSION = 1
-_SETTLED = 2.0  # seconds; a second write within this time may leave a file's times as they are
+_SETTLED = 2.0  # seconds; two writes within this time may give a file the same times
 _CACHED_FROM = 1 << 20  # bytes of all files; to hash fewer takes no longer than to open the cache
 _AT_ONCE = 16 * hashing.BLOCK  # bytes of a remote file that are fetched together
 _VERSIONS = ("generation", "ETag", "etag", "version_id")  # kinds of versions that change with an object's bytes
@@ -54,21 +54,21 @@ def hashes_of(
       of: Description of what `read` hashes, as part of the cache's key; "bytes" for every byte from `data_offset` on.
     """
     read = read or (lambda: read_hashes(stored))
-    depends = _cache_key(stored, of)
-    if depends is None:
+    key = _cache_key(stored, of)
+    if key is None:
         return read()
     hashes: list[str] = []
 
     def make() -> artifact.Arrays:
         hashes[:] = read()
-        if _cache_key(stored, of) != depends:
+        if _cache_key(stored, of) != key:
             raise _ChangedError
         return {"sha256": np.array([list(bytes.fromhex(text)) for text in hashes], np.uint8)}
 
     all_remote = all(files.is_remote(file.path) for file in stored)
     folder = None if all_remote else files.cache_dir()  # None is the cache that machines may share
     try:
-        arrays = artifact.load_or_make("content", depends, make, folder)
+        arrays = artifact.load_or_make("content", key, make, folder)
     except _ChangedError:
         return hashes
     return [bytes(row).hex() for row in arrays["sha256"]]
@@ -80,6 +80,7 @@ def read_hashes(stored: Sequence[FileStamp]) -> list[str]:
 
 
 def _read_local(file: FileStamp) -> str:
+    """Return the hash of the bytes of a local file from `data_offset` on."""
     with files.reading(file.path), inside(file.root), os.fdopen(open_regular(file.path), "rb", 0) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size != file.size:
@@ -93,6 +94,7 @@ def _read_local(file: FileStamp) -> str:
 
 
 def _read_remote(file: FileStamp) -> str:
+    """Return the hash of the bytes of a remote file from `data_offset` on."""
     block_hashes: list[bytes] = []
     starts = range(file.data_offset, file.size, hashing.BLOCK)
     ranges = [Range(file.path, start, min(start + hashing.BLOCK, file.size), version=file.version) for start in starts]
@@ -136,7 +138,7 @@ def _cache_key(stored: Sequence[FileStamp], of: str) -> Mapping[str, Any] | None
 
 
 def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
-    """Return a hash of all that decides where documents begin and end, for boundary files that have the given hashes.
+    """Return a hash of all that decides where documents begin and end. `hashes` are the hashes of the boundary files.
 
     Whether a document continues in the next shard depends on more than the boundary files. The hash therefore covers the last
     token of each shard, as part of the shard's digest, and the size of the file of sources.
@@ -152,12 +154,15 @@ def content_of_boundaries(corpus: CorpusData, hashes: list[str]) -> str:
 
 
 def content_of_tokens(corpus: CorpusData, hashes: list[str], bos_token_id: int | None) -> str:
-    """Return a hash of all that decides which documents EOS tokens end, for shards whose tokens have the given hashes."""
+    """Return a hash of the tokens, the EOS id and the BOS id, which decide where documents end without boundary files.
+
+    `hashes` are the hashes of the tokens of each shard.
+    """
     return _hash("eos", hash_of_tokens(corpus, hashes), corpus.eos_token_id, bos_token_id)
 
 
 def hash_of_tokens(corpus: CorpusData, hashes: list[str]) -> str:
-    """Return a hash of every token of the corpus, for shards whose tokens have the given hashes."""
+    """Return a hash of every token of the corpus. `hashes` are the hashes of the tokens of each shard."""
     facts = [[shard.num_tokens, tokens_hash] for shard, tokens_hash in zip(corpus.shards, hashes, strict=True)]
     return _hash("tokens", corpus.dtype.name, facts)
 

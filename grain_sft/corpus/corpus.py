@@ -86,7 +86,7 @@ class Corpus(CorpusData):
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
         """Return a `DocumentFinder` with these arguments. A `bos_token_id` that `dtype` can't hold is a CorpusError.
 
-        If it finds the same documents as `documents`, it is the finder of `documents`, so that files are read only once.
+        Arguments that find the documents of `documents` return the finder that `documents` uses, so that files are read once.
         """
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
         finds_own_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -156,24 +156,24 @@ class Corpus(CorpusData):
     def iter_documents(self) -> Iterator[Document]:
         """Yield every document in order, as views of the block that was read. Errors are those of `documents` and `read`.
 
-        A block is consecutive documents of about `_BLOCK_TOKENS` tokens. It ends before a document that begins within or before
-        the previous one, as the documents of some formats do.
+        A block is consecutive documents of about `_BLOCK_TOKENS` tokens. Some formats list documents in any order. A block ends
+        before a document that begins before the end of its predecessor.
         """
         start, length = self.documents
         stop = start + length
-        goes_back = np.flatnonzero(start[1:] < stop[:-1]) + 1
-        run_ends = np.append(goes_back, len(start))
+        out_of_order = np.flatnonzero(start[1:] < stop[:-1]) + 1  # numbers of documents
+        run_ends = np.append(out_of_order, len(start))
         first = 0
         while first < len(start):
             run_end = int(run_ends[np.searchsorted(run_ends, first, side="right")])
-            fitting = int(np.searchsorted(stop[first:run_end], start[first] + _BLOCK_TOKENS, side="right"))
-            last = first + max(1, fitting)
-            yield from self._read_documents(first, last)
-            first = last
+            num_fitting = int(np.searchsorted(stop[first:run_end], start[first] + _BLOCK_TOKENS, side="right"))
+            end = first + max(1, num_fitting)
+            yield from self._read_documents(first, end)
+            first = end
 
-    def _read_documents(self, first: int, last: int) -> Iterator[Document]:
-        """Yield documents `first` to `last - 1`, read at once. Each must begin at or after the end of the one before."""
-        starts, lengths = (column[first:last] for column in self.documents)
+    def _read_documents(self, first: int, end: int) -> Iterator[Document]:
+        """Yield documents `first` to `end - 1`, read at once. Each must begin at or after the end of its predecessor."""
+        starts, lengths = (column[first:end] for column in self.documents)
         block_start = int(starts[0])
         tokens, loss = self.read(block_start, int(starts[-1] + lengths[-1]))
         if tokens.dtype.itemsize > 4 and (highest := int(tokens.max(initial=0))) > np.iinfo(np.uint32).max:
@@ -183,7 +183,7 @@ class Corpus(CorpusData):
         tokens = tokens.astype(np.uint32, copy=False)
         if loss is None:
             loss = np.ones(len(tokens), np.bool_)
-        sources = [None] * (last - first) if self.sources is None else map(tuple, self.sources[first:last].tolist())
+        sources = [None] * (end - first) if self.sources is None else map(tuple, self.sources[first:end].tolist())
         for begin, length, source in zip((starts - block_start).tolist(), lengths.tolist(), sources, strict=True):
             yield Document(tokens[begin : begin + length], loss[begin : begin + length], source)
 

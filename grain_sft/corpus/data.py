@@ -34,7 +34,7 @@ class CorpusData:
       rows: Format of the rows that `grain-sft pack --materialize` stored; None if the files hold tokens alone.
       weights: Weight of each shard, if the corpus was opened as a Megatron blend; else ().
       signed: Whether the files store signed integers. They are read as unsigned ones, and a negative token is an error.
-      remote: Options for reading remote files; None for those of the environment variables.
+      remote: Options for reading remote files; None to take them from environment variables.
       ignores_loss: Whether loss files exist but `use_loss_mask=False` ignores them.
 
     Raises:

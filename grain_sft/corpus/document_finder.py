@@ -19,8 +19,8 @@ _CACHED_FROM = 1 << 23  # bytes of tokens; a scan of fewer takes milliseconds an
 class DocumentFinder:
     """Finder of a corpus's documents, by its boundary files or its EOS tokens.
 
-    `content` and `tokens` are hashes of files, which this machine caches. Without cached hashes, all the files are read once:
-    that pass also finds the documents, which are kept for `documents`.
+    `content` and `tokens` are hashes of files, which this machine caches. If they are not cached, one pass over the files
+    computes the hashes and finds the documents, and `documents` returns them without a second pass.
 
     Args:
       corpus: Corpus whose documents are found.
@@ -32,28 +32,28 @@ class DocumentFinder:
         self.corpus = corpus
         self._bos = bos_token_id
         self._by_files = corpus.has_boundary_files and boundaries == "auto" and bos_token_id is None
-        self._found: Documents | None = None
+        self._pending: Documents | None = None  # documents that `_hash_and_find` found, until `documents` takes them
 
     @functools.cached_property
     def _hashes(self) -> list[str]:
         """Hashes of the boundary files, or of each shard's tokens, from the cache if it has them."""
         corpus = self.corpus
         if self._by_files:
-            return content.hashes_of(boundary_files(corpus), self._find)
+            return content.hashes_of(boundary_files(corpus), self._hash_and_find)
         if corpus.eos_token_id is None:
             raise CorpusError(
                 f"{corpus.shards[0].path}: the ends of documents are unknown without boundary files. Give eos_token_id."
             )
-        return content.hashes_of(corpus.shards, self._find, of=content.name_of_scan(corpus))
+        return content.hashes_of(corpus.shards, self._hash_and_find, of=content.name_of_scan(corpus))
 
-    def _find(self) -> list[str]:
-        """Read the boundary files or all tokens, and set `_found`. Return the hash of each file or of each shard's tokens."""
+    def _hash_and_find(self) -> list[str]:
+        """Read the boundary files or all tokens, and set `_pending`. Return the hash of each file or of each shard's tokens."""
         if self._by_files:
-            self._found, hashes = read_documents_of_files(self.corpus)
+            self._pending, hashes = read_documents_of_files(self.corpus)
             return hashes
         start, length, highest, hashes = scan(self.corpus, self._bos)
         key = content.content_of_tokens(self.corpus, hashes, self._bos)
-        self._found = Documents(start, length, highest, key, content.hash_of_tokens(self.corpus, hashes))
+        self._pending = Documents(start, length, highest, key, content.hash_of_tokens(self.corpus, hashes))
         return hashes
 
     @functools.cached_property
@@ -78,10 +78,11 @@ class DocumentFinder:
         """
         key = self.content
 
-        def take() -> Documents:
-            if self._found is None:
-                self._find()
-            documents, self._found = self._found, None
+        def take_pending() -> Documents:
+            """Return the documents of the pass that computed the hashes. Read the files if the hashes were cached."""
+            if self._pending is None:
+                self._hash_and_find()
+            documents, self._pending = self._pending, None
             if documents is None or documents.content != key:
                 path = self.corpus.shards[0].path
                 raise CorpusFileError(
@@ -90,12 +91,12 @@ class DocumentFinder:
             return documents
 
         def make() -> dict[str, Ints]:
-            documents = take()
+            documents = take_pending()
             highest = np.array([documents.highest_token])
             return {"start": documents.start, "length": documents.length, "highest_token": highest}
 
         if self._by_files or self.corpus.num_tokens * self.corpus.dtype.itemsize < _CACHED_FROM:
-            return take()
+            return take_pending()
         arrays = artifact.load_or_make("documents", {"documents": 3, "content": key}, make)
         start, length = arrays["start"].view(np.ndarray), arrays["length"].view(np.ndarray)
         tokens = content.hash_of_tokens(self.corpus, self._hashes)

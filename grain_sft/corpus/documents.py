@@ -43,8 +43,7 @@ class Documents:
       highest_token: Highest token id of the corpus; None for documents of boundary files.
       content: Hash of the bytes that decide where documents begin and end: the boundary files, or every token.
       tokens: Hash of every token; None for documents of boundary files.
-      shard_ends: int64 [shards], number of documents that begin in a shard or in those before it; None for documents that
-        EOS tokens end.
+      shard_ends: int64 [shards], number of documents that begin in shards 0 to i; None for documents that EOS tokens end.
     """
 
     start: Int64[np.ndarray, " documents"]

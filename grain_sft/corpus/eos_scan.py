@@ -32,14 +32,14 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
             stops.append(np.flatnonzero(ends_document) + (chunk_start + 1))
         hashes = [hasher.joined(shard) for shard in range(len(corpus.shards))]
     stop = np.concatenate(stops)
-    # Each document begins where the one before ends, or with its shard. A shard without an EOS has the same first document as
-    # the next shard, whose start is assigned last.
+    # A document begins at the end of its predecessor, or at the start of its shard. If shard 3 has no EOS, shards 3 and 4 have
+    # the same first document. The last assignment makes it begin at the start of shard 4.
     start = np.append(0, stop)[:-1]
     shard_starts = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards[:-1])])
     first_documents = np.searchsorted(stop, shard_starts, side="right")
     has_document = first_documents < len(stop)
     start[first_documents[has_document]] = shard_starts[has_document]
-    highest = min(highest, np.iinfo(np.int64).max)  # callers store it as int64, which is also above any vocabulary
+    highest = min(highest, np.iinfo(np.int64).max)  # callers store int64, and a uint64 token may be larger
     return start, stop - start, highest, hashes
 
 

@@ -1,4 +1,4 @@
-"""Saved indexes of a corpus: this project's JSON, and that of MaxText's `olmo_grain` dataset type.
+"""Writers of two indexes of a corpus: this project's JSON, and the JSON of MaxText's `olmo_grain` dataset type.
 
 MaxText's format is defined in maxtext/input_pipeline/olmo_data.py, format version "1" (maxtext 0.2.5).
 """
@@ -39,7 +39,7 @@ def save(
 
 
 def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of this project's index at `path`. It states neither `sequence_length` nor `tokenizer`."""
+    """Return the content of this project's index at `path`. `sequence_length` and `tokenizer` are ignored."""
     folder = os.path.dirname(os.path.abspath(path)).rstrip("/") + "/"
 
     def entry(file: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _own_json(corpus: CorpusData, path: str, sequence_length: int | None, tokeni
 
 
 def _maxtext_json(corpus: CorpusData, path: str, sequence_length: int | None, tokenizer: str | None) -> dict[str, Any]:
-    """Return the content of MaxText's index. Its paths are those of the corpus, wherever the index is."""
+    """Return the content of MaxText's index. `path` is ignored: the paths in the index are not relative to it."""
     if sequence_length is None:
         raise CorpusError("format='maxtext': MaxText's index is made for one sequence length; give sequence_length.")
     sequence_length = as_integer("sequence_length", sequence_length, 1, CorpusError)

@@ -31,38 +31,42 @@ class LossValues:
       dtype: Dtype of the values in the file.
       headers: Dtypes that a .npy header may state.
       expected: Description of valid values, for error messages.
-      wrong: Function that returns a mask of the invalid values, given the values and the tokens that they belong to.
+      find_invalid: Function that returns a mask of the invalid values, given the values and the tokens that they belong to.
       no_loss: Value of a token that takes no loss.
       weighted: Whether values are weights.
-      follow_tokens: Whether `wrong` needs the tokens. If not, callers pass any array in their place.
+      needs_tokens: Whether `find_invalid` needs the tokens. If not, callers pass any array in place of the tokens.
     """
 
     dtype: np.dtype[Any]
     headers: tuple[str, ...]
     expected: str
-    wrong: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]
+    find_invalid: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]
     no_loss: int = 0
     weighted: bool = False
-    follow_tokens: bool = False
+    needs_tokens: bool = False
 
 
 def _invalid_weights(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the weights that are negative or not finite. `tokens` are ignored."""
     wrong: npt.NDArray[np.bool_] = ~np.isfinite(values) | (values < 0)
     return wrong
 
 
 def _invalid_labels(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the labels that are neither their token nor `IGNORED`."""
     wrong: npt.NDArray[np.bool_] = (values != IGNORED) & (values != tokens.astype(np.int64))
     return wrong
 
 
 _LABEL = f"the token itself or {IGNORED}, not shifted"
 KINDS: dict[LossKind, LossValues] = {
-    "bool": LossValues(np.dtype(np.uint8), ("|b1", "|u1"), "0 or 1", wrong=lambda values, tokens: values > 1),
+    "bool": LossValues(np.dtype(np.uint8), ("|b1", "|u1"), "0 or 1", find_invalid=lambda values, tokens: values > 1),
     "float32": LossValues(
-        np.dtype("<f4"), ("<f4",), "a finite weight, 0 or more", wrong=_invalid_weights, weighted=True
+        np.dtype("<f4"), ("<f4",), "a finite weight, 0 or more", find_invalid=_invalid_weights, weighted=True
     ),
-    "labels": LossValues(np.dtype("<i4"), ("<i4",), _LABEL, wrong=_invalid_labels, no_loss=IGNORED, follow_tokens=True),
+    "labels": LossValues(
+        np.dtype("<i4"), ("<i4",), _LABEL, find_invalid=_invalid_labels, no_loss=IGNORED, needs_tokens=True
+    ),
 }
 
 
@@ -91,10 +95,10 @@ def scan_loss(path: str, kind: LossKind) -> LossFile:
     """Return the loss file at `path`. Its first and last values are checked, except labels, which need the tokens."""
     values = KINDS[kind]
     array = scan_array(path, values.dtype, header_of(path, values.headers, values.dtype))
-    ends = () if values.follow_tokens else (array.first, array.last)
+    ends = () if values.needs_tokens else (array.first, array.last)
     for data in ends:
         losses: npt.NDArray[Any] = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)
-        wrong = values.wrong(losses, losses)
+        wrong = values.find_invalid(losses, losses)
         if wrong.any():
             raise CorpusError(f"{path}: holds {losses[wrong][0]}; expected {values.expected} for each token.")
     return LossFile(**vars(array.stamp), kind=kind)
@@ -183,7 +187,7 @@ class LossReader:
             takes_loss: npt.NDArray[np.bool_] = raw != values.no_loss
             return takes_loss
         if raw.size and not (raw.min() >= 0 and raw.max() < np.inf):  # both comparisons are False for NaN
-            index = int(np.flatnonzero(values.wrong(raw, raw))[0])
+            index = int(np.flatnonzero(values.find_invalid(raw, raw))[0])
             piece = int(np.flatnonzero((place <= index) & (index < place + length))[0])
             path = self._losses[shard[piece]].path
             raise CorpusError(

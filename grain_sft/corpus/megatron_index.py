@@ -6,7 +6,7 @@ All values are little-endian. S is the number of sequences.
   byte 9        version: uint64, 1
   byte 17       code of the tokens' dtype: uint8
   byte 18       number of sequences, S: uint64
-  byte 26       number of entries of the document index: uint64 (some writers state one less)
+  byte 26       number of entries of the document index: uint64, or one less
   byte 34       number of tokens of each sequence: int32 [S]
   34 + 4 * S    pointers, the first byte of each sequence in the `.bin`: int64 [S]
   34 + 12 * S   document index, the first sequence of each document, then S: int64
@@ -68,7 +68,8 @@ class IndexHeader(NamedTuple):
 def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     """Return the header of an index of `size` bytes whose first `HEADER_BYTES` bytes are `head`.
 
-    Writers disagree whether the header counts the last entry of the document index. The size of the file decides.
+    The document index of 3 documents has 4 entries. Some writers state 4 in the header, and others 3. The size of the file
+    decides.
 
     Raises:
       CorpusError: The file is not an index of tokens, or is cut short or appended to.
@@ -89,7 +90,7 @@ def parse_header(path: str, head: bytes, size: int) -> IndexHeader:
     if stored.kind == "f":
         raise CorpusError(f"{path}: byte 17: dtype code {code} is {stored}; expected integers. It holds no token ids.")
     document_bytes = size - HEADER_BYTES - 12 * sequences
-    valid = (8 * documents, 8 * documents + 8)
+    valid = (8 * documents, 8 * documents + 8)  # bytes of the document index
     if document_bytes - sequences in valid and document_bytes not in valid:
         raise CorpusError(
             f"{path}: byte {size - sequences}: one byte per sequence follows the document index, so the data are multimodal. "
@@ -115,7 +116,7 @@ def encode(dtype: np.dtype[Any], sizes: npt.NDArray[Any]) -> Iterator[bytes]:
 
 
 def check_sizes(path: str, sizes: npt.NDArray[np.int32]) -> None:
-    """Refuse a negative number of tokens among those of all sequences."""
+    """Refuse `sizes`, the numbers of tokens of all sequences, if one is negative."""
     if len(sizes) and sizes.min() < 0:
         i = int(np.flatnonzero(sizes < 0)[0])
         raise CorpusError(
@@ -129,8 +130,8 @@ def parse(
 ) -> tuple[Ints, Ints]:
     """Return first token and length of each document, or of each sequence, in a range of sequences.
 
-    Both are int64 [documents] or [sequences]. Tokens are counted from the first token of the range. A document that is only
-    partly in the range is returned without the sequences outside of it.
+    Both are int64 [documents] or [sequences]. Tokens are counted from the first token of the range. A document loses
+    its sequences outside of the range.
 
     Args:
       path: Path of the index, for messages.
@@ -177,7 +178,8 @@ def _documents_in_range(begin: Ints, end: Ints, first: int, stop: int, count: in
       count: Number of sequences in the index.
     """
     in_range = (begin < stop) & (end > first)
-    # A document without sequences belongs to the range that begins at it. At the end of the index, it belongs to the last.
+    # An empty document at sequence 5 belongs to the range that begins at 5, not to the one that stops at 5. An empty document
+    # at the end of the index belongs to the last range.
     at_border = begin == first
     if stop == count:
         at_border |= begin == stop

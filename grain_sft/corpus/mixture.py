@@ -51,7 +51,7 @@ class MixtureCorpus(Corpus):
 
     @property
     def num_documents(self) -> int | None:
-        """Number of documents of all corpora; None if that of any corpus is unknown."""
+        """Number of documents of all corpora; None if the number of one corpus is unknown."""
         counts = [count for part in self.parts if (count := part.num_documents) is not None]
         return sum(counts) if len(counts) == len(self.parts) else None
 

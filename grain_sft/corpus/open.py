@@ -26,7 +26,7 @@ AUTO = "auto"
 TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
     "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
 )
-"""Function of a path that returns a tokenizer with a `sha256`. Tokenizers are in a room that this one cannot import."""
+"""Functions that load the tokenizer at a path. The table names them as text, since `corpus` must not import `prepare`."""
 
 
 def open_corpus(
@@ -76,7 +76,7 @@ def open_corpus(
       tokenizer: Name or path of the tokenizer. It replaces `{TOKENIZER}` in paths and is recorded in the corpus. A corpus
         that was made with another tokenizer is refused. The path of a tokenizer is compared by hash, anything else by name.
       remote: Options of reading remote files (see docs/cloud.md), such as {"seconds": 120, "requests": 64, "cache":
-        {"folder": ..., "max_bytes": "200GiB", "unit": "4MiB"}}. Environment variables set those that are left out.
+        {"folder": ..., "max_bytes": "200GiB", "unit": "4MiB"}}. Environment variables set options that are left out.
       root: Folder, local or a URL, that must contain all files after links are followed; for a mix or an index from an
         untrusted source. The default sets no limit, because OLMo's mixes have absolute paths.
       label_mask_paths: Label masks (one byte for each token, 0 or 1), as a glob or a list of files and globs: one file for
@@ -234,15 +234,15 @@ def _check_inside(folder: str | None, paths: Iterable[str]) -> None:
 def check_tokenizer(corpus: Corpus, given: str) -> None:
     """Refuse another tokenizer than the one that the corpus was made with.
 
-    If `given` is a path and the corpus records the hash of its tokenizer, hashes are compared; else names. A corpus that
-    records neither takes any tokenizer.
+    If `given` is a path and the corpus records the hash of its tokenizer, hashes are compared. Otherwise, names are compared.
+    A corpus that records neither a hash nor a name accepts any tokenizer.
 
     Args:
       corpus: Corpus to check.
       given: Name or path of a tokenizer.
 
     Raises:
-      CorpusError: It is another tokenizer, or can't be compared.
+      CorpusError: `given` is another tokenizer, or can't be compared.
       CorpusFileError: No tokenizer exists at the path `given`.
     """
     name, sha256, where = corpus.tokenizer, corpus.tokenizer_sha256, corpus.shards[0].path

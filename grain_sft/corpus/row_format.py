@@ -41,6 +41,7 @@ class RowFormat:
     def of(cls, sequence_length: int, mean_segments: float, most_segments: int, has_loss: bool, made_of: str) -> Self:
         """Return the smallest format for rows of `mean_segments` segments on average, and at most `most_segments`."""
         segments_dtype = np.min_scalar_type(most_segments).name
+        # `ends`, int64 for each segment, must not take more than a byte for each token
         if are_long(sequence_length, mean_segments) and 8 * most_segments <= sequence_length:
             return cls(sequence_length, "", segments_dtype if has_loss else "", most_segments, made_of)
         positions_dtype = np.min_scalar_type(sequence_length - 1).name

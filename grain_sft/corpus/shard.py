@@ -32,8 +32,8 @@ class Shard(FileStamp):
       label: Label of the file in its mix; "" if it is in no mix.
       loss: File that states which of these tokens take loss; None if all do.
       boundaries: File that states where documents begin and end; None if each EOS ends one.
-      row: (tokens in a row, distance from one row to the next in units of tokens) of a file of materialized rows, in which
-        other arrays follow the tokens of each row; None if tokens are contiguous.
+      row: None if tokens are contiguous. In a file of materialized rows, other arrays follow the tokens of each row, and `row`
+        is (tokens in a row, tokens that fit between the starts of two rows).
     """
 
     num_tokens: Count

@@ -1,1 +1,1 @@
-"""Parts of the replay of other systems that the core does not call: learning rates."""
+"""Helpers for the exact replay of other systems: OpenChat's learning rate."""

@@ -28,8 +28,9 @@ def automatic_learning_rate(corpus: Corpus, batch_tokens: int, ranks: int = 1, m
         "gemma", 5.3 if it contains "openchat_3.6", else 1.
 
     Raises:
-      CorpusError: `batch_tokens` or `ranks` is not a positive integer, or `supervised_ratio` raises it.
-      CorpusFileError: `supervised_ratio` raises it.
+      CorpusError: `batch_tokens` or `ranks` is not a positive integer, the ends of the documents are unknown, or the documents
+        have no tokens.
+      CorpusFileError: A file is missing, or is not the one that was indexed.
     """
     return learning_rate_of(supervised_ratio(corpus), batch_tokens, ranks, model_type)
 

@@ -14,7 +14,7 @@ from grain_sft.types import Ints
 from grain_sft.verify import content
 from grain_sft.verify.finding import Report
 
-_NEARLY_ALL = 0.95  # share of documents with one last token, which is then taken for the template's own end token
+_NEARLY_ALL = 0.95  # if this share of documents ends with one token, that is the template's own end token
 _ENDS_CHECKED = 1000  # documents whose first and last tokens a fast check reads
 
 
@@ -41,6 +41,7 @@ class VocabularyCheck:
         offsets = np.flatnonzero(tokens >= self._size)
         shards = self._begins.searchsorted(begin + offsets, side="right") - 1
         for shard, first, added in zip(*np.unique(shards, return_index=True, return_counts=True), strict=True):
+            # `offsets[first]` is the first such token of this shard in the block. An earlier block may have had one.
             first_in_block = int(begin + offsets[first] - self._begins[shard]), int(tokens[offsets[first]]), 0
             position, token, count = self._too_high.get(int(shard), first_in_block)
             self._too_high[int(shard)] = position, token, count + int(added)
@@ -72,7 +73,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             manifest = Json.load(manifest_path)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
-        # The counts in prepare.json are of one whole corpus, not of one file or of several corpora.
+        # prepare.json counts one whole corpus. `where == path` is a single token file, and two manifests are two corpora.
         if where == path or prepare_manifest(corpus.shards[-1].path) != manifest_path:
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
@@ -208,8 +209,11 @@ def _check_some_documents(report: Report, corpus: Corpus) -> None:
 def _check_eos(report: Report, corpus: Corpus, numbers: Ints, first: Ints, last: Ints) -> None:
     """Check that documents end with EOS.
 
-    A document that was cut does not. If more than half of the documents don't, one of these is reported: boundaries that are
-    shifted by a token, a template with an end token of its own, or else wrong boundaries or a wrong `eos_token_id`.
+    Documents that were cut do not, so up to half of the documents may lack EOS. If more lack it, the first of these applies:
+
+    1. More than half of the documents begin with EOS and lack it at the end. Their boundaries are shifted by a token: an error.
+    2. Boundary files exist, and nearly all documents end with one token: a note about a template with its own end token.
+    3. Otherwise, the boundaries or `eos_token_id` are wrong: an error.
 
     Args:
       numbers: Numbers of the documents that are checked.
@@ -256,6 +260,7 @@ def _check_statistics(report: Report, corpus: Corpus, manifest: Json | None, tra
 
 
 def _listed(counts: Mapping[str, int | None]) -> str:
+    """Return counts as text, such as "3 documents, 900 tokens", without those that are None."""
     return ", ".join(f"{value} {name}" for name, value in counts.items() if value is not None)
 
 

@@ -38,7 +38,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
-    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}  # replaces "rows" of the last plan
+    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}  # not the "rows" of one plan
     if report.has_wrong("plan"):
         return  # the rows of a wrong plan cannot be read
     _check_layout(report, layout, where)
@@ -92,7 +92,8 @@ def _check_sampler(report: Report, pipeline: Pipeline, where: str) -> None:
 def _end_steps(pipeline: Pipeline) -> list[int]:
     """Return the first and the last step; the first two steps of a run that never ends."""
     first = pipeline.first_step
-    return sorted({first, first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1})
+    last = first + 1 if pipeline.end_step == sys.maxsize else pipeline.end_step - 1
+    return sorted({first, last})
 
 
 def _check_batches(report: Report, pipeline: Pipeline, where: str, vocab_size: int | None) -> None:
@@ -145,7 +146,7 @@ def wrong_in_batch(batch: Element, vocab_size: int | None, *, positions_apart: b
 
     Args:
       vocab_size: Number of ids of the vocabulary; None if it is unknown.
-      positions_apart: Whether positions may not begin at 0 with each segment, so that they are not checked.
+      positions_apart: Whether segments may begin at another position than 0. If so, positions are not checked.
     """
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation", "targets_segmentation")
     if any(name not in batch for name in names):

@@ -81,7 +81,7 @@ class Duplicates(NamedTuple):
     Attributes:
       documents: Number of documents that could be left out: all but one of each group.
       groups: Number of groups.
-      tokens: Number of tokens of these `documents`.
+      tokens: Number of tokens of the documents that could be left out.
       first: First two documents of the group with the lowest document number; None if there are no groups.
     """
 
@@ -95,15 +95,16 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
     """Return counts of the documents with equal hashes and lengths, without empty documents."""
     nonempty = np.flatnonzero(length > 0)
     order = nonempty[np.lexsort((nonempty, length[nonempty], hashes[nonempty]))]
-    repeats = np.zeros(len(order), np.bool_)  # whether `order[i]` has the tokens of `order[i - 1]`
-    repeats[1:] = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
-    repeated = np.flatnonzero(repeats)
-    seconds = repeated[~repeats[repeated - 1]]  # index in `order` of the second document of each group
+    # Documents with the same tokens are neighbours in `order`.
+    is_repeat = np.zeros(len(order), np.bool_)  # whether document `order[i]` has the tokens of document `order[i - 1]`
+    is_repeat[1:] = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
+    repeats = np.flatnonzero(is_repeat)  # indices in `order`
+    seconds = repeats[~is_repeat[repeats - 1]]  # of the second document of each group
     first = None
     if len(seconds):
         second = seconds[order[seconds - 1].argmin()]
         first = int(order[second - 1]), int(order[second])
-    return Duplicates(len(repeated), len(seconds), int(length[order[repeated]].sum()), first)
+    return Duplicates(len(repeats), len(seconds), int(length[order[repeats]].sum()), first)
 
 
 def check_loss_values(report: Report, corpus: Corpus) -> None:
@@ -113,7 +114,7 @@ def check_loss_values(report: Report, corpus: Corpus) -> None:
             continue
         with report.errors("loss", shard.loss.path):
             for begin, values, tokens in _loss_blocks(corpus, shard):
-                wrong = np.flatnonzero(shard.loss.values.wrong(values, tokens))
+                wrong = np.flatnonzero(shard.loss.values.find_invalid(values, tokens))
                 if len(wrong):
                     at = int(wrong[0])
                     sentence = f"holds {values[at]}; expected {shard.loss.values.expected}."
@@ -132,7 +133,7 @@ def _loss_blocks(corpus: Corpus, shard: Shard) -> Iterator[tuple[int, Array, Arr
     of_tokens = ShardReader((shard,), corpus.dtype.itemsize, 2, remote=corpus.remote)
     for begin in range(0, shard.num_tokens, BLOCK_TOKENS):
         count = min(BLOCK_TOKENS, shard.num_tokens - begin)
-        values, tokens = np.empty(count, kind.dtype), np.empty(count if kind.follow_tokens else 0, corpus.dtype)
+        values, tokens = np.empty(count, kind.dtype), np.empty(count if kind.needs_tokens else 0, corpus.dtype)
         of_loss.gather([0], [begin], [0], [values.nbytes], values.data.cast("B"))
         if len(tokens):
             of_tokens.gather([0], [begin], [0], [tokens.nbytes], tokens.data.cast("B"))

@@ -77,7 +77,7 @@ class Report:
         return any(finding.wrong and (finding.check in checks or not checks) for finding in self.findings)
 
     def take(self, part: Self) -> None:
-        """Add the findings of the report of a part. Its figures become one figure, named by its `where`."""
+        """Add the findings of `part`. If its `where` is "stage 2", its figures become the figure "stage 2" of this report."""
         self.findings += part.findings
         self.figures[part.where] = part.figures
         for check, count in part.left_out.items():

@@ -89,23 +89,23 @@ def _check_config(report: Report, path: str, vocab_size: int | None, receipt: st
     """Check that a config loads, then the corpora, layout, sampler and batches of each stage."""
     with report.errors("files", path):
         pipeline = load(path, host=host)
-        vocab_sizes: dict[tuple[str, ...], int | None] = {}  # by corpus: stages may share one, which is checked once
+        vocab_sizes: dict[tuple[str, ...], int | None] = {}  # by `corpus_key`; stages may share a corpus
         for number, stage in enumerate(pipeline.stages, 1):
-            of_stage = report if number == 1 else Report("config", f"stage {number}", report.full)
-            sizes = []
+            stage_report = report if number == 1 else Report("config", f"stage {number}", report.full)
+            stage_vocab_sizes = []
             for name, part in stage.source.layout.parts.items():
-                corpus = (part.corpus.fingerprint, *(shard.path for shard in part.corpus.shards))
-                of_part = Report("corpus", name, report.full) if name else of_stage
-                if corpus not in vocab_sizes:
-                    vocab_sizes[corpus] = check_corpus(of_part, part.corpus, "", vocab_size)
+                corpus_key = (part.corpus.fingerprint, *(shard.path for shard in part.corpus.shards))
+                part_report = Report("corpus", name, report.full) if name else stage_report
+                if corpus_key not in vocab_sizes:
+                    vocab_sizes[corpus_key] = check_corpus(part_report, part.corpus, "", vocab_size)
                     if name:
-                        of_stage.take(of_part)
-                sizes.append(vocab_sizes[corpus])
-            if not of_stage.has_wrong("files"):
-                largest = None if None in sizes else max(filter(None, sizes), default=None)
-                check_pipeline(of_stage, stage, path, largest)
-            if of_stage is not report:
-                report.take(of_stage)
+                        stage_report.take(part_report)
+                stage_vocab_sizes.append(vocab_sizes[corpus_key])
+            if not stage_report.has_wrong("files"):
+                largest = None if None in stage_vocab_sizes else max(filter(None, stage_vocab_sizes), default=None)
+                check_pipeline(stage_report, stage, path, largest)
+            if stage_report is not report:
+                report.take(stage_report)
             if report.has_wrong("files"):
                 return
         report.figures["receipt"] = pipeline.receipt.code

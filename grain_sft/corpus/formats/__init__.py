@@ -26,14 +26,15 @@ class Format:
     - By one path, such as a folder: `detect` recognizes the path, and `read` opens the corpus. The inherited `read` calls
       `split` for the list of token files, and `part` for the sidecar files of each. A subclass defines `detect`, and either
       `split` and `part` or its own `read`, which usually calls `scan_corpus`.
-    - By token files that a list, a glob or a mix names one by one: `owner` recognizes each file, `part` finds its sidecar
-      files, `home` its split, and `split` the metadata.
+    - By token files that a list, a glob or a mix names one by one: `owner` recognizes a file, `part` returns its sidecar
+      files, `home` returns the path of its split, and `split` returns the metadata of that split.
 
     Attributes:
       expected: Description of a path of this format, for error messages.
       rank: Order in which "auto" tries formats: lower ranks first, formats of one rank as listed in `FORMATS`.
       any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
-      lists_paths: Whether a path of this format is a file that lists further paths; `path_remap` then applies to those only.
+      lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
+        paths, and to the path of the file itself only if that does not exist.
       takes_globs: Whether `read` takes glob patterns.
       takes_lists: Whether token files that are named one by one are opened by `read_list` of this format. They can't be
         opened together with files of other formats.
@@ -77,7 +78,7 @@ class Format:
         raise CorpusError(f"{paths[0]}: this format takes one path, not a list of {len(paths)}.")
 
     def split(self, home: str, listing: DirectoryListing) -> Split:
-        """Return the token files and the metadata of the split at `home`, which `detect` or the method `home` returned."""
+        """Return the token files and the metadata of a split. `home` is a result of `detect` or of the method `home`."""
         return Split()
 
     def part(self, path: str, listing: DirectoryListing) -> TokenFile:
@@ -89,7 +90,7 @@ class Format:
         return None
 
     def home(self, path: str) -> str:
-        """Return the `home` of the split that a token file belongs to; "" if it belongs to no split."""
+        """Return a path that identifies the split of a token file, such as its folder; "" if the file belongs to no split."""
         return ""
 
     def check_parts(self, parts: Sequence[TokenFile], options: ReadOptions, listing: DirectoryListing) -> None:

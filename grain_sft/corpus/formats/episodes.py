@@ -40,7 +40,7 @@ class Episodes(Format):
     metadata_files = r"dataset_metadata\.json|tokenizer_state\.json"
 
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the folder of a split: `path`/train if that has shards, else `path` itself if it has some."""
+        """Return the folder of a split: `path`/train if it has shards, or `path` if that has shards."""
         for split in (files.join(path, "train"), path):
             if any(self.index in listing.names(folder) for folder in (split, *_shards(split, listing))):
                 return split
@@ -60,7 +60,8 @@ class Episodes(Format):
         name = files.name_of(path)
         if name not in (_TOKENS, *_MASKS, self.index, _SEGMENTS):
             return None
-        # A file of another format may have this name. In this format, one of these files is next to it.
+        # Other formats use these names, too. In this format, tokens.bin has an index or a mask next to it, and any other file
+        # has tokens.bin or an index next to it.
         neighbours = {self.index, *_MASKS} if name == _TOKENS else {self.index, _TOKENS} - {name}
         return files.join(files.parent(path), _TOKENS) if listing.sidecars(path, *neighbours) else None
 

@@ -39,10 +39,10 @@ class Files(Format):
     def detect(self, path: str, listing: DirectoryListing) -> str | None:
         """Return `path`, since this format is tried last and takes any path. A local path that does not exist is an error."""
         if not (files.is_remote(path) or path.endswith(TOKEN_SUFFIXES) or is_glob(path) or os.path.exists(path)):
-            several = f" Write several paths as a list: {path.split()}." if len(path.split()) > 1 else ""
+            list_advice = f" Write several paths as a list: {path.split()}." if len(path.split()) > 1 else ""
             raise CorpusFileError(
                 f"{path}: no such file. Expected a mix file, an index, a directory, a glob, a token file, or a prefix of "
-                f"Megatron's .bin and .idx.{several}"
+                f"Megatron's .bin and .idx.{list_advice}"
             )
         return path
 
@@ -217,9 +217,9 @@ def expand(path: str) -> list[str]:
 def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
-    `before` is the token file before `part` in the corpus, or "". A document can only have begun there if the split also lists
-    `before` directly before `part`. Some splits do not list `part`: its folder can't be listed, or its name has no number.
-    Then `before` only has to be in the same folder.
+    `before` is the token file before `part` in the corpus, or "". If the split lists another file before `part`, the result is
+    False. If the split does not list `part`, because its name has no number or its folder can't be listed, the result is False
+    unless both files are in one folder.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -235,7 +235,7 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
 
     `splits` has the split of each file. Different EOS ids, padding ids, tokenizers or dtypes are a CorpusError.
     """
-    first_files: dict[int, tuple[str, Split]] = {}
+    first_files: dict[int, tuple[str, Split]] = {}  # by the `id` of a split: its first file, and the split
     for path, split in zip(paths, splits, strict=True):
         first_files.setdefault(id(split), (path, split))
     if len(first_files) == 1:

@@ -87,7 +87,7 @@ def _read_own(data: Json, options: ReadOptions, listing: DirectoryListing) -> Co
     index = data.convert(_OwnIndex, _DAMAGED)
 
     def locate(file: Any) -> Any:
-        """Return the file at its present path. The version in the index holds only for the path in the index."""
+        """Return the file at its present path. A file that was moved loses the version that the index records."""
         present = _locate(path, file.path, options)
         version = file.version if present == file.path else None
         return dataclasses.replace(file, path=present, version=version, root=None)
@@ -146,8 +146,8 @@ def _check_own(path: str, fingerprint: str, corpus: Corpus) -> None:
 def _locate(index: str, listed: str, options: ReadOptions) -> str:
     """Return the present path of a file that an index lists as `listed`.
 
-    A relative path starts at the folder of the index. `path_remap` applies to the listed path. If no key matches that,
-    `path_remap` applies to the absolute path.
+    A relative path starts at the folder of the index. `path_remap` applies to the listed path. If that changes
+    nothing, `path_remap` applies to the absolute path.
     """
     path = options.remap(listed)
     if files.is_remote(path) or os.path.isabs(path):
@@ -165,8 +165,8 @@ def _choose_loss(
 
     Args:
       path: Path of the index.
-      indexed: `use_loss_mask` in the index; None if the files had no masks, or if version 0.1.0 wrote the index. That version
-        did not write the masks of files that a list named.
+      indexed: `use_loss_mask` in the index. None if the files had no masks, or if version 0.1.0 wrote the index, which left out
+        the masks of files in lists.
       corpus: Corpus with the loss files of the index.
       options: Arguments of `open_corpus`.
       listing: Names in the folders of the files.
@@ -185,6 +185,7 @@ def _choose_loss(
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus
+    # An index that was saved with use_loss_mask=False lists no masks. In any other index, the masks are missing.
     if indexed is not False or len(with_loss) < len(parts):
         raise CorpusError(
             f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}, so all of its tokens would "

@@ -201,7 +201,7 @@ def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
 def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
     """Return the weights and the prefixes of a blend; () and the prefixes of a list without weights.
 
-    Weights and prefixes that don't alternate are an error. Megatron's `get_blend_from_list` takes all of them for prefixes.
+    Weights and prefixes that don't alternate are an error. Megatron's `get_blend_from_list` reads such weights as prefixes.
     """
     words = [path.strip() for path in paths]
     if not _is_blend(words):
@@ -218,17 +218,23 @@ def _blend(paths: Sequence[str]) -> tuple[tuple[float, ...], list[str]]:
 
 
 def _is_blend(words: Sequence[str]) -> bool:
-    """Return whether some of the words are weights: weights and prefixes alternate, or a number is not the name of a file."""
+    """Return whether `words` are a blend, such as ["0.3", "A", "0.7", "B"].
+
+    A list in another order, such as ["A", "0.3"], is a blend if one of its numbers is not the name of a file. `_blend` refuses
+    such a list.
+    """
     are_numbers = list(map(_is_number, words))
     if len(words) < 2 or not any(are_numbers):
         return False
     if are_numbers == [True, False] * (len(words) // 2):
         return True
     numbers = filter(_is_number, words)
+    # True if one of the numbers is not the name of a file
     return not all(os.path.exists(number) or _is_index(f"{number}{_INDEX}") for number in numbers)
 
 
 def _is_number(text: str) -> bool:
+    """Return whether `text` is a number as in Python, such as "0.3"."""
     try:
         float(text)
     except ValueError:
@@ -250,7 +256,7 @@ def _stem(path: str) -> str:
 
 
 def _is_index(path: str) -> bool:
-    """Return whether the index `path` exists. Files that have an .idx of another format, such as A.npy, have none."""
+    """Return whether the index `path` exists. A.npy.idx is never one, because A.npy is a file of another format."""
     if path.removesuffix(_INDEX).endswith(_NO_PREFIX):
         return False
     try:

@@ -26,7 +26,7 @@ LABEL_MASKS = "label_masks"
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _PART = re.compile(r"train|val|shard_\d+")  # names of the folder of a split or of a shard
-_FILES = (".npy", ".bin", ".json", ".parquet")  # suffixes of paths in a bucket that are not folders, to save a request
+_FILES = (".npy", ".bin", ".json", ".parquet")  # paths in a bucket with these suffixes are not listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _list(folder: str) -> list[str]:
         except RemoteTimeoutError:
             raise
         except CorpusFileError:
-            return []  # to open a file in the folder will raise an error that gives the reason
+            return []  # opening a file in the folder raises an error that gives the reason
     try:
         return os.listdir(folder)
     except (OSError, ValueError):
@@ -166,6 +166,7 @@ class Json:
         return self._checked(key, list, "a list") or []
 
     def _checked(self, key: str, kind: type[T], expected: str) -> T | None:
+        """Return the value of `key`. Raise CorpusError unless it is a `kind`; integers must be in [0, 2**63)."""
         value: T | None = self.data.get(key)
         in_range = not isinstance(value, int) or 0 <= value < 1 << 63
         if value is None or (type(value) is kind and in_range):
@@ -266,8 +267,8 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
     tokenizer_folder = listing.find(folder, "tokenizer")
     if not tokenizer_folder:
         return metadata
-    texts: dict[str, str] = {}  # of the special tokens, by the attribute of `CorpusMetadata` for their ids
-    ids: dict[str, Any] = {}  # by the text of a token
+    texts: dict[str, str] = {}  # such as {"eos_token_id": "</s>"}
+    ids: dict[str, Any] = {}  # such as {"</s>": 2}
     try:
         for name in _TOKENIZER_FILES:
             path = listing.find(tokenizer_folder, name)

@@ -69,8 +69,8 @@ def parse_mix(path: str, text: str) -> list[tuple[str, str]]:
 def remap_path(path: str, remap: Mapping[str, str]) -> str:
     """Return `path` after the replacements `remap`.
 
-    Keys such as "{TOKENIZER}" are placeholders, which are replaced anywhere. Other keys are prefixes, of which the longest that
-    matches is replaced. It may match the path before or after placeholders are replaced.
+    Keys such as "{TOKENIZER}" are placeholders, which are replaced anywhere in the path. Other keys are prefixes. The longest
+    prefix that matches is replaced. If no prefix matches, the prefixes are tried again after the placeholders are replaced.
     """
     placeholders = {key: value for key, value in remap.items() if _PLACEHOLDER.fullmatch(key)}
 
@@ -84,7 +84,7 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
         if prefixes:
             prefix = max(prefixes, key=len)
             replacement, suffix = remap[prefix], candidate[len(prefix) :]
-            if replacement and (prefix.endswith("/") or not prefix):  # a folder, whose replacement may lack the slash
+            if replacement and (prefix.endswith("/") or not prefix):  # "/data/" may be replaced by "/mnt"
                 return fill(f"{replacement.rstrip('/')}/{suffix.lstrip('/')}")
             return fill(replacement + suffix)
     return fill(path)
@@ -93,8 +93,8 @@ def remap_path(path: str, remap: Mapping[str, str]) -> str:
 def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
     """Return the paths of a mix, with relative ones made absolute. A placeholder that is left in a path is a CorpusError.
 
-    Relative paths start at the mix's folder. They start at the working directory if the first of them exists there, but not in
-    the mix's folder.
+    Relative paths start at the mix's folder. If the first relative path exists in the working directory, but not in the mix's
+    folder, all relative paths start at the working directory.
     """
     base = files.parent(mix_path)
     first_relative = next(filter(_is_relative, paths), "")
@@ -115,4 +115,5 @@ def resolve_relative(mix_path: str, paths: list[str]) -> list[str]:
 
 
 def _is_relative(path: str) -> bool:
+    """Return whether a path is local and relative."""
     return not files.is_remote(path) and not os.path.isabs(path)

@@ -32,7 +32,7 @@ METADATA_KEY = "grain_sft"
 """Key in the metadata of the Parquet schema. Its value is what other formats store in corpus.json."""
 
 _SUFFIX = ".parquet"
-_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # DIR/val, which need not exist, is the split "eval" of DIR
+_SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # DIR/val means the split "eval" in DIR
 _NAMES = ("tokens.bin", "weights.bin", "documents.idx")  # uint32, float32, and uint64 pairs of start and length
 _VERSION = 4
 _ROWS_AT_ONCE = 1024  # rows that are decoded at once
@@ -107,8 +107,8 @@ def _read_metadata(path: str, own_metadata: dict[str, Any] | None, listing: Dire
 def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] | None]:
     """Unpack the Parquet file to the cache, unless that was done before. Return the paths of `_NAMES`, and the file's metadata.
 
-    `first_weights` is the path of the file with the weights of the documents' first tokens, for which the Parquet file has no
-    place; "" if there is none.
+    The Parquet file has no weights for the first tokens of documents. `first_weights` is the path of a file with these weights;
+    "" if there is none.
     """
     stamps = [describe(file) for file in (path, first_weights) if file]
     hashes = content.hashes_of(stamps)
@@ -181,7 +181,7 @@ def _unpack(
 
     `first_weights` are the weights of the documents' first tokens, float32 [documents]; None if they are 0.
     """
-    tokens = documents = 0  # written
+    num_tokens = num_documents = 0  # of the rows before
     for rows in _read_rows(path, version):
         _check_rows(path, rows)
         length = rows.values["seqlens"].astype(np.int64)
@@ -190,15 +190,15 @@ def _unpack(
         # Shift by one. The first token of a sequence gets the last weight of the sequence before, which `_check_rows` found 0.
         weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]
         if first_weights is not None:
-            firsts = first_weights[documents : documents + len(length)]
+            firsts = first_weights[num_documents : num_documents + len(length)]
             if len(firsts) == len(length):  # if the file is too short, `_unpacked` raises an error
                 weights[starts[length > 0]] = firsts[length > 0]
         out[0].write(rows.values["nz_input_ids"].astype("<u4").tobytes())
         out[1].write(weights.tobytes())
-        out[2].write(np.stack([starts + tokens, length], axis=1).astype("<u8").tobytes())
-        tokens += len(weights)
-        documents += len(length)
-    return documents
+        out[2].write(np.stack([starts + num_tokens, length], axis=1).astype("<u8").tobytes())
+        num_tokens += len(weights)
+        num_documents += len(length)
+    return num_documents
 
 
 def _check_rows(path: str, rows: _Rows) -> None:
@@ -222,7 +222,7 @@ def _check_rows(path: str, rows: _Rows) -> None:
     is_last = np.zeros(len(ids), np.bool_)
     is_last[(starts + length - 1)[length > 0]] = True
     positions = np.arange(len(ids)) - np.repeat(starts, length)
-    invalid_weights = KINDS["float32"].wrong(weights.astype(np.float32), ids)
+    invalid_weights = KINDS["float32"].find_invalid(weights.astype(np.float32), ids)
     wrong_labels = (weights[:-1] != 0) & (labels[:-1] != ids[1:])
     for invalid, problem in (
         (values["nz_position_ids"] != positions, "nz_position_ids don't count from 0 in a sequence"),

@@ -29,9 +29,11 @@ class Pairs(Episodes):
     kind = "preference"
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
-        """Return the token file as `Episodes` does, if `path` is a pairs.idx or has one next to it."""
-        owner = super().owner(path, listing)
-        return owner if owner and self.index in (files.name_of(path), *listing.sidecars(path, self.index)) else None
+        """Return the token file that `path` belongs to; None unless `path` is a pairs.idx or has one next to it."""
+        token_file = super().owner(path, listing)
+        if token_file is None or files.name_of(path) == self.index:
+            return token_file
+        return token_file if listing.sidecars(path, self.index) else None
 
 
 def pair_lengths(corpus: Corpus) -> Int64[np.ndarray, "pairs 3"]:

@@ -39,7 +39,7 @@ class Rows(Format):
         return path if ROWS_MANIFEST in listing.names(path) else None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open written rows. Their version and their fingerprint must be those that the manifest states."""
+        """Open written rows. Their version must be `ROWS_VERSION`, and their fingerprint must be the one in the manifest."""
         data = Json.load(files.join(found, ROWS_MANIFEST))
         if options.use_loss_mask is False or options.masks is not None:
             name = "use_loss_mask=False" if options.masks is None else "label_mask_paths"
@@ -122,5 +122,6 @@ def row_files(number: int, loss: str | None) -> dict[str, str]:
 
 
 def _check_size(file: FileStamp, expected: int) -> None:
+    """Refuse a file whose size is not the `expected` number of bytes."""
     if file.size != expected:
         raise CorpusError(f"{file.path}: {file.size} bytes, but {ROWS_MANIFEST} states {expected}. Copy it again.")

@@ -153,7 +153,7 @@ def scan_corpus(split: Split, parts: Sequence[TokenFile], options: ReadOptions) 
 def corpus_of(
     shards: tuple[Shard, ...], dtype: Dtype, metadata: CorpusMetadata, eos_token_id: int | None = None, **fields: Any
 ) -> Corpus:
-    """Return the corpus of some shards. `eos_token_id` overrides that of `metadata`; `fields` are more fields of `Corpus`."""
+    """Return the corpus of some shards. `eos_token_id` overrides the id in `metadata`. `fields` are more fields of `Corpus`."""
     facts = {name: value for name, value in vars(metadata).items() if name != "path"}
     if eos_token_id is not None:
         facts["eos_token_id"] = eos_token_id
@@ -168,7 +168,7 @@ def in_threads(function: Callable[..., T], *columns: Collection[Any], work: str 
 
     `work` is the title of a progress bar; "" shows none.
     """
-    context = contextvars.copy_context()  # has the folder that files must lie in, `root` of `open_corpus`
+    context = contextvars.copy_context()  # holds the `root` of `open_corpus`, for checks in threads
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         results = pool.map(lambda *values: context.copy().run(function, *values), *columns)
         return list(with_progress(results, len(columns[0]), work) if work else results)
@@ -179,10 +179,10 @@ def _implied_dtype(
 ) -> Dtype | None:
     """Return the dtype that the first token file with a loss file implies.
 
-    A .npy header states it. In a raw file, bytes of tokens / values of loss is the width of a token.
+    A .npy header states the dtype. A raw file of 2000 bytes whose loss file has 1000 values has tokens of 2 bytes: uint16.
 
-    Without loss files, return the last of `allowed` if the format limits dtypes, else None: the header of each token file, or
-    the default for raw files, decides.
+    Without loss files, return the last of `allowed` if the format limits dtypes. Else return None. Then the header of each
+    token file decides, or the default for raw files.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
@@ -220,12 +220,12 @@ def check_loss(shard: Shard, loss: LossFile, dtype: Dtype) -> None:
             "for each. A file was cut short or is of another corpus, or the dtype is wrong. Copy both again, or fix `dtype`."
         )
     values = loss.values
-    if not values.follow_tokens:
+    if not values.needs_tokens:
         return
     count = min(shard.num_tokens, DIGEST_BYTES // values.dtype.itemsize)
     for first in sorted({0, shard.num_tokens - count}):
         labels, tokens = _read_values(loss, values.dtype, first, count), _read_values(shard, dtype, first, count)
-        wrong = np.flatnonzero(values.wrong(labels, tokens))
+        wrong = np.flatnonzero(values.find_invalid(labels, tokens))
         if len(wrong):
             i = int(wrong[0])
             raise CorpusError(
