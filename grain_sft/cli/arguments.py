@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the error and exit with status 2."""
         usage = " ".join(self.format_usage().split())
-        # Without the optional arguments, which are in brackets, some with brackets inside: [--format [NAME]].
+        # Remove the optional arguments from the usage: [--json], and [--format [NAME]] with brackets in brackets.
         required = re.sub(r"\s\[(?:[^\[\]]|\[[^\[\]]*\])*\](?!\S)", "", usage)
         self.exit(2, f"{self.prog}: error: {message}\n{required} [options]\n{self.prog} --help lists all options.\n")
 
@@ -155,11 +155,11 @@ def steps_of(pipeline: Pipeline, text: str) -> range:
         else:
             begin = int(first or 0)
             end = int(last) if last else pipeline.sampler.num_steps
-    except ValueError:
-        begin = end = -1  # refused below
+    except ValueError:  # not numbers; -1 gets the last message below
+        begin = end = -1
     if end is None:
         raise RowIndexError(f"--steps {text}: the run never ends. Give the end too: A:B.")
-    if not last and 0 <= end < begin:
+    if not last and 0 <= end < begin:  # A: or :, so `end` is the end of the run
         raise RowIndexError(f"--steps {text}: the run ends after step {end - 1}. Give A of at most {end}.")
     if begin < 0 or end < begin:
         raise RowIndexError(f"--steps {text}: expected A:B with A up to B, which are steps A to B - 1, or one step.")

@@ -73,11 +73,11 @@ def _diff(options: argparse.Namespace) -> int:
         print(f"steps 0 to {found.compared.stop - 1}: the batches are equal")
         return 0
     print(f"step {found.first_step}: the first that differs")
-    where = f"steps {found.counted.start} to {found.counted.stop - 1}"
-    print(f"{where}: {found.differing_rows:,} of {found.total_rows:,} rows differ")
+    counted = f"steps {found.counted.start} to {found.counted.stop - 1}"
+    print(f"{counted}: {found.differing_rows:,} of {found.total_rows:,} rows differ")
     if found.documents is not None:
         only = [f"{count:,} only in {config}" for count, config in zip(found.documents, options.configs, strict=True)]
-        print(f"{where}: of the documents, {' and '.join(only)}")
+        print(f"{counted}: of the documents, {' and '.join(only)}")
     return 1
 
 
@@ -145,7 +145,7 @@ def _verify(options: argparse.Namespace) -> int:
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):
         report = verify(options.where, options=opening, **values_of(options, names))
-    if options.refuse_duplicates:
+    if options.refuse_duplicates:  # `verify` reports duplicates as notes; here they become errors
         for note in [finding for finding in report.findings if finding.check == "duplicates"]:
             report.findings.remove(note)
             report.wrong(note.check, note.where, note.message, note.place)
@@ -174,6 +174,7 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _print_json(found: Any) -> int:
-    print(json.dumps(found, indent=2))
+def _print_json(value: Any) -> int:
+    """Print a value as JSON. Return the exit status 0."""
+    print(json.dumps(value, indent=2))
     return 0

@@ -19,15 +19,16 @@ OF_CHATS = {
     "on_error": ("--on-error",),
     "special_text": ("--special-text",),
 }
-"""Options of the two tools that prepare chats: the spellings of each, by the argument of `Request`."""
+"""Options of `prepare-chat-sft` and `prepare-tool-sft`. A key is an argument of `Request`, a value its option's spellings."""
 OF_PRIMER = {"val_frac": ("--val-frac",), "max_length": ("--t-max",)}
-"""Options of the tool that makes a primer's cache, likewise."""
+"""Options of `build-sft-primer`, in the same form."""
 DEFAULTS = {"val_frac": 0.1, "max_length": 1024}
 """Defaults of the tools that differ from those of `Request`."""
 
 TOKENIZER_VARIABLE = "GRAIN_SFT_TOKENIZER"
 TOKENIZER_PATHS = ("artifacts/tokenizer/v2/spm.model", "data/tokenizer.model", "tokenizer.model", "tokenizer")
 VOCAB_SIZES = (2048, 1024, 512, 300)
+"""Sizes that are tried for a new tokenizer, in this order. A small text has too few pieces for the larger sizes."""
 
 
 def build_sft_primer(parser: Parser) -> None:

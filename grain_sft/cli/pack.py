@@ -127,6 +127,7 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
     found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
+    attention = found["attention"]  # one dict for each number of rows a device
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
     _line("algorithm", f"{algorithm_title(found)}{epochs}, planned or read from the cache in {seconds:.2f} s")
     _line("rows", f"{found['rows']:,} of {layout.sequence_length:,} tokens")
@@ -135,12 +136,12 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
     _line("dropped", f"{found['dropped_documents']:,} documents of {found['dropped_tokens']:,} tokens")
     _line("split", f"{found['split_documents']:,} documents in several pieces")
     _line("segments", "mean {mean:.2f}, median {median:g}, max {max:,} a row".format(**found["segments_a_row"]))
-    spread = {name: ", ".join(f"{each[name]:.2f}" for each in found["attention"]) for name in found["attention"][0]}
-    rows = ", ".join(str(each["rows_a_device"]) for each in found["attention"])
-    devices = found["attention"][0]["devices"]
+    costs = {name: ", ".join(f"{entry[name]:.2f}" for entry in attention) for name in ("shuffled", "floor", "balanced")}
+    rows = ", ".join(str(entry["rows_a_device"]) for entry in attention)
+    devices = attention[0]["devices"]
     _line("attention", f"highest cost over the mean of {devices} devices, with {rows} rows each, by order:")
-    _line("", "random rows: {shuffled} (the longest segments alone make it at least {floor})".format(**spread))
-    _line("", "balanced: {balanced}".format(**spread))
+    _line("", f"random rows: {costs['shuffled']} (the longest segments alone make it at least {costs['floor']})")
+    _line("", f"balanced: {costs['balanced']}")
     for plan in found["plans"]:
         _line("plan", plan["fingerprint"])
         _line("", plan["path"])
@@ -174,10 +175,10 @@ def _learning_rate(corpus: Corpus, options: argparse.Namespace) -> dict[str, Any
     _line("supervised", f"{ratio:.4%} of the tokens take loss as targets")
     if options.batch_tokens is None:
         return {"supervised_ratio": ratio}
-    asked = values_of(options, ("batch_tokens", "ranks", "model_type"))
-    rate = learning_rate.learning_rate_of(ratio, *asked.values())
+    arguments = values_of(options, ("batch_tokens", "ranks", "model_type"))
+    rate = learning_rate.learning_rate_of(ratio, **arguments)
     _line("learning rate", f"{rate:.4e}, OpenChat's for batches of {options.batch_tokens * options.ranks:,} tokens")
-    return {"supervised_ratio": ratio, "learning_rate": rate, **asked}
+    return {"supervised_ratio": ratio, "learning_rate": rate, **arguments}
 
 
 def _materialize(layout: PackedLayout, options: argparse.Namespace) -> dict[str, Any]:

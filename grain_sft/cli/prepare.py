@@ -180,7 +180,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
         count = manifest.get(key) or 0
-        # If most conversations do, it is the way of their template, which needs no note.
+        # If half or more of the conversations do so, their template makes them so: no note is needed.
         is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
             print(
@@ -229,6 +229,7 @@ def _convert(options: argparse.Namespace, without: Sequence[str] = ()) -> int:
 
 
 def _withdraw(options: argparse.Namespace) -> int:
+    """Rewrite a corpus without some documents, and print how to continue a run that has begun."""
     options.format = options.format or preparing.format_of(options.corpus)
     status = _convert(options, options.documents)
     print(_WITHDRAWN.format(options.corpus))

@@ -76,7 +76,11 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _answer(pipeline: Pipeline, options: argparse.Namespace) -> tuple[str, Iterator[Trace]]:
-    """Return a title that states the question and, for documents, how often they are read; and the traces that answer it."""
+    """Return a title and the traces that answer the question of the options.
+
+    The title of steps is "steps 1000:7000". The title of documents has the number of times that they are read: "document 5:
+    seen 3 times".
+    """
     scope: dict[str, Any] = {"host": options.host, "trainable": not options.no_trainable}
     of_host = f", host {options.host.index}/{options.host.count}" if options.host else ""
     if options.between is not None or options.steps is not None:
@@ -116,10 +120,10 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
-        except CorpusError as error:  # some sources may lack records, or a tokenizer
-            failed.append((repr(name) if name else part.corpus.shards[0].path, error))
+        except CorpusError as error:  # a source may lack records, or a tokenizer; an error if no source can be searched
             if len(parts) == 1:
                 raise
+            failed.append((repr(name) if name else part.corpus.shards[0].path, error))
             if len(failed) == len(parts):
                 raise CorpusError("\n".join(f"{source}: {reason}" for source, reason in failed)) from error
     if failed:

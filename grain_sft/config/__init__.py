@@ -86,12 +86,13 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
-    with naming(where):  # errors of tables, which do not know the config
+    with naming(where):  # a table's error about an unknown name does not name the config
         validate(sections, where)
-        replaced = with_stages_of_replacements(sections, where)
-        if replaced is not sections:
-            validate(replaced, where)
-    return where, replaced
+        with_stages = with_stages_of_replacements(sections, where)
+        if with_stages is not sections:
+            # A replacement may not fit the source: it has `max_epochs`, and the source has `sampler.epochs`.
+            validate(with_stages, where)
+    return where, with_stages
 
 
 def is_config(value: Mapping[str, Any]) -> bool:

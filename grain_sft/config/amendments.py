@@ -104,8 +104,8 @@ def make_amendments(
 ) -> tuple[list[Amendment], list[list[Amendment | None]]]:
     """Return the amendments of a run and of each of its stages, with one item for each entry.
 
-    Stages number their documents differently. So a `withdraw` entry becomes another amendment in each stage, and None in a
-    stage without the documents. In the list of the run, it is the amendment of the first stage that has one.
+    Stages number their documents differently. So a `withdraw` entry becomes one amendment for each stage that has the
+    documents, and None for the other stages. The list of the run has only the first of these amendments.
 
     Args:
       entries: Section `amendments`, checked.
@@ -129,8 +129,6 @@ def _amendments_of_stages(
         return [Amendment(section["from"], **changes)] * len(layouts)
     names = section["documents"] if isinstance(section["documents"], list) else [section["documents"]]
     documents_of_stages = documents_named_in(layouts, names)
-    if not any(map(len, documents_of_stages)):
-        return [
-            Amendment(section["from"], withdraw=documents_of_stages[0])
-        ]  # raises a PipelineError: it changes nothing
+    if not any(map(len, documents_of_stages)):  # `Amendment` raises a PipelineError, because it would change nothing
+        return [Amendment(section["from"], withdraw=documents_of_stages[0])]
     return [Amendment(section["from"], withdraw=each) if len(each) else None for each in documents_of_stages]

@@ -17,7 +17,7 @@ TRAINERS = (
     *("vocab_size", "dataset_mode", "eos_token_id", "micro_batch_size", "eval_seed", "data_seed"),
     *("eval_batch_size", "train_batch_size", "val_batch_size", "transformer"),
 )
-"""Keys of trainers that are spelt nearly as keys of ours. They are ignored, not refused as misspelt."""
+"""Keys of trainers that look like misspelt keys of ours, such as `data_seed` for `epoch_seed`. They are ignored."""
 
 
 class GPTConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,7 +66,10 @@ _REPLACED_BY = {
     "block_size": ("layout", {"sequence_length"}),
     "batch_size": ("sampler", {"global_batch_size", "global_batch_tokens"}),
 }
-"""By required key: section and its keys that replace it. A config that states one of these needs no required key."""
+"""By required key of a GPTConfig: a section, and keys of the section that mean the same.
+
+A config with one of these keys may lack the required key: `{"layout": {"sequence_length": 1025}}` needs no `block_size`.
+"""
 
 _NEAR = 0.8  # similarity by difflib from which an unknown key counts as a misspelt key of ours
 
@@ -92,21 +95,21 @@ def sections_of(stated: Mapping[str, Any], where: str) -> dict[str, Any]:
         if key in keys:
             check_value(keys[key], option.type, f"{where}: {key}")
             continue
-        section, names = _REPLACED_BY[key]
+        section, replacing_keys = _REPLACED_BY[key]
         own = sections.get(section)
-        if not isinstance(own, Mapping) or not names & own.keys():
-            hint = f" Add it, or {section}.{min(names)}."
+        if not isinstance(own, Mapping) or not replacing_keys & own.keys():
+            hint = f" Add it, or {section}.{min(replacing_keys)}."
             if key == DATASET_DIR:
                 hint = f' The trainer takes it as an option; here it is {{"inherits": "{where}", "{key}": "data/chat_sft"}}.'
             raise ConfigError(f"{where}: a GPTConfig lacks the key {key!r}.{hint}")
     order = {"epoch": "episode", "random": "random"}[keys["batch_sampling_mode"]]
-    endless = ORDERS[order].runs_on
+    runs_on = ORDERS[order].runs_on  # a batch may have rows of two epochs, whatever `epoch_drop_last` is
     own_corpus = sections.get("corpus")
-    mixed = isinstance(own_corpus, Mapping) and "mixture" in own_corpus
+    is_mixture = isinstance(own_corpus, Mapping) and "mixture" in own_corpus
     corpus = {"format": "episodes", "use_loss_mask": keys["use_loss_mask"], "pad_token_id": keys["pad_token_id"]}
     layout = {"kind": "padded", "keep": "last", "min_tokens": keys["episode_min_tokens"]}
-    sampler = {"order": order, "seed": keys["epoch_seed"], "shuffle": endless or keys["epoch_shuffle"]}
-    sampler["last_batch"] = "drop" if endless or mixed or keys["epoch_drop_last"] else "run_on"
+    sampler = {"order": order, "seed": keys["epoch_seed"], "shuffle": runs_on or keys["epoch_shuffle"]}
+    sampler["last_batch"] = "drop" if runs_on or is_mixture or keys["epoch_drop_last"] else "run_on"
     if DATASET_DIR in keys:
         corpus["path"] = keys[DATASET_DIR]
     if "block_size" in keys:

@@ -30,7 +30,7 @@ Section = Mapping[str, Any]
 Sizes = list[tuple[int, int]]
 
 _NOT_OF_CORPUS = ({*SOURCE} - {*CORPUS}) | {"mixture"}
-"""Keys of a mixture's source that say how it is mixed and read. Its other keys are those of a section `corpus`."""
+"""Keys of a mixture's source that are not keys of a section `corpus`, such as `weight` and `max_epochs`; and `mixture`."""
 
 
 class PartsMaker:
@@ -40,7 +40,7 @@ class PartsMaker:
 
     Args:
       where: Name of the config, for messages.
-      host: As in `load`.
+      host: Host whose rows the samplers return. None asks JAX.
     """
 
     def __init__(self, where: str, host: Host | None) -> None:
@@ -112,7 +112,7 @@ class PartsMaker:
         sources: dict[str, NpyDataSource] = {}
 
         def mixture_of(section: Section, defaults: Section, prefix: str) -> Mixture:
-            """Return the mixture of a section with a key `mixture`; `prefix` precedes the names of its sources."""
+            """Return the mixture of a section with a key `mixture`. `prefix`, such as "web/", precedes its sources' names."""
             members = {
                 name: (keys["weight"], open_source(keys, defaults, prefix + name))
                 for name, keys in section["mixture"].items()
@@ -126,7 +126,7 @@ class PartsMaker:
             return Mixture(members, section.get("on_exhausted") or "repeat", tuple(changes))
 
         def open_source(section: Section, defaults: Section, name: str) -> SourceOrder | Mixture:
-            """Open the source `name`, add it to `sources` and return its order. If it is a mixture, do this for its sources."""
+            """Open the source `name`, add it to `sources` and return its order. For a mixture, do this with its sources."""
             keys = {**defaults, **{key: value for key, value in section.items() if key not in _NOT_OF_CORPUS}}
             if section.get("mixture") is not None:
                 return mixture_of(section, keys, f"{name}/")
@@ -151,7 +151,7 @@ def make_corpus(section: Section, where: str) -> Corpus:
     """Return the corpus that a section `corpus` describes, in the config `where`."""
     options = {key: value for key, value in section.items() if key not in ("path", "pad_token_id", "mixture")}
     tokenizer = options.get("tokenizer")
-    if tokenizer is not None:  # `{TOKENIZER}` in paths is the name that the config states, not the path that it became
+    if tokenizer is not None:  # in paths, `{TOKENIZER}` stands for the name in the config, not for the tokenizer's path
         name = getattr(tokenizer, "name", tokenizer)
         options["path_remap"] = {"{TOKENIZER}": name, **(options.get("path_remap") or {})}
     corpus = open_corpus(section["path"], **options)
@@ -171,17 +171,17 @@ def naming(where: str, section: str | None = None) -> Iterator[None]:
     try:
         yield
     except GrainSftError as error:
-        named = None
+        prefixed_error = None
         if not str(error).startswith(prefix):
             with contextlib.suppress(TypeError):  # an error class from outside may take other arguments
-                named = type(error)(f"{prefix}: {str(error).removeprefix(f'{where}: ')}")
-        if named is None:
+                prefixed_error = type(error)(f"{prefix}: {str(error).removeprefix(f'{where}: ')}")
+        if prefixed_error is None:
             raise
-        raise named from error
+        raise prefixed_error from error
 
 
 def make_entry(item: object, table: Registry[Any], where: str) -> Any:
-    """Return the object that `item` describes: `name` or `{name: {option: value}}`, where `table` has the name."""
+    """Return the object that `item`, a `name` of `table` or `{name: {option: value}}`, describes."""
     name, options = item, None
     if isinstance(item, Mapping) and len(item) == 1:
         [(name, options)] = item.items()
@@ -206,7 +206,7 @@ def _check_defaults(layout: Layout, where: str) -> None:
 
 
 def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
-    """Refuse keys of the sampler for rows of one length if a layout has rows of several lengths, and the reverse."""
+    """Refuse a key of the sampler that is not for this layout: some keys are only for rows of one length, some for several."""
     if several_lengths:
         allowed, refused = CURRICULUM_SAMPLER, INDEX_SAMPLER
         reason = "rows of one length, but those of this layout have several"
@@ -244,7 +244,7 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
     An algorithm that packs whole batches also takes their size from the sampler.
 
     Raises:
-      ConfigError: The sampler has another key or value, or both sections state different ones.
+      ConfigError: The sampler has a key or value that does not fit the algorithm, or `layout.seed` and `sampler.seed` differ.
     """
     name = layout.get("algorithm")
     if name is None or not ALGORITHMS[name].packs_per_epoch:
@@ -277,11 +277,11 @@ def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: st
         raise ConfigError(f"{where}: {found}; {name} makes whole batches. Leave layout.batch_rows out.")
 
 
-def _expect(sampler: Section, key: str, right: object, algorithm: str, where: str, default: object = None) -> None:
-    """Raise a ConfigError unless a key of `sampler`, or else its `default`, has the value that the algorithm needs."""
-    if sampler.get(key, default) != right:
+def _expect(sampler: Section, key: str, expected: object, algorithm: str, where: str, default: object = None) -> None:
+    """Raise a ConfigError unless `sampler` has the value `expected` of `key`. Without the key, its value is `default`."""
+    if sampler.get(key, default) != expected:
         why = f"with layout.algorithm {algorithm}, which orders the rows of all its epochs (layout.epochs) itself"
-        raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {right!r}.")
+        raise ConfigError(f"{where}: sampler.{key} is {sampler.get(key)!r}; {why}, expected {expected!r}.")
 
 
 def sizes_of(entries: Iterable[Section], length: int) -> Sizes:

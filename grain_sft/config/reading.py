@@ -24,7 +24,10 @@ DATASET_DIR = "dataset_dir"
 _MOST_INHERITED = 100
 _SIZES, _FILES = ("global_batch_size", "global_batch_tokens"), ("path", "mixture")
 _EXCLUSIVE = (_SIZES, _SIZES[::-1], _FILES, _FILES[::-1])
-"""Pairs of keys that a section can't have both. A config that states the first one does not inherit the second one."""
+"""Pairs (stated key, inherited key) of keys that exclude each other.
+
+If a config states `global_batch_tokens` and inherits `global_batch_size`, `overlay` removes `global_batch_size`.
+"""
 
 
 class _RefusedError(Exception):
@@ -69,8 +72,7 @@ def read(path: str, inheriting: tuple[str, ...]) -> dict[str, Any]:
 
     Args:
       path: Path of the file.
-      inheriting: Paths of the configs that led here: the first one inherits the second one, and so on; the last one inherits
-        `path`.
+      inheriting: Chain of configs that inherit this one. In ("a.yaml", "b.yaml"), a inherits b, and b inherits `path`.
     """
     if path in inheriting:
         raise ConfigError(f"{path}: inherits itself, by way of {' and '.join(inheriting)}.")
@@ -112,7 +114,7 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
       where: Name of the config, for messages.
       folder: Folder of the config.
       stated: Sections that the config itself states.
-      inheriting: Paths of the configs that led here and of this one, as in `read`.
+      inheriting: Chain of configs that ends with this one: in ("a.yaml", "b.yaml"), a inherits b, and `stated` is b.
     """
     stated = _located(stated, _PATHS, folder)
     parent = stated.pop(INHERITS, None)
@@ -133,8 +135,8 @@ def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[s
 def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with the values of `top`. Mappings are merged key by key; lists are replaced whole.
 
-    There are two exceptions. A key of `top` removes the key of `base` that it excludes (`_EXCLUSIVE`). If `layout.kind` of
-    `top` and `base` differ, the layout of `base` keeps only `sequence_length`.
+    There are two exceptions. If a key of `top` and a key of `base` exclude each other (`_EXCLUSIVE`), the result has only the
+    key of `top`. If the values of `layout.kind` differ, the result has only `sequence_length` of the layout of `base`.
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
@@ -157,9 +159,9 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
     """Return a value of a config, with each relative path joined to `folder` if it exists there.
 
     Args:
-      stated: Value of the config.
-      paths: Part of the tree `_PATHS` for the value: its keys that hold paths. For a value that is a path, it is the function
-        that locates the path. For a value without paths, it is None.
+      stated: Value of the config: the whole config, a section, or a value in a section.
+      paths: Part of the tree `_PATHS` that belongs to this value. For a section, a dict of the keys with paths. For a path, the
+        function that locates it. For a value without paths, None.
       folder: Folder of the config.
     """
     if isinstance(stated, list):
@@ -218,7 +220,7 @@ def _locate_tokenizer(name: object, folder: str) -> object:
 
 
 def _joined(folder: str, path: str) -> str:
-    """Return `path` in `folder`. In a bucket, which has no folders "." and "..", resolve these at the beginning of `path`."""
+    """Return `path` in `folder`. In a bucket, resolve "." and ".." at its beginning: "gs://a/b" and "../c" give "gs://a/c"."""
     scheme, separator, name = os.path.join(folder, path).rpartition("://")
     if separator and path.startswith("."):
         name = os.path.normpath(name)

@@ -1,6 +1,6 @@
 """Replaced sources: a config with `replace` amendments becomes a config with a stage for each of them.
 
-A data step counts the steps that are read: it is a step less the steps that `skip` amendments leave out before it.
+A data step counts only the steps whose batches are read. If an amendment skips steps 10 to 14, step 20 is data step 15.
 """
 
 import sys
@@ -19,8 +19,8 @@ from grain_sft.sampling import BatchSizes, StepMap
 def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str, Any]:
     """Return a validated config with a new stage at each step at which the path or the epochs of a source are replaced.
 
-    The amendments stay in the config, because receipts list them. If a new stage would begin with other weights than the step
-    has, a `reweight` amendment is added (`_weights_to_restate`).
+    The amendments stay in the config, because receipts list them. A new stage may need a `reweight` amendment, which restores
+    the weights that a schedule has set before (`_weights_to_restate`).
 
     Raises:
       ConfigError: A replacement changes nothing, or no stage from its step on has the source.
@@ -44,6 +44,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
+    # The stages have the schedules. A config with stages can't have one too, so each schedule ends here with its last values.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
@@ -51,14 +52,20 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
 def _divide(
     stage: dict[str, Any], begin: int, end: int, sections: Sequence[tuple[int, Section]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the parts of the stage of the data steps `begin` to `end - 1`. Each of `sections` is (data step, replacement)."""
+    """Divide a stage at each replacement of one of its sources, and yield the parts.
+
+    Args:
+      stage: Stage with its whole corpus and sampler.
+      begin, end: First data step of the stage, and the data step after its last one.
+      sections: Pairs (data step, section `replace`), ascending.
+    """
     for step, section in sections:
         if step >= end or section["source"] not in _sources(stage["corpus"]):
             continue
         if step > begin:
             yield _with_steps(stage, step - begin)
-            left = None if end == sys.maxsize else end - step
-            stage, begin = _with_steps(_stage_after(stage, step - begin), left), step
+            remaining_steps = None if end == sys.maxsize else end - step
+            stage, begin = _with_steps(_stage_after(stage, step - begin), remaining_steps), step
         stage = overlay(stage, {"corpus": _corpus_of_source(section["source"], keys_of_stage(section))})
     yield stage
 
@@ -92,7 +99,7 @@ def _with_steps(stage: Section, steps: int | None) -> dict[str, Any]:
 def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
     """Return a stage without its first `steps`.
 
-    Entries of its schedules up to there become initial values. The steps of later entries count from there.
+    Example with `steps` 100: a schedule's entry at step 60 becomes the initial value, and an entry at step 130 gets step 30.
     """
     corpus, sampler = stage["corpus"], dict(stage["sampler"])
     schedule = sampler.pop("schedule", ())
@@ -132,7 +139,7 @@ def _weights_to_restate(
     amendments: Sequence[Mapping[str, Section]],
     skips: StepMap,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the (step, weights) of each `reweight` amendment that a replacement needs where it divides a stage.
+    """Yield (step, weights) of the `reweight` amendments that a replacement needs if it divides a stage.
 
     A stage begins with the weights that the latest amendments gave, even if the schedule has changed them since. Example: an
     amendment gives a source weight 2 at step 100, the schedule gives it weight 3 at step 200, and a replacement divides the

@@ -34,8 +34,9 @@ def check_stages(config: Mapping[str, Any], where: str) -> None:
 def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
-    A layout with the option `max_target_sequence_length` orders its documents by that length. If the sequence lengths of such
-    layouts differ between stages, the longest one becomes the option's default in all of them, so that they have one order.
+    A layout with the option `max_target_sequence_length` cuts windows of this length into rows. The rows of a window stay
+    together in every order. Without the option, a window is one row, so stages with rows of 2048 and 8192 tokens would have two
+    orders. If such stages do not state the option, both get the longer length, 8192.
     """
     base = {name: section for name, section in config.items() if name != "stages"}
     stages: Sequence[Mapping[str, Any]] = config["stages"]

@@ -57,7 +57,7 @@ def check_layout(layout: object, where: str) -> None:
 
 
 def _check_mixed(sampler: Mapping[str, Any], mixed: bool, where: str) -> None:
-    """Refuse keys of a mixture in a config of one corpus, and the reverse. `mixed` says which of them the config has."""
+    """Refuse a mixture's key `on_exhausted` for one corpus, and keys of one corpus for a mixture (`mixed`)."""
     if not mixed and "on_exhausted" in sampler:
         raise ConfigError(f"{where}.on_exhausted is for a mixture; one corpus ends after its epochs. Take it out.")
     if mixed and sampler.get("epochs") is not None:
@@ -72,7 +72,7 @@ def _check_corpus(corpus: Mapping[str, Any], layout: Mapping[str, Any], where: s
 
     Args:
       layout: Section `layout` of the config.
-      lacking: Names of the missing keys, for the message about a section with neither path nor mixture.
+      lacking: Words for the message if the section has neither path nor mixture: "'path'" or "'path' (or 'mixture')".
     """
     if "remote" in corpus:
         try:
@@ -100,12 +100,12 @@ def _check_source(source: Mapping[str, Any], layout: Mapping[str, Any], where: s
     """Check a source of a mixture. `layout` is the section of the config, which the source's own `layout` changes."""
     is_mixture = source.get("mixture") is not None
     if is_mixture:
-        misplaced, hint = ["layout", "sampler", "max_epochs"], "the sources of a mixture. Give it to those"
+        misplaced, message = ["layout", "sampler", "max_epochs"], "is for the sources of a mixture. Give it to those"
     else:
-        misplaced, hint = ["schedule"], "a source that is a mixture. Take it out"
+        misplaced, message = ["schedule"], "is for a source that is a mixture. Take it out"
     for key in misplaced:
         if key in source:
-            raise ConfigError(f"{where}.{key}: is for {hint}.")
+            raise ConfigError(f"{where}.{key}: {message}.")
     _check_corpus(source, layout, where, "'path' (or 'mixture')")
     if "schedule" in source:
         _check_schedule(source["schedule"], f"{where}.schedule", source["mixture"], None)
@@ -151,7 +151,7 @@ def _check_schedule(
 
 
 def _check_batch_tokens(section: Mapping[str, Any], length: int | None, where: str) -> None:
-    """Check that `global_batch_tokens` is a number of whole rows of `length` tokens, as OLMo-core does."""
+    """Check that `global_batch_tokens` is a multiple of `length`: 8192 tokens are 4 rows of 2048, and 8000 are refused."""
     tokens = section.get("global_batch_tokens")
     if tokens is None or length is None:
         return

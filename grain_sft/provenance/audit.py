@@ -71,7 +71,7 @@ class AuditLog(Observer):
     """Audit log of the batches that the trainer gets.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch, or begins a new file because its log was moved away.
+      dataset_load: A process reads its first batch. Or the log was moved away during the run, and a new file begins.
       resume: A batch does not follow the batch before it.
       epoch_start, epoch_complete: A batch has the first, or the last, row of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only host 0 writes. A batch that was read ahead,
@@ -94,9 +94,9 @@ class AuditLog(Observer):
         self._waiting: dict[str, list[tuple[str, Fields]]] = {path: [] for path in paths}  # entries to write, by file
         self._lock = threading.RLock()
         self._next = -1  # step of the next batch, if the run is not interrupted
-        self._quiet_until = -1  # steps from `_next` to before this one have no entries
-        self._pending = -1  # step whose entries were added to `_waiting`, until all of them are written; else -1
-        self._recorded: Delivery | None = None
+        self._next_entry_step = -1  # first step from `_next` on that has entries
+        self._unwritten_step = -1  # step whose entries are in `_waiting`; -1 if all are written
+        self._recorded: Delivery | None = None  # last delivery whose entries are written
         self._since = 0  # step at which the run was begun or resumed
         self._events: Events | None = None
 
@@ -117,28 +117,28 @@ class AuditLog(Observer):
             step = delivery.step
             if delivery is self._recorded:
                 return
-            if step == self._next and step < self._quiet_until:
+            if step == self._next and step < self._next_entry_step:
                 self._next, self._recorded = step + 1, delivery
             elif delivery.writer:
                 self._write(delivery.pipeline, step, delivery)
 
     def _write(self, pipeline: Run, step: int, delivery: Delivery) -> None:
-        """Write the entries of `step`, or those that an earlier call could not write."""
-        if step != self._pending:
+        """Write the entries of `step`. If an earlier call for `step` failed, write only what that call did not write."""
+        if step != self._unwritten_step:
             events, since, entries = self._entries(pipeline, step)
             time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
             added = [(time, fields) for fields in entries]
             waiting = {path: before + added for path, before in self._waiting.items()}
-            self._waiting, self._events, self._since, self._pending = waiting, events, since, step
+            self._waiting, self._events, self._since, self._unwritten_step = waiting, events, since, step
         for path, lines in self._waiting.items():
             _append(path, lines)
         assert self._events is not None
         following = next(self._events.following(step + 1), None)
-        quiet_until = pipeline.end_step if following is None else following.step
-        self._pending, self._next, self._quiet_until, self._recorded = -1, step + 1, quiet_until, delivery
+        entry_step = pipeline.end_step if following is None else following.step
+        self._unwritten_step, self._next, self._next_entry_step, self._recorded = -1, step + 1, entry_step, delivery
 
     def _entries(self, pipeline: Run, step: int) -> tuple[Events, int, list[Fields]]:
-        """Return the new values of `_events` and `_since`, and the entries of `step`."""
+        """Return the values of `_events` and `_since` from `step` on, and the entries of `step`."""
         existing = [os.path.exists(path) and os.path.getsize(path) > 0 for path in self._waiting]
         loads = self._events is None or not all(existing)  # a file may have been moved away during the run
         run_is_new = self._events is None and not any(existing) and step == 0

@@ -17,12 +17,12 @@ from grain_sft.storage import files
 def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     """Compare an audit log, text or JSONL, with the pipeline of its run.
 
-    Each field that follows from the pipeline is computed again. The log may begin with entries of an earlier version of the
-    run, which had fewer amendments or stages.
+    The check computes again each field that follows from the pipeline. A run may get amendments and stages after it has begun.
+    Then the first entries of the log belong to an earlier version of the run, without these.
 
     Args:
       path: Path or URL of the log.
-      pipeline: Pipeline of any host. If its order depends on the number of hosts, the log's number is used.
+      pipeline: Pipeline of any host. If the order of rows depends on the number of hosts, the number in the log is used.
 
     Raises:
       CorpusFileError: The log can't be read.
@@ -38,7 +38,7 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
     if loads:
         pipeline = _with_hosts(pipeline, natural_number(lines[loads[0]].get("hosts")))
     checker = LineChecker(pipeline)
-    # Each process begins with a load, and has one version of the run.
+    # The lines of a process begin with a load. All of them belong to one version of the run.
     for begin, end in itertools.pairwise(sorted({0, *loads, len(lines)})):
         process = lines[begin:end]
         completed = (natural_number(fields.get("step")) for fields in process if fields.get("action") == COMPLETE)
@@ -52,12 +52,13 @@ def check_audit(path: str | os.PathLike[str], pipeline: Pipeline) -> Checked:
 
 
 def _parsed_lines(data: bytes) -> list[dict[str, str]]:
-    """Return the fields of each line. An unfinished line has none. A line that is not an entry has `unreadable`, the reason."""
+    """Return the fields of each line, as `_parsed` does."""
     *lines, last = data.split(b"\n")
     if last:  # it has no newline, so it is unfinished
         lines.append(last + CUT)
     parsed = [_parsed(line) for line in lines]
-    # Version 0.1.0 ends each entry with a `chain`. An entry before it that has none was not finished.
+    # Version 0.1.0 did not write `CUT`, but it wrote the field `chain` at the end of each entry. So if an entry has a `chain`,
+    # and the entry before it has none, that entry is unfinished.
     for number, (fields, following) in enumerate(itertools.pairwise(parsed)):
         if "chain" in following and "chain" not in fields:
             parsed[number] = {}
@@ -65,7 +66,7 @@ def _parsed_lines(data: bytes) -> list[dict[str, str]]:
 
 
 def _parsed(line: bytes) -> dict[str, str]:
-    """Return the fields of one line, as `_parsed_lines` does."""
+    """Return the fields of a line: {} for an unfinished line, and {"unreadable": reason} for a line that is not an entry."""
     if line.endswith(CUT):
         return {}
     try:
@@ -75,22 +76,25 @@ def _parsed(line: bytes) -> dict[str, str]:
 
 
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
-    """Return the pipeline for the number of hosts of a log, if its order depends on this and the number fits the batches."""
+    """Return the pipeline for `hosts` hosts. Return it unchanged if its order is the same for any number of hosts.
+
+    A number that does not divide the batches is also ignored here: the check of its line reports it.
+    """
     sampler = pipeline.sampler
-    fits = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)
-    return pipeline.replace(host=Host(0, hosts)) if sampler.host_blocks and fits else pipeline
+    divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)
+    return pipeline.replace(host=Host(0, hosts)) if sampler.host_blocks and divides_batches else pipeline
 
 
 def _checked_as_best_version(
     checker: LineChecker, versions: Sequence[Pipeline], lines: Sequence[Mapping[str, str]]
 ) -> LineChecker:
-    """Return a copy of `checker` that has checked `lines` as entries of the version with the fewest findings."""
+    """Check `lines` against each version of the run. Return the checker of the version with the fewest findings."""
     checkers = []
     for version in versions:
-        following = checker.as_written_by(version)
+        version_checker = checker.as_written_by(version)
         for fields in lines:
-            following.check(fields)
-        if len(following.checked.findings) == len(checker.checked.findings):
-            return following
-        checkers.append(following)
+            version_checker.check(fields)
+        if len(version_checker.checked.findings) == len(checker.checked.findings):  # `lines` have no findings
+            return version_checker
+        checkers.append(version_checker)
     return min(checkers, key=lambda each: len(each.checked.findings))

@@ -85,7 +85,7 @@ def checkpoint_table(pipeline: Pipeline, every: int = 1000, *, epochs: int | Non
             columns += np.array([stream.begin(step) for step in steps.tolist()]).T.tolist()
     else:
         names += ["epoch", "steps_into_epoch", "rows_into_epoch"]
-        columns += np.array([_into_epoch(pipeline, step) for step in steps.tolist()]).T.tolist()
+        columns += np.array([_progress_in_epoch(pipeline, step) for step in steps.tolist()]).T.tolist()
     rows = sampler.batch_sizes.of_steps(steps).before
     tokens = sum((_tokens_of_stage(pipeline, stage, steps) for stage in pipeline.stages), np.zeros_like(rows))
     table = zip([*names, "rows", "tokens"], [*columns, rows, tokens], strict=True)
@@ -106,19 +106,19 @@ def _tokens_of_stage(pipeline: Pipeline, stage: Pipeline, steps: Ints) -> Ints:
     return num_tokens
 
 
-def _into_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
+def _progress_in_epoch(pipeline: Pipeline, step: int) -> tuple[int, int, int]:
     """Return the columns `epoch`, `steps_into_epoch` and `rows_into_epoch` of the table, after `step` steps."""
     sampler, layout = pipeline.sampler, pipeline.source.layout
     if layout.epochs > 1:  # the layout packs each epoch anew, and numbers the rows of all epochs
         rows = sampler.batch_sizes.before(step)
         epoch, rows_into = (int(number) for number in layout.epoch_of(np.array(rows)))
         first_row = rows - rows_into
-        first = sampler.batch_sizes.step_of(first_row)
-        first_is_shared = sampler.batch_sizes.before(first) < first_row
+        first_step = sampler.batch_sizes.step_of(first_row)
+        begins_in_earlier_epoch = sampler.batch_sizes.before(first_step) < first_row
     else:
         stream = sampler.streams[0]
         epoch, rows_into = stream.begin(step)
-        first = sampler.steps_of_epochs(epoch) if epoch else 0
-        first_is_shared = stream.begin(first) < (epoch, 0)
-    # The step with the epoch's first row does not count if it also has rows of the epoch before.
-    return epoch, step - first - first_is_shared, rows_into
+        first_step = sampler.steps_of_epochs(epoch) if epoch else 0
+        begins_in_earlier_epoch = stream.begin(first_step)[0] < epoch
+    # `first_step` has the epoch's first row. It does not count if it also has rows of the epoch before.
+    return epoch, step - first_step - begins_in_earlier_epoch, rows_into

@@ -16,19 +16,22 @@ from grain_sft.transforms import trait
 from grain_sft.types import Ints
 
 _BLOCK_TOKENS = 1 << 23  # tokens whose loss is read together
-_LONG_PIECE = (
-    512  # tokens; pieces of this mean length or more are counted one by one: 3 ms instead of 63 for 4,000 of 2,000
-)
+_LONG_PIECE = 512
+"""Mean number of tokens of a piece, from which a loop over the pieces is faster than a cumulative sum over all tokens.
+
+For 4,000 pieces of 2,000 tokens, the loop takes 3 ms and the sum takes 63 ms.
+"""
 
 
 class _Part(NamedTuple):
-    """Numbers of one part of a layout, such as a source of a mixture.
+    """One part of a layout: the whole corpus, or one source of a mixture. The part numbers its own sources from 0.
 
     Attributes:
-      first_shard, first_document: First shard and document of the part among those of the layout.
-      first_name: Index in `Sources.names` of the part's first source.
-      table: Source in the part and record of each document, int64 [documents, 2]; None in a corpus without a file of sources.
-      source_of_shard: Source in the part of each shard, for a part without a `table`.
+      first_shard: Number in the layout of the part's first shard.
+      first_document: Number in the layout of the part's first document.
+      first_name: Index in `Sources.names` of the part's source 0.
+      table: A line (source, record) for each document, int64 [documents, 2]; None in a corpus without a file of sources.
+      source_of_shard: Source of each shard, int64 [shards]. It is used only without a `table`.
     """
 
     first_shard: int
@@ -67,9 +70,13 @@ class Sources:
             self.names += inputs
 
     def of(self, shards: Ints, documents: Ints) -> tuple[Ints, Ints]:
-        """Return the source and the record of pieces of `documents` in `shards`, int64 [pieces] each.
+        """Return the source and the record of each piece: two arrays int64 [pieces].
 
-        A source is an index into `names`. A record is a line of that source, from 1; -1 if the line is unknown.
+        A source is an index into `names`. A record is the number of a line in the source's file, from 1; -1 if it is unknown.
+
+        Args:
+          shards: Shard of each piece, int64 [pieces].
+          documents: Document of each piece, int64 [pieces].
         """
         source = np.zeros(len(shards), np.int64)
         record = np.full(len(shards), -1, np.int64)
@@ -79,14 +86,14 @@ class Sources:
             if part.table is None:
                 source[in_part] = part.source_of_shard[shards[in_part] - part.first_shard] + part.first_name
                 continue
-            own = documents[in_part] - part.first_document
-            if len(own) and int(own.max()) >= len(part.table):
+            number_in_part = documents[in_part] - part.first_document
+            if len(number_in_part) and int(number_in_part.max()) >= len(part.table):
                 raise CorpusError(
                     f"the corpus's file of sources lists {len(part.table)} documents, but the corpus has a document "
-                    f"{int(own.max())}. Give the corpus's own file, or the boundaries that it was made with."
+                    f"{int(number_in_part.max())}. Give the corpus's own file, or the boundaries that it was made with."
                 )
-            source[in_part] = part.table[own, 0] + part.first_name
-            record[in_part] = part.table[own, 1]
+            source[in_part] = part.table[number_in_part, 0] + part.first_name
+            record[in_part] = part.table[number_in_part, 1]
         return source, record
 
 
@@ -117,8 +124,9 @@ def numbers_of_document(run: RunDocuments, source: str, number: int) -> Ints:
 class TrainableTokens:
     """Counter of trainable tokens: those whose `targets_segmentation` is not 0.
 
-    A segment's first token has no input before it, so it is never trainable. Whether another token is trainable depends on the
-    corpus's loss files and on the transforms before `ShiftTargets`. The counter reads tokens only for such transforms.
+    A segment's first token has no input before it, so it is never trainable. The loss mask says which of the other tokens are
+    trainable. It comes from the corpus's loss files. A transform before `ShiftTargets`, such as `NgramFilter`, may change it;
+    only then the counter reads tokens.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -139,28 +147,32 @@ class TrainableTokens:
             return counts
         layout = self._source.layout
         per_block = max(1, _BLOCK_TOKENS // layout.sequence_length)
-        for block in range(0, len(rows), per_block):
-            some = slice(*pieces.row.searchsorted((block, block + per_block)).tolist())
-            lengths = pieces.length[some]
-            if self._transforms:
-                block_rows = rows[block : block + per_block]
-                loss = self._element(self._source, block_rows)["loss_mask"].reshape(-1)  # padding included
-                offsets = (pieces.row[some] - block) * layout.width(block_rows) + pieces.column[some]
-            else:
+        for begin in range(0, len(rows), per_block):
+            in_block = slice(*pieces.row.searchsorted((begin, begin + per_block)).tolist())
+            lengths = pieces.length[in_block]
+            if self._transforms:  # `loss` has whole rows, with their padding
+                block_rows = rows[begin : begin + per_block]
+                loss = self._element(self._source, block_rows)["loss_mask"].reshape(-1)
+                offsets = (pieces.row[in_block] - begin) * layout.width(block_rows) + pieces.column[in_block]
+            else:  # `loss` has the pieces one after the other
                 assert self._loss is not None
                 offsets = lengths.cumsum() - lengths
-                loss = self._loss.gather(pieces.shard[some], pieces.start[some], offsets, lengths, int(lengths.sum()))
+                shards, starts = pieces.shard[in_block], pieces.start[in_block]
+                loss = self._loss.gather(shards, starts, offsets, lengths, int(lengths.sum()))
                 loss = loss if loss.dtype == np.bool_ else loss != 0
-            counts[some] = _count(loss, offsets, lengths) - (loss[offsets] & begins_segment[some])
+            first_takes_loss = loss[offsets] & begins_segment[in_block]
+            counts[in_block] = _count(loss, offsets, lengths) - first_takes_loss
         return counts
 
     def recount(self, counts: Ints, changed: Ints, steps: Ints, rows: Ints, pieces: Pieces) -> None:
-        """Count the trainable tokens of some rows again, in place, because an amendment has withdrawn documents of these rows.
+        """Count again, in place, the trainable tokens of rows that have documents withdrawn by an amendment.
 
         Args:
           counts: Result of `count` for `rows` and `pieces`.
-          changed: Indices of these rows in `rows`, int64 [n].
-          steps: Step at which each of `rows` is read.
+          changed: Indices in `rows` of the rows to count again, int64 [n].
+          steps: Step at which each of `rows` is read, int64 [rows].
+          rows: Numbers of rows in the layout, int64 [rows].
+          pieces: Pieces of `rows`.
         """
         for index in changed.tolist():
             element = self._element(self._pipeline.source_at(int(steps[index])), rows[index : index + 1])
@@ -168,8 +180,8 @@ class TrainableTokens:
             trainable = element["loss_mask"][0].copy()
             trainable[0] = False
             trainable[1:] &= (segments[1:] != 0) & (segments[1:] == segments[:-1])
-            some = slice(*pieces.row.searchsorted((index, index + 1)).tolist())
-            counts[some] = _count(trainable, pieces.column[some], pieces.length[some])
+            of_row = slice(*pieces.row.searchsorted((index, index + 1)).tolist())
+            counts[of_row] = _count(trainable, pieces.column[of_row], pieces.length[of_row])
 
     def _element(self, source: RowSource, rows: Ints) -> Element:
         """Return `rows` of `source` after the transforms."""

@@ -22,13 +22,14 @@ class Difference:
 
     Attributes:
       reasons: A sentence for each part of their receipts that differs; "here" is the first pipeline.
-      compared: Steps that were searched, without those after the end of the longer run.
-      first_step: First step with different batches, or that only one run has; None if all of `compared` are equal.
+      compared: Steps that were searched. They end at the latest with the longer run.
+      first_step: First step with different batches. If the runs differ only in length, it is the first step that only one run
+        has. None if the batches of all steps `compared` are equal.
       counted: Steps from `first_step` on whose rows and documents were counted.
       total_rows: Number of rows in `counted`. If the batches of a step differ in size, the larger one counts.
       differing_rows: Number of these rows that differ.
-      documents: Numbers of documents in `counted` that only the first and only the second pipeline reads; None if a layout
-        does not follow documents.
+      documents: Two counts: of the documents in `counted` that only the first pipeline reads, and of those that only the second
+        pipeline reads. None if a layout does not follow documents.
     """
 
     reasons: list[str]
@@ -161,21 +162,22 @@ def _num_rows(batch: Element) -> int:
 def _documents_of_one(one: Pipeline, other: Pipeline, steps: range) -> tuple[int, int] | None:
     """Return how many documents only `one` reads in `steps`, and how many only `other` reads.
 
-    Two documents are the same if both come from the same record of an input, or if they have the same number where the stages
-    of both pipelines are counted as one run. If a layout does not follow documents, return None.
+    Documents with a record are the same if their source and record are: line 7 of `a.jsonl`. Documents without a record are the
+    same if their corpus and number are: document 7 of one corpus. If a layout does not follow documents, return None.
     """
     stages = (*one.stages, *other.stages)
     if not all(part.follows_documents for each in stages for part in each.source.layout.parts.values()):
         return None
     both = RunDocuments([*one.documents.layouts, *other.documents.layouts])
     read, other_read = _documents_read(one, steps, both), _documents_read(other, steps, both)
+    # Copies of a corpus have other numbers, but the same records.
     records = {read[number] for number in read.keys() - other_read.keys()}
     other_records = {other_read[number] for number in other_read.keys() - read.keys()}
     return len(records - other_records), len(other_records - records)
 
 
 def _documents_read(pipeline: Pipeline, steps: range, run: RunDocuments) -> dict[int, tuple[str, int]]:
-    """Return the documents of which `steps` read a token that is not withdrawn, by number in `run`.
+    """Return the documents that `steps` read, by their number in `run`. A document that is wholly withdrawn does not count.
 
     A value is (source, record), or ("", number) for a document without a record.
     """

@@ -37,13 +37,14 @@ def changes_of(pipeline: Pipeline) -> list[Change]:
 def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list[Pipeline]:
     """Return the versions of a run that may have written the log's entry `load`.
 
-    The receipt in the entry states the number of amendments and stages that the run had. They were the first ones of
-    `pipeline`. The receipt does not state the end of the last stage, so there is a version for each possible end.
+    The receipt in the entry has the number of amendments and stages that the run had then. Example: if it has 2 stages and the
+    run has 3 stages now, the earlier version had the first 2. The receipt does not have the end of stage 2, which may have been
+    another one than now. So the result has a version for each possible end.
 
     Args:
       pipeline: Pipeline of the run as it is now.
       load: Fields of the entry.
-      last_step: Step of the last completed epoch in the log of this process; -1 without one.
+      last_step: Step of the last entry `epoch_complete` after `load`, before the next load; -1 without such an entry.
     """
     parts = receipt_parts(load.get("receipt_parts"))
     if not parts:
@@ -57,8 +58,8 @@ def runs_of(pipeline: Pipeline, load: Mapping[str, str], last_step: int) -> list
         versions = amended.with_first_stages(num_stages, last_step)
     except GrainSftError:  # the entry was changed, so no version fits
         return [amended]
-    has_all_stages = num_stages > len(pipeline.later_stages)
-    return [amended, *versions] if has_all_stages else versions
+    has_all_stages = num_stages == 1 + len(pipeline.later_stages)
+    return [amended, *versions] if has_all_stages else versions  # `amended` has the stages as they are now
 
 
 def receipt_parts(text: str | None) -> dict[str, str]:

@@ -23,7 +23,7 @@ class Event(NamedTuple):
       step: Step whose batch has the first or the last row of the epoch.
       action: `START` or `COMPLETE`.
       epoch: Number of the epoch, from 0.
-      stream: Index in `Events.streams` of the stream whose epoch it is.
+      stream: Index in `Events.streams`. The epoch is one of this stream.
     """
 
     step: int
@@ -33,7 +33,13 @@ class Event(NamedTuple):
 
 
 class StreamOfStage(NamedTuple):
-    """One stream of the sampler of one stage. `number` counts the stages from 1; it is None in a run without stages."""
+    """Rows of one corpus, or of one source of a mixture, in one stage of a run.
+
+    Attributes:
+      number: Number of the stage, from 1; None in a run without stages.
+      stage: Pipeline of the stage.
+      stream: Epochs of these rows.
+    """
 
     number: int | None
     stage: Run
@@ -48,7 +54,7 @@ class Events:
     the other. The last step of a run completes its last epoch.
 
     Attributes:
-      streams: Streams of all stages, in order. An epoch belongs to one stream.
+      streams: Streams of all stages, in order. Each stream counts its own epochs.
     """
 
     def __init__(self, pipeline: Run) -> None:
@@ -101,17 +107,22 @@ class Events:
         }
 
     def resume(self, step: int) -> Fields:
-        """Return the entry of a run that continues at `step` instead of the step after the last delivered batch."""
+        """Return the entry of a run that continues at `step`, such as step 7000 of a checkpoint."""
         epochs: dict[str, int] = {}
         offsets: dict[str, int] = {}
         for stream in self._pipeline.at(step).sampler.streams:
             epochs[stream.name], offsets[stream.name] = stream.begin(step)
-        # The stream of a run without a mixture has the name "".
+        # A run of one corpus has one stream, with the name "", and its entry has two numbers. A mixture's entry has two dicts.
         epoch, offset = epochs.get("", epochs), offsets.get("", offsets)
         return {"action": RESUME, "step": step, "epoch": epoch, "epoch_offset": offset, **self._receipt}
 
     def entry(self, event: Event, since: int) -> Fields:
-        """Return the entry of an event in a run whose batches began at step `since`."""
+        """Return the entry of an event.
+
+        Args:
+          event: Start or completion of an epoch.
+          since: Step at which this process began or resumed the run. A completed epoch may have begun before it.
+        """
         number, stage, stream = self.streams[event.stream]
         fields: Fields = {"action": event.action}
         if number is not None:
@@ -124,8 +135,8 @@ class Events:
             rows = stream.first_rows(event.epoch, _SHOWN).tolist()
             part = stage.source.layout.parts[stream.name]
             row_is_document = part.one_segment and part.follows_documents
-            documents = [part.spans(row)[0].document for row in rows] if row_is_document else rows
-            fields |= {"seed": seed, "first_episode_ids": documents, "first_rows": rows}
+            episodes = [part.spans(row)[0].document for row in rows] if row_is_document else rows
+            fields |= {"seed": seed, "first_episode_ids": episodes, "first_rows": rows}
             fields["num_episodes"] = stream.source.num_instances
         else:
             span = stream.span(event.epoch)

@@ -70,17 +70,16 @@ class LineChecker:
         self._upcoming: Iterator[Event] = iter(())
         self._due: Event | None = None  # next event of the run
         self._line = 0  # number of the line that is checked, from 1
-        self._shifts = {0}  # accepted differences between the number in an entry and the number of its line
-        self._changes = changes_of(pipeline)  # amendments and stages at the last load
-        self._added: list[Change] = []  # amendments and stages that the last load has, but not the load before it
+        # Accepted values of (field `entry` - `_line`). A log that has lost its third line has entry=4 there, a shift of 1.
+        self._shifts = {0}
+        self._changes = changes_of(pipeline)  # amendments and stages of the run at the last load
+        self._added: list[Change] = []  # amendments and stages of the last load that the load before it did not have
         self._loaded = False  # whether a load was read
         self._running = False  # whether the step of the first batch after the last load was read
         self._since: int | None = 0  # step of the first batch after the last load; None if its line was changed
         self._step_unknown = False  # whether a line was changed, so that only the next intact line states the step
-        self._reach = (
-            -1
-        )  # step of the next event, up to which batches may have been delivered; -1 before the first load
-        self._delivered = -1  # last step that was certainly delivered since the batches last began
+        self._max_resume_step = -1  # the run may resume up to the step of its next event; -1 before the first load
+        self._delivered = -1  # last step since the last resume whose entry was read, so it was delivered
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
         """Return a copy of this checker whose next lines are entries of `pipeline`, a version of the run."""
@@ -118,7 +117,7 @@ class LineChecker:
         kinds[action](fields)
 
     def _check_entry_number(self, fields: Mapping[str, str]) -> None:
-        """Check that the entry states the number of its line. After a missing or an added line, accept the shifted numbers."""
+        """Check that the field `entry` is the number of the line. After a missing or an added line, accept shifted numbers."""
         shift = natural_number(fields.get("entry")) - self._line
         if shift in self._shifts:
             self._shifts = {shift}
@@ -129,7 +128,7 @@ class LineChecker:
             self._shifts = self._shifts | {shift}
 
     def check_end(self, pipeline: Pipeline) -> None:
-        """Check that the last process had all amendments and stages of `pipeline` that change the steps it delivered."""
+        """Report the amendments and stages of `pipeline` that were added too late: the log has delivered steps they change."""
         for change in changes_of(pipeline):
             if change not in self._changes and change.first_step <= self._delivered:
                 without = f"without {change.kind} of the config: {change}"
@@ -146,16 +145,16 @@ class LineChecker:
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
         self._compare(fields, self._events.load(hosts), {"hosts"})
         self._loaded = True
-        self._running = self._reach < 0
+        self._running = self._max_resume_step < 0
         if self._running:  # the first load of a run that begins at step 0 is not followed by a resume
             self._continue_at(0)
 
     def _note_changes(self) -> None:
-        """Note the amendments and stages that the run has only since this load. It has to continue before they begin."""
+        """Record the amendments and stages that were added before this load. The run has to resume at or before their steps."""
         changes = changes_of(self._pipeline)
         is_first_load = self.checked.loads == 1
         self._added = [] if is_first_load else [change for change in changes if change not in self._changes]
-        self._reach = min([self._reach, *(change.first_step for change in self._added)])
+        self._max_resume_step = min([self._max_resume_step, *(change.first_step for change in self._added)])
         self._changes = changes
 
     def _resume(self, fields: Mapping[str, str]) -> None:
@@ -166,9 +165,9 @@ class LineChecker:
             return
         if step and self.checked.entries == self.checked.loads + 1:
             self._note(f"the log begins at step {step}, so earlier steps are not checked.")
-        elif step > self._reach and not self._step_unknown:
-            missing = f"no line states that steps {self._reach} to {step - 1} were handed out"
-            self._report(f"step={step}, but {missing}; expected at most {self._reach}.")
+        elif step > self._max_resume_step and not self._step_unknown:
+            missing = f"no line states that steps {self._max_resume_step} to {step - 1} were handed out"
+            self._report(f"step={step}, but {missing}; expected at most {self._max_resume_step}.")
         for change in self._added:
             if change.first_step < step:
                 added = f"{change.kind} that it did not have before: {change}"
@@ -190,8 +189,8 @@ class LineChecker:
             if not self._step_unknown:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
-            # If the checker knew the step, this line or one before it is wrong, so the step is unknown now. If it did not, this
-            # line states the step.
+            # Known step: this line or an earlier line is wrong, so the step is unknown from here on. Unknown step: this line
+            # states it, so it is known from here on.
             self._step_unknown = event is None or not self._step_unknown
             if event is None:
                 return
@@ -238,7 +237,8 @@ class LineChecker:
     def _advance(self) -> None:
         """Expect the next event. The run may have delivered all steps before it."""
         self._due = next(self._upcoming, None)
-        self._reach = max(self._reach, self._pipeline.end_step if self._due is None else self._due.step)
+        due_step = self._pipeline.end_step if self._due is None else self._due.step
+        self._max_resume_step = max(self._max_resume_step, due_step)
 
     def _compare(self, fields: Mapping[str, str], expected: Mapping[str, Any], unknown: Collection[str] = ()) -> bool:
         """Report the fields that differ from `expected`, except the names `unknown`. Return whether none differs."""

@@ -42,10 +42,10 @@ class Trace:
       shard: Index into `paths`.
       start, stop: First token of the piece in its shard, and the token after its last one.
       document: Number of the document; -1 in a layout that does not follow documents, such as windows. A run of one corpus
-        numbers documents as the corpus does. A mixture numbers them through its sources, and a run with stages through its
-        stages (`RunDocuments`).
-      source: Index into `source_names`. A source is a file that the corpus was prepared from. In a corpus that does not record
-        these files, it is the label of the shard.
+        numbers documents as the corpus does. In a mixture of sources with 100 and 50 documents, the second source has numbers
+        100 to 149. Documents that only a later stage of the run reads have the numbers after those, from 150 on.
+      source: Index into `source_names`. A source is a file that the corpus was prepared from. If the corpus does not record
+        these files, a source is a label of shards.
       record: Line of the document in its source, from 1; -1 in a corpus that does not record it.
       trainable: Number of tokens that take loss; None if the trace does not count them.
       withdrawn: Number of tokens that an amendment has withdrawn at this step; None in a run without such amendments.
@@ -154,9 +154,9 @@ def iter_trace(
             continue
         sampler, hosts = _hosts(stage.sampler, host)
         columns = StageColumns(stage, sources, names, trainable=trainable)
-        # A step has at most size * len(hosts) / sampler.host.count rows of `hosts`.
-        steps_per_block = max(1, block_rows * sampler.host.count // (len(hosts) * max(sampler.batch_sizes.sizes)))
-        for first in range(own.start, max(own.stop, own.start + 1), steps_per_block):
+        rows_per_step = len(hosts) * max(sampler.batch_sizes.sizes) // sampler.host.count
+        steps_per_block = max(1, block_rows // rows_per_step)
+        for first in own[::steps_per_block] or [own.start]:  # without steps, one block of no rows
             block = range(first, min(first + steps_per_block, own.stop))
             yield _trace(columns.of(sampler.slots(block, hosts=hosts)), names)
 
@@ -174,9 +174,9 @@ def find_document(
     epochs: int | None = None,
     trainable: bool = True,
 ) -> Trace:
-    """Return those lines of a trace of all steps that have one of `documents`.
+    """Return the lines of `documents` in the trace of all steps.
 
-    In a layout that does not follow documents (windows), return all lines of the rows with a token of `documents`.
+    A layout of windows does not follow documents. There, return all lines of each row that has a token of `documents`.
 
     Args:
       pipeline: Pipeline of any host.
@@ -195,9 +195,9 @@ def find_document(
     for stage, sources in zip(pipeline.stages, names.sources_of_stages, strict=True):
         sampler, hosts = _hosts(stage.sampler, host)
         layout = stage.source.layout
-        own = names.documents.within(layout, wanted)
-        # Without `own`, the layout is not asked: it may not know where documents end.
-        rows = layout.rows_of_documents(own) if len(own) else own
+        documents_of_stage = names.documents.within(layout, wanted)
+        # Without documents, don't ask the layout: it may not know where documents end.
+        rows = layout.rows_of_documents(documents_of_stage) if len(documents_of_stage) else documents_of_stage
         slots = sampler.find_slots(rows, epochs=epochs, hosts=hosts)
         lines = _trace(StageColumns(stage, sources, names, trainable=trainable).of(slots), names)
         kept = np.isin(lines.document, wanted)

@@ -22,11 +22,11 @@ _BLOCK = 1 << 22  # tokens searched at a time
 def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints:
     """Return the numbers of the documents whose decoded tokens contain `text`, ascending.
 
-    First the tokens of the corpus are searched for the inner tokens of the text: all but the first and the last, which depend
-    on the words around the text. Then the documents with these tokens are decoded and compared with the text. A text of one
-    or two tokens has no inner tokens, so every document is decoded.
+    The first and the last token of a text depend on the words around the text. So the search finds the documents that have the
+    inner tokens, those between the first and the last. Then it decodes these documents and compares them with the text. A text
+    of one or two tokens has no inner tokens, so the search decodes every document.
 
-    A document is missed if its context changes the inner tokens too. A shorter text finds it.
+    The search misses a document if its words around the text change the inner tokens too. Then give a shorter text.
 
     Raises:
       CorpusError: The text is empty, the documents can't be found, or a token is not in the tokenizer's vocabulary.
@@ -34,6 +34,7 @@ def documents_with_text(corpus: Corpus, tokenizer: Tokenizer, text: str) -> Ints
     """
     if not text:
         raise CorpusError("text: expected some words, found an empty text, which every document contains. Give some.")
+    # Many tokenizers encode a word after a space otherwise than a word at the beginning of a line.
     needles = {tuple(ids[1:-1]) for ids in tokenizer.encode([text, f" {text}"])}
     candidates = np.arange(len(corpus.documents)) if () in needles else _containing(corpus, sorted(needles))
     matches = [number for number in candidates.tolist() if text in _decode(corpus, tokenizer, number)]
@@ -88,10 +89,7 @@ def tokenizer_of(corpus: Corpus, path: str | None = None) -> Tokenizer:
 
 
 def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
-    """Return the numbers of the documents that contain the tokens of one of `needles` in a row, ascending.
-
-    Documents may be in any order, and may share tokens.
-    """
+    """Return the numbers of the documents that contain one of `needles`, ascending. A needle is a sequence of token ids."""
     longest = max(map(len, needles))
     matches: dict[tuple[int, ...], list[Ints]] = {needle: [] for needle in needles}
     for begin in range(0, corpus.num_tokens, _BLOCK):
@@ -107,6 +105,7 @@ def _containing(corpus: Corpus, needles: Sequence[tuple[int, ...]]) -> Ints:
     contained = np.zeros(len(start), np.bool_)
     for needle, blocks in matches.items():
         begins = np.concatenate([np.zeros(0, np.int64), *blocks])  # ascending
-        last_begin = start + length - len(needle)
-        contained |= begins.searchsorted(start) < begins.searchsorted(last_begin, side="right")
+        num_before_document = begins.searchsorted(start)
+        num_up_to_last_begin = begins.searchsorted(start + length - len(needle), side="right")
+        contained |= num_before_document < num_up_to_last_begin
     return np.flatnonzero(contained)

@@ -17,8 +17,9 @@ _ZERO_WITHOUT_ROW = ("start", "stop", "trainable", "withdrawn")  # columns that 
 class Names:
     """Names in all stages of a run, such as the paths of shards, and their numbers.
 
-    A name that several stages have has one number. A name that occurs twice in one stage has two numbers, because all inputs
-    without a name are called "": stages with the names (a, "") and ("", "") together have the names (a, "", "").
+    A name has the same number in all stages. Only a name that occurs twice within a stage has two numbers: two inputs without
+    a name are both called "", but are different inputs. Example: stages with the names (a, "") and ("", "") together have the
+    names (a, "", "").
 
     Attributes:
       texts: Names in the order of their numbers.
@@ -30,7 +31,10 @@ class Names:
         self._numbers = {each: number for number, each in enumerate(occurrences)}
 
     def numbers(self, names: Sequence[str]) -> Ints:
-        """Return the number of each of a stage's `names`, then -1: the index -1, which means no name, gives -1."""
+        """Return the number of each of a stage's `names`, with a -1 appended: int64 [names + 1].
+
+        The caller indexes the result with a column of the stage. A -1 in the column, which means no name, then stays -1.
+        """
         return np.array([*(self._numbers[each] for each in _occurrences(names)), -1], np.int64)
 
 
@@ -46,8 +50,9 @@ class RunNames:
     """Names and numbers that the traces of all stages of a run share.
 
     Attributes:
-      sources_of_stages: Sources of each stage.
-      sources, shards: Names of the sources, and paths of the shards, of all stages.
+      sources_of_stages: `Sources` of each stage's layout.
+      sources: Names of the sources of all stages.
+      shards: Paths of the shards of all stages.
       documents: Numbers of the documents of all stages.
       receipt: Code of the run's receipt.
       withdraws: Whether an amendment withdraws documents in any stage.
@@ -128,11 +133,15 @@ class StageColumns:
         return columns
 
     def _epochs(self, lines: BatchSlots) -> Ints:
-        """Return the epoch of each line. One epoch of the sampler is several epochs of a layout that packs each epoch anew."""
+        """Return the epoch of each line.
+
+        A layout that packs each epoch anew has the rows of several epochs, such as 3. The sampler counts these as one epoch,
+        and its epoch 1 has the epochs 3, 4 and 5.
+        """
         epochs = lines.epoch.copy()
         with_row = np.flatnonzero(lines.row != FILL_ROW)
         for name, indices, rows in self._layout.split(lines.row[with_row]):
             part = self._layout.parts[name]
-            own = with_row[indices]
-            epochs[own] = epochs[own] * part.epochs + part.epoch_of(rows)[0]
+            of_part = with_row[indices]
+            epochs[of_part] = epochs[of_part] * part.epochs + part.epoch_of(rows)[0]
         return epochs

@@ -35,7 +35,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
         documents, lines = documents[documents >= 0], lines[documents >= 0]
         lines_of_new_documents = lines[seen.add(documents)]
         segment_of_line = np.stack([part.step, part.row, part.segment])
-        begins_segment = np.append(True, (segment_of_line[:, 1:] != segment_of_line[:, :-1]).any(axis=0))[: len(part)]
+        begins_segment = np.ones(len(part), np.bool_)
+        begins_segment[1:] = (segment_of_line[:, 1:] != segment_of_line[:, :-1]).any(axis=0)
         added = {
             "documents": np.bincount(part.source[lines_of_new_documents], minlength=size),
             "segments": np.bincount(part.source[begins_segment], minlength=size),
@@ -55,8 +56,8 @@ def summarize(parts: Trace | Iterable[Trace]) -> dict[str, list[Any]]:
 class _SeenDocuments:
     """Set of document numbers, with one byte per document.
 
-    Numbers may exceed 10^12 after a stage of windows, but they are dense in places. So the set has one array for each block of
-    numbers that occurs.
+    The numbers may have large gaps: in a run with stages, a stage of windows takes one number for each token of its corpus. So
+    the set divides the numbers into blocks of 2^20, and has an array only for a block with a document.
     """
 
     def __init__(self) -> None:
@@ -66,8 +67,9 @@ class _SeenDocuments:
         """Add `documents`, int64 [n] ascending. Return which of them are new, bool [n]."""
         new = np.ones(len(documents), np.bool_)
         for block in np.unique(documents // _BLOCK).tolist():
-            some = slice(*documents.searchsorted((block * _BLOCK, (block + 1) * _BLOCK)))
+            in_block = slice(*documents.searchsorted((block * _BLOCK, (block + 1) * _BLOCK)))
+            offsets = documents[in_block] - block * _BLOCK
             seen = self._blocks.setdefault(block, np.zeros(_BLOCK, np.bool_))
-            new[some] = ~seen[documents[some] - block * _BLOCK]
-            seen[documents[some] - block * _BLOCK] = True
+            new[in_block] = ~seen[offsets]
+            seen[offsets] = True
         return new
