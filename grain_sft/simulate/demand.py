@@ -55,12 +55,21 @@ class Demand:
         self.requests, self.checks, self.received, self.local = np.zeros((4, steps, hosts), np.int64)
 
     def sums(self, cell: Ints, values: Ints | None = None) -> Ints:
-        """Return the sum of `values` in each cell, by default the number of items of `cell`: int64 [steps, hosts]."""
+        """Return the sum of `values` in each cell, int64 [steps, hosts]. Without `values`, count each cell's items."""
         totals = np.bincount(cell, values, self.seconds.size)
         return totals.astype(np.int64).reshape(self.seconds.shape)
 
     def ask(self, requests: Ints, received: Ints, at_once: int, min_rounds: Ints | int = 0) -> None:
-        """Add requests, at most `at_once` at a time, and the bytes of their answers."""
+        """Add requests and the bytes of their answers.
+
+        A host makes at most `at_once` requests at a time. So 10 requests with `at_once` 4 take 3 rounds, each of `latency_ms`.
+
+        Args:
+          requests: int64 [steps, hosts], number of requests.
+          received: int64 [steps, hosts], bytes of the answers.
+          at_once: Maximum number of requests at a time.
+          min_rounds: Minimum number of rounds.
+        """
         speeds = self._conditions
         rounds = np.maximum(-(-requests // at_once), min_rounds)
         self.requests += requests
@@ -72,8 +81,9 @@ class Demand:
 class DemandModel:
     """Model of the demand of some hosts, which walks through the steps and keeps what the hosts have cached and checked.
 
-    Without a shard cache, each piece of a row is one request. With one, each missing block is one. Before a host reads a
-    file for the first time, it checks the file: it requests both ends of the file and, if the index lacks it, the version.
+    Without a shard cache, each piece of a row is one request. With a shard cache, each block that the cache lacks is one
+    request. Before a host reads a file for the first time, it checks the file: it requests both ends of the file. If the index
+    lacks the file's version, the host also requests the version.
 
     Args:
       reads: Ranges of the rows.
@@ -82,7 +92,7 @@ class DemandModel:
       hosts: Numbers of the hosts.
 
     Attributes:
-      scale: Number of the run's hosts divided by that of `hosts`.
+      scale: Number of the run's hosts divided by the number of `hosts`: 4 if 16 of 64 hosts are modelled.
       caches: Shard caches of the hosts, one for each of `hosts`. Gathers with the same `CacheOptions` share caches.
     """
 
@@ -165,10 +175,10 @@ class DemandModel:
         demand.checks += versions
         sizes = np.array([stamp.size - stamp.data_offset for stamp in gather.files], np.int64)[file]
         end_bytes = np.minimum(DIGEST_BYTES, sizes)
-        first_end = gather.offsets[file]
-        last_end = first_end + sizes - end_bytes
-        both_ends = np.stack([first_end, last_end], axis=1).reshape(-1)
-        checks = Ranges(cell.repeat(2), file.repeat(2), both_ends, end_bytes.repeat(2))
+        first_offset = gather.offsets[file]
+        last_offset = first_offset + sizes - end_bytes
+        both_offsets = np.stack([first_offset, last_offset], axis=1).reshape(-1)
+        checks = Ranges(cell.repeat(2), file.repeat(2), both_offsets, end_bytes.repeat(2))
         return [_Ask(gather, checks, True), _Ask(gather, ranges, False)]
 
     def _checking_reads(self, number: int, cell: Ints, file: Ints, turns: int) -> tuple[Ints, Ints]:

@@ -96,17 +96,17 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
                 stop = match.end()
         return "".join([*parts, text[stop:].translate(table)])
 
-    plain = _render_exchanged(chat, kept_keys, exchange_all)
-    if plain is None:
+    all_exchanged = _render_exchanged(chat, kept_keys, exchange_all)
+    if all_exchanged is None:
         raise RecordError("messages: the chat template refuses them with other texts, so its own text is unknown.")
-    expected = Expected(_controls_of_template(plain, find), placed=plain.translate(back) == chat.text)
+    expected = Expected(_controls_of_template(all_exchanged, find), all_exchanged.translate(back) == chat.text)
     if expected.placed:
         return expected
     # without a word such as "</think>" the template may render another text: render with such words unchanged
-    careful = _render_exchanged(chat, kept_keys, exchange_uncompared)
-    if careful is None or careful.translate(back) != chat.text:
+    words_kept = _render_exchanged(chat, kept_keys, exchange_uncompared)
+    if words_kept is None or words_kept.translate(back) != chat.text:
         return expected
-    placed = Expected(_controls_of_template(careful, find), placed=True)
+    placed = Expected(_controls_of_template(words_kept, find), placed=True)
     return placed if placed.ids == expected.ids else expected
 
 
@@ -125,7 +125,7 @@ def _controls_of_template(exchanged: str, find: Find) -> list[Control]:
 def _controls_in(literals: Sequence[str], starts: Sequence[int], find: Find) -> list[Control]:
     """Return the control tokens of the template's texts `literals`, which start at `starts` in the chat.
 
-    They are searched in one text: the literals, joined by a letter in place of each text of the chat.
+    `find` searches one text: the literals, joined by a letter in place of each text of the chat.
     """
     starts_in_joined = [0, *itertools.accumulate(len(literal) + len(_STAND_IN) for literal in literals)]
     controls = []
@@ -170,9 +170,9 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
 
 
 def _render_exchanged(chat: RenderedChat, kept_keys: frozenset[str], exchange: Callable[[str], str]) -> str | None:
-    """Return the chat rendered with exchanged texts, and keys except `kept_keys`; None if the template refuses it.
+    """Return the chat rendered with exchanged texts and keys; None if the template refuses the exchanged chat.
 
-    Roles stay as they are.
+    Roles and the keys in `kept_keys` are not exchanged.
     """
 
     def exchanged(value: Any) -> Any:
