@@ -66,8 +66,7 @@ def over_devices(costs: Int64[np.ndarray, "steps rows"], rows_a_device: int) -> 
 
 
 def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarray, " rows"]) -> list[dict[str, Any]]:
-    """Return how evenly the cost of a step spreads over its devices, which are up to 64. A dict for 1, for 2 and for 4 rows a
-    device (`ROWS_A_DEVICE`).
+    """Return how evenly the cost of a step spreads over its devices, at most 64, for 1, 2 and 4 rows a device.
 
     Args:
       costs: Cost of each row.
@@ -77,8 +76,8 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
       Dicts of `rows_a_device`, `devices`, and three means over steps, each of a highest cost divided by a mean cost:
         shuffled: `over_devices` of steps of random rows.
         balanced: `over_devices` of steps whose rows cost about the same.
-        floor: Least possible value of `shuffled`, however the rows of a step are distributed. The device with the longest
-          segment computes at least this segment.
+        floor: Least value that `shuffled` could have if the rows of each step were distributed in the best way. One device
+          has at least the cost of the longest segment.
     """
     rng = np.random.default_rng(0)
     figures = []

@@ -48,13 +48,14 @@ class ReadRows(NamedTuple):
 
 
 class Arrays:
-    """Thread-safe allocator of arrays, which reuses memory once the last array in it, views included, is gone.
+    """Thread-safe allocator of arrays. It reuses the memory of an array that nobody refers to any more, not even by a view.
 
-    The first write to a new array of some hundred KB takes up to 10 times as long, since the system zeroes and maps its pages.
-    The memory that is kept is bounded, and is freed with the allocator.
+    The first write to new memory of some hundred KB takes up to 10 times as long as a later one, since the system zeroes and
+    maps its pages. An allocator keeps at most 256 MiB, and frees them when it is deleted.
 
-    Arrays begin at a page, or half a page after one. A copy to a few bytes after its source, modulo 4096, takes up to 8 times
-    as long: processors tell loads from earlier stores by the low 12 bits of addresses. Arrays from malloc lie so by chance.
+    Every array begins at a page (4096 bytes) or half a page after one. Processors tell loads from earlier stores by the low 12
+    bits of addresses. So a copy takes up to 8 times as long if it goes from byte 0 of one page to byte 8 of another. Arrays
+    from malloc may lie like this by chance.
     """
 
     def __init__(self) -> None:
@@ -70,10 +71,13 @@ class Arrays:
             return np.ndarray(shape, dtype, buffer.memory, buffer.begin)
 
     def stack(self, count: int, shape: tuple[int, int], views: Callable[[Stack], Any]) -> tuple[Any, list[Int32s]]:
-        """Return views, and `count` uninitialised int32 arrays of one shape in one buffer, which is faster than one buffer
-        each. The arrays begin half a page after a page and at a page in turn. `views` was called with the buffer when it
-        was new; calls with equal count and shape give the same function. What it returns must not refer to the `Stack`: a
-        cycle would keep the memory until a garbage collection.
+        """Return views of a buffer, and `count` uninitialised int32 arrays of one shape in this buffer. One buffer is faster
+        than `count` buffers. The first array begins half a page after a page, the second at a page, and so on.
+
+        Args:
+          views: Function that returns the views of a new buffer. It is called once for each buffer, so all calls with equal
+            `count` and `shape` must pass the same function. The views must not refer to the `Stack`: such a cycle would keep
+            the memory until a garbage collection.
         """
         with self._lock.lock:
             stack = self._free((count, shape), lambda: Stack(count, shape, views))
@@ -89,7 +93,7 @@ class Arrays:
         size = len(buffer.memory)
         if self._bytes + size > _KEPT:  # drop the buffers of other keys
             kept = self._buffers.get(key, [])
-            self._buffers, self._bytes = {key: kept}, sum(len(each.memory) for each in kept)
+            self._buffers, self._bytes = {key: kept}, sum(len(other.memory) for other in kept)
         if self._bytes + size <= _KEPT:
             self._buffers.setdefault(key, []).append(buffer)
             self._bytes += size
@@ -100,7 +104,8 @@ class Arrays:
 
 
 class _Buffer:
-    """Memory for an array at byte `begin`; `references` is the reference count of the memory without any array."""
+    """Memory of an array, which begins at byte `begin`. `references` is the reference count of the memory when no array uses
+    it."""
 
     def __init__(self, size: int, half: int) -> None:
         self.memory: npt.NDArray[np.uint8] = np.empty(size + 2 * _PAGE, np.uint8)
@@ -112,9 +117,10 @@ class Stack(_Buffer):
     """Memory of several int32 arrays, one after the other.
 
     Attributes:
-      arrays: int32 [count, rows, L], all of them.
-      array: Function of one of `numbers` that returns its array, which is faster than iteration over `arrays`.
-      first, rows: Bytes of the first array, and of each of its rows.
+      arrays: int32 [count, rows, L], all arrays.
+      numbers, array: Numbers of the arrays, and the function that returns the array of a number. `map(array, numbers)` is
+        faster than iteration over `arrays`.
+      first, rows: Bytes of the first array, and bytes of each row of the first array.
       views: The caller's views of this memory.
     """
 

@@ -19,13 +19,13 @@ class MixtureSource(RowSource):
 
     Every row has the keys of `NpyDataSource` in the same dtypes. `tokens` have the widest dtype of all sources. If any source
     has `loss_weights`, all rows have them: a source without weights gives 1 where a token takes loss, else 0. Each source
-    pads its rows with its own padding token; a `FILL_ROW` has that of the first source.
+    pads its rows with its own padding token. A `FILL_ROW`, a row of padding, is read from the first source.
 
     Args:
       sources: Sources by name, of one sequence length.
 
     Raises:
-      LayoutError: sequence lengths that differ.
+      LayoutError: The sequence lengths differ.
     """
 
     def __init__(self, sources: Mapping[str, NpyDataSource]) -> None:
@@ -50,11 +50,15 @@ class MixtureSource(RowSource):
         for name, index, own in reads:
             element = self._readers[name].read(own)
             for key, array in batch.items():
-                array[index] = element["loss_mask"] if key not in element else element[key]
+                array[index] = element.get(key, element["loss_mask"])  # only `loss_weights` may be missing
         return batch
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return the mixture that reads these `sources`, of the same rows, in place of its own of the same names."""
+        """Return a copy of the mixture that reads some of its rows from other sources.
+
+        Args:
+          sources: Sources by name. Each has the rows of the mixture's source of this name, and replaces it.
+        """
         changed = copy.copy(self)
         changed._readers = {**self.sources, **sources}
         return changed

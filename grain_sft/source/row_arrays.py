@@ -16,17 +16,30 @@ from grain_sft.types import Ints
 def fill_segments(
     pieces: Pieces, firsts: Ints, tokens: npt.NDArray[Any], positions: Int32s, pad: int
 ) -> tuple[Int32s, Ints]:
-    """Pad `tokens` and fill `positions` in place. Return the segment ids, and the flat index of each segment's last token (-1
-    for a padded first row). `firsts`, int64 [pieces], is the flat index of each piece's first token."""
+    """Pad `tokens` and fill `positions` in place, and return the segment ids and the last token of each segment.
+
+    Tokens are given by their flat index: in rows of 8 columns, column 3 of row 1 is token 11.
+
+    Args:
+      pieces: Pieces of rows with padding.
+      firsts: int64 [pieces], first token of each piece.
+      tokens: [rows, L], tokens of the pieces; any values at padding.
+      positions: int32 [rows, L], uninitialised.
+      pad: Padding token.
+
+    Returns:
+      Segment ids, int32 [rows, L], and int64 [segments], last token of each segment. If the first row is only padding, the
+      second array begins with a -1.
+    """
     if not tokens.size:
         return np.zeros(tokens.shape, np.int32), firsts
     row, length, segment, position = pieces.row, pieces.length, pieces.segment, pieces.position
     assert segment is not None and position is not None
-    if not len(firsts) or firsts[0]:  # the first row is padding alone: it gets a piece of no tokens
+    if not len(firsts) or firsts[0]:  # the first row is only padding: it gets a piece of no tokens
         columns = (row, length, segment, position, firsts)
         row, length, segment, position, firsts = (np.insert(column, 0, 0) for column in columns)
     ends = firsts + length
-    run_lengths = np.empty_like(firsts)  # from each piece's start to the next piece's, padding included
+    run_lengths = np.empty_like(firsts)  # tokens from each piece's start to the next piece's start, padding included
     np.subtract(firsts[1:], firsts[:-1], out=run_lengths[:-1])
     run_lengths[-1] = tokens.size - firsts[-1]
     segments = segment.astype(np.int32).repeat(run_lengths).reshape(tokens.shape)

@@ -22,17 +22,17 @@ _NEVER = np.iinfo(np.int64).max
 class Withdrawals:
     """Documents that are withdrawn from a run, each from a step on.
 
-    Their tokens are padding then, as at the end of a row: the padding token, segment 0, position 0, no loss. All other values
-    of a row are what they were.
+    From this step on, the tokens of the document are padding: the padding token, segment 0, position 0, no loss. All other
+    tokens of a row keep their values.
 
     Args:
       source: Source of the rows.
       documents: int64 [n], at least one, numbers of documents as a trace prints them, in [0, source.layout.num_documents).
-      steps: int64 [n], step from which each is withdrawn.
+      steps: int64 [n], step from which each document is withdrawn.
 
     Raises:
-      RowIndexError: a number that is not of a document.
-      CorpusError, CorpusFileError: the documents cannot be found.
+      RowIndexError: No document has one of the numbers.
+      CorpusError, CorpusFileError: The documents cannot be found.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Withdrawals:
         self._parts: dict[str, _WithdrawnDocuments] = {}
         self._arrays = Arrays()
         unknown = np.ones(len(documents), np.bool_)
-        for name, part, here, own in split_documents(layout, documents):
-            unknown &= ~here
+        for name, part, in_part, own in split_documents(layout, documents):
+            unknown &= ~in_part
             if len(own):
-                self._parts[name] = _WithdrawnDocuments(part, own, steps[here])
+                self._parts[name] = _WithdrawnDocuments(part, own, steps[in_part])
         if unknown.any():
             expected = f"expected 0 to {layout.num_documents - 1}, the documents of the run"
             raise RowIndexError(f"withdraw: document {documents[unknown][0]}: {expected}.")
@@ -63,45 +63,54 @@ class Withdrawals:
         return self._last if step >= self._steps.stop else self._source_at(step)
 
     def _source_at(self, step: int) -> RowSource:
+        """Return a new source in which the documents that are withdrawn at `step` are padding."""
         sources = self._source.sources
         return self._source.with_sources(
             {name: _PaddedSource(sources[name], part, self._arrays, step) for name, part in self._parts.items()}
         )
 
     def spans(self, rows: Ints, step: int) -> Iterator[tuple[Ints, Ints]]:
-        """Yield for each source with spans that are withdrawn at `step`: start and stop of each in the flattened `rows`, int64
-        [n]."""
+        """Yield the spans that are withdrawn at `step`, for each source of a mixture: start and stop of each span in the
+        flattened `rows`, int64 [n]."""
         length, real = self._layout.width(rows), np.flatnonzero(rows != FILL_ROW)
-        for name, at, found in self._pieces(rows[real], None):
-            piece, start, stop = self._parts[name].spans(found, step, length)
-            row = found.row[piece]
-            moved = (real[row if at is None else at[row]] - row) * length
+        for name, indices, pieces in self._pieces(rows[real], None):
+            piece, start, stop = self._parts[name].spans(pieces, step, length)
+            row = pieces.row[piece]  # counted in the rows of this source
+            moved = (real[row if indices is None else indices[row]] - row) * length
             yield start + moved, stop + moved
 
     def tokens_of_pieces(self, rows: Ints, steps: Ints, pieces: Pieces) -> Ints:
-        """Return the number of withdrawn tokens of each of the `pieces` of `rows`, read at `steps`, int64 [pieces]."""
+        """Return the number of withdrawn tokens of each piece of `rows`, int64 [pieces].
+
+        Args:
+          rows: int64 [rows], row numbers.
+          steps: int64 [rows], step at which each row is read.
+          pieces: Pieces of `rows`.
+        """
         counts = np.zeros(len(pieces.row), np.int64)
-        for name, at, found in self._pieces(rows, pieces):
-            piece, _, count, since = self._parts[name].parts(found)
-            row = found.row[piece] if at is None else at[found.row[piece]]
+        for name, indices, of_source in self._pieces(rows, pieces):
+            piece, _, count, since = self._parts[name].parts(of_source)
+            row = of_source.row[piece] if indices is None else indices[of_source.row[piece]]
             count = np.where(since <= steps[row], count, 0)
-            in_part = np.bincount(piece, count, len(found.row)).astype(np.int64)
-            counts[slice(None) if at is None else np.flatnonzero(np.isin(pieces.row, at))] += in_part
+            by_piece = np.bincount(piece, count, len(of_source.row)).astype(np.int64)
+            counts[slice(None) if indices is None else np.flatnonzero(np.isin(pieces.row, indices))] += by_piece
         return counts
 
     def _pieces(self, rows: Ints, pieces: Pieces | None) -> Iterator[tuple[str, Ints | None, Pieces]]:
-        """Yield for each source with withdrawn documents: its name, the indices of its rows in `rows` (None for all), and the
-        pieces of these."""
+        """Yield the name of each source with withdrawn documents, the indices of its rows in `rows`, and their pieces.
+
+        Outside of a mixture, the only source is named "", and the indices are None: all rows are of this source.
+        """
         if "" in self._parts:
             yield "", None, self._layout.pieces(rows) if pieces is None else pieces
             return
-        for name, at, own in self._layout.split(rows):
+        for name, indices, own in self._layout.split(rows):
             if (part := self._parts.get(name)) is not None:
-                yield name, at, part.layout.pieces(own)
+                yield name, indices, part.layout.pieces(own)
 
 
 class _PaddedSource(RowSource):
-    """A source in whose rows the tokens of documents that are withdrawn at `step` are padding."""
+    """Rows of a source, with padding in place of the documents that are withdrawn at `step`."""
 
     def __init__(self, source: NpyDataSource, documents: _WithdrawnDocuments, arrays: Arrays, step: int) -> None:
         self.layout, self._source, self._documents = source.layout, source, documents
@@ -118,7 +127,8 @@ class _PaddedSource(RowSource):
         return element
 
     def read_rows(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> ReadRows | None:
-        """Return what `NpyDataSource.read_rows` returns. `loss` is as it was, also where `target_segment_ids` are now 0."""
+        """Return what `NpyDataSource.read_rows` returns, with padding in all arrays but `loss`. Where a token is padding,
+        `target_segment_ids` are 0, so `loss` does not count."""
         read = self._source.read_rows(indices)
         if read is None:
             return None
@@ -149,7 +159,7 @@ class _PaddedSource(RowSource):
         return list(zip(start.tolist(), stop.tolist(), strict=True))
 
     def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the array, or a copy if batches share it."""
+        """Return the array; a copy if it is read-only, because several batches share it."""
         if array.flags.writeable:
             return array
         copied = self._arrays.empty(array.shape, array.dtype)
@@ -163,7 +173,7 @@ class _WithdrawnDocuments:
     Args:
       layout: Layout of the rows.
       documents: int64 [n], numbers of documents in `layout`.
-      steps: int64 [n], step from which each is withdrawn.
+      steps: int64 [n], step from which each document is withdrawn.
     """
 
     def __init__(self, layout: Layout, documents: Ints, steps: Ints) -> None:
@@ -174,7 +184,8 @@ class _WithdrawnDocuments:
         self._numbers: Ints = documents[once]
         self._steps: Ints = steps[once]
         if layout.follows_documents:
-            self._is_withdrawn = np.zeros(layout.num_documents + 1, np.bool_)  # the last is that of -1, no document
+            # The last item stays False: it is index -1, for pieces of no document.
+            self._is_withdrawn = np.zeros(layout.num_documents + 1, np.bool_)
             self._is_withdrawn[self._numbers] = True
         else:
             start, length = (column[self._numbers] for column in layout.corpus.documents)
@@ -182,8 +193,12 @@ class _WithdrawnDocuments:
             self._shards = np.cumsum([0, *(shard.num_tokens for shard in layout.corpus.shards)])
 
     def parts(self, pieces: Pieces) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the parts of `pieces` that are withdrawn at some step, int64 [n] each: index of the piece, first token counted
-        from the piece's, length, and step from which the part is withdrawn."""
+        """Return the parts of `pieces` that are withdrawn at some step, as columns.
+
+        Returns:
+          Index of the piece, tokens of the piece before the part, tokens of the part, and step from which the part is
+          withdrawn: int64 [n] each.
+        """
         if pieces.document is not None:
             piece = self._is_withdrawn[pieces.document].nonzero()[0]
             steps = self._steps[self._numbers.searchsorted(pieces.document[piece])]
@@ -207,18 +222,21 @@ class _WithdrawnDocuments:
     @functools.cached_property
     def in_row(self) -> npt.NDArray[np.bool_]:
         """Whether each row has tokens of a document that is withdrawn at some step: bool [rows]."""
-        found = np.zeros(len(self.layout), np.bool_)
-        found[self.layout.rows_of_documents(self._numbers)] = True
-        return found
+        in_row = np.zeros(len(self.layout), np.bool_)
+        in_row[self.layout.rows_of_documents(self._numbers)] = True
+        return in_row
 
 
 def _disjoint(starts: Ints, stops: Ints, steps: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return ascending spans of the same tokens that do not overlap, and the step from which each is withdrawn, the first if
-    there are several. Documents of some formats are in any order, share tokens, or have none."""
+    """Return spans of the same tokens that ascend and do not overlap: start, stop and step of each.
+
+    Documents of some formats share tokens, are not in order, or are empty. If [0, 10) is withdrawn from step 5 on, and [4, 6)
+    from step 2 on, the result is [0, 4) from 5 on, [4, 6) from 2 on, and [6, 10) from 5 on.
+    """
     borders = np.sort(np.concatenate([starts, stops]))
     low, high = borders.searchsorted(starts), borders.searchsorted(stops)
-    of, number = expand_counts(high - low)
-    since = np.full(len(borders), _NEVER)
-    np.minimum.at(since, low[of] + number, steps[of])
+    document, number = expand_counts(high - low)
+    since = np.full(len(borders), _NEVER)  # first step from which the tokens after each border are withdrawn
+    np.minimum.at(since, low[document] + number, steps[document])
     kept = np.flatnonzero((since[:-1] < _NEVER) & (borders[1:] > borders[:-1]))
     return borders[kept], borders[kept + 1], since[kept]
