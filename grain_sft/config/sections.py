@@ -53,8 +53,8 @@ class CorpusSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         nothing is there, at the working directory. Required without `mixture`.
       mixture: Several corpora with weights, by name. See [sources](#sources-of-a-mixture).
       remote: How files in a bucket are read; see [remote files](#remote-files).
-      pad_token_id: Id of the token that fills rows; `null` is the token that ends a document. Without it, as the corpus
-        states it, else its EOS token, else 0.
+      pad_token_id: Id of the token that fills rows; `null` is the token that ends a document. Default: the corpus's own
+        padding id, else its EOS token, else 0.
     """
 
     path: str | list[str | float] | None = None
@@ -118,9 +118,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
       layout: Keys of `layout` that differ for this source.
       sampler: Keys of `sampler` that differ: `order`, `seed`, `shuffle` and `epochs`.
       max_epochs: Epochs after which the source has no rows left. Without it, never.
-      on_exhausted: For a source with `max_epochs`, what happens then: `stop`, `renormalize` or `fail`; by default as
-        `sampler.on_exhausted`. For a source that is a mixture itself, as `sampler.on_exhausted` for its own sources.
-      schedule: As `sampler.schedule`, weights only, for a source that is a mixture itself.
+      on_exhausted: What happens after `max_epochs`: `stop`, `renormalize` or `fail`; by default the value of
+        `sampler.on_exhausted`. In a source that is a mixture itself: what happens when one of its own sources has no rows left.
+      schedule: Changes of weights, only in a source that is a mixture itself. Entries are those of `sampler.schedule`, without
+        batch sizes.
     """
 
     weight: float | str
@@ -137,8 +138,8 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Args:
       steps: Number of steps of the stage. The last stage may have neither `steps` nor `tokens`.
       tokens: Number of its tokens, padding included, rounded up to whole steps.
-      corpus: Keys of this section that differ in the stage. One with a `path`, or with a `mixture` where the config has a
-        `path`, replaces the section whole.
+      corpus: Keys of this section that differ in the stage. If these have a `path`, the stage inherits no key of the config's
+        `corpus`. The same holds for a `mixture` where the config has a `path`.
       layout: Keys of this section that differ in the stage.
       sampler: Keys of this section that differ in the stage. Steps of its `schedule` count from the stage's first.
       transforms: Transforms of the stage, in place of all those of the config.
