@@ -1,4 +1,4 @@
-"""States of a run's data for checkpoints: the next step, and the receipt, by which a run on other data refuses the state.
+"""States of a run's data for checkpoints: the next step, and the receipt. A run on other data refuses the state.
 
 A state does not depend on the number of hosts."""
 
@@ -30,7 +30,7 @@ def resume_step(
 
     Args:
       state: Saved state.
-      pipeline: Run of the resumed run.
+      pipeline: Pipeline of the run that resumes.
       allow_other_data: Whether to accept a state of other data.
       holder: Name of what the state was read from, for messages.
 
@@ -88,6 +88,7 @@ class CheckedIterator(Stateful, PipelineIterator):
 
 
 def _orbax_args() -> Any:
+    """Return the module `orbax.checkpoint.args`."""
     return import_extra("orbax.checkpoint.args", "a checkpoint of Orbax", "orbax-checkpoint", "orbax")
 
 
@@ -152,7 +153,7 @@ class RunRecord:
         self.path = path
 
     def begin(self, pipeline: Run, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
-        """Check that the recorded steps before `step` were on the data of `pipeline`, and record that `step` follows.
+        """Check that the steps before `step` used the data of `pipeline`, and record that the run uses it from `step` on.
 
         Records from `step` on are dropped.
 

@@ -37,9 +37,9 @@ class GlobalBatches(Stateful, StepIterator[GlobalBatch]):
     """Iterator over a pipeline's batches as global arrays. Every process creates one and requests the same batches.
 
     Slot g of the global batch is row g of the global array, whatever the number of processes and the sharding. A process reads
-    only the rows that the sharding puts on its devices. If the mesh divides the sequence, it reads only their columns there,
-    unless a transform needs whole rows (`Pipeline.reads_columns` is False). Processes whose devices have the same rows, along
-    a mesh axis that divides the model, all read them.
+    only the rows that the sharding puts on its devices. If the mesh divides the sequence, the process reads only the columns on
+    its devices, unless a transform needs whole rows (`Pipeline.reads_columns` is False). If the sharding puts a row on the
+    devices of several processes, each of them reads it.
 
     Threads transfer the next batches to the devices while the trainer computes a step. The state is a step and a receipt
     (`grain_sft.integrations.checkpoint`), the same for any number of processes.

@@ -121,7 +121,7 @@ class Placement(abc.ABC):
         return jax.make_array_from_callback(self.shape, self.sharding, part, **options)
 
     def finish(self, array: jax.Array) -> jax.Array:
-        """Return the array that the trainer gets for one that `put` returned. Only the trainer's thread calls this."""
+        """Return the array that the trainer gets; `array` is what `put` returned. Only the trainer's thread calls this."""
         return array
 
 
@@ -159,9 +159,12 @@ class DirectPlacement(Placement):
 
 
 def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Block]:
-    """Return the blocks that a process reads, sorted by first column. No column is in two blocks."""
+    """Return the blocks that a process reads, sorted by first column. No column is in two blocks.
+
+    Adjacent ranges of columns with the same rows are one block.
+    """
     num_rows, length = mine.shape
-    masks: dict[Columns, npt.NDArray[np.bool_]] = {}  # rows of which some device has these columns
+    masks: dict[Columns, npt.NDArray[np.bool_]] = {}  # for each range of columns, whether a device has them of each row
     for rows, columns in mine.indices.values():
         for source in order.sources(columns.start, columns.stop, length):
             masks.setdefault(source, np.zeros(num_rows, np.bool_))[rows] = True

@@ -28,7 +28,8 @@ class Amendment:
       skip: Number of steps whose batches are left out: `step` gets the batch that step `step + skip` had, and so on.
       withdraw: Numbers of documents, as a trace prints them. Their tokens are padding from `step` on.
       reweight: Weights of sources of a mixture from `step` on, by name. The other sources keep their weights.
-      replace: Text for records of the run: name of a source that a stage from `step` on replaces, and the keys that differ.
+      replace: Text for the receipt, if a stage from `step` on replaces a source: the name of the source, and the keys of its
+        config that differ.
 
     Raises:
       PipelineError: A step or a number of steps is negative, a document is not an integer, or the amendment changes nothing.

@@ -6,10 +6,14 @@ from grain_sft.source import MixtureSource, NpyDataSource
 
 
 def check_mapped(batch: object, num_rows: int, transform: object, step: int) -> None:
-    """Raise a `PipelineError` if a transform made no batch of `step`, or an array [rows, ...] of other than `num_rows` rows."""
+    """Raise a `PipelineError` if a transform returned None, or an array with another number of rows than `num_rows`.
+
+    Arrays of one dimension are not checked.
+    """
     if batch is None:
         raise PipelineError(f"step {step}: {transform!r} returned None. Return the batch from its `map`.")
-    for key, array in batch.items() if isinstance(batch, dict) else ():
+    arrays = batch if isinstance(batch, dict) else {}
+    for key, array in arrays.items():
         if getattr(array, "ndim", 0) > 1 and len(array) != num_rows:
             problem = f"{transform!r} returned {len(array)} rows of {key!r}; expected the {num_rows} rows of the batch"
             raise PipelineError(f"step {step}: {problem}. Keep all rows, and take the loss off those not to train on.")

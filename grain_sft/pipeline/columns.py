@@ -1,4 +1,4 @@
-"""Columns of a batch: which columns of the rows to read for them, and how they are cut out of the batch."""
+"""Reading only some columns of a batch: which columns of the rows to read, and how to cut the batch to the requested ones."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
 
 
 def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
-    """Return the columns [start, stop) of the whole batch, cut out of `batch`, which begins with its column `first`.
+    """Return the columns [start, stop) of a batch, of which `batch` has the columns from `first` on.
 
     An array of one value a row is returned whole. Columns that the batch does not have are a `PipelineError`.
     """

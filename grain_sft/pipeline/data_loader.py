@@ -112,7 +112,8 @@ class _BatchIterator(grain.DataLoaderIterator):
         except StopIteration:
             raise
         except BaseException as error:
-            self._failure = "an exception"  # at once: a second exception, such as Ctrl-C, may interrupt the next lines
+            # set before anything else, because Ctrl-C may interrupt the next lines
+            self._failure = "an exception"
             self._failure = str(error) or type(error).__name__
             workers.stop(self._iterator)  # ends the other workers too
             if workers.was_ended(error):

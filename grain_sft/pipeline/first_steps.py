@@ -40,7 +40,8 @@ class FirstSteps:
             if not self.left or step in self._steps:  # an iterator that begins again delivers a step twice
                 return
             self._steps.append(step)
-            self.left = max(0, min(self.left, pipeline.end_step - step) - 1)
+            steps_to_check = min(self.left, pipeline.end_step - step)  # `step` included
+            self.left = max(0, steps_to_check - 1)
             if self.left:
                 return
         reason = why_no_loss(pipeline, self._steps)
@@ -52,7 +53,7 @@ class FirstSteps:
 
 
 def takes_loss(batch: Any) -> bool | None:
-    """Return whether a target of a batch takes loss. None means that the batch lacks the keys that tell.
+    """Return whether a target of a batch takes loss. None means that the batch has no keys of loss masks or weights.
 
     A batch of preference pairs takes loss if the two responses of a pair differ.
     """

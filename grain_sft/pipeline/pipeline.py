@@ -84,7 +84,7 @@ class Pipeline:
         self._begin(audit, observers)
 
     def _begin(self, audit: str | os.PathLike[str] | None, observers: Sequence[Observer]) -> None:
-        """Set what a pipeline with stages has, too: observers, the check of the first batches, and a cache for `read`."""
+        """Set the observers, the check of the first batches, and the cache of `_of_columns`; for `StagedPipeline`, too."""
         self.audit: Any = None
         self.observers: tuple[Observer, ...] = tuple(each for each in observers if each not in standing_observers())
         if audit is not None:
@@ -158,7 +158,7 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the runs that may have become this one when stages were added to their `count`: itself, without stages."""
+        """Return the runs of `count` stages from which this run may have been made by adding stages: itself, without stages."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:

@@ -52,7 +52,7 @@ class Receipt:
 
         Args:
           other: Parts of another receipt, "there" in the sentences.
-          before: Step from which on batches may differ: later amendments and stages are not compared. None compares all.
+          before: Amendments and stages that begin at this step or later are not compared. None compares all.
         """
         sentences = []
         for name in {**self.parts, **other}:
@@ -80,7 +80,7 @@ def parts_of(
 
 def amendment_parts(amendments: Iterable[Amendment]) -> dict[str, str]:
     """Return the part of a receipt of each of `amendments`, by name."""
-    return {f"amendment {number}": str(each) for number, each in enumerate(amendments, 1)}
+    return {f"amendment {number}": str(amendment) for number, amendment in enumerate(amendments, 1)}
 
 
 def layout_receipt(layout: Layout) -> str:
@@ -96,7 +96,7 @@ def data_key_of(source: object, sampler: Sampler, transforms: Sequence[grain.tra
 def described(transform: grain.transforms.Map) -> str:
     """Return the transform's own repr, or else its class and attributes, without addresses, which differ between processes.
 
-    Where it abbreviates arrays with "...", as numpy does, a hash of all their elements follows.
+    If the repr abbreviates arrays with "...", as numpy does, a hash of all their elements follows.
     """
     kind: Any = type(transform)
     state: Any = object.__getstate__(transform)
@@ -114,7 +114,10 @@ def described(transform: grain.transforms.Map) -> str:
 
 
 def _repr(value: object) -> str:
-    """Return the repr of a value. A set is sorted unless it has only numbers: the order of others differs between processes."""
+    """Return the repr of a value, the same in all processes.
+
+    The elements of a set are sorted, because their order differs between processes; a set of numbers has one order everywhere.
+    """
     if not isinstance(value, set | frozenset) or len(value) < 2 or all(isinstance(item, int | float) for item in value):
         return repr(value)
     return "{" + ", ".join(sorted(map(repr, value))) + "}"
@@ -123,8 +126,8 @@ def _repr(value: object) -> str:
 def _arrays(value: Any) -> Any:
     """Return the arrays in `value` whose repr abbreviates them; None if there are none.
 
-    An array of numpy becomes [shape, hash of its bytes], and an array of another library a list of its elements. A mapping
-    becomes a dict of the items that have such arrays, and a list or tuple a list of them.
+    An array of numpy becomes [shape, hash of its bytes], and an array of another library becomes a list of its elements. A
+    mapping becomes a dict, and a list or tuple becomes a list; both keep only the items that have such arrays.
     """
     if isinstance(value, Mapping):
         return {str(name): array for name, item in value.items() if (array := _arrays(item)) is not None} or None

@@ -1,4 +1,4 @@
-"""Run and Observer: batches by step, as iterators and audits see them, and the objects that are called for each batch."""
+"""Run: the members of a pipeline that iterators and observers use. Observer: base of the objects called for each batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 class Run(Protocol):
     """Batches by step. `Pipeline` is the only class of runs, and documents these members.
 
-    Iterators, loaders and observers take a `Run`, because a `Pipeline` makes iterators: their files can't import its file.
+    Iterators, loaders and observers take a `Run`. Their files can't import pipeline.py, which imports them.
     """
 
     source: NpyDataSource | MixtureSource
@@ -62,7 +62,7 @@ class ObservedIterator(Protocol):
     @property
     def stats(self) -> Any: ...
     def worker_pids(self) -> list[int] | None:
-        """Return the worker processes that make batches, the one whose turn it is first; None without worker processes."""
+        """Return the ids of the worker processes; None without worker processes. The first one makes the next batch."""
 
 
 Arrival = tuple[Any, int, int, int, float, float]
@@ -109,12 +109,19 @@ class Observer:
         """The trainer gets a batch now. If an exception interrupts the return, this is called again with the same object."""
 
     def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
-        """`next` waited for `step` for `seconds`, a wait that an observer had noted in `IteratorStats.stalled`. It got the
-        batch, or `error`. The next `next` tries a step that failed again."""
+        """A long wait of `next` for `step` ended after `seconds`: with the batch, or with `error`.
+
+        This is called only if an observer set `IteratorStats.stalled` during the wait. After an error, the following `next`
+        tries the step again.
+        """
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
-        """This process made batches in `make_seconds` each, and its iterators delivered batches. Only the observers of the
-        process are called, for many batches at once."""
+        """Take the counts of many batches at once. Only the observers of the process are called.
+
+        Args:
+          make_seconds: Time that each batch took that this process made.
+          arrivals: Batches that iterators of this process delivered.
+        """
 
     def iterator_closed(self, iterator: ObservedIterator) -> None:
         """An iterator was closed. This is not called for an iterator that is collected."""

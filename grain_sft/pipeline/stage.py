@@ -28,8 +28,9 @@ class Stage:
       source, sampler, transforms: As in `Pipeline`. The sampler counts steps from the start of the stage.
       steps: Number of steps. A stage with neither `steps` nor `tokens` ends with its sampler.
       tokens: Number of tokens, padding included, instead of `steps`; rounded up to whole steps.
-      amendments: Amendments of the run with the numbers that the withdrawn documents have in this stage. An entry is None if
-        the stage does not have the documents. None means that the numbers are the same in all stages.
+      amendments: Amendments of the run, in which documents have the numbers of this stage: document 7 of the run may be
+        document 3 of the stage. An entry is None if the stage does not have the documents. None instead of a sequence means
+        that the numbers are the same in all stages.
 
     Raises:
       PipelineError: Both `steps` and `tokens` are given, or one is below 1.
@@ -50,7 +51,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return this stage's amendments that correspond to `run`, which are the first amendments of the run, or all."""
+        """Return this stage's form of the amendments `run`: all amendments of the run, or the first ones of them."""
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
@@ -70,7 +71,7 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers are in steps of the run, without skips, and have the weights of `amendments`.
+    The samplers have the steps of a run without skipped steps, and the weights of `amendments`.
     """
     progress: dict[Any, Progress] = {}
     samplers: list[MappedSampler] = []
@@ -148,7 +149,8 @@ def _progress(sampler: MappedSampler, stream: EpochStream, length: int) -> Progr
 def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochStream]]:
     """Yield (key, length, stream) of each stream of a stage's `sampler`.
 
-    Two stages share the streams whose keys are equal. `length` is the number of tokens of a row.
+    Two stages share the streams whose keys are equal. `length` is the number of tokens of a row. A mixture may have two sources
+    of one corpus, so the number of the stream among those of its corpus is part of the key.
     """
     counts: dict[Any, int] = {}
     for stream in sampler.streams:
@@ -156,4 +158,4 @@ def _streams(stage: Stage, sampler: Sampler) -> Iterator[tuple[Any, int, EpochSt
         shards = tuple(shard.path for shard in layout.corpus.shards)
         key: Any = shards, layout.stream_key, order.order, order.shuffle, order.seed
         counts[key] = counts.get(key, 0) + 1
-        yield (key, counts[key]), layout.sequence_length, stream  # a mixture may name a corpus twice
+        yield (key, counts[key]), layout.sequence_length, stream

@@ -41,7 +41,7 @@ class StagedPipeline(Pipeline):
 
     Attributes:
       stages: `Pipeline` of each stage, whose steps are those of the run, `first_step` to `end_step - 1`. A stage whose steps
-        are all skipped has none.
+        are all skipped is left out.
       gaps: For each stage, the number of tokens between the last row of the earlier stages and its own first row.
 
     Raises:
@@ -104,13 +104,13 @@ class StagedPipeline(Pipeline):
     def replace(self, *, host: Host | None = None, num_amendments: int | None = None) -> Self:
         stages = self._planned_stages
         if host is not None:
-            stages = tuple(dataclasses.replace(each, sampler=each.sampler.with_host(host)) for each in stages)
+            stages = tuple(dataclasses.replace(stage, sampler=stage.sampler.with_host(host)) for stage in stages)
         return type(self)(stages, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the runs that may have become this one when stages were added to their `count` stages.
+        """Return the runs of `count` stages from which this run may have been made by adding stages.
 
-        When a stage is added, the last stage before it may get an end. So the runs differ in that stage: it has no end, its
+        Adding a stage may give an end to the last stage before it. So the runs differ in their last stage: it has no end, its
         present end, or an end after `last_step`. With `count` 1, a run without stages comes first.
         """
         *before, last = self._planned_stages[:count]
@@ -148,7 +148,8 @@ class StagedPipeline(Pipeline):
     def receipt(self) -> Receipt:
         """Receipt of the global batches.
 
-        Its parts are those of a run of the first stage alone, then those of later stages, each with the stage's first step.
+        Its first parts are the parts of a run of the first stage alone. The parts of the later stages follow, each with the
+        first step of its stage.
         """
         first, *later = self._planned_stages
         parts = parts_of(first.source, first.sampler, first.transforms)
@@ -177,4 +178,4 @@ class StagedPipeline(Pipeline):
 
 def _unweighted(amendments: Sequence[Amendment]) -> list[Amendment]:
     """Return the amendments without their weights; those that neither skip nor withdraw are left out."""
-    return [dataclasses.replace(each, reweight={}) for each in amendments if each.skip or len(each.withdraw)]
+    return [dataclasses.replace(change, reweight={}) for change in amendments if change.skip or len(change.withdraw)]

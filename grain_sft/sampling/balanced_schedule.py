@@ -69,8 +69,7 @@ class ScheduleTable:
         periods = max(row - self._begin, 0) // self._period
         row_of_table = row - periods * self._period
         in_table = np.array([np.searchsorted(rows, row_of_table) for rows in self._rows])
-        counts: list[int] = (in_table + periods * self._per_period).tolist()
-        return counts
+        return [int(count) for count in in_table + periods * self._per_period]
 
     def find(self, source: int, numbers: Ints) -> Ints:
         """Return the rows of the mixture at which `source` gives its rows `numbers`: both int64 [n].

@@ -12,7 +12,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.sampling.groups import groups
 from grain_sft.types import Ints
 
-_MOST_ROWS = 1 << 62  # in a run up to its last change of size, so that counts of rows fit int64
+_MOST_ROWS = 1 << 62  # most rows of a run before its last change of size; so numbers of rows fit int64
 
 
 class StepRows(NamedTuple):
@@ -36,7 +36,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size changes.
-      sizes: Size from each of `steps` on. Computed sizes list every size that a step may have.
+      sizes: Size from each of `steps` on. `ComputedSizes` list every size that a step may have instead.
       schedule: The pairs (step, size) of the argument.
 
     Raises:
@@ -108,7 +108,8 @@ class _Part(NamedTuple):
     Attributes:
       first_step, first_row: First step, and number of rows before it.
       sizes: Sizes of the steps.
-      step_shift, row_shift: Step k and row r of the run are step k + step_shift and row r + row_shift of `sizes`.
+      step_shift: Step k of the run is step k + step_shift of `sizes`.
+      row_shift: Row r of the run is row r + row_shift of `sizes`.
     """
 
     first_step: int
@@ -137,7 +138,7 @@ class JoinedSizes(ComputedSizes):
             self._parts.append(_Part(first_step, first_row, sizes, shift, row_shift))
         self._first_steps = [part.first_step for part in self._parts]
         self._first_rows = [part.first_row for part in self._parts]
-        changes: dict[int, int] = {}
+        changes: dict[int, int] = {}  # size by step at which the size changes, in steps of the run
         for part, end in zip(self._parts, [*self._first_steps[1:], sys.maxsize], strict=True):
             changes[part.first_step] = part.sizes.at(part.first_step + part.step_shift)
             for own_step, size in part.sizes.schedule:

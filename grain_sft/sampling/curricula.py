@@ -15,8 +15,8 @@ from grain_sft.types import Ints
 Curriculum = Literal["natural", "grow_p2", "grow_linear"]
 """`natural` draws batches of all buckets at random. The others grow: they go from short rows to long ones in each cycle.
 
-A cycle has as many subcycles as there are buckets. The first subcycles have most batches of short rows, the last ones of long
-rows.
+A cycle has as many subcycles as there are buckets. The first subcycles have mostly batches of short rows, and the last
+subcycles mostly batches of long rows.
 """
 
 
@@ -63,7 +63,7 @@ def batch_order(curriculum: Curriculum, counts: Ints, seed: int, num_cycles: int
     """
     rng = np.random.Generator(np.random.PCG64(seed))
     num_batches = int(counts.sum())
-    # first batch of the last bucket, of the longest rows; the epoch begins with one of its batches
+    # The last bucket has the longest rows. Its batches are numbered from `first_longest` on; one of them begins the epoch.
     first_longest = num_batches - int(counts[-1])
     if curriculum == "natural":
         order: Ints = np.arange(num_batches)
@@ -94,8 +94,8 @@ def _swap(order: Ints, number: int) -> None:
 def _subcycles(curriculum: Curriculum, bucket: int, num_buckets: int, count: int) -> Sequence[int]:
     """Return the number of batches of a bucket in each subcycle of a growing curriculum.
 
-    A cycle has `count` batches of the bucket. Their numbers are in proportion to odds, which the ranks of the subcycles
-    decide: for bucket 1 of 4, these are 3, 4, 2 and 1.
+    A cycle has `count` batches of the bucket, which are divided in proportion to the odds of the subcycles. Each subcycle has a
+    rank: for bucket 1 of 4, the ranks are 3, 4, 2 and 1. Odds are the ranks, or the powers of two 4, 8, 2 and 1 in "grow_p2".
     """
     first = num_buckets - bucket
     ranks = [*range(first, num_buckets + 1), *range(first - 1, 0, -1)]
@@ -129,7 +129,8 @@ class CurriculumSizes(ComputedSizes):
       order: Function of an epoch that returns its batches in order, as `batch_order` does.
 
     Attributes:
-      num_steps, num_rows: Number of steps, and of their rows, in an epoch.
+      num_steps: Number of steps of an epoch.
+      num_rows: Number of rows that the steps of an epoch read.
     """
 
     def __init__(self, rows: Ints, sizes: Ints, counts: Ints, order: Callable[[int], Ints]) -> None:
@@ -142,7 +143,7 @@ class CurriculumSizes(ComputedSizes):
         order = self._order(epoch)
         ends = np.cumsum(self._counts)
         bucket = ends.searchsorted(order, side="right")
-        batch = order - (ends - self._counts)[bucket]  # its number among the batches of the bucket
+        batch = order - (ends - self._counts)[bucket]  # number of the batch among those of its bucket
         rows_read = self._counts * self._rows_per_batch
         num_rows = np.append(self._rows_per_batch[bucket], self._rows - rows_read)
         first_row = np.append(batch * self._rows_per_batch[bucket], rows_read)

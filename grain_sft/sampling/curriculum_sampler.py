@@ -100,7 +100,7 @@ class CurriculumSampler(EpochSampler):
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
-        """Tokens of the rows of each bucket, ascending. `batch_sizes.sizes` are the rows of their batches."""
+        """Number of tokens of a row of each bucket, ascending. Batches of bucket b have `batch_sizes.sizes[b]` rows."""
         return tuple(length for length, _ in self.buckets)
 
     def row_length(self, step: int) -> int:
@@ -115,7 +115,10 @@ class CurriculumSampler(EpochSampler):
         return MappedSampler(self, [(0, steps_read)])
 
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of a step. A step has one bucket: 4 us instead of the 20 of `_rows_of`."""
+        """Return the rows at `indices` of a step.
+
+        All rows of a step are of one bucket, so this takes 4 us. `_rows_of`, which takes rows of any steps, takes 20.
+        """
         number, step_of_epoch = divmod(step, self._sizes.num_steps)
         epoch = self._sizes.epoch(number)
         bucket = int(epoch.bucket[step_of_epoch])
@@ -159,5 +162,5 @@ class CurriculumSampler(EpochSampler):
 
 
 def _seed_of(length: int) -> Callable[[int, int], int]:
-    """Return a function (seed, epoch) -> seed of the shuffle of the rows of `length` tokens."""
+    """Return the function of a run's seed and an epoch that returns the seed for shuffling the rows of `length` tokens."""
     return lambda seed, epoch: seed + epoch + 1 + length  # OLMo-core's epochs count from 1

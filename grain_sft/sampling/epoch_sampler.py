@@ -18,8 +18,8 @@ from grain_sft.types import Ints
 class EpochSampler(StreamSampler):
     """Base of the samplers with one stream of rows.
 
-    A block is a part of each epoch's order that is read as one sequence. Without `host_blocks`, it is the whole order. With it,
-    each host has a block of its own: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499.
+    A block is a part of each epoch's order that is read as one sequence. Without `host_blocks`, the block is the whole order.
+    With `host_blocks`, each host has a block: of 1,000 rows, host 1 of 4 reads the block of indices 250 to 499.
     """
 
     def _set_stream(
@@ -29,7 +29,7 @@ class EpochSampler(StreamSampler):
 
         Args:
           source: Rows of the stream and their order.
-          epochs: Steps that read each epoch of a block.
+          epochs: Which steps read which rows of an epoch of a block.
           block_rows: Number of rows of a block.
           rows_at: Function that maps an epoch and indices in its order to rows.
           batching: As in `EpochStream`.
@@ -45,7 +45,7 @@ class EpochSampler(StreamSampler):
     @functools.cached_property
     def steps_per_epoch(self) -> int:
         """Number of steps in the first whole epoch, rounded down where steps straddle epochs."""
-        epoch = self.start[0] + (self.start[1] > 0)
+        epoch = self.start[0] if self.start[1] == 0 else self.start[0] + 1
         return self._epochs.steps_before(epoch + 1) - self._epochs.steps_before(epoch)
 
     @functools.cached_property
@@ -68,11 +68,12 @@ class EpochSampler(StreamSampler):
     def _read_block(self, epoch: Ints, index: Ints, block_start: Ints | int) -> tuple[Ints, Ints, Ints]:
         """Return the epoch, the index in that epoch's order, and the row of some indices of a block: int64 [n] each.
 
-        The row of an index past the end of an epoch that does not run on is `FILL_ROW`.
+        If epochs don't run on, an index past the end of its epoch has the row `FILL_ROW`.
 
         Args:
-          epoch: int64 [n], epoch from whose beginning each index counts.
-          index: int64 [n], indices in the block. If epochs run on, they may continue into later epochs.
+          epoch: int64 [n], an epoch for each index.
+          index: int64 [n], indices in the block, counted from the beginning of `epoch`. If epochs run on, an index may be in a
+            later epoch: with blocks of 10 rows, index 12 of epoch 0 is index 2 of epoch 1.
           block_start: Index of the block's first row in an epoch's order, int64 [n] or one for all.
         """
         if self.runs_on:

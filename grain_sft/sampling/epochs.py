@@ -38,7 +38,7 @@ class RunningEpochs:
         return np.divmod(self._sizes.of_steps(steps).before + self._rows_before_run, self._num_rows)
 
     def _first_row(self, epoch: int) -> int:
-        """Return the number of the first row of `epoch` in the run: negative if earlier than the first row of step 0."""
+        """Return the first row of `epoch`, as a number of rows after the first row of step 0; negative if it is earlier."""
         return epoch * self._num_rows - self._rows_before_run
 
     def steps_before(self, epoch: int) -> int:

@@ -26,7 +26,7 @@ class _Split:
     offset: Fraction
 
     def lefts(self, rows: Ints) -> Ints:
-        """Return how many of the first `rows` rows go left: int64 [n], as `rows`."""
+        """Return how many of the first `rows` rows go left, for each of `rows`: both int64 [n]."""
         unit = math.lcm(self.share.denominator, self.offset.denominator)
         share, offset = int(self.share * unit), int(self.offset * unit)
         unclipped = np.asarray((_wide(rows, unit) * share + offset) // unit)
@@ -34,7 +34,10 @@ class _Split:
         return lefts
 
     def find(self, numbers: Ints, left: bool) -> Ints:
-        """Return the rows that are the left branch's rows `numbers` (from 0), or the right branch's: int64 [n]."""
+        """Return the row of the node that is row k of a branch, for each k in `numbers`: both int64 [n], counted from 0.
+
+        The branch is the left one if `left`, else the right one.
+        """
         # Row `number` of a branch is row t - 1, where t is the first number of rows with
         #   left:   share * t + offset >= number + 1, so t = ceil((number + 1 - offset) / share)
         #   right:  (1 - share) * t - offset > number, so t = floor((number + offset) / (1 - share)) + 1
@@ -58,11 +61,11 @@ class HalvingTree:
     Each node divides the rows that reach it between two branches: of the first t rows, the left one gets its share of t,
     rounded. So a few divisions find the source of any row, without a table.
 
-    Rounding costs precision. If the rows of a node are up to d rows off their share, those of a branch that gets half of them
-    are up to 1/2 + d/2 off. `bound` is the result for the worst source: at most 1 row for up to 4 sources, 1.2 for up to 10,
-    and less than 2 for any number. The largest distance measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources
-    (tests/sampling/test_proportions.py). `ScheduleTable` stays below one row, so it is used where it fits. Quantised weights
-    would need no tree, but docs/mixtures.md promises exact shares.
+    The distance of a source is the number of rows by which it differs from its share. Each rounding adds up to half a row: if a
+    node is up to 0.5 rows off, a branch with half of its rows is up to 0.5 + 0.25 rows off. `bound` is the distance of the
+    worst source: at most 1 row for up to 4 sources, 1.2 for up to 10, and less than 2 for any number. The largest distance
+    measured is 1.26 rows, over 4,600 sets of weights for 2 to 24 sources (tests/sampling/test_proportions.py). A
+    `ScheduleTable` stays below one row, so it is used where the period is short enough.
 
     Args:
       weights: Integer weights of the sources; nothing is taken from a source of weight 0.
@@ -82,10 +85,15 @@ class HalvingTree:
         self._root = self._tree(heaviest_first, [], 0.0)
 
     def _tree(self, sources: list[int], path: list[tuple[_Split, bool]], distance: float) -> _Tree:
-        """Return the tree of `sources`, heaviest first. Their rows together are off their share by up to `distance`.
+        """Return the tree of `sources`, heaviest first.
 
-        The first sources go left. Where to cut is decided by the distance of the worst source or, if there are many sources,
-        by the weights of both halves, which are to be as equal as possible.
+        The first sources go left. For up to `_ALL_TRIED` sources, the cut is the one whose worst source has the smallest
+        distance. For more sources, the cut makes the weights of both sides as equal as possible.
+
+        Args:
+          sources: Sources of the tree.
+          path: Splits from the root to the tree, and whether the tree is on their left.
+          distance: Most rows by which the sources together differ from their share.
         """
         if len(sources) == 1:
             self._paths[sources[0]] = path
@@ -108,7 +116,8 @@ class HalvingTree:
     def choose(self, rows: Ints) -> tuple[Ints, Ints]:
         """Return the source of each of `rows` (int64 [n]), and the number of earlier rows of that source, int64 [n]."""
         sources, numbers = np.empty_like(rows), np.empty_like(rows)
-        # nodes, the entries of `rows` that reach them, and the number of each such row among all rows that reach the node
+        # Triples of a node, the indices in `rows` of the rows that reach it, and their numbers among all rows that reach it: if
+        # rows 0, 2, 4, ... of the mixture reach a node, row 4 is its row 2.
         stack: list[tuple[_Tree, Ints, Ints]] = [(self._root, np.arange(len(rows)), rows)]
         while stack:
             node, entries, node_rows = stack.pop()
@@ -135,7 +144,10 @@ class HalvingTree:
         return counts
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the row that is each of the rows `numbers` of `source` (int64 [n], from 0); -1 where its weight is 0."""
+        """Return the rows of the mixture at which `source` gives its rows `numbers`: both int64 [n], from 0.
+
+        The result is -1 if the weight of the source is 0.
+        """
         if source not in self._paths:
             return np.full(len(numbers), -1, np.int64)
         for split, left in reversed(self._paths[source]):
@@ -160,6 +172,6 @@ def _best_cut(weights: list[float], distance: float) -> tuple[float, int]:
 
 
 def _wide(values: Ints, factor: int) -> npt.NDArray[Any]:
-    """Return `values`; as an array of Python integers if products of twice that size and `factor` may not fit int64."""
+    """Return `values` for a product with `factor`: as an array of Python integers if int64 may be too small for it."""
     highest = int(values.max(initial=0)) + 2
     return values if highest * factor * 2 < _INT64_LIMIT else values.astype(object)

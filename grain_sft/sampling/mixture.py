@@ -21,8 +21,8 @@ class Mixture:
     """Sources and their weights: how often each gives a row.
 
     Weights are exact as written: 0.7 is 7/10. The share of a source is its weight divided by the sum of all weights. After any
-    number of rows, each source is less than one row from its share, or less than two for five and more weights of many
-    digits; see `Proportions`. A source may be a mixture itself, whose sources divide its rows with the same bounds.
+    number of rows, each source is less than one row from its share. With five or more weights of many digits, it is less
+    than two rows; see `Proportions`. A source may be a mixture itself, whose sources divide its rows with the same bounds.
 
     Args:
       sources: Weight and rows of each source, by name. Rows are numbered through all sources in this order.

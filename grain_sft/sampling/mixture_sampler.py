@@ -1,6 +1,6 @@
 """MixtureSampler: rows of several sources, each in its own order, as one sequence that is cut into steps.
 
-The sequence is called the mixture's rows; an index in it counts them from 0. The rows of a source are a stream."""
+The sequence is called the mixture's rows: index 9 is the tenth row of the run. The rows of a source are a stream."""
 
 import math
 import os
@@ -79,7 +79,7 @@ class MixtureSampler(StreamSampler):
         self.streams = ()
         self._paths: list[Path] = []  # path from the mixture to the source of each stream
         self._children: dict[Proportions, list[Proportions | int]] = {}
-        """For each mixture, its sources: a source that is a mixture, or else the index of the source's stream."""
+        """For each mixture, an entry for each source: the `Proportions` of a source that is a mixture, or a stream's index."""
         self._proportions = self._add(mixture, "", 0, ())
         self.length = self._proportions.length
         if self.num_steps == 0:
@@ -182,9 +182,12 @@ class MixtureSampler(StreamSampler):
         return sources, epochs, order_indices, rows
 
     def _choose(self, mixture: Proportions, rows: Ints, indices: Ints) -> tuple[Ints, Ints]:
-        """Return the stream of each of the `rows` of a mixture, and its row in the stream, from the stream's start on.
+        """Return the stream of each row of a mixture, and the number of earlier rows of that stream in the run: int64 [n] each.
 
-        All are int64 [n]. `indices` are the indices of the rows in the outermost mixture.
+        Args:
+          mixture: The sampler's mixture, or a mixture in it.
+          rows: int64 [n], rows of `mixture`.
+          indices: int64 [n], the same rows as indices of the sampler's mixture.
         """
         if mixture.failure is not None and (lacking := indices[rows >= mixture.failure[0]]).size:
             self._fail((mixture, mixture.failure[1]), int(lacking.min()))
@@ -200,7 +203,10 @@ class MixtureSampler(StreamSampler):
         return streams, rows_of_sources
 
     def _fail(self, lacking: tuple[Proportions, int], index: int) -> NoReturn:
-        """Raise the error that a source has no row for `index` of the mixture; `lacking` is the source's entry in paths."""
+        """Raise the error that a source has no row for `index` of the sampler's mixture.
+
+        `lacking` is the proportions of the source's mixture, and the number of the source in it.
+        """
         names = [stream.name for stream, path in zip(self.streams, self._paths, strict=True) if lacking in path]
         problem = f"source {' and '.join(names)} has no row left after its epochs, and on_exhausted is 'fail'"
         fix = "End the run before this step, or amend it with other weights from an earlier one."

@@ -29,7 +29,7 @@ class _Phase(NamedTuple):
     Attributes:
       row: First row.
       counts: Number of rows of each source before `row`.
-      chooser: The sources of the rows, which it numbers from 0 on.
+      chooser: The sources of the rows. Its row 0 is `row`.
     """
 
     row: int
@@ -47,8 +47,8 @@ class Proportions:
     Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
     so far minus its rows. Each source keeps its deficit at a change, and later rows make up for it: with up to three sources,
     each stays within one row of its share. With more sources, no rule can promise that without foreseeing the change. Take 6
-    sources of equal weight: 3 of them have no row among the first 3. If only these have a weight after that, one of them falls
-    7/6 rows behind. A source whose weight becomes 0 keeps its deficit, and the others share the difference.
+    sources of equal weight, and weights that change after 3 rows. By then 3 of the sources have no row. If the others get
+    weight 0, one of these 3 falls 7/6 rows behind. A source whose weight becomes 0 gets no rows to make up for its deficit.
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.
@@ -124,8 +124,9 @@ class Proportions:
     def _first_exhausted(self, phase: _Phase) -> tuple[int, int] | None:
         """Return the row at which a source is exhausted first, and the source; None if none is.
 
-        This row is the first one that the source lacks or, with "renormalize", the row after its last. If two sources are
-        exhausted at one row, the one with "renormalize" goes first, because the mixture goes on after it.
+        With "stop" and "fail", a source is exhausted at the first row for which it has none. With "renormalize", it is
+        exhausted at the row after its last one. If two sources are exhausted at one row, the one with "renormalize" goes first,
+        because the mixture goes on after it.
         """
         exhausted = []
         for source, on_exhausted in enumerate(self._on_exhausted):
@@ -133,7 +134,8 @@ class Proportions:
             if limit is None:
                 continue
             after_last = 1 if on_exhausted == "renormalize" else 0
-            number = limit - phase.counts[source] - after_last  # row to find, among the source's rows in this phase
+            # the row of the source to find, counted from its first row in this phase
+            number = limit - phase.counts[source] - after_last
             if number < 0:
                 continue
             row = int(phase.chooser.find(source, np.array([number]))[0])
@@ -169,7 +171,7 @@ class Proportions:
         return list(_sums(phase.counts, phase.chooser.counts(row - phase.row)))
 
     def find(self, source: int, numbers: Ints) -> Ints:
-        """Return the row of the mixture that is each of the rows `numbers` of `source`: int64 [n]; -1 where none is."""
+        """Return the rows of the mixture at which `source` gives its rows `numbers`: both int64 [n]; -1 where it never does."""
         rows = np.full(len(numbers), -1, np.int64)
         phase_numbers = np.searchsorted(self._counts[:, source], numbers, side="right") - 1
         for phase_number, selected in groups(phase_numbers):
@@ -182,6 +184,7 @@ class Proportions:
 
 
 def _sums(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
+    """Return the sums of the numbers at the same place in both arguments."""
     return tuple(map(sum, zip(counts, more, strict=True)))
 
 
@@ -197,7 +200,7 @@ def count_drawn(path: Path, row: int) -> int:
 
 
 def find_drawn(path: Path, numbers: Ints) -> Ints:
-    """Return the row of the outermost mixture that is each of the rows `numbers` of the source at the end of a path.
+    """Return the rows of the outermost mixture at which the source at the end of a path gives its rows `numbers`.
 
     Both are int64 [n]. The result is -1 where the outermost mixture never draws the row.
     """

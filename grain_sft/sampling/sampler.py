@@ -58,6 +58,7 @@ class Sampler(abc.ABC):
         self.batch_sizes = batch_sizes
         self.global_batch_size = batch_sizes.sizes[0]
         self.schedule = batch_sizes.schedule
+        # a size that is not divided is an error only if a step with it is read: see `check_from`
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute
@@ -179,6 +180,7 @@ class Sampler(abc.ABC):
         return self.global_batch_size // self.host.count
 
     def _checked_epochs(self, epochs: int | None) -> int | None:
+        """Return `epochs`, or raise a `SamplerError` if the run has fewer."""
         epochs = None if epochs is None else as_integer("epochs", epochs, 1, SamplerError)
         if epochs is not None and self.epochs is not None and epochs > self.epochs:
             raise SamplerError(f"epochs={epochs}: the sampler has {self.epochs}.")
@@ -204,6 +206,7 @@ class Sampler(abc.ABC):
         return grain.RecordMetadata(index=index, record_key=FillKey(FILL_ROW) if row == FILL_ROW else row)
 
     def _checked_step(self, step: int) -> int:
+        """Return `step`, or raise a `RowIndexError` if the run does not have it."""
         step = as_integer("step", step, 0, RowIndexError)
         if step < self.first_step or (self.num_steps is not None and step >= self.num_steps):
             end = "on" if self.num_steps is None else f"to {self.num_steps - 1}"

@@ -53,14 +53,14 @@ class StepMap:
                 self.steps.append(step)
                 self._shifts.append(self._shifts[-1])
             self._shifts[-1] += as_integer("skip: steps", count, 1, SamplerError)
-        self._ends = [*self.steps[1:], sys.maxsize]  # step after the last one of each shift
+        self._ends = [*self.steps[1:], sys.maxsize]  # first step of the trainer after those of each shift
         self._data_steps = [step + shift for step, shift in zip(self.steps, self._shifts, strict=True)]
         if max(self.steps[-1], self._data_steps[-1]) > sys.maxsize:
             problem = f"step {self.steps[-1]} would read data step {self._data_steps[-1]}"
             raise SamplerError(f"skip: {problem}. Skip fewer steps.")
 
     def data_step(self, step: int) -> int:
-        """Return the data step that the trainer's `step` reads; a step before `origin` counts back from that of `origin`."""
+        """Return the data step that the trainer's `step` reads. Before `origin`, the shift is the one of `origin`."""
         return step + self._shifts[max(0, bisect_right(self.steps, step) - 1)]
 
     def step_of(self, data_step: int) -> int:
@@ -148,7 +148,7 @@ class MappedSampler(Sampler):
         end = min(span.last, self._map.data_step(self.end_step - 1)) + 1
         ranges = list(self._map.read_between(span.first, end))
         counts = [rows_before(data_steps.stop) - rows_before(data_steps.start) for data_steps in ranges]
-        parts = list(itertools.compress(ranges, counts))  # those that read rows of the epoch
+        parts = list(itertools.compress(ranges, counts))  # the ranges that read rows of the epoch
         if not parts:
             return EpochSpan(first_step, first_step - 1, 0)
         first_row, end_row = rows_before(parts[0].start), rows_before(parts[-1].stop)

@@ -1,6 +1,6 @@
 """StreamSampler: base of the samplers that read streams of rows, epoch after epoch.
 
-A stream is a sequence of rows without end or gap that is cut into steps. An index counts its rows."""
+A stream is a sequence of rows that is cut into steps, without a gap. An index is the number of a row in its stream."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class StreamSampler(Sampler):
 
     @abc.abstractmethod
     def _rows(self, step: int, indices: Ints) -> Ints:
-        """Return the rows at `indices` of the stream that this host reads; index 0 is the stream's first row of `step`.
+        """Return the rows at `indices` of the stream that this host reads, int64 [n].
 
-        `FILL_ROW` stands for an index past the end.
+        Indices count from the first row of `step` in the stream. An index past the end has the row `FILL_ROW`.
         """
 
     @abc.abstractmethod
@@ -63,7 +63,8 @@ class StreamSampler(Sampler):
             indices = self._indices(self.batch_sizes.at(step))
             steps_on = step - self._last_step
             self._last_step = step
-            if not 0 < steps_on < 4:  # not in sequence; up to 3, because threads may swap steps
+            # Steps are in sequence if each is 1 to 3 after the one before: threads may request steps 4, 6, 5.
+            if not 0 < steps_on < 4:
                 return self._rows(step, indices)
             computed = self._rows_of_steps(step, indices)
             self._computed = step, computed

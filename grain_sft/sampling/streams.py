@@ -129,8 +129,8 @@ class SourceOrder:
 class EpochSpan(NamedTuple):
     """Part of an epoch that a run reads.
 
-    If the run ends inside the epoch, so does the span. If the run never ends and does not finish the epoch, because the weight
-    of its source becomes 0, `last` is `sys.maxsize`: an amendment may give the source a weight again.
+    If the run ends inside the epoch, so does the span. A run without end may leave an epoch unfinished, because the weight of
+    the source becomes 0. Then `last` is `sys.maxsize`, because an amendment may give the source a weight again.
 
     Attributes:
       first, last: First and last step that read rows of the epoch.
@@ -146,7 +146,7 @@ class EpochSpan(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class EpochStream:
-    """Part of a run with its own epochs.
+    """Rows of one source in a run, epoch after epoch. A mixture has a stream for each source.
 
     Attributes:
       name: Name of the source; "" for the one stream of an `IndexSampler`.
@@ -157,8 +157,8 @@ class EpochStream:
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
       rows_at: Function of (epoch, indices) that returns rows of the stream, numbered from 0.
       num_blocks: Number of hosts if each reads its own block of the epoch, else 1.
-      batching: Text of the rule that cuts epochs into batches, if another rule can only take over where an epoch begins;
-        else "".
+      batching: Text of the rule that cuts epochs into batches, if a stage with another rule has to begin with an epoch. "" if
+        a stage may begin at any row.
     """
 
     name: str
@@ -201,12 +201,12 @@ class BatchSlots:
     @classmethod
     def joined(cls, parts: Iterable[BatchSlots]) -> BatchSlots:
         """Return the slots of all `parts`, in their order."""
-        return cls(*np.concatenate([np.zeros((7, 0), np.int64), *(each.columns() for each in parts)], axis=1))
+        return cls(*np.concatenate([np.zeros((7, 0), np.int64), *(part.columns() for part in parts)], axis=1))
 
     def columns(self) -> tuple[Ints, ...]:
         """Return all columns, in the order of the attributes."""
         return tuple(vars(self).values())
 
-    def select(self, at: Ints) -> BatchSlots:
-        """Return the slots at the indices `at`, int64 [n]."""
-        return BatchSlots(*(column[at] for column in self.columns()))
+    def select(self, indices: Ints) -> BatchSlots:
+        """Return the slots at `indices`, int64 [n]."""
+        return BatchSlots(*(column[indices] for column in self.columns()))

@@ -41,7 +41,10 @@ def check_trainer(config: Any) -> None:
 
 
 def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, *, training: bool) -> None:
-    """Raise an error if batches of a pipeline, in any stage, do not fit MaxText's config. `where` is the path of its config."""
+    """Raise an error if batches of a stage of `pipeline` do not fit MaxText's `config`.
+
+    `where` is the path of the pipeline's config, for messages.
+    """
     for stage in pipeline.stages:
         _check_stage(config, stage, where, trainer, training)
     steps = pipeline.end_step // trainer.batches_per_step(config)
@@ -52,6 +55,7 @@ def check_batches(config: Any, pipeline: Pipeline, where: str, trainer: Trainer,
 
 
 def _check_stage(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, training: bool) -> None:
+    """Raise an error if batches of one stage do not fit MaxText's `config`."""
     layout = pipeline.source.layout
     _check_rows(config, pipeline, where, trainer, training)
     if layout.of_pairs != trainer.of_pairs:
@@ -120,10 +124,10 @@ def _check_rows(config: Any, pipeline: Pipeline, where: str, trainer: Trainer, t
     if wrong:
         per_device = "per_device_batch_size" if training else "eval_per_device_batch_size"
         steps = f" x gradient_accumulation_steps={config.gradient_accumulation_steps}" if training else ""
-        each = "" if expected == of_step else f", {expected} in each of a step's batches"
+        batches = "" if expected == of_step else f", {expected} in each of a step's batches"
         raise ConfigError(
             f"{where}: the global batch has {wrong[0]} rows, but MaxText's {name} is {of_step} "
-            f"({per_device}={getattr(config, per_device)} x {config.num_target_devices} devices{steps}){each}, and all of "
+            f"({per_device}={getattr(config, per_device)} x {config.num_target_devices} devices{steps}){batches}, and all of "
             f"its steps have one shape. Make them equal: sampler.global_batch_size: {expected}, or another {per_device}."
         )
 

@@ -117,7 +117,7 @@ def load_checked(config: Any, options: Options, *, training: bool) -> tuple[Pipe
 def load_evaluation(where: str) -> Pipeline:
     """Return the pipeline of the config at `where`. It ends after one epoch, with the last batch filled up.
 
-    Values of `epochs` and `last_batch` in the config come first. A mixture, or an order that runs on, is left as it is.
+    If the config has `epochs` or `last_batch`, they decide instead. A mixture, or an order that runs on, is left as it is.
     """
     _, sections = read_config(where)
     sampler = sections["sampler"]

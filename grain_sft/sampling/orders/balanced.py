@@ -13,7 +13,7 @@ from grain_sft.types import Ints
 def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> RowsAt:
     """Return an order that sorts an epoch's rows by cost, cuts them into steps, and shuffles the steps.
 
-    The cost of a row is that of attention: the sum of the squares of its segment lengths.
+    The cost of a row is the cost of its attention: the sum of the squares of its segment lengths.
 
     Advantages: the devices of a step finish together. Nothing is padded, and the rows of a step do not depend on the hosts.
     Disadvantages: a step has either long documents or short ones, unless the packing gives most rows equal costs (algorithm
@@ -37,9 +37,10 @@ def balanced(num_rows: int, *, seed: int, cache_dir: CacheDir, costs: Costs) -> 
         read = rows[: cuts[-1]]
         by_cost = read[np.argsort(cost_of()[read], kind="stable")]
         steps = random.permutation(len(cuts) - 1)  # step steps[0] reads the cheapest rows, and so on
-        number, index_in_step = expand_counts(np.diff(cuts)[steps])
-        shuffled = by_cost[np.lexsort((random.random(len(by_cost)), number))]  # within each step
-        rows[cuts[steps][number] + index_in_step] = shuffled
+        # for each row in `by_cost`: the number of its step in `steps`, and a slot of that step
+        number, slot = expand_counts(np.diff(cuts)[steps])
+        shuffled_in_steps = by_cost[np.lexsort((random.random(len(by_cost)), number))]
+        rows[cuts[steps][number] + slot] = shuffled_in_steps
         return rows
 
     return cached_by_epoch(rows_of_epoch)

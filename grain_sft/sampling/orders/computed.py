@@ -21,10 +21,10 @@ def shuffle(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
 
     Advantages: constant memory, and constant time per index, at any number of rows.
     Disadvantages: the key has 32 bits, so there are 2^32 permutations of a number of rows. It takes 6 microseconds an index
-    for few indices, and 0.3 to 0.7 for thousands: 3 ms for a host that reads 4,000 rows a step. It is not cryptographic.
+    for few indices, and 0.3 to 0.7 microseconds for thousands. It is not cryptographic.
 
-    It has 8 rounds, because with the 4 of Grain's own shuffle the permutations of two keys are visibly correlated. Below 2^16
-    rows, where the library slows down, an epoch is numpy's permutation, kept in memory.
+    The cipher has 8 rounds. Grain's own shuffle has 4, with which the permutations of two keys are visibly correlated. The
+    library is slow below 2^16 rows, so there an epoch is numpy's permutation, kept in memory.
     """
 
     if num_rows < _FEW_ROWS:
@@ -53,6 +53,7 @@ def grain(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
 
 
 def _grain_seed(seed: int, epoch: int) -> int:
+    """Return the seed with which `grain.MapDataset.shuffle(seed).repeat()` shuffles `epoch`."""
     return (seed + epoch) % _KEYS
 
 

@@ -1,4 +1,4 @@
-"""Orders that are those of other systems bit for bit: permutations by numpy's generators, of up to billions of rows.
+"""Orders equal to the orders of other systems: permutations by numpy's generators, of up to billions of rows.
 
 A large permutation is made once per machine, as a file that all processes of the machine map."""
 
@@ -27,7 +27,7 @@ _VERSION = 1
 _SEEDS = 1 << 32  # RandomState takes seeds below this
 
 IN_MEMORY_ROWS = 1 << 21
-"""Number of rows from which a permutation is a file. With fewer, each process makes its own in tens of milliseconds."""
+"""A permutation of this many rows or more is a file. With fewer, each process makes its own in tens of milliseconds."""
 
 
 def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) -> Callable[..., RowsAt]:
@@ -40,7 +40,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
     """
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
-        seed_of(seed, 0)  # raises for a seed that the generator does not take, before the first batch does
+        seed_of(seed, 0)  # so that a seed that the generator does not take is an error now, and not in the first batch
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)
         def permutation(epoch: int) -> npt.NDArray[np.unsignedinteger]:
@@ -69,7 +69,7 @@ def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cac
     Args:
       depends: What identifies the file: order, rows, seed and epoch.
       generator: Name and seed of the generator that makes it, as in `permute.permutation`.
-      cache_dir: Folder of the files; None means that of the user's cache.
+      cache_dir: Folder of the files; None means the folder "orders" of the user's cache.
 
     Raises:
       StorageError: The file can't be made.
@@ -93,6 +93,7 @@ def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cac
 
 
 def _write(target: Path, depends: Mapping[str, Any], generator: tuple[str, int]) -> None:
+    """Write the file `target` in a child process. The arguments are as in `load_permutation`."""
     num_rows: int = depends["rows"]
     logging.info("Making the order of %d rows: %s", num_rows, target)
     command = [sys.executable, "-P", permute.__file__, str(target), *map(str, generator), json.dumps(depends)]

@@ -1,8 +1,9 @@
 """Permutations of `grain.experimental.index_shuffle`, computed in numpy for many indices at once: 0.4 us an index, not 6.
 
 The library enciphers an index to get its row. The cipher is Simon (Beaulieu et al. 2013, "The SIMON and SPECK families of
-lightweight block ciphers"): a block, which is a number of an even number of bits, has two halves, its words. Each round
-replaces the right word by a mixture of both. A result that is not below the number of rows is enciphered again.
+lightweight block ciphers"). It enciphers a block: a number of 16 bits or more, always an even number. The upper and the lower
+half of the block are its words. Each round makes a new word of both. If the result is not below the number of rows, the library
+enciphers it again.
 """
 
 import functools
@@ -29,9 +30,9 @@ def has_every_row(num_rows: int) -> bool:
 def permuted(indices: Ints, num_rows: int, key: int, rounds: int) -> Ints:
     """Return the row of each of `indices`, int64 [n] in [0, num_rows); each row is at one index.
 
-    For 4^k + 1 rows, k >= 8, the library repeats a row: its blocks have one bit too few, so the last index gets the row of
-    index 0, and no index gets the last row. Here, an index chosen by `key` gets the last row, and the last index gets the row
-    that the library has at the chosen index.
+    For 4^k + 1 rows, k >= 8, the blocks of the library have one bit too few. The library gives the last index the row of index
+    0, and no index gets the last row. Here, an index chosen by `key` gets the last row. The last index gets the row that the
+    library gives to the chosen index.
     """
     last, bits = num_rows - 1, _block_bits(num_rows - 1)
     if has_every_row(num_rows):
@@ -55,7 +56,7 @@ def _library_rows(indices: Ints, last: int, bits: int, key: int, rounds: int) ->
 
 
 def _block_bits(last: int) -> int:
-    """Return the number of bits of a block. It is the library's, which has one bit too few if `last` is a power of two."""
+    """Return the number of bits of a block, as the library computes it: one bit too few if `last` is a power of two."""
     bits = (last - 1).bit_length()
     return max(bits + bits % 2, _LEAST_BITS)
 

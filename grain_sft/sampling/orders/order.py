@@ -92,7 +92,7 @@ class Order:
         """
         if not isinstance(entry, cls):
             return cls.from_permutation(entry)  # type: ignore[arg-type]
-        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # of this folder
+        if getattr(entry.make, "__module__", "").startswith(__name__.rpartition(".")[0]):  # an order of ours
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
