@@ -1,9 +1,9 @@
 """Preparation of a corpus by Apache Beam pipelines, on any Beam runner: Dataflow, Flink, Spark, or this machine.
 
-The output equals that of `run.prepare`, byte for byte, and each continues the other's unfinished work. Three pipelines run,
-one after the other: one scans, one renders, one writes. Every worker needs an installed grain_sft (`--sdk_container_image` or
-`--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets or on a shared file system. The
-DataflowRunner needs `apache-beam[gcp]`.
+The corpus has the same bytes as a corpus of `run.prepare`. Either function continues unfinished work of the other.
+Three pipelines run, one after the other: one scans, one renders, one writes. Every worker needs an installed grain_sft
+(`--sdk_container_image` or `--requirements_file`), and access to the inputs, the tokenizer and the output, in buckets or on a
+shared file system. The DataflowRunner needs `apache-beam[gcp]`.
 """
 
 import contextlib
@@ -38,7 +38,8 @@ LOCAL_RUNNERS = ("direct", "directrunner")
 DATAFLOW_RUNNERS = ("dataflow", "dataflowrunner")
 
 Result = tuple[int, Unit | None, Failure | None]
-"""Result of a step: the number of its unit, group or task, then the scanned unit (None for other steps), then its failure."""
+"""Result of a step: the number of the unit, group or task; the scanned unit, or None if the step does not scan; the failure, or
+None if the step succeeded."""
 
 
 def prepare(
@@ -91,7 +92,7 @@ class Pipelines(Runner):
     options: Any
 
     def scan(self, entries: Sequence[Input], units: Sequence[Unit]) -> Iterable[Unit]:
-        # each item has its input, without the parts: a file may have thousands, and scanning does not read them
+        # the inputs are sent without their parts: a file may have thousands of parts, and scanning does not use them
         items = [(dataclasses.replace(entries[unit.input], parts=None), unit) for unit in units]
         return [unit for _, unit, _ in self.run("Scan", scan, items) if unit is not None]
 
@@ -115,8 +116,9 @@ class Pipelines(Runner):
         beam = self.beam
         path = files.join(self.shared, f"{name}.json")
         is_local = str(self.options.get_all_options()["runner"]).lower() in LOCAL_RUNNERS
+        messages = _quiet() if is_local else contextlib.nullcontext()
         try:
-            with _quiet() if is_local else contextlib.nullcontext(), beam.Pipeline(options=self.options) as pipeline:
+            with messages, beam.Pipeline(options=self.options) as pipeline:
                 spread_items = pipeline | "Items" >> beam.Create(items) | "Spread" >> beam.Reshuffle()
                 results = beam.pvalue.AsIter(spread_items | name >> beam.FlatMap(step, self.shared))
                 _ = pipeline | "Once" >> beam.Create([path]) | "Save" >> beam.Map(save_results, results)
@@ -198,9 +200,9 @@ def _plan(shared: str) -> Plan:
     job = _job(shared)
     kind = tuple[tuple[Header, ...], dict[str, SplitStatistics]]
     headers, statistics = msgspec.json.decode(files.read_bytes(files.join(shared, "plan.json")), type=kind)
-    splits = dict(np.load(io.BytesIO(files.read_bytes(files.join(shared, "plan.npz")))))
-    documents = ChunkDocuments(job.chunks, headers, splits.pop("lengths"))
-    return job.plan_of(documents, splits, statistics)
+    arrays = dict(np.load(io.BytesIO(files.read_bytes(files.join(shared, "plan.npz")))))
+    documents = ChunkDocuments(job.chunks, headers, arrays.pop("lengths"))
+    return job.plan_of(documents, splits=arrays, statistics=statistics)
 
 
 def _options(beam: Any, arguments: Sequence[str]) -> Any:
@@ -218,10 +220,8 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     except SystemExit as error:  # argparse prints the whole usage first, then the error
         raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
     runner = standard.runner.lower()
-    if unknown and runner in (
-        *LOCAL_RUNNERS,
-        *DATAFLOW_RUNNERS,
-    ):  # options of other runners are declared on their servers
+    # options of other runners are declared on their servers
+    if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
     if runner in DATAFLOW_RUNNERS:
         try:

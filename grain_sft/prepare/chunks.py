@@ -21,12 +21,12 @@ from grain_sft.storage import files
 
 RECORD = np.dtype(
     [
-        ("line", "<i8"),  # of the record in its input, from 1
-        ("input", "<u4"),  # number of its input
-        ("length", "<u4"),  # tokens kept; 0 where the document was dropped
-        ("trainable", "<u4"),  # of these, tokens that take loss
+        ("line", "<i8"),  # number of the record's line in its input, from 1
+        ("input", "<u4"),  # number of the input
+        ("length", "<u4"),  # tokens kept; 0 if the document was dropped
+        ("trainable", "<u4"),  # kept tokens that take loss
         ("cut", "<u4"),  # tokens that were cut off
-        ("cut_trainable", "<u4"),  # of these, tokens that take loss
+        ("cut_trainable", "<u4"),  # tokens that were cut off and took loss
     ]
 )
 PARTS_AT_ONCE = 16  # parts of chunks that are read at once
@@ -53,7 +53,7 @@ class Header:
       rejected, rejected_bytes: Number of rejected records, and the bytes of their lines in the file.
       all_loss: Whether all tokens have the loss 1. The file then contains no loss, which saves 6 % of the time for plain texts.
       text_bytes, text_tokens: Bytes of the texts of kept plain documents, and their tokens before a cut.
-      size: Bytes before the first `RECORD`, from the start of the file.
+      size: Offset of the first `RECORD` in the file, in bytes. The stored header has 0; `Chunks.header` sets the offset.
     """
 
     key: str
@@ -110,7 +110,7 @@ class Contents:
         stops = np.cumsum([len(document) for document in self.tokens], dtype=np.int64)
         is_eos = np.zeros(len(tokens), np.bool_) if eos is None else tokens == eos
         ends_with_eos = is_eos[stops - 1]
-        is_eos[stops - 1] = False
+        is_eos[stops - 1] = False  # now true only for an EOS inside a document
         documents_of_inner_eos = np.searchsorted(stops, np.flatnonzero(is_eos), side="right")
         header = Header(
             key=key,
@@ -165,11 +165,11 @@ class Chunks:
         return header if header.key == self._key and files.size(path) == header.end else None
 
     def existing_headers(self, count: int) -> list[Header | None]:
-        """Return the headers of the first `count` chunks. A chunk that `header` does not accept has None."""
+        """Return the header of each of the first `count` chunks, or None where `header` returns None."""
         return list(self._read_each(self.header, range(count), PARTS_AT_ONCE))
 
     def headers(self, count: int) -> tuple[Header, ...]:
-        """Return the headers of the first `count` chunks, which have all been made."""
+        """Return the headers of the first `count` chunks. Raise a StorageError if one has no valid header."""
         headers = self.existing_headers(count)
         if None in headers:
             raise StorageError(f"{self.path(headers.index(None))}: is missing. Prepare again.")

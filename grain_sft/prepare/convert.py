@@ -21,7 +21,7 @@ from grain_sft.progress import Progress
 from grain_sft.storage import files
 
 VALIDATION = ("val/token_ids_part_*.npy", "val/**/episodes.idx", "val_idx.npy", "val/*.idx")
-"""Glob patterns of files that show that a corpus has a split val, to be opened at the path `CORPUS/val`."""
+"""Glob patterns. A corpus with a file that matches one of them has a split val, which `open_corpus` opens at `CORPUS/val`."""
 
 
 def convert(
@@ -49,8 +49,8 @@ def convert(
       eos_token_id: Token that ends a document, for a corpus that does not state where its documents end.
       part_bytes: Bytes of tokens in one part (olmo).
       shard_tokens: Tokens in one shard (episodes).
-      without: Documents that are left out: numbers, counted through split train and then split val, `INPUT:LINE`, inputs, or
-        files of these, one a line.
+      without: Documents that are left out. An entry is the number of a document, `INPUT:LINE`, a whole input, or a file that
+        has one entry on each line. Numbers count the documents of split train first, then those of split val.
       overwrite: Whether to replace an output of other documents or options.
       progress: Function that is called as the work proceeds.
 
@@ -97,7 +97,8 @@ def format_of(corpus: str | os.PathLike[str]) -> str:
       PrepareError: It has no manifest that states a format.
     """
     where = files.normalize(corpus)
-    if (name := str(_manifest(where).get("format"))) not in FORMATS and ":" not in name:
+    name = str(_manifest(where).get("format"))
+    if name not in FORMATS and ":" not in name:  # a format from outside is package.module:Name
         raise PrepareError(
             f"{files.join(where, MANIFEST)}: does not exist or states no format. Check the path of the corpus, or give the "
             "format of the output (--format)."
@@ -136,12 +137,13 @@ class _Splits(Documents):
         is_kept[self.withdrawn] = False
         is_written = is_kept if keep_empty else is_kept & (lengths > 0)
         written = np.flatnonzero(is_written)
-        self.ids = dict(zip(corpora, np.split(written, np.searchsorted(written, firsts[1:-1])), strict=True))
+        ids_of_splits = np.split(written, np.searchsorted(written, firsts[1:-1]))
+        self.ids = dict(zip(corpora, ids_of_splits, strict=True))
         self.dropped = int(is_kept.sum()) - len(written)
 
     def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
-        """Return the request of the converted corpus. `tokenizer` None means the corpus's own. `sizes` are its `part_bytes`
-        and `shard_tokens`."""
+        """Return the request of the converted corpus. `tokenizer` None means the tokenizer of the old corpus. `sizes` are
+        `part_bytes` and `shard_tokens`."""
         tokenizer = tokenizer or self.corpora[0].tokenizer or ""
         source = str((self.manifest.get("request") or {}).get("source") or "")
         val_frac = len(self.ids.get("val", ())) / max(1, len(self.lengths))
@@ -159,8 +161,8 @@ class _Splits(Documents):
         return {"key": key, "request": options, "inputs": inputs, "tokenizer": tokenizer}
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of the new manifest. The counts of EOS are those of the old one; None if it has none, or if
-        documents were withdrawn."""
+        """Return the counts of the new manifest. Counts of EOS are copied from the old manifest. They are None if the old
+        manifest lacks them, or if documents were withdrawn."""
         old = {} if len(self.withdrawn) else self.manifest
         eos_counts = {name: old.get(name) for name in ("without_final_eos", "with_inner_eos")}
         dropped = {"no token, which this format can't hold": self.dropped, "withdrawn": len(self.withdrawn)}

@@ -1,6 +1,7 @@
-"""`Documents`: random access to the documents that a writer writes, which are in the chunk files of a preparation.
+"""`Documents`: random access to the documents that a writer writes.
 
-Documents lie in parts. Here a part is a chunk file. In `convert.py`, which has another subclass, a part is a split of a corpus.
+Documents lie in parts. In a preparation a part is a chunk file, read by `ChunkDocuments`. In a conversion a part is a split of
+the old corpus, read by a subclass in `convert.py`.
 """
 
 import abc
@@ -22,7 +23,7 @@ MAX_OPEN = 256  # chunk files
 BLOCK_TOKENS = 1 << 20
 BLOCK_DOCUMENTS = 4096
 BLOCK_SOURCES = 1 << 16  # documents
-GATHER_BLOCKS = 128  # blocks that are read from remote chunks at once; a token takes up to 8 bytes of memory
+GATHER_BLOCKS = 128  # blocks read together from remote chunks: up to 1 GiB at 8 bytes a token
 
 Ids = npt.NDArray[Any]
 """Numbers of documents, int32 or int64. All valid records are numbered in the order of the inputs, dropped ones included."""
@@ -120,8 +121,8 @@ class ChunkDocuments(Documents):
     def blocks(self, ids: Ids) -> Iterator[Block]:
         """See `Documents.blocks`.
 
-        One request per document of a remote chunk would be too slow. So `GATHER_BLOCKS` blocks are gathered at once, from whole
-        chunks, each of which is read once.
+        From a bucket, one request for each document would be too slow. So the documents of `GATHER_BLOCKS` blocks are gathered
+        together: each chunk that has some of them is read whole, once.
         """
         if not self._chunks.remote:
             yield from super().blocks(ids)
@@ -135,7 +136,7 @@ class ChunkDocuments(Documents):
                 stop = start + int(lengths.sum())
                 yield Block(lengths, tokens[start:stop].copy(), loss[start:stop].copy())
                 start = stop
-            del tokens, loss  # before the next are gathered; a caller may still hold a block
+            del tokens, loss  # frees their memory before the next documents are gathered; the blocks are copies
 
     def _open(self, number: int) -> io.FileIO:
         path = self._chunks.path(number)
@@ -145,8 +146,8 @@ class ChunkDocuments(Documents):
     def _gather(self, ids: Ids) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Return the concatenated tokens and loss of the documents `ids`."""
         lengths = self.lengths[ids].astype(np.int64)
-        starts = self.starts[ids].astype(np.int64)  # in the chunk
-        targets = np.cumsum(lengths) - lengths  # in the result
+        starts = self.starts[ids].astype(np.int64)  # index of each document's first token in its chunk
+        targets = np.cumsum(lengths) - lengths  # index of each document's first token in the result
         tokens, loss = np.empty(lengths.sum(), self.token_dtype), np.empty(lengths.sum(), self.loss_dtype)
         chunk_of = self.parts_of(ids)
         by_chunk = np.argsort(chunk_of, kind="stable")

@@ -44,7 +44,7 @@ class Job(Renderer):
 
     @classmethod
     def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Self:
-        """Return the job of `request` on `entries`, its inputs, given all their scanned `units`."""
+        """Return the job of `request`. `entries` are its inputs, and `units` are the scanned units of all inputs."""
         scanned, placed = inputs.assemble(entries, units)
         return cls(request, scanned, output, inputs.grouped(scanned, placed))
 
@@ -140,6 +140,7 @@ class Job(Renderer):
     def _datasets(self, documents: Documents) -> list[Ids]:
         """Return the ids of the documents of each dataset, in order. All units of a group are of one dataset."""
         dataset_of_group = np.array([self.inputs[units[0].input].dataset for units in self.groups], np.int64)
+        # number of the first group of each dataset, then the number of all groups
         first_groups = np.searchsorted(dataset_of_group, np.arange(len(self.request.datasets) + 1))
         first_documents = documents.firsts[first_groups].tolist()
         dtype = np.int32 if len(documents.lengths) < 1 << 31 else np.int64
@@ -165,7 +166,7 @@ def reported(
     size: Callable[[T], int] = lambda step: 1,
     done: int = 0,
 ) -> list[T]:
-    """Return `steps` as a list. Report each to `progress` after it is done: its `size` is added to `done`, of `total`."""
+    """Return `steps` as a list. After each step add its `size` to `done`, and call `progress(what, done, total)`."""
     report = progress or (lambda what, done, total: None)
     report(what, done, total)
     finished = []

@@ -89,7 +89,7 @@ class _Target(Target):
     error = LayoutError
 
     def begin(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-        """Replace unfinished work on other rows. In a bucket refuse to, because its files are already in the output folder."""
+        """Replace unfinished work on other rows. In a bucket refuse: the unfinished files are already in the output folder."""
         super().begin(identity, overwrite=not self.remote)
 
     def changed(self, what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
@@ -103,11 +103,12 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
     This reads all files of the corpus, unless this machine has cached their hashes.
     """
     corpus, most_segments = layout.corpus, layout.statistics["max_segments"]
+    loss_dtype = "float32" if corpus.has_weights else "bool"
     plans = ", ".join(plan["fingerprint"] for plan in plan_files(layout))
     made_of = f"{layout!r} of corpus {corpus.content_hash()}, plans {plans}"
     rows = RowFormat.of(layout.sequence_length, layout.mean_segments, most_segments, corpus.has_loss, made_of)
-    row = rows.dtype(corpus.dtype)
-    per_shard = max(1, shard_bytes // row.itemsize)
+    dtype = rows.dtype(corpus.dtype)
+    per_shard = max(1, shard_bytes // dtype.itemsize)
     key = hash_of([ROWS_VERSION, made_of, per_shard, corpus.padding_token_id])
     manifest = {
         "format": ROWS_FORMAT,
@@ -120,7 +121,7 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
         "positions_dtype": rows.positions_dtype,
         "segments_dtype": rows.segments_dtype,
         "most_segments": rows.most_segments,
-        "loss": ("float32" if corpus.has_weights else "bool") if corpus.has_loss else None,
+        "loss": loss_dtype if corpus.has_loss else None,
         "eos_token_id": None if corpus.eos_token_id is None else int(corpus.eos_token_id),
         "pad_token_id": corpus.padding_token_id,
         "tokenizer": corpus.tokenizer,
@@ -128,17 +129,17 @@ def _describe(layout: PackedLayout, shard_bytes: int) -> tuple[dict[str, Any], n
         "source_names": list(corpus.source_names),
         "rows_of_shards": [min(per_shard, len(layout) - begin) for begin in range(0, len(layout), per_shard)],
     }
-    return manifest, row
+    return manifest, dtype
 
 
 def _write(
-    layout: PackedLayout, manifest: dict[str, Any], row: np.dtype[Any], target: Target, progress: Progress
+    layout: PackedLayout, manifest: dict[str, Any], dtype: np.dtype[Any], target: Target, progress: Progress
 ) -> dict[str, Any]:
     """Write all shards, then rows.json. Return its content."""
     from grain_sft.source import NpyDataSource  # imported late: grain is slow to import
 
     if not target.remote:
-        needed = len(layout) * (row.itemsize + layout.sequence_length * _LOSS_SIZES[manifest["loss"]])
+        needed = len(layout) * (dtype.itemsize + layout.sequence_length * _LOSS_SIZES[manifest["loss"]])
         if os.path.isdir(target.stage):
             needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
         if needed > (free := shutil.disk_usage(target.work).free):
@@ -151,8 +152,8 @@ def _write(
     for number, count in enumerate(manifest["rows_of_shards"]):
         names = row_files(number, manifest["loss"])
         paths = [files.join(target.stage, names[kind]) for kind in sorted(names)]  # documents, loss, rows
-        if not files.exists(paths[0]):  # the file of documents, which appears when the other two are complete
-            _write_shard(source, range(begin, begin + count), row, paths, progress)
+        if not files.exists(paths[0]):  # the file of documents appears when the other files of the shard are complete
+            _write_shard(source, range(begin, begin + count), dtype, paths, progress)
         begin += count
     if layout.corpus.sources is not None and (sources := layout.sources) is not None:
         documents = np.concatenate([plan.document for plan in layout.plans])
@@ -178,7 +179,7 @@ def _write_shard(
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             records = np.zeros(len(element["tokens"]), dtype)
             for name in dtype.names or ():
-                if name == "ends":  # of the segments of each row, after their number
+                if name == "ends":  # [rows, 1 + most_segments]: the number of segments, then the end of each segment
                     counts = np.bincount(row, minlength=len(records))
                     first_segments = counts.cumsum() - counts
                     number_in_row = np.arange(len(row)) - first_segments[row]
@@ -187,7 +188,7 @@ def _write_shard(
                 else:
                     records[name] = arrays[name]
             rows_file.write(records.tobytes())
-            starts = (begin - rows.start + row) * length + start  # counted from the shard's first token
+            starts = (begin - rows.start + row) * length + start  # index of a segment's first token in the shard
             documents_file.write(np.stack([starts, stop - start], axis=1).astype("<u8").tobytes())
             for file in loss_file:
                 file.write(element.get("loss_weights", element["loss_mask"]).tobytes())

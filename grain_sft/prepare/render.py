@@ -38,7 +38,7 @@ class Renderer:
       inputs: Files of all datasets, scanned. Units name them by number.
 
     Raises:
-      PrepareError: The template or the format does not exist, or doesn't take the request's options.
+      PrepareError: The template or format does not exist, or an option of the request has no effect on it.
     """
 
     request: Request
@@ -155,7 +155,7 @@ class Renderer:
         yield batch
 
     def _rejected(self, source: Source, raw: Any, error: RecordError) -> dict[str, Any]:
-        """Return the line of a bad record in the file of rejected records, or raise its error if the request stops at one."""
+        """Return the JSON object of a bad record for the file of rejected records. If `on_error` is "stop", raise its error."""
         number, line = source
         path = self.inputs[number].path
         if self.request.on_error == "stop":

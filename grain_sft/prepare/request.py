@@ -33,7 +33,7 @@ class Dataset:
 
     Attributes:
       paths: Files, globs or folders.
-      amount: Number of records ("5000"), or with a point a factor of the dataset ("0.5"). "0.5" is a random half. "2.5" is all
+      amount: Number of records, such as "5000", or a factor with a point. "0.5" is a random half of the records. "2.5" is all
         records twice, and a random half.
     """
 

@@ -1,4 +1,4 @@
-"""`prepare`, which makes a corpus from conversations or texts, and `dry_run`, which renders a few and writes nothing."""
+"""`prepare` makes a corpus from conversations or texts. `dry_run` renders a few records and writes nothing."""
 
 import itertools
 import os
@@ -111,7 +111,7 @@ def dry_run(request: Request, records: int) -> str:
     renderer = Renderer(request, ())
     good: list[Rendered] = []
     bad: list[str] = []
-    contents = Contents()  # of which only the counts of dropped documents are reported
+    contents = Contents()  # counts the dropped documents
     for path, line, raw in itertools.islice(inputs.all_records(datasets), records):
         try:
             [result] = renderer.render([renderer.read(raw)])

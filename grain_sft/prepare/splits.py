@@ -38,6 +38,7 @@ def by_datasets_shuffle(ids: Ids, kept: npt.NDArray[np.bool_], request: Request)
     """Split as open-instruct does: drop documents, then order the others like `datasets.Dataset.shuffle(seed)`, which is
     numpy's `default_rng(seed).permutation`. The first share of that order is "val", which open-instruct itself lacks."""
     order = np.random.default_rng(request.seed).permutation(int(kept.sum()))
+    # only kept documents remain, so `kept[kept]` is true for all of them
     return _divide(ids[kept], kept[kept], order, request, request.shuffle is not False)
 
 
@@ -77,14 +78,15 @@ def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Req
 def _divide(ids: Ids, kept: npt.NDArray[np.bool_], order: Ids, request: Request, shuffled: bool) -> Splits:
     """Return the share `val_frac` of the documents as "val", and the others as "train".
 
-    The share is counted before documents that are not `kept` are left out. Without one document for it there is no "val".
+    The share is counted first; documents that are not `kept` are then left out of both splits. If the share is less than one
+    document, as with `val_frac` 0.05 and 10 documents, the result has no "val".
 
     Args:
       ids: Numbers of the documents.
       kept: Whether each document is kept.
       order: Permutation of the indices of `ids`. Its first share is "val".
       request: Request.
-      shuffled: Whether splits have that order. Otherwise they have the order of `ids`.
+      shuffled: Whether documents in a split have the order `order`. Otherwise they have the order of `ids`.
     """
     num_val = int(len(ids) * request.val_frac)
     parts = {"train": order[num_val:], "val": order[:num_val]} if num_val else {"train": order}

@@ -60,7 +60,7 @@ class Target:
         """Make the corpus unless it is finished, and return its manifest, with "already": True if it was finished before.
 
         Args:
-          identity: JSON object of all that decides the corpus, and of its hash, the "key".
+          identity: JSON object: everything that decides the corpus, and its hash under "key".
           make: Function that writes the corpus and returns its manifest.
           overwrite: Whether to replace another corpus, or the unfinished work of another one.
           wait: Whether to wait for another process that makes the same output.
@@ -151,7 +151,7 @@ class Target:
         if is_same and not replaces_corpus:
             return
         if replaces_corpus or (self.remote and old):
-            # after an interruption here, the files that remain count as unfinished work, not as files of the user
+            # if removing is interrupted, this file tells the next run that the other files are not the user's
             files.write_bytes(self.state, json.dumps({"key": None}).encode())
             _remove(self.manifest)
             _remove(self.output)
@@ -176,10 +176,11 @@ class Target:
         """Remove the unfinished work and its folder."""
         _remove(self.work, but=LOCK)
         if not self.remote:
-            shutil.rmtree(self.work, ignore_errors=True)  # a process that waits for the lock may use the folder
+            # fails if another process, which waits for the lock, just made files in the folder
+            shutil.rmtree(self.work, ignore_errors=True)
 
     def forget(self, name: str) -> None:
-        """Remove the folder `name` of the unfinished work. If no work has begun, remove the whole folder of the work."""
+        """Remove the folder `name` in the folder of unfinished work. If no work has begun, remove all of that folder."""
         if files.exists(self.state):
             _remove(files.join(self.work, name))
         else:
@@ -220,8 +221,8 @@ def read_object(path: str) -> dict[str, Any]:
 
 
 def _compared(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of an identity that `changed` compares. Inputs become a mapping by path, so that a message names the
-    path of an input that changed; if two have the same path, they stay a list."""
+    """Return the parts of an identity that `changed` compares. The list of inputs becomes a mapping by path, because messages
+    then name the path of a changed input. If two inputs have the same path, the list stays."""
     inputs = identity.get("inputs") or []
     by_path = {str(entry.get("path")): entry for entry in inputs}
     inputs = by_path if len(by_path) == len(inputs) else inputs

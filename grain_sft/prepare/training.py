@@ -89,11 +89,13 @@ def conversation_lines(
     texts = _texts(paths, schema, on_error)
     lines = (line for text in texts for line in text.splitlines() if not any(token in line for token in special_tokens))
     max_characters = MAX_LINE // 4  # no character takes more than four bytes
-    cut = (line[start : start + max_characters] for line in lines for start in range(0, len(line), max_characters))
-    return itertools.islice(cut, MAX_LINES)
+    # a line of 2500 characters becomes pieces of 1000, 1000 and 500
+    pieces = (line[start : start + max_characters] for line in lines for start in range(0, len(line), max_characters))
+    return itertools.islice(pieces, MAX_LINES)
 
 
 def _texts(paths: Sequence[str], schema: str, on_error: str) -> Iterator[str]:
+    """Yield the text of every message."""
     for path, number, raw in inputs.all_records([paths]):
         try:
             yield from (message.content for message in read_record(raw, schema).messages)

@@ -47,7 +47,8 @@ class Failure(msgspec.Struct, frozen=True):
 class Runner:
     """Runner of a job's steps on this machine. It scans in threads, renders in processes, and writes in this process.
 
-    Each method yields its units, groups or tasks in order, each after its step is done. A step that failed raises its error.
+    Each method yields its units, groups or tasks in order: a unit once it is scanned, a group once it is rendered, a task once
+    it is written. If one of them fails, the method raises the error.
 
     Attributes:
       workers: Number of processes that render. None means one per core, or fewer for few groups.
@@ -62,8 +63,8 @@ class Runner:
 
     def render(self, job: Job, groups: Sequence[int]) -> Iterable[int]:
         """Render the groups of units with these numbers to their chunks."""
-        most_useful = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
-        num_workers = min(len(groups), self.workers or min(os.cpu_count() or 1, most_useful))
+        max_useful = -(-len(groups) // _MIN_GROUPS_PER_WORKER)
+        num_workers = min(len(groups), self.workers or min(os.cpu_count() or 1, max_useful))
         if num_workers > 1:
             yield from _render_by_workers(job, groups, num_workers)
         else:
@@ -115,13 +116,13 @@ def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
         env=child_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which ends the workers
+        start_new_session=True,  # Ctrl-C then reaches only the parent, which kills the workers
     )
     try:
         yield process
     finally:
         process.kill()
-        with contextlib.suppress(OSError):  # raised if a line in the buffer could not be sent
+        with contextlib.suppress(OSError):  # closing stdin tries again to send a line that failed
             process.communicate()
 
 

@@ -2,7 +2,7 @@
 
 An ArrayRecord is a Riegeli file: chunks of records, a footer chunk with their offsets, and a postscript with the offset of
 the footer. A block header interrupts the chunks at every multiple of 64 KiB. The array_record library decodes chunks and
-checks their hashes. `describe` reads only the headers, to find where the file can be cut. To read a part of a remote file,
+checks their hashes. `describe` decodes only the headers, to find where the file can be cut. To read a part of a remote file,
 `rows` copies the part and the footer to a local file, because the library reads no remote files.
 
 Formats: google/riegeli, doc/riegeli_records_file_format.md; google/array_record, cpp/layout.proto
@@ -47,7 +47,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
     """
     scanner = Scanner(path, size, least, read)
     footer_offset = _footer_offset(path, size)
-    chunks: list[int] = []  # numbers of records
+    chunks: list[int] = []  # number of records of each chunk
     for records, decompressed_bytes in _chunks(scanner, footer_offset):
         if chunks and chunks[-1] != chunks[0]:  # only the last chunk may differ
             raise CorpusFileError(
@@ -144,7 +144,7 @@ def _footer_offset(path: str, size: int) -> int:
     start = size - _BLOCK
     data = read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size) if start > 0 else b""
     if data[:2] == b"\0\3":  # the first copy of the postscript follows
-        postscript = data[5 : 5 + data[2]]
+        postscript = data[5 : 5 + data[2]]  # data[2] is the size of the postscript
         match _varints(postscript):  # tag of protobuf field 1, its value, tag of field 2, its value
             case [8, footer_offset, 16, magic] if magic == _POSTSCRIPT_MAGIC and footer_offset <= start:
                 return footer_offset
@@ -154,7 +154,7 @@ def _footer_offset(path: str, size: int) -> int:
 
 
 def _varints(data: bytes) -> list[int]:
-    """Return the integers that protobuf encodes in 7 bits a byte, the lowest first; 128 marks a byte that another follows."""
+    """Return the integers in protobuf's varint encoding: b"\\x08\\xac\\x02" has 8 and 300."""
     values = []
     value = shift = 0
     for byte in data:
@@ -167,7 +167,10 @@ def _varints(data: bytes) -> list[int]:
 
 
 def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield (records, decompressed bytes) of each chunk that has records and begins before byte `stop`, when it is read."""
+    """Read the chunks that begin before byte `stop`. Yield (number of records, decompressed bytes) after each chunk.
+
+    Chunks without records are left out.
+    """
     while scanner.position < stop:
         begin = scanner.position
         header = _take(scanner, _CHUNK_HEADER)
@@ -185,8 +188,10 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _least_end(begin: int, records: int) -> int:
-    """Return the smallest end of a chunk. Each record, even an empty one, takes a byte of the file. A chunk does not end in a
-    block header."""
+    """Return the smallest end that Riegeli allows a chunk: one byte of the file for each record, and not in a block header.
+
+    A chunk of many empty records has less data, so Riegeli pads the chunk to this end.
+    """
     end = begin + records
     in_block = end % _BLOCK
     return end - in_block + _BLOCK_HEADER if 0 < in_block < _BLOCK_HEADER else end

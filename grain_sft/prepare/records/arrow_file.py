@@ -48,7 +48,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):
         head = _head(entry.path, entry.size) if unit.start else b""
         data = bytearray(head)
-        for start in range(unit.start, unit.stop, _READ):  # in pieces, so that a large batch is in memory once
+        for start in range(unit.start, unit.stop, _READ):  # read in one call, a large batch would be in memory twice
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
         check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
         stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0
@@ -110,7 +110,8 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
 
     path, size = scanner.path, scanner.size
     stream = _Stream(scanner)
-    batches_end = first_dictionaries = 0  # offset after the last batch; number of dictionaries before the first batch
+    batches_end = 0  # offset after the batches that were read so far
+    first_dictionaries = 0  # number of dictionaries before the first batch; 0 until the first batch is read
     try:
         reader = ipc.open_stream(PythonFile(stream, "r"))
         batches_end = scanner.position

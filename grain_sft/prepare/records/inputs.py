@@ -24,15 +24,16 @@ from grain_sft.progress import Progress
 from grain_sft.storage import files
 
 MAX_BLOCKS = 8  # blocks in a unit
-MANY_BLOCKS = 1024  # units of an input of at most this many blocks have one block each
-_TAIL = 1 << 14  # bytes read first to find the end of a unit's last line
+MANY_BLOCKS = 1024  # an input of at most this many blocks has units of one block, a larger input has larger units
+_TAIL = 1 << 14  # bytes read after a unit to find the end of the last line; more are read if the end is not there
 GROUP_BYTES = 1 << 18  # bytes of a group of units
 
 SCAN_THREADS = 8
 
 ROW_FILES: Mapping[str, ModuleType] = {"parquet": parquet_file, "arrow": arrow_file, "array_record": array_record_file}
-"""Kinds of files whose records are rows. Of each module, `matches(path, head)` returns whether a file is of the kind,
-`describe(path, size, least, read)` returns its parts and the note of its `Input`, and `rows(entry, unit)` yields a unit's rows.
+"""Modules for the kinds of files whose records are rows. Each module has three functions: `matches(path, head)` returns whether
+a file is of this kind, `describe(path, size, least, read)` returns the parts of a file and the note of its `Input`, and
+`rows(entry, unit)` yields the rows of a unit.
 """
 
 
@@ -105,14 +106,15 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     data, own_data = _read_unit(entry, unit)
     records = unit.records
     if entry.kind == "jsonl":
-        records = data.count(b"\n", 0, len(data) - 1)  # newlines that are followed by a line's first byte in the unit
+        # count the lines that begin in the unit: bytes of the unit after a newline, and byte 0 of the file
+        records = data.count(b"\n", 0, len(data) - 1)
         if unit.start == 0:
             records += 1
     return dataclasses.replace(unit, records=records, digest=hashlib.sha256(own_data).hexdigest())
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return `inputs` with their numbers of records and digests, and the scanned `units` with their first records' numbers."""
+    """Return `inputs` with `records` and `digest`, and the scanned `units` with `first`. Both are computed from the units."""
     placed: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
         before = placed[unit.input]
@@ -195,7 +197,10 @@ def all_records(datasets: Sequence[Sequence[str]]) -> Iterator[tuple[str, int, b
 
 
 def _read_unit(entry: Input, unit: Unit) -> tuple[bytes, memoryview]:
-    """Return the bytes of a unit twice: after the byte before it, which shows whether a line begins there, and alone."""
+    """Return the bytes of a unit with the byte before the unit, then the bytes of the unit alone.
+
+    If the byte before is a newline, a line begins with the unit.
+    """
     begin = max(0, unit.start - 1)
     data = read_exactly(entry.path, entry.size, begin, unit.stop)
     return data, memoryview(data)[unit.start - begin :]
@@ -210,7 +215,7 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
         start = data.find(b"\n", 0, len(data) - 1) + 1
         if start == 0:
             return b""  # no line begins in the unit
-    tail = bytearray()  # of the last line, after the unit
+    tail = bytearray()  # bytes after the unit, to which the last line continues
     while not (data.endswith(b"\n") or b"\n" in tail) and unit.stop + len(tail) < entry.size:
         if len(tail) > unpacked.MAX_RECORD:
             break  # `read_records` refuses the line

@@ -37,20 +37,20 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         num_parts = max(1, min(group.num_rows, -(-group.total_byte_size // PART_BYTES)))
-        borders = [group.num_rows * part // num_parts for part in range(num_parts + 1)]
-        rows += [stop - start for start, stop in itertools.pairwise(borders)]
+        row_borders = [group.num_rows * part // num_parts for part in range(num_parts + 1)]
+        rows += [stop - start for start, stop in itertools.pairwise(row_borders)]
     if sum(rows) != metadata.num_rows:
         raise CorpusFileError(
             f"{path}: {metadata.num_rows} rows in the footer, but {sum(rows)} in row groups. "
             "It is damaged: write the file again."
         )
-    borders = [size * part // max(1, len(rows)) for part in range(len(rows) + 1)]
-    return tuple(map(Part, borders, borders[1:], rows)), version
+    offsets = [size * part // max(1, len(rows)) for part in range(len(rows) + 1)]
+    return tuple(map(Part, offsets, offsets[1:], rows)), version
 
 
 _reading = threading.local()
-"""`_reading.rows`: (path, version) of the file that this thread reads, index of its next row, and an iterator over its rows
-from that one on."""
+"""`_reading.rows` is a tuple: (path, version) of the file that this thread reads, index of the next row, and an iterator over
+the rows from that index on."""
 
 
 def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
@@ -103,4 +103,5 @@ def _open(path: str) -> Any:
     parquet = import_extra("pyarrow.parquet", f"{path}: reading Parquet", "pyarrow", "parquet")
     with errors_named(f"{path}: can't be read as Parquet"):
         source = open_remote(path) if files.is_remote(path) else path
-        return parquet.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)  # else a whole row group is in memory
+        # pre_buffer=True would load a whole row group into memory
+        return parquet.ParquetFile(source, buffer_size=_BUFFER, pre_buffer=False)

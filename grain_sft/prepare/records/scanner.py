@@ -19,7 +19,7 @@ class Scanner:
     Args:
       path: Path or URL.
       size: Bytes of the file.
-      least: Least content of a part, as counted by the caller of `add`. The last part may have less.
+      least: Least number of bytes of content in a part, as passed to `add`. The last part may have fewer.
       read: Function that is called before each read.
 
     Attributes:

@@ -30,7 +30,7 @@ _STRICT_ROLES = ("system", "user", "assistant")
 _EPISODE_ROLES = ("user", "assistant", "assistant_context")
 _TOOL_ROLES = (*_EPISODE_ROLES, "assistant_toolcall", "toolresult")
 _OPENAI_ROLES = ("system", "user", "assistant", "developer", "tool", "function", "ipython", "environment")
-_CHAT_ROLES = (*_OPENAI_ROLES, *_TOOL_ROLES[2:])
+_CHAT_ROLES = (*_OPENAI_ROLES, "assistant_context", "assistant_toolcall", "toolresult")
 _SAME_ROLES = {role: role for role in ("system", "tool", "user", "assistant")}
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"} | _SAME_ROLES
 _SHAREGPT_TURN = frozenset(("from", "value", "weight"))
@@ -44,7 +44,7 @@ class Schema:
       parse: Function from a record to its conversation.
       keys: Keys of a record, which `--schema` can map.
       turn_keys: Keys of its messages that `--schema` can map.
-      signs: Keys by which "auto" infers this schema: a record that has all of them. Empty if "auto" never infers it by signs.
+      signs: Keys of which a record has all, if "auto" infers this schema. Empty if "auto" does not use signs for it.
     """
 
     parse: Callable[[Record], Conversation]
@@ -215,7 +215,7 @@ def _parse_preference(record: Record) -> Conversation:
                 "response, or the same prompt before both responses."
             )
     chosen, rejected = responses
-    shared = 0  # messages; the last one of a response is never shared
+    shared = 0  # messages that both responses begin with; never the last message of a response
     while shared + 1 < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
         shared += 1
     prompt = _untrained([*prompt, *chosen[:shared]])
@@ -272,7 +272,7 @@ _NAME_THEM = " Name the keys of the question and the answer: --schema prompt_com
 
 def _detect(record: Record) -> str:
     """Return the schema of a record, inferred from its keys. A record with 'text' and no schema's signs is a plain document."""
-    if record.keys() == {"messages"}:  # the usual case; the code below costs a tenth of reading a record
+    if record.keys() == {"messages"}:  # usual case: the general code takes a tenth of the time of reading a record
         return "chat"
     present = [name for name, signs in _SIGNS.items() if signs <= record.keys()]
     # Parquet and some tools write null for absent keys
@@ -281,7 +281,7 @@ def _detect(record: Record) -> str:
         keys = " and ".join(repr(key) for name in filled for key in SCHEMAS[name].signs)
         raise RecordError(f"the record has {keys}, so its schema is not clear. Name it with --schema.")
     if present:
-        return (filled or present)[0]
+        return filled[0] if filled else present[0]
     if "text" in record:
         return "text"
     hints = [command_for(record), *(suggestion(key, _ALL_KEYS) for key in record), _NAME_THEM]

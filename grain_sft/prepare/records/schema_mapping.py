@@ -36,7 +36,8 @@ def renamed(record: Record, keys: Mapping[str, str]) -> Record:
 def _with_keys(values: Record, names: Mapping[str, str]) -> Record:
     """Return `values` with keys renamed by `names`, {new: old}. A renamed key replaces an existing key of its new name."""
     renamed = {name: values[source] for name, source in names.items() if source in values}
-    return {key: value for key, value in values.items() if key not in names.values() and key not in renamed} | renamed
+    others = {key: value for key, value in values.items() if key not in names.values() and key not in renamed}
+    return others | renamed
 
 
 def command_for(record: Record) -> str:
@@ -80,7 +81,10 @@ def _option_for_texts(record: Record) -> str:
 
 
 def _option(schema: str, names: Iterable[tuple[str, str]]) -> str:
-    """Return the option that maps `names`, pairs (schema key, key in the file), without absent and equal ones."""
+    """Return `schema` with a mapping for each of `names`, pairs (schema key, key in the file): "text:text=body".
+
+    A pair with an empty or an equal key in the file needs no mapping, and is left out.
+    """
     return f"{schema}:" + ",".join(f"{name}={source}" for name, source in names if source not in ("", name))
 
 

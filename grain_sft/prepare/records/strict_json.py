@@ -54,6 +54,7 @@ def parse_json(line: bytes) -> object:
         raise RecordError(_TOO_DEEP) from error
     except ValueError as error:  # NaN, infinity, or a number of thousands of digits
         raise RecordError(f"a number can't be read: {error}.") from error
+    # a line with 64 brackets or fewer can't be too deep
     if text.count("[") + text.count("{") > _MAX_DEPTH and _is_too_deep(value):
         raise RecordError(_TOO_DEEP)
     if _SUSPICIOUS.search(text):
@@ -63,6 +64,7 @@ def parse_json(line: bytes) -> object:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the dict of an object. Refuse repeated keys."""
     value = dict(pairs)
     if len(value) != len(pairs):
         counts = collections.Counter(key for key, _ in pairs)
@@ -74,10 +76,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> float:
+    """Refuse NaN and Infinity, which Python's decoder would accept."""
     raise ValueError(f"{name} is not JSON")
 
 
 def _float(text: str) -> float:
+    """Return the float of a number with a point or exponent. Refuse 1e999, which Python reads as infinity."""
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{shown(text)} is too large for a float")

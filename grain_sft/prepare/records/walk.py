@@ -14,7 +14,8 @@ _COMPRESSED = r"(\.gz|\.zst)?$"
 _RECORDS = re.compile(rf"\.(jsonl|ndjson|json){_COMPRESSED}|\.(parquet|arrow|feather)$")
 _ARRAY_RECORD = re.compile(r"\.array_?record(-[0-9]+-of-[0-9]+)?$")
 _TEXT = re.compile(rf"\.(txt|md){_COMPRESSED}")
-_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")  # of Hugging Face and TensorFlow
+# metadata of datasets of Hugging Face and TensorFlow
+_DATASET_INFO = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 _BESIDE_INFO = ("state.json", "features.json")  # metadata if dataset_info.json is in the same folder, else records
 _PREPARED = "prepare.json"  # in the folder of a prepared corpus
 _REJECTED = ".rejected.jsonl"  # `chats.rejected.jsonl` is next to the prepared corpus `chats`
@@ -71,6 +72,7 @@ def _files_of(folder: str) -> Sequence[str]:
     prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
 
     def is_prepared(path: str) -> bool:
+        """Return whether a file is in a prepared corpus: a/b/x.jsonl if a or a/b is one, a/b.rejected.jsonl if a/b is one."""
         parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 
@@ -110,7 +112,7 @@ def _local(folder: Path, folders: Folders, above: frozenset[str]) -> Iterator[tu
     Args:
       folder: Folder.
       folders: Names of the folders from the input folder to this one.
-      above: Real paths of the same folders. A link to one of them would be followed forever, and is refused.
+      above: Real paths of the folders that `folder` is in. A link to one of them would be followed forever, and is refused.
     """
     real_path = os.path.realpath(folder)
     if real_path in above:
@@ -168,7 +170,8 @@ def _names_with_data(folder: str, names: set[str]) -> set[str]:
 
 
 def _names(folder: str, name: str, key: str, name_key: str = "name") -> list[str]:
-    """Return the names that a JSON file lists under `key`: ["a"] for ["a"], {"a": …} and [{name_key: "a"}]; [] for no key."""
+    """Return the names that a JSON file lists under `key`, [] if it lacks the key. All of ["a"], {"a": …} and [{name_key: "a"}]
+    list the name "a"."""
     path = files.join(folder, name)
     try:
         entries = json.loads(files.read_text(path)).get(key) or ()

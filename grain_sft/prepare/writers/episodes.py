@@ -61,9 +61,10 @@ def write_shard(
     Args:
       plan: Corpus that is written.
       task: Shard.
-      index_name, mask_name: Names of two of the files.
-      columns: Function that returns the mask of a block's tokens, and the columns of the index after the first one. The first
-        column is the index of each document's first token.
+      index_name: Name of the file of the index.
+      mask_name: Name of the file of the mask.
+      columns: Function of a block that returns the mask of the tokens, and the further columns of the index. The first column,
+        the index of each document's first token, is computed here.
     """
     folder = plan.path(task.split, f"shard_{task.number:05d}")
     paths = [files.join(folder, name) for name in (index_name, mask_name, "tokens.bin")]

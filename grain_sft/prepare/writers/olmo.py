@@ -39,12 +39,13 @@ def write(plan: Plan, task: Task) -> None:
     """Write one part: its boundaries and, unless all tokens take loss, its mask, and its tokens last."""
     number = f"{task.number:04d}"
     names = (f"token_ids_part_{number}.npy", f"token_ids_part_{number}.csv.gz", f"labels_mask_part_{number}.npy")
-    paths = [plan.path(task.split, name) for name in names[: 3 if plan.masked else 2]]
+    num_files = 3 if plan.masked else 2
+    paths = [plan.path(task.split, name) for name in names[:num_files]]
     if files.exists(paths[0]):
         return  # a part that an earlier run has finished
     with whole_files(paths) as (tokens, raw, *masks), gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as boundaries:
         written = 0  # tokens
-        start = task.skip  # index in the block of its first token in this part
+        start = task.skip  # index in the block of the first token that this part has
         for block in plan.blocks(task):
             stop = min(len(block.tokens), start + task.tokens - written)
             tokens.write(block.tokens[start:stop].tobytes())
@@ -89,7 +90,7 @@ def _write_statistics(plan: Plan, split: str) -> None:
         "datasets": [dataclasses.asdict(dataset) for dataset in plan.request.datasets],
         **({} if plan.masked else {LABEL_MASKS: False}),
     }
-    # boundary files don't tell whether a document without EOS at the end of a part continues in the next
+    # a reader of the boundary files alone can't tell whether a part begins with the rest of a document
     continued = [task.number for task in tasks(plan, split) if task.skip]
     statistics = {"configuration": configuration, "overall_statistics": overall, "continued_parts": continued}
     plan.write_json(f"{split}/dataset_statistics.json", statistics)

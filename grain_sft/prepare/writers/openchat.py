@@ -3,7 +3,7 @@
 
 A row is a document. Its columns are total_length, num_seqs, seqlens, nz_input_ids, nz_position_ids, nz_shifted_label_ids and
 nz_shifted_loss_weights. Labels and weights are shifted one to the left, so the weight of the first token is lost. If any first
-token has a weight, `openchat.SPLIT.first_weights.bin` holds those of all documents (float32).
+token has a weight, `openchat.SPLIT.first_weights.bin` holds the first weight of every document (float32).
 """
 
 import json
@@ -79,6 +79,7 @@ def _table(arrow: Any, schema: Any, block: Block) -> Any:
     shifted_labels[last_tokens] = PAD_TOKEN_ID
     positions = np.arange(len(tokens), dtype=np.int32) - np.repeat(starts, lengths).astype(np.int32)
     rows = np.repeat(np.arange(len(lengths)), lengths)  # of each token
+    # in spite of the name, OpenChat's num_seqs is the sum of the weights of a row
     num_seqs = np.bincount(rows, weights=shifted_weights, minlength=len(lengths)).astype(np.float32)
     one_each = arrow.array(np.arange(len(lengths) + 1, dtype=np.int32))  # offsets of lists of one value
     offsets = arrow.array(np.concatenate([[0], ends]).astype(np.int32))

@@ -20,7 +20,7 @@ def write(plan: Plan, task: Task) -> None:
 
 
 def _columns(block: Block) -> tuple[Array, list[Array]]:
-    """Return the mask of the tokens, and three arrays [pairs]: the tokens of each prompt, chosen and rejected response."""
+    """Return the mask of the tokens, and three arrays [pairs]: numbers of tokens of prompts, chosen and rejected responses."""
     num_pairs = len(block.lengths)
     pairs = np.arange(num_pairs).repeat(block.lengths)  # of each token
     lengths = [np.bincount(pairs[block.loss == part], minlength=num_pairs) for part in (PROMPT, CHOSEN, REJECTED)]

@@ -85,7 +85,7 @@ class Plan:
         return self.documents.blocks(self.splits[task.split][task.start : task.stop])
 
     def ends(self, split: str) -> npt.NDArray[np.int64]:
-        """Return the index after each document's last token among the tokens of a split, int64 [documents]."""
+        """Return the ends of a split's documents, int64 [documents]: 3, 5 for documents of 3 and 2 tokens."""
         return np.cumsum(self.documents.lengths[self.splits[split]], dtype=np.int64)
 
     def write_json(self, name: str, value: Any) -> None:
@@ -93,7 +93,10 @@ class Plan:
         files.write_bytes(self.path(name), (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
     def end_of_document(self, *special: str) -> int | None:
-        """Return the token that ends a document: for conversations the first of `special` that the tokenizer has, else EOS."""
+        """Return the token that ends a document. This is the first of the texts `special` that the tokenizer has, else EOS.
+
+        Plain documents, whose tokens all take loss, always end with EOS.
+        """
         ids = self.tokenizer.get("special_tokens", {}) if self.masked else {}
         return next((ids[text] for text in special if text in ids), self.tokenizer.get("eos_token_id"))
 
