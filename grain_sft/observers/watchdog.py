@@ -31,7 +31,7 @@ STALL_VARIABLE = "GRAIN_SFT_STALL_SECONDS"
 SUMMARY_VARIABLE = "GRAIN_SFT_LOG_EVERY"
 _DEFAULTS = {STALL_VARIABLE: 30.0, SUMMARY_VARIABLE: 0.0}
 
-_CHECKS = 8  # in the shortest time after which something may be logged
+_CHECKS = 8  # per stall time or summary interval, whichever is shorter: with a stall time of 4 s, a check each 0.5 s
 _LONGEST_PAUSE = 1.0  # seconds between two checks
 
 Wait = tuple[int, float]
@@ -51,7 +51,7 @@ def _seconds(variable: str) -> float:
 
 
 class _Watch:
-    """Times at which the stalls of an object, such as an iterator, are logged.
+    """Record of the waits of an iterator or a worker process, and of when each wait is logged next.
 
     Args:
       stall: Seconds after which a wait is a stall; 0 means never.
@@ -108,7 +108,8 @@ class _IteratorWatch(_Watch):
         else:
             states = ", ".join(f"{pid} is {_state(pid)}" for pid in sorted(pids))
             lines = [f"worker process {pids[0]} makes it; {states}" if pids else "no worker process is alive"]
-        stats, recent = iterator.stats, list(activity.recent)  # in this order: reading `stats` counts
+        stats = iterator.stats  # read first: it counts the batches that came, and may add to `activity.recent`
+        recent = list(activity.recent)
         if recent:
             lines.append(f"before, a batch took {_short(sum(recent) / len(recent))} to make on average")
         if stats.steps:
@@ -161,7 +162,7 @@ class Watchdog(Observer):
         """Forget all iterators and the thread: in a forked child, neither exists."""
         self._watches: dict[object, _IteratorWatch | _WorkerWatch] = {}
         self._lock = threading.Lock()
-        # neither Event nor Thread.start: both hang if an exception such as KeyboardInterrupt arrives inside them
+        # a queue, since an Event hangs if an exception such as KeyboardInterrupt arrives inside its methods
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -173,7 +174,7 @@ class Watchdog(Observer):
     def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
-            self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))
+            self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # the class is the key: a process has one such watch
 
     def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
         logging.warning("Step %d %s after %.1f s.", step, "came" if error is None else "failed", seconds)
@@ -183,6 +184,7 @@ class Watchdog(Observer):
             self._watches.pop(id(iterator), None)
 
     def _add(self, key: object, watch: _IteratorWatch | _WorkerWatch) -> None:
+        """Add a watch, and start the thread unless it runs."""
         with self._lock:
             if self._has_ended or sys.is_finalizing():  # a thread that starts now would hang
                 return
@@ -190,6 +192,7 @@ class Watchdog(Observer):
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="grain_sft-watchdog", daemon=True)
                 try:
+                    # `start` waits for the new thread and can hang if Ctrl-C arrives, so another thread calls it
                     _thread.start_new_thread(self._thread.start, ())
                 except RuntimeError:  # the interpreter ends, or the process may have no more threads
                     self._thread = None
@@ -203,6 +206,7 @@ class Watchdog(Observer):
             self._thread.join(1.0)
 
     def _run(self) -> None:
+        """Check all watches about once a second, until none is left."""
         while True:
             with self._lock:
                 if self._has_ended or not self._watches:

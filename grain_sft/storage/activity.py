@@ -1,6 +1,7 @@
 """Record of what each thread is doing now, and counters of what this process has done, for the watchdog and the metrics.
 
-An operation is a format text and its values, formatted when it is read: `activity.doing[get_ident()] = OPENING, shard`.
+A thread records an operation as a format text and its values: `activity.doing[get_ident()] = OPENING, shard`. The text is
+formatted only when the watchdog prints the record, so that recording stays cheap.
 """
 
 import collections
@@ -29,7 +30,7 @@ doing: dict[int, tuple[object, ...]] = {}
 """Current operation by thread: a format text and its values."""
 
 making: dict[int, tuple[int, float, object]] = {}
-"""Batch that each thread makes: its step, when it began on `time.perf_counter`'s clock, and its pipeline."""
+"""Batch that each thread makes, by thread: the step, the start time by `time.perf_counter`, and the pipeline."""
 
 recent: collections.deque[float] = collections.deque(maxlen=256)
 """Seconds that it took to make each of this process's last batches."""
@@ -65,10 +66,13 @@ def making_batch(pipeline: object, step: int) -> Iterator[None]:
 
 
 def describe_makers(pipeline: object = None) -> list[str]:
-    """Return a line for each thread that makes a batch of `pipeline` (None: any), oldest first, and for each open request."""
+    """Return a line for each thread that makes a batch, oldest first, and then lines for the open requests.
+
+    With `pipeline`, threads that make batches of other pipelines are left out.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = []
-    for thread, (step, since, its_pipeline) in sorted(making.copy().items(), key=lambda each: each[1][1]):
+    for thread, (step, since, its_pipeline) in sorted(making.copy().items(), key=lambda item: item[1][1]):  # by start
         if pipeline is None or its_pipeline is pipeline:
             text, *values = doing.get(thread, ("no details",))
             seconds, operation = time.perf_counter() - since, str(text).format(*values)
@@ -95,7 +99,7 @@ _current: contextvars.ContextVar[_Request | None] = contextvars.ContextVar("grai
 
 @contextlib.contextmanager
 def open_request(what: str) -> Iterator[None]:
-    """Record that this task waits for `what`; a request within a request is part of it."""
+    """Record that this task waits for `what`. A request that is opened inside another one is not recorded."""
     if _current.get() is not None:
         yield
         return

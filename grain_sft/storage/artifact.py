@@ -2,8 +2,8 @@
 
 A file has, in this order:
 - 8 bytes of magic, and the length of the header as 8 bytes;
-- the header, as JSON: `depends` (what the arrays depend on), `arrays` (dtype, shape and offset of each), and `checksum`,
-  the hash of the other two and of the arrays' bytes;
+- the header, as JSON: `depends` (what the arrays depend on), `arrays` (dtype, shape and offset of each array), and `checksum`
+  (the hash of `depends`, of `arrays`, and of the arrays' bytes);
 - the arrays, each aligned to 64 bytes.
 """
 
@@ -52,9 +52,9 @@ def load_or_make(
       kind: Subfolder of the cache.
       depends: JSON value that names all that the arrays depend on.
       make: Function that makes the arrays; called at most once per machine, under a lock.
-      folder: Folder of the cache, or its URL; None means $GRAIN_SFT_CACHE_DIR, or the user's cache. With a URL, the user's
-        cache has a copy of the arrays, and arrays that the bucket lacks are uploaded when they are made.
-      check: Function that raises ValueError for arrays that `make` can't have returned; they are made again.
+      folder: Folder of the cache, or its URL; None means $GRAIN_SFT_CACHE_DIR, or the user's cache. With a URL, arrays are
+        downloaded into the user's cache. If the bucket lacks them, they are made and uploaded.
+      check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. Then `make` is called.
     """
     target = place(kind, depends, folder)
     cache_url = files.cache_url() if folder is None else os.fspath(folder)
@@ -153,7 +153,9 @@ def save(path: Path, depends: Mapping[str, Any], arrays: Arrays) -> None:
     for (name, array), content in zip(arrays.items(), contents, strict=True):
         described[name] = {"dtype": array.dtype.str, "shape": list(array.shape), "at": offset}
         offset += content.nbytes + _padding(content.nbytes)
-    blocks = [content[at : at + hashing.BLOCK] for content in contents for at in range(0, len(content), hashing.BLOCK)]
+    blocks = []
+    for content in contents:
+        blocks += [content[start : start + hashing.BLOCK] for start in range(0, len(content), hashing.BLOCK)]
     with concurrent.futures.ThreadPoolExecutor(hashing.THREADS) as pool:
         checksum = hashing.joined(pool.map(hashing.of_block, blocks), _header_hash(depends, described))
     header = json.dumps({"depends": depends, "arrays": described, "checksum": checksum}).encode()
@@ -225,7 +227,7 @@ def open_cached(
 ) -> dict[str, npt.NDArray[Any]] | None:
     """Return the arrays of a file of the cache. Return None if it is missing, unreadable or damaged, or fails a check.
 
-    Such a file is not removed, since it may be sound and unreadable only now. The caller makes the arrays and replaces it.
+    An unreadable file stays where it is: the next read may succeed. The caller makes the arrays and replaces the file.
     """
     if not os.path.exists(target):  # `Path.exists` raises where the folder can't be searched
         return None

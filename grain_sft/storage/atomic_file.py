@@ -1,7 +1,7 @@
 """Local files that appear under their name when they are complete.
 
 A file is written under a temporary name, `.NAME.HOST-PID.RANDOM.tmp`, while its writer holds its lock. The kernel frees the
-lock however the writer ends, so a temporary file without a holder of its lock is abandoned.
+lock when the writer ends, even if it is killed. A temporary file that no process has locked is therefore abandoned.
 """
 
 import atexit
@@ -77,7 +77,7 @@ def _create(target: Path) -> tuple[str, HeldLock | None]:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             lock = HeldLock(fd, wait=False)
-        except BlockingIOError:  # another process, which takes the file for abandoned, has locked it to remove it
+        except BlockingIOError:  # another process locked the new file before this one, and removes it as abandoned
             continue
         except OSError:
             return path, None

@@ -28,7 +28,7 @@ LOCK_BYTES = 4096
 """Largest size of the lock file of `Space`."""
 
 SPARE = 10
-"""When the cache is full, at least 1/SPARE of it is freed, so that not every new block needs a listing of the folder."""
+"""A full cache frees 1/SPARE of its size at once. Freeing one block at a time would list the folder for each new block."""
 
 _MAGIC = b"GSFTBLK1"
 _HEADER = 64
@@ -84,12 +84,13 @@ class Block(NamedTuple):
         for piece in pieces:
             start = piece.offset - self.start
             stop = start + piece.size
-            # the checked stretches that hold the piece
-            first, last = start // _CHECKED_BYTES, _num_checked(stop)
-            checked_start, checked_stop = first * _CHECKED_BYTES, min(self.size, last * _CHECKED_BYTES)
-            checksums = np.frombuffer(pread(fd, _CHECKSUM * (last - first), _HEADER + _CHECKSUM * first), "<u4")
+            # a piece of bytes 40,000 to 70,000 is in the stretches 1 and 2, which are bytes 32,768 to 98,304
+            first = start // _CHECKED_BYTES
+            count = _num_checked(stop) - first
+            checked_start, checked_stop = first * _CHECKED_BYTES, min(self.size, (first + count) * _CHECKED_BYTES)
+            checksums = np.frombuffer(pread(fd, _CHECKSUM * count, _HEADER + _CHECKSUM * first), "<u4")
             data = memoryview(pread(fd, checked_stop - checked_start, self._data_offset + checked_start))
-            is_whole = len(data) == checked_stop - checked_start and len(checksums) == last - first
+            is_whole = len(data) == checked_stop - checked_start and len(checksums) == count
             if not is_whole or checksums.tolist() != _checksums(data):
                 raise DamagedBlockError(f"bytes {checked_start} to {checked_stop} are not those that were written")
             out[piece.place : piece.place + piece.size] = data[start - checked_start : stop - checked_start]
@@ -147,9 +148,9 @@ def claim(path: str) -> HeldLock | None:
 class Space:
     """Bound on the total size of the files in a folder. The least recently used files make room for new ones.
 
-    A lock file holds the number of bytes in use. A file is counted before its bytes are written, and until after it is removed:
-    a process that is killed in between leaves the number too high, never too low. To correct it, the files are counted anew
-    on the first use in a process, and whenever room is needed.
+    A lock file holds the number of bytes in use. The size of a file is added before its bytes are written, and subtracted after
+    its removal. A process that is killed in between leaves the number too high, never too low. A process corrects the number
+    by listing the files, on its first use of the cache and whenever it needs room.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -158,7 +159,7 @@ class Space:
         self._has_counted = False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Make the claimed file `fd` `size` bytes long. If the folder has no room for it, make it empty and return False."""
+        """Make the claimed file `fd` `size` bytes long. If the cache has no room for that, make it empty and return False."""
         with self._locked() as lock:
             left_by_killed = os.fstat(fd).st_size  # bytes of a process that was killed while it fetched the block
             used = self._used(lock) - left_by_killed
@@ -186,7 +187,7 @@ class Space:
                 self._record(lock, max(0, used - size))
 
     def publish(self, path: str) -> None:
-        """Rename the finished file `path`.part to `path`. The lock keeps it from being listed under both names, or neither."""
+        """Rename the finished file `path`.part to `path`. The lock keeps other processes from listing files meanwhile."""
         with self._locked():
             os.replace(path + PART, path)
 

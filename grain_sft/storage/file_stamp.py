@@ -17,7 +17,7 @@ DIGEST_BYTES = 4096
 """Bytes that are hashed at the start of a file's data, and at its end."""
 
 MOST_HEADER_BYTES = 10_000
-"""Most bytes before the data of an array file, as for `numpy.load`; numpy's own headers of tokens take 128."""
+"""Most bytes of the header of a .npy file, as in `numpy.load`. The header of a usual file of tokens has 128 bytes."""
 
 
 @dataclasses.dataclass(frozen=True)

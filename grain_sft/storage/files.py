@@ -168,9 +168,9 @@ def name_of(path: str) -> str:
 
 
 def sidecar(shard: str, name: str) -> str | None:
-    """Return the path of the file or folder `name` next to a shard, or up to two folders further up, or None.
+    """Return the path of the file or folder `name` in the nearest of the three folders above a shard; None if it is in none.
 
-    For CORPUS/SPLIT/FOLDER/0.npy, these are FOLDER, SPLIT and CORPUS.
+    For CORPUS/SPLIT/FOLDER/0.npy, the three folders are FOLDER, SPLIT and CORPUS.
     """
     folder = shard
     for _ in range(3):
@@ -205,7 +205,7 @@ def atomic_write(path: str | os.PathLike[str], mode: str = "w") -> Iterator[IO[A
             _check_replaceable(name)
             with atomic_file.write_whole(Path(name), mode) as file:
                 yield file
-    except GrainSftError:  # of the code in the context; some are OSErrors too
+    except GrainSftError:  # raised inside the context; some of these classes derive from OSError
         raise
     except OSError as error:
         raise StorageError(f"{name}: can't be written ({error.strerror or error}).") from error
@@ -232,7 +232,8 @@ def check_writable(path: str, *, folder: bool = False) -> None:
     if is_remote(path):
         probe = f"{path.rstrip('/')}.grain_sft-probe"
         write_bytes(probe, b"")
-        with contextlib.suppress(GrainSftError), remote(probe) as client:  # a role that may create may not delete
+        # some credentials allow creating but not deleting
+        with contextlib.suppress(GrainSftError), remote(probe) as client:
             client.rm([probe])
         return
     if not folder:
@@ -263,7 +264,7 @@ def check_inputs_stay(output: str | os.PathLike[str], inputs: Iterable[str]) -> 
 
 
 def _check_replaceable(path: str) -> None:
-    """Raise a StorageError if a local file can't be replaced. A rename would replace /dev/null, for all processes."""
+    """Raise a StorageError if `path` is a folder or a device. A rename to /dev/null would replace the device by a file."""
     mode = os.stat(path).st_mode if os.path.exists(path) else 0
     if stat.S_ISDIR(mode) or stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         kind = "a folder" if stat.S_ISDIR(mode) else "a device"

@@ -40,7 +40,7 @@ def blocks_of(ranges: Sequence[tuple[int, int, int]]) -> list[bytes]:
     """Return the hashes of the blocks of all ranges, in order.
 
     Args:
-      ranges: Descriptor of an open file, and first and last byte + 1, of each range.
+      ranges: (descriptor of an open file, first byte, last byte + 1) of each range.
 
     Raises:
       OSError: A file can't be read.

@@ -20,7 +20,7 @@ MOST_OPEN_FILES = 1024
 
 
 class Identity(NamedTuple):
-    """What changes if a file is replaced or written to."""
+    """Device, inode and time of the last write of a file. One of them changes if the file is replaced or written to."""
 
     device: int
     inode: int
@@ -108,7 +108,7 @@ class LocalFile:
           size_error: Function that returns the error for a size in bytes that is not the stamp's.
         """
         status = os.fstat(self.fd)
-        # with the mtime before the comparison, so that the next check finds a write during the comparison
+        # taken before the comparison: after a write during it, the next check finds another time than that of `identity`
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
         ends_match = identity == verified or read_digest(self.fd, self.shard) == self.shard.digest
         size = os.fstat(self.fd).st_size  # after the comparison, so that a file that was just cut is reported as cut
@@ -158,7 +158,7 @@ class OpenFiles(dict[int, LocalFile]):
         self.max_descriptors = max(1, max_open_files)
         self._shards = shards
         self._scattered = scattered
-        self._verified: dict[int, Identity] = {}  # also of closed files: their ends are not read again
+        self._verified: dict[int, Identity] = {}  # kept when a file is closed, so that opening it again reads no digest
         self._lock = ForkSafeLock()
 
     def __missing__(self, number: int) -> LocalFile:
@@ -181,7 +181,7 @@ class OpenFiles(dict[int, LocalFile]):
         return file
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Check, after reads, that files have not changed since they were indexed. Files that made room were checked then."""
+        """Check, after reads, that files have not changed since they were indexed. Files closed meanwhile were checked then."""
         for number in numbers:
             file = self.get(number)
             if file is not None:

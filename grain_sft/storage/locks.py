@@ -62,7 +62,7 @@ class HeldLock:
         _file_locks.discard(self)
         fd, self.fd = self.fd, -1
         try:
-            # closing alone keeps the lock while a child that native code forked has the file open
+            # a child that native code forked may have a copy of the descriptor: closing ours would not free the lock
             with contextlib.suppress(OSError):
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
@@ -93,7 +93,7 @@ os.register_at_fork(after_in_child=_reset_in_child)
 
 
 def is_at(fd: int, path: str) -> bool:
-    """Return whether `path` is still that of the open file `fd`: another process may have removed or replaced it."""
+    """Return whether `path` still leads to the open file `fd`. False if another process removed or replaced the file."""
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(fd), os.stat(path))
     return False

@@ -80,7 +80,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        if os.path.exists(path):
+        if os.path.exists(path):  # a socket, for example, can't be opened: report its kind instead
             _check_is_regular(path, os.stat(path).st_mode)
         if not isinstance(error, BlockingIOError):
             raise
@@ -124,7 +124,10 @@ def _check_is_regular(path: str | os.PathLike[str], mode: int) -> None:
 
 
 def _check_is_allowed(path: str, fd: int) -> None:
-    """Check where the open file `fd` is. Its path alone does not tell: a link in it may have changed since."""
+    """Raise a CorpusError if the open file `fd` is not in an allowed folder.
+
+    The descriptor is checked rather than `path`, since a link in `path` may have changed after the file was opened.
+    """
     allowed = _allowed.get()
     if allowed is None or path == allowed.exception:
         return

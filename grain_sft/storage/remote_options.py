@@ -118,10 +118,10 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
 
 def parse_bytes(text: object, what: str) -> int:
-    """Return a number of bytes: `text` is an integer, or text such as 500GB, 1.5 TiB or 4096.
+    """Return the number of bytes that `text` states: an integer, or text such as "500GB", "1.5 TiB" or "4096".
 
     Raises:
-      CorpusError: It is anything else. The message names the option `what`.
+      CorpusError: `text` is anything else. The message names the option `what`.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         return text

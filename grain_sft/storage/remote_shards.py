@@ -60,7 +60,7 @@ class RemoteShards:
         return [column[~is_remote] for column in columns]
 
     def _check(self, shards: Sequence[FileStamp], remote_files: Sequence[RemoteFile]) -> None:
-        """Compare the first and last bytes of files with their stamps. The shard cache keeps the blocks that have them."""
+        """Compare the first and last bytes of files with their stamps."""
         pieces, place = [], 0
         for file, shard in zip(remote_files, shards, strict=True):
             size = min(DIGEST_BYTES, shard.size - shard.data_offset)
@@ -109,6 +109,7 @@ def identify(shards: Sequence[FileStamp], limits: Limits) -> list[RemoteFile]:
 
 
 def _check_size(shard: FileStamp, info: Mapping[str, Any]) -> None:
+    """Raise a CorpusFileError if the size in a file system's description is not the indexed size."""
     size = size_of(shard.path, info)
     if size != shard.size:
         raise CorpusFileError(size_change(shard, size)) from None

@@ -56,7 +56,8 @@ class ShardCache:
         missing = {block: wanted for block, wanted in pieces_of.items() if not self._read_cached(block, wanted, out)}
         activity.count("shard_cache_hits", len(pieces_of) - len(missing))
         activity.count("shard_cache_misses", len(missing))
-        pause, progress = _FIRST_POLL, time.monotonic()
+        pause = _FIRST_POLL  # seconds
+        last_arrival = time.monotonic()  # of a block
         while missing:
             awaited: dict[Block, list[RemotePiece]] = {}  # blocks that other processes fetch
             for batch in batches(missing.items(), lambda item: item[0].size):
@@ -64,8 +65,8 @@ class ShardCache:
             if not awaited:
                 return
             if len(awaited) < len(missing):
-                pause, progress = _FIRST_POLL, time.monotonic()
-            last_progress = max(progress, *map(self._last_written, awaited))
+                pause, last_arrival = _FIRST_POLL, time.monotonic()
+            last_progress = max(last_arrival, *map(self._last_written, awaited))
             if time.monotonic() - last_progress > self._limits.seconds:
                 self._read_bucket(awaited.values(), out)
                 return
@@ -110,9 +111,9 @@ class ShardCache:
             os.close(fd)
 
     def _fetch(self, pieces_of: PiecesOf, out: memoryview) -> PiecesOf:
-        """Copy the pieces of all blocks but those that other processes fetch. Return the latter.
+        """Copy pieces of blocks to `out`. Blocks that the cache lacks are fetched, and kept if the cache has room.
 
-        Blocks that the cache lacks are fetched, and kept if the cache has room.
+        Return the blocks that other processes fetch now. Their pieces are not copied.
         """
         reserved: dict[Block, int] = {}  # blocks to keep, and the descriptors of their files
         awaited, uncached = {}, []
@@ -125,7 +126,7 @@ class ShardCache:
                     lock = claim(path)
                     if lock is not None:
                         claims.callback(self._release, path + PART, lock)
-                    if lock is None or os.path.exists(path):
+                    if lock is None or os.path.exists(path):  # or finished just before `claim`: the next round reads it
                         awaited[block] = pieces
                     elif self._space.reserve(lock.fd, file_size(block.size)):
                         reserved[block] = lock.fd

@@ -17,10 +17,10 @@ from grain_sft.storage.remote_shards import RemoteShards
 from grain_sft.storage.vectored_copy import copy_pieces
 from grain_sft.types import Ints
 
-_FEWEST_COPIED = 24  # pieces of a gather that is copied; 8 pieces of 180 tokens are read in 0.6 of the time of a copy
-_LARGEST_COPIED = 1 << 13  # bytes of such a piece, on average
+_FEWEST_COPIED = 24  # pieces; fewer are read: reads of 8 pieces of 180 tokens take 0.6 of the time of a copy
+_LARGEST_COPIED = 1 << 13  # bytes; pieces that are longer on average are read
 _PIECES_PER_WAIT = 16  # a copy that waits for the disk more often than once in 16 pieces is slower than reads
-_READS_AFTER_SLOW_COPY = 1 << 8  # gathers that read, after such a copy
+_READS_AFTER_SLOW_COPY = 1 << 8  # after a copy that often waited for the disk, this number of gathers read
 _COPIES_PER_RELEASE = 1 << 12  # copies between two releases of the maps' pages
 
 IntsOrList = Sequence[int] | Ints
@@ -52,8 +52,8 @@ class ShardReader:
       scattered: Whether reads are far apart and not repeated. Then the system reads nothing ahead and no file is mapped: a
         trace of a corpus that is not in the page cache takes a third of the time.
       remote: Options of remote files. None means those of the environment.
-      whole_rows: Whether a value of a file of materialized rows is a whole row, with the arrays after its tokens. Otherwise it
-        is a token.
+      whole_rows: Whether a value is a whole materialized row (its tokens, and the arrays that are stored after them) rather
+        than one token. It matters only for files of materialized rows.
 
     Attributes:
       plain: Whether no file is remote, and the values of a file have no gaps between them.
@@ -77,7 +77,7 @@ class ShardReader:
         self.plain = not self._remote and self._row_size is None
         self._open = OpenFiles(shards, max_open_files, scattered=scattered)
         self._num_copies = 0
-        self._reads_until_copy = 0  # gathers that read, before the next copy is tried
+        self._reads_until_copy = 0  # number of gathers that read before a copy is tried again
 
     def gather(
         self, shards: IntsOrList, starts: IntsOrList, places: IntsOrList, sizes: IntsOrList, out: memoryview
@@ -93,7 +93,7 @@ class ShardReader:
         if not (self._remote or self._scattered) and self._copy(columns, out):
             return
         if self._remote:
-            columns = self._remote.gather(columns, out)  # those of local files are left
+            columns = self._remote.gather(columns, out)  # the pieces of local files
         numbers, firsts, offsets, lengths = (column.tolist() for column in columns)
         buffers = [(out[offset : offset + length],) for offset, length in zip(offsets, lengths, strict=True)]
         self._read_and_check((numbers, firsts, buffers, sum(lengths)))
@@ -115,6 +115,7 @@ class ShardReader:
         return True
 
     def _read_and_check(self, pieces: Pieces) -> None:
+        """Read pieces of local files, check the files, and count the bytes."""
         shards, _, _, num_bytes = pieces
         self._read(pieces)
         self._open.check(set(shards))
@@ -177,6 +178,7 @@ class ShardReader:
         activity.count("local_bytes", total)
 
     def _pieces(self, run: Run) -> Pieces:
+        """Return a run as pieces with a buffer each."""
         shards, starts, ends, memory = run
         buffers = [(memory[place:end],) for place, end in zip([0, *ends], ends)]  # noqa: B905
         return shards, starts, buffers, ends[-1] * self._itemsize if ends else 0
@@ -196,7 +198,8 @@ class ShardReader:
             return
         # gather all groups at once, so that a bucket is asked once
         sizes = [sum(out.nbytes for out in buffers) for _, _, buffers_of, _ in groups for buffers in buffers_of]
-        *places, total = [0, *itertools.accumulate(sizes)]
+        ends = list(itertools.accumulate(sizes, initial=0))
+        places, total = ends[:-1], ends[-1]
         data = memoryview(bytearray(total))
         all_shards = [shard for shards, _, _, _ in groups for shard in shards]
         all_starts = [start for _, starts, _, _ in groups for start in starts]
@@ -227,7 +230,7 @@ class ShardReader:
             return False
         data_ranges = [(file.address + file.data_offset, file.shard.size - file.data_offset) for file in mapped]
         addresses, lengths = np.array(data_ranges).T
-        if len(mapped) > 1:  # else the address and the length of the only file, [1], are those of all pieces
+        if len(mapped) > 1:  # for one file, both have the shape [1] and broadcast to all pieces
             file_of_piece = np.searchsorted(numbers, shards)
             addresses, lengths = addresses[file_of_piece], lengths[file_of_piece]
         offsets = starts * self._itemsize
@@ -253,9 +256,10 @@ class ShardReader:
 
 
 def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -> list[Ints]:
-    """Return pieces of materialized rows, cut where rows end. The new starts count what is between the rows too.
+    """Return pieces of materialized rows, cut where rows end.
 
-    With rows of 4 tokens at a distance of 6, a piece of tokens 2 to 5 becomes two: from value 2 and from value 6 of the file.
+    If rows of 4 tokens are followed by gaps of 2, row 1 begins at value 6 of the file. The piece of tokens 2 to 5 then becomes
+    two pieces: values 2 and 3, and values 6 and 7 of the file.
 
     Args:
       columns: Shards, starts, places and sizes, as in `ShardReader.gather`.
@@ -267,8 +271,9 @@ def _cut_at_rows(columns: list[Ints], length: int, stride: int, itemsize: int) -
     stops = starts + sizes // itemsize
     first_rows = starts // length
     num_parts = np.maximum(1, -(-stops // length) - first_rows)
-    piece = np.arange(len(starts)).repeat(num_parts)  # of each part
-    part_in_piece = np.arange(len(piece)) - (num_parts.cumsum() - num_parts)[piece]
+    piece = np.arange(len(starts)).repeat(num_parts)  # number of the piece of each part
+    first_parts = num_parts.cumsum() - num_parts
+    part_in_piece = np.arange(len(piece)) - first_parts[piece]
     row = first_rows[piece] + part_in_piece
     part_starts = np.maximum(starts[piece], row * length)
     part_stops = np.minimum(stops[piece], (row + 1) * length)

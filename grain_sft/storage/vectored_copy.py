@@ -57,7 +57,7 @@ def _memory_file(size: int) -> _MemoryFile:
 
 
 def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
-    """Copy pieces of this process's memory to `out`, which is fastest if each place is the previous end.
+    """Copy pieces of this process's memory to `out`. This is fastest if they fill `out` without gaps, in order.
 
     Args:
       addresses: int64 [n], address of each piece.
@@ -81,10 +81,11 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
 
 
 def _copy_by_one_call(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> bool:
+    """Copy at most `_MOST_PER_CALL` pieces as `copy_pieces` does."""
     vectors = np.empty((len(ends), 2), np.int64)  # `struct iovec` of each piece: its address and its size
     vectors[:, 0] = addresses
     np.subtract(ends, places, out=vectors[:, 1])
-    # the stretches of `out` that consecutive pieces fill without a gap
+    # stretches of `out` without a gap: places [0, 3, 9] and ends [3, 5, 12] are the two stretches 0 to 5 and 9 to 12
     last_before_gap = (places[1:] - ends[:-1]).nonzero()[0]
     begins, stops = [int(places[0])], [int(ends[-1])]
     if len(last_before_gap):

@@ -44,7 +44,7 @@ def inspect_page(
     for number in sorted(numbers):
         count = len(pipeline.sampler.rows(number))  # differs between the steps of a schedule
         chosen = range(min(count, most_rows)) if rows is None else rows
-        if number != step:
+        if number != step:  # a row that `step` lacks is an error of `view_rows`; the other steps may lack it
             chosen = [row for row in chosen if row < count]
         if len(chosen):
             views_of_step = view_rows(pipeline, number, chosen)
@@ -77,12 +77,12 @@ def _row(view: RowView, texts: TokenTexts) -> dict[str, Any]:
         raise RowIndexError(f"step {view.step}, row {view.row}: a token id is above {np.iinfo(np.int32).max}.")
     dtype = "<u2" if lowest >= 0 and highest < 1 << 16 else "<i4"
     runs = segment_runs(view)
-    split = []  # first and last token + 1 of the tokens that share a character, and the character
+    split = []  # (first token, last token + 1, character) where several tokens share a character
     for _, first, stop in runs:
         raw_texts = [texts.text(token) for token in view.tokens[first:stop].tolist()]
         for begin, end, whole in split_characters(raw_texts):
             split.append([first + begin, first + end, visible(whole)])
-    # the tokens at which the position does not increase by 1, among them the first token
+    # indices of tokens whose position is not the previous one + 1; `prepend` makes index 0 one of them
     jumps = np.flatnonzero(np.diff(view.positions, prepend=view.positions[:1] - 2) != 1)
     pieces = []
     for piece in view.pieces:

@@ -13,8 +13,8 @@ from grain_sft.layout import algorithm_title
 Report = Mapping[str, Any]
 
 Pictures = Mapping[str, tuple[Callable[[Report], Any], Callable[[Any, Report], None]]]
-"""Two functions by the name of each picture. The first takes a report, and returns whether it has the numbers of the picture.
-The second takes a matplotlib figure and the report, and draws."""
+"""Pictures by name, as pairs of functions. The first function takes a report and returns whether it has the picture's numbers.
+The second takes a matplotlib figure and the report, and draws the picture."""
 
 COLOURS = ("#0b7a75", "#b8690f", "#8e3ba8", "#3f7d23", "#2456c5", "#b3263d", "#6b7280", "#8a6d00")
 """Colours of the series, in order."""
@@ -166,7 +166,8 @@ def _mixture(figure: Any, report: Report) -> None:
     axes.set(xlabel="step", ylabel="share of its tokens, %", ylim=(0, 100))
     axes.margins(x=0)
     _show_millions(axes.xaxis)
-    names = [short(name) for name in sources]  # as an argument: labels of areas that begin with "_" would be left out
+    # given to the legend, since matplotlib ignores labels of areas that begin with "_"
+    names = [short(name) for name in sources]
     figure.legend(areas, names, loc="outside right upper", frameon=False)
 
 

@@ -11,15 +11,17 @@ from grain_sft.transforms import NgramFilter, trait
 from grain_sft.view.text import TokenTexts, visible
 
 _MOST_EXAMPLES = 5
-_EXAMPLE_TOKENS = 48  # shown of an example; one period if that is longer
+_EXAMPLE_TOKENS = 48  # most tokens that an example shows, unless a period is longer: then one period
 
 
 def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> dict[str, Any]:
-    """Return counts and examples of the rows of `steps` that the pipeline's NgramFilter, or else a default one, rejects.
+    """Return counts and examples of the rows of `steps` that a filter rejects.
+
+    The filter is the pipeline's own NgramFilter. A pipeline without one is checked with the default NgramFilter.
 
     Returns:
       filter: repr of the filter.
-      used: Whether the pipeline has it.
+      used: Whether the pipeline has the filter.
       rows, rejected: Numbers of rows.
       rejected_for_padding: Number of rejected rows that would pass without their padding.
       examples: Rows that are rejected for their text, as in `_example`.
@@ -49,7 +51,8 @@ def rejected_rows(pipeline: Pipeline, steps: list[int], texts: TokenTexts) -> di
 def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: TokenTexts) -> dict[str, Any]:
     """Return the longest repetition in a row: from token `at`, the same `period` tokens `times` times, and their `text`.
 
-    Only periods that the filter checks are searched; a filter from outside that has none has those of `NgramFilter`.
+    The search covers the periods that the filter checks. For a filter from another package without `min_period` and
+    `max_period`, it covers the default periods of `NgramFilter`.
     """
     defaults = NgramFilter()
     min_period = getattr(ngram_filter, "min_period", defaults.min_period)
@@ -57,7 +60,8 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     repetitions = [(0, 1, 1)]  # first token, period, times
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
-        starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T  # of the runs of True
+        # [False, True, True, False] changes before index 1 and before index 3: a run of True from token 0 to token 2
+        starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
         if len(starts):
             longest = int((ends - starts).argmax())
             repetitions.append((int(starts[longest]), period, int(ends[longest] - starts[longest]) // period + 1))

@@ -22,7 +22,7 @@ MOST_TOKENS = 1 << 25
 MOST_SCANNED = 1 << 28
 """Maximum number of tokens that are searched for EOS for the report alone."""
 MOST_PACKED = 3_000_000
-"""Maximum number of documents that each algorithm packs, for comparison: this takes 2 to 10 s a million with `multipack`."""
+"""Maximum number of documents that the algorithms are compared on. `multipack` takes 2 to 10 s for a million."""
 
 _PERCENTILES = (1, 10, 25, 50, 75, 90, 99)
 _PACKING_OPTIONS = ("long_documents", "source_group_size", "ties", "max_segments", "boundaries", "bos_token_id", "seed")
@@ -41,7 +41,7 @@ def make_report(pipeline: Pipeline, texts: TokenTexts, *, name: str = "pipeline"
       Dict of JSON values:
       - name, version, corpus, run, and the receipt with its parts;
       - lengths, packing, attention, left_out: results of the functions of these names;
-      - sampled: number of sampled `steps`, `of` how many, and whether the run `ends`;
+      - sampled: `steps`, the number of sampled steps; `of`, the number of all steps; `ends`, false for an endless run;
       - sources: tokens of each source in the sampled steps;
       - filter: rows of the sampled steps that `NgramFilter` rejects;
       - throughput: None; the caller may set it to a result of `grain_sft.bench.config.report_speed`.
@@ -179,6 +179,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
         if count > MOST_PACKED:
+            # the `count` documents may be from a sample of the shards, so the share of the sample is a factor
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
         algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
@@ -193,8 +194,10 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
     The spread of a step is the highest cost of a device divided by the mean of all devices.
 
     Returns:
-      A dict for each number of rows a device by which the batches of all `steps` can be divided: this number, rows_a_device;
-      the mean of the spread over the steps; the worst spread; and its step.
+      A dict for each number of rows a device that divides the batches of all `steps`:
+      - rows_a_device: the number of rows;
+      - mean: mean spread of the steps;
+      - worst, step: highest spread of a step, and this step.
     """
     layout = pipeline.source.layout
     costs = []
@@ -213,7 +216,11 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
 
 
 def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
-    """Return what an epoch leaves out, and its padding: dicts of `what`, `documents` and `tokens` (None if not counted)."""
+    """Return what an epoch leaves out, and the padding of its last step.
+
+    Returns:
+      Dicts of `what`, a text, and the numbers of `documents` and `tokens`; None where they are not counted.
+    """
     layout = pipeline.source.layout
     entries: list[LeftOut] = []
     for name, part in layout.parts.items():
@@ -227,7 +234,7 @@ def left_out(pipeline: Pipeline) -> list[dict[str, Any]]:
         num_tokens = num_rows * layout.sequence_length
         if layout.row_lengths:
             num_tokens = layout.statistics["tokens"] - steps * sampler.global_batch_size * layout.sequence_length
-        if num_rows > 0:
+        if num_rows > 0:  # rows of the layout that no step reads
             what = "that fill no step of their epoch; a shuffled order leaves out others in each epoch"
         else:
             what = "of padding, which fill the last step of an epoch"

@@ -191,8 +191,10 @@ def _table(name: str, head: Sequence[str], lines: Lines, *, text_columns: Sequen
 
 
 def _note(text: str | None) -> str:
+    """Return an HTML paragraph in a quiet colour; "" without a text."""
     return "" if not text else f'<p class="quiet">{_text(text)}</p>\n'
 
 
 def _text(text: str) -> str:
+    """Return HTML that shows a text on one line, with signs for invisible characters."""
     return html.escape(visible_line(text))

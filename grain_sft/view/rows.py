@@ -47,7 +47,7 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record, as in "a.jsonl:7"; in a mixture "a.jsonl, record 7", since there SOURCE:NUMBER is a document."""
+        """Source and record: "a.jsonl:7" or, in a mixture, "a.jsonl, record 7", as "a:7" means document 7 of source a there."""
         if not self.source:
             return ""
         source = visible_line(self.source)
@@ -69,8 +69,8 @@ class RowView:
         takes loss.
       segments: int64 [n], segment of each token, from 1; 0 is padding.
       positions: int64 [n], position of each token.
-      loss: bool [n], whether each token takes loss, as the target of the token before if the batch has targets.
-      weights: float32 [n], the weight of that loss; None if the batch has no weights.
+      loss: bool [n], whether each token takes loss. If the batch has targets, token 5 takes loss if the target of input 4 does.
+      weights: float32 [n], weight of each token's loss; None if the batch has no weights.
       pieces: Where the tokens come from, in order.
       notes: Differences between the batch and the trace, and withdrawn pieces.
       names: Names of the segments, from 1, as in `Layout.segment_names`; empty for a row of padding alone.
@@ -114,7 +114,7 @@ def view_rows(pipeline: Pipeline, step: int, rows: Sequence[int] | None = None) 
         if not 0 <= row < count:
             raise RowIndexError(f"row {row} of step {step}: expected 0 to {count - 1}, the rows of this host's batch.")
     origins = trace(pipeline, range(step, step + 1), host=stage.sampler.host, trainable=False)
-    slots = np.unique(origins.row)  # `Trace.row` is a slot; slots[i] is that of row i of this host's batch
+    slots = np.unique(origins.row)  # slots[i] is the slot of row i of this host's batch; `Trace.row` has slots
     is_mixture = "" not in stage.source.layout.parts
     divides_segments = any(trait(transform, "divides_segments") for transform in stage.transforms)
     failing = _rows_of_failing_filter(batch, stage.transforms)
@@ -155,7 +155,8 @@ def segment_runs(view: RowView) -> list[tuple[int, int, int]]:
     borders = np.flatnonzero(np.diff(view.segments)) + 1
     edges = [0, *borders.tolist(), len(view.segments)]
     runs = [(int(view.segments[first]), first, stop) for first, stop in itertools.pairwise(edges) if first < stop]
-    for index in range(len(view.names)):  # segment index + 1 belongs at runs[index]
+    # segment 1 belongs at runs[0], segment 2 at runs[1]: insert an empty run where another segment is there
+    for index in range(len(view.names)):
         if index == len(runs) or runs[index][0] != index + 1:
             end_before = runs[index - 1][2] if index else 0
             runs.insert(index, (index + 1, end_before, end_before))
@@ -187,7 +188,7 @@ def _arrays(row: Element) -> dict[str, Any]:
     if not is_shifted:
         loss, weights = row["loss_mask"], row.get("loss_weights")
     else:
-        # the loss of a target is shown at the input that is the same token, one later; the first input is no target
+        # the target of input 4 is token 5 of the row, so its loss is shown at token 5; token 0 is no target
         loss, weights = np.append(False, row["targets_segmentation"] != 0), row.get("targets_weights")
         if loss[-1]:
             tokens = np.append(tokens, np.int64(row["targets"][-1]))

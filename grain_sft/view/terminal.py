@@ -16,14 +16,9 @@ from grain_sft.pipeline import Pipeline
 from grain_sft.view.rows import RowView, describe_origin, segment_runs, segment_title, view_rows
 from grain_sft.view.text import TokenTexts, columns, shown_texts, texts_of
 
-_COLOURS = (
-    36,
-    33,
-    35,
-    32,
-    34,
-    31,
-)  # ANSI codes: cyan, yellow, magenta, green, blue, red, for one segment after another
+_COLOURS = (36, 33, 35, 32, 34, 31)
+"""ANSI codes of the segments' colours, in order: cyan, yellow, magenta, green, blue, red."""
+
 _BOLD, _DIM, _INVERSE = "1", "2", "7"  # ANSI codes
 _RESET = "\x1b[0m"
 _GUTTER = 9  # columns of the position and the bar at the left of a line
@@ -78,6 +73,7 @@ def row_lines(view: RowView, texts: TokenTexts, *, colour: bool, width: int) -> 
     if view.names and width >= _LEAST_SIDE_BY_SIDE:
         responses = [run for run in runs if run[0] > 1]  # segment 1 is the prompt, 0 is padding
         others = [[run] for run in runs if run not in responses]
+        # prompt, then the responses side by side, then padding
         groups = [*others[:1], responses, *others[1:]] if responses else others
     for group in groups:
         yield ""
@@ -131,7 +127,7 @@ def _wrapped(cells: Iterator[Cell], colour: bool, code: int, width: int) -> Iter
     used = 0  # columns of the line
     most = width - (0 if colour else 2)  # without colour, brackets enclose a run of tokens that take loss
     for cell in cells:
-        # characters of a part; a character takes up to two columns
+        # characters of a part: a token wider than a line is cut at `most // 2`, as a character may take two columns
         size = len(cell.text) if columns(cell.text) <= most else max(most // 2, 1)
         for start in range(0, max(len(cell.text), 1), size or 1):
             part = cell._replace(text=cell.text[start : start + size])

@@ -95,7 +95,7 @@ def texts_of(
       corpus: Corpus.
       path: Path of its tokenizer. None means the folder `tokenizer` next to the corpus; without it, no id has a text.
       say: Function that is called with a line for the user if there is no tokenizer.
-      argument: What the line asks the user to give.
+      argument: Option that the line names, such as "--tokenizer".
 
     Raises:
       GrainSftError: The tokenizer cannot be loaded, or is not the one that the corpus was made with.
@@ -130,7 +130,8 @@ def split_characters(texts: Sequence[str | None]) -> Iterator[tuple[int, int, st
             yield first, index + 1, collected.decode()
             collected = b""
         except UnicodeDecodeError as error:
-            if error.reason != "unexpected end of data":  # the bytes before are no character: begin with this token
+            # if the collected bytes can't become a character, start anew with this token
+            if error.reason != "unexpected end of data":
                 first, collected = index, data
 
 

@@ -1,1 +1,1 @@
-"""Remote files: clients, retries, checked requests, options, and shards in a bucket."""
+"""Remote files: clients, requests with retries, and checks of their responses."""

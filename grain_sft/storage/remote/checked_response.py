@@ -7,7 +7,7 @@ import aiohttp
 from grain_sft.storage.remote.responses import NO_RANGES, body_headers, check_encoding, check_range
 from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
 
-_LARGEST_OTHER = 16 << 20  # bytes of a response that is not part of a file; the longest are pages of listings
+_LARGEST_OTHER = 16 << 20  # bytes of a response without file contents, such as a page of a listing
 
 
 class CheckedResponse(aiohttp.ClientResponse):

@@ -40,7 +40,7 @@ def filesystem(path: str) -> Any:
             if "token" not in _configured("gs", "gcs") and not _may_find_credentials():
                 options["token"] = "anon"  # public files need no credentials, and gcsfs would search for them again
             if emulator := _emulator():
-                # gcsfs would read the variable at each request, and move open files to another server if it changes
+                # without it, gcsfs reads the variable at each request, and a change would send reads of open files elsewhere
                 options["endpoint_url"] = emulator
             return GoogleStorage(session_kwargs=_session_options("session_kwargs", "gs", "gcs"), **options)
         if protocol in ("s3", "s3a"):
@@ -89,7 +89,7 @@ def _session_options(key: str, *protocols: str) -> dict[str, Any]:
     """Return options of an aiohttp session whose responses are checked.
 
     Args:
-      key: Name of fsspec's option that has the user's options of the session. They are included.
+      key: Name of the fsspec option with which a user configures the session. The user's values are included.
       protocols: Names of the file system in fsspec's configuration, such as "gs" and "gcs".
     """
     from grain_sft.storage.remote.checked_response import CheckedResponse
@@ -114,6 +114,7 @@ def _may_find_credentials() -> bool:
 
 @functools.cache
 def _answers_as_metadata_server(host: str) -> bool:
+    """Return whether `host` answers as the metadata server of Google Cloud does. The answer is cached."""
     for _ in range(PROBES):
         connection = http.client.HTTPConnection(host, timeout=PROBE_SECONDS)
         try:

@@ -13,7 +13,7 @@ from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedE
 PART_BYTES = 8 << 20  # a longer range is several requests
 
 _DOWNLOAD_BYTES = 64 << 20  # bytes of a download held in memory at once
-_READ_AHEAD = 1 << 20  # bytes that an open file requests beyond those that are read
+_READ_AHEAD = 1 << 20  # for the reads that follow, an open file requests this number of bytes more than a read asks for
 
 
 class RemoteFile(NamedTuple):
@@ -41,17 +41,17 @@ def fetch(ranges: Sequence[Range], limits: Limits | None = None) -> list[bytes |
       RemoteTimeoutError: The time of a request is up. The other requests are cancelled.
     """
     limits = limits or Limits.from_environment()
-    numbers: list[int] = []  # of the range of each job
+    range_numbers: list[int] = []  # range to which each job belongs
     jobs: list[Job[bytes]] = []
     for number, whole in enumerate(ranges):
         for start in range(whole.start, whole.stop, PART_BYTES):
             part = whole._replace(start=start, stop=min(start + PART_BYTES, whole.stop))
             description = f"bytes {part.start} to {part.stop} "
             jobs.append((part.path, description, functools.partial(request_body, part, limits.seconds)))
-            numbers.append(number)
+            range_numbers.append(number)
     bodies: list[list[bytes]] = [[] for _ in ranges]
     failures: dict[int, Exception] = {}
-    for number, body in zip(numbers, run_jobs(jobs, limits.requests), strict=True):
+    for number, body in zip(range_numbers, run_jobs(jobs, limits.requests), strict=True):
         if isinstance(body, Exception):
             failures.setdefault(number, body)
         else:
@@ -137,8 +137,8 @@ def read(path: str, start: int = 0, stop: int | None = None, *, version: str | N
     Args:
       path: URL of the file.
       start: First byte.
-      stop: Last byte + 1, of which fewer are returned if the file ends before; None means the end of the file.
-      version: Version to read; None means any. If the file is then replaced during the read, it is read again.
+      stop: Last byte + 1. A file that ends before `stop` is returned to its end. None means the end of the file.
+      version: Version to read. None means any version; a file that is replaced during the read is then read again.
     """
     tries_left = 3
     while True:
@@ -170,7 +170,7 @@ def download(path: str, file: IO[bytes]) -> None:
 
 
 def open_remote(path: str, version: str | None = None) -> Any:
-    """Open a remote file for libraries that read files themselves. All bytes are of `version`; if None, of the present one."""
+    """Open `version` of a remote file (None: its present version) for a library that reads from a file object."""
     from fsspec.spec import AbstractBufferedFile
 
     size, present = size_and_version(path)

@@ -68,6 +68,7 @@ def run_jobs(jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
 
 
 async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) -> list[T | Exception]:
+    """Run jobs of one file system on its event loop, as `run_jobs` does."""
     semaphore = asyncio.Semaphore(most_at_once)
 
     async def run(path: str, part: str, request: Callable[[Any], Awaitable[T]]) -> T | Exception:
@@ -86,7 +87,7 @@ async def _run_together(client: Any, jobs: Sequence[Job[T]], most_at_once: int) 
             tasks = [group.create_task(run(*job)) for job in jobs]
     except ExceptionGroup as errors:
         first = errors.exceptions[0]
-        raise first from first.__cause__
+        raise first from first.__cause__  # the error of one request, without the group around it
     return [task.result() for task in tasks]
 
 
@@ -130,12 +131,15 @@ async def request_body(wanted: Range, seconds: float, client: Any) -> bytes:
         activity.count("remote_received_bytes", len(data))
         return data
 
-    was_reached = version is not None  # by the process that got the version from the server
+    was_reached = version is not None  # the process that got the version has reached the server
     return await retried(attempt, seconds, server=server_of(client, path), reached=was_reached)
 
 
 async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
-    """Return the body of one request, after a check of its size, and its version, None if the response has none."""
+    """Request a range once. Return the body, and the version in the response's headers, None if they have none.
+
+    The size of the body is checked.
+    """
     _, start, stop, version = wanted
     headers = BodyHeaders()
     token = body_headers.set(headers)
@@ -157,7 +161,7 @@ async def _request_once(wanted: Range, client: Any) -> tuple[bytes, str | None]:
 
 
 async def _read_range(wanted: Range, client: Any, headers: BodyHeaders) -> bytes:
-    """Request a range from a client. If the client supports conditions, the version is one."""
+    """Request a range from a client. Where possible, the server is asked to refuse a file that has another version."""
     path, start, stop, version = wanted
     protocol = path.split("://", 1)[0]
     if protocol in ("s3", "s3a"):

@@ -1,4 +1,4 @@
-"""Ranges of bytes of remote files, and checks of the headers of the responses with them."""
+"""A range of bytes of a remote file, and checks of the headers of a response that has such a range."""
 
 import contextvars
 import re
@@ -19,7 +19,7 @@ class Range(NamedTuple):
 
 
 class BodyHeaders:
-    """Size and version of the whole file, from the headers of a response with a part of it. None if they lack it."""
+    """Size and version of a file, from the headers of a response that has a part of it. None: the headers do not have it."""
 
     size: int | None = None
     version: str | None = None
@@ -44,6 +44,7 @@ def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, 
         size = None if match.group(3) == "*" else int(match.group(3))
         if size is not None and size <= start:
             return 0, size
+        # without the file's size, a shorter body may end where the file ends
         is_full = sent_stop <= stop if size is None else sent_stop == min(stop, size)
         if sent_start == start and sent_start < sent_stop and is_full:
             return sent_stop - sent_start, size

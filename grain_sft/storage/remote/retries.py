@@ -30,7 +30,7 @@ _ANSWERED_ERRNOS = {errno.EBUSY, errno.EIO, getattr(errno, "EREMOTEIO", errno.EI
 _CONNECTION_NAMES = {"ClientConnectionError", "EndpointConnectionError", "ConnectionError", "Timeout", "TransportError"}
 _TRANSIENT_NAMES = _CONNECTION_NAMES | {"ClientError", "ChunkedEncodingError", "RefreshError", "ChecksumError"}
 
-_jitter = random.Random()  # of the pauses; of this module alone, so that no other random numbers depend on failures
+_jitter = random.Random()  # varies the pauses; a generator of its own, so that retries do not advance the global one
 _reached: set[str] = set()  # servers that have answered this process
 _inside_attempt: contextvars.ContextVar[bool] = contextvars.ContextVar("grain_sft_inside_attempt", default=False)
 """Whether this task already runs inside of `retried`."""
@@ -65,6 +65,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 def _number(variable: str, default: T, kind: Callable[[str], T]) -> T:
+    """Return the value of an environment variable as a number, or `default` if the variable is not set."""
     text = os.environ.get(variable)
     try:
         return kind(text) if text else default
@@ -99,9 +100,9 @@ async def retried(
       attempt: One request, or a few that belong together.
       seconds: Time for all attempts. A server that never answered this process gets at most `FIRST_CONTACT`.
       server: Server as `server_of` names it.
-      bounded: Whether an attempt that takes too long is cancelled and made again: the first after `_FIRST_ATTEMPT` seconds or a
-        quarter of `seconds`, and each later one after twice the time of the one before.
-      reached: Whether the server answered another process, so that it gets all of `seconds`.
+      bounded: Whether a long attempt is cancelled and made again. The first attempt is cancelled after 10 s, or after a quarter
+        of `seconds` if that is less. Each later attempt has twice the time of the one before, but ends with `seconds`.
+      reached: Whether the server is known to have answered another process. Then it gets all of `seconds`.
 
     Raises:
       RequestFailedError: The time is up.
@@ -126,7 +127,7 @@ async def retried(
                 _reached.add(server)
                 return result
             except Exception as error:
-                if not _is_unanswered(error):
+                if not _is_unanswered(error):  # the server answered, so all of `seconds` are available
                     _reached.add(server)
                     is_first_contact = False
                     deadline = begin + seconds
@@ -207,6 +208,7 @@ def _is_unanswered(error: BaseException) -> bool:
 
 
 def _is_named(error: BaseException, names: set[str]) -> bool:
+    """Return whether the class of an exception, or one of its base classes, has one of `names`."""
     return any(kind.__name__ in names for kind in type(error).__mro__)
 
 

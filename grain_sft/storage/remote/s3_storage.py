@@ -5,7 +5,7 @@ from s3fs.core import S3FileSystem
 from grain_sft.storage.remote.responses import NO_RANGES, BodyHeaders, Range, check_encoding, check_range
 from grain_sft.storage.remote.retries import RefusedBodyError
 
-_BYTES_PER_READ = 1 << 18  # of a body
+_BYTES_PER_READ = 1 << 18  # bytes that are read at once from the body of a response
 
 
 class S3Storage(S3FileSystem):
