@@ -30,7 +30,7 @@ def run_python(what: str, *arguments: str, environment: Mapping[str, str]) -> di
     try:
         result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_MOST_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise PipelineError(f"{what} was ended after {_MOST_SECONDS} s. Measure a smaller run.") from error
+        raise PipelineError(f"{what} was ended after {_MOST_SECONDS} s. Try a smaller run.") from error
     if result.returncode:
         reason = result.stderr.strip().rpartition("\n")[2]
         raise PipelineError(f"{what} ended with status {result.returncode}: {reason}")

@@ -34,7 +34,9 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
 
 
 def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
-    """Return the stages of a step by name, in order, after the limit. Each call runs a stage for the next of `batches`.
+    """Return the stages of a step by name, in order, after the first entry: the limit, a plain copy.
+
+    Each call runs a stage for the next of `batches`.
 
     The input of a stage is in memory: the result of the stage before. A whole step may take less time than its stages
     together, because `ShiftTargets` as the first transform reads the rows itself, in fewer passes.

@@ -85,7 +85,7 @@ class Block(NamedTuple):
     """Rows and columns of the global batch that a process reads with one call of `Pipeline.read`.
 
     Attributes:
-      rows: int64 [n], slots of the global batch.
+      rows: int64 [n], slots: indices of rows in the global batch.
       columns: First column and the one after the last; None for all.
     """
 
@@ -164,7 +164,9 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
     Adjacent ranges of columns with the same rows are one block.
     """
     num_rows, length = mine.shape
-    masks: dict[Columns, npt.NDArray[np.bool_]] = {}  # for each range of columns, whether a device has them of each row
+    masks: dict[
+        Columns, npt.NDArray[np.bool_]
+    ] = {}  # for each range of columns: whether a device has this part of row i
     for rows, columns in mine.indices.values():
         for source in order.sources(columns.start, columns.stop, length):
             masks.setdefault(source, np.zeros(num_rows, np.bool_))[rows] = True
@@ -211,7 +213,8 @@ class LoaderPlacement(Placement):
         self._device_rows = -(-batch_rows // len(loading))
         self.shape = (len(devices) * self._device_rows, shape[1])
         self.sharding = NamedSharding(Mesh(np.array(devices), ("rows",)), PartitionSpec("rows"))  # type: ignore[no-untyped-call]
-        row_of_slot = np.zeros(shape[0], np.int32)  # row of each slot of the batch in the array that `put` returns
+        # `put` returns an array with the rows in another order: slot i of the batch is row row_of_slot[i] of that array
+        row_of_slot = np.zeros(shape[0], np.int32)
         self._rows_read: dict[int, slice] = {}  # entries of `reads` by number of the device that gets them
         self.reads = np.zeros(0, np.int64)
         for index, number in enumerate(loading):

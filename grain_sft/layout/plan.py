@@ -81,7 +81,8 @@ def load_plan(
 
 
 def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any]:
-    """Return what decides a plan, ready for JSON: the documents, the options, and the sort of numpy if `ties` asks for it.
+    """Return what decides a plan, ready for JSON: the documents, the options, and with `ties="numpy"`
+    how numpy sorts equal lengths on this machine.
 
     `seed` and `epoch` are 0 if the algorithm does not pack each epoch anew. The options of an algorithm from another package
     include a hash of its file.

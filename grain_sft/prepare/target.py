@@ -180,7 +180,7 @@ class Target:
             shutil.rmtree(self.work, ignore_errors=True)
 
     def forget(self, name: str) -> None:
-        """Remove the folder `name` in the folder of unfinished work. If no work has begun, remove all of that folder."""
+        """Remove the folder `name` from the work folder, or the whole work folder if no work has begun."""
         if files.exists(self.state):
             _remove(files.join(self.work, name))
         else:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from grain_sft.types import Ints
 
 _BLOCK_ROWS = 1 << 12  # rows of the mixture whose due rows are computed at once
-_PROBED_ROWS = 1 << 10  # if a deficit at the start makes any row late, one of the first 1,024 rows is late
+_PROBED_ROWS = 1 << 10  # number of rows that are tried to find out whether a deficit at the start makes rows late
 
 Sources = npt.NDArray[np.unsignedinteger]
 
@@ -92,7 +92,7 @@ class ScheduleTable:
 def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
     """Return the sources of the rows until they repeat or `num_rows` are chosen, and the row at which the period begins.
 
-    The rule does not depend on `num_rows`, so rows before a change of weights do not depend on the change.
+    A table ends where the weights change. `num_rows` only cuts it: its rows are the same without the change.
     """
     chosen = _chosen(weights, deficit, _slack(weights, deficit))
     # Rows of each source minus its share. Once the array has a value that it had before, the sources repeat.
@@ -122,7 +122,7 @@ def _slack(weights: tuple[int, ...], deficit: tuple[Fraction, ...]) -> Fraction:
 
 
 def _chosen(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fraction) -> Iterator[tuple[int, bool]]:
-    """Yield the source of each row from row 1 on, and whether the row is taken after it is due and before it is late."""
+    """Yield the source of each row of the mixture, in order, and whether this row of the source is due and not late."""
     upcoming = _due_rows(weights, deficit, slack)
     due_row, key = next(upcoming)
     ready: list[int] = []  # heap of the keys of the rows that are due and not taken
@@ -143,7 +143,8 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
     key is that of the row that becomes late first.
 
     Rows of the mixture count from 1 here, and rows of a source from 0. The source's share of t rows is weight * t / period.
-    Row k of the source is due at the first t with share(t) >= k + due, and late after the last t with share(t - 1) <= k + late.
+    Row k of the source is due at the first t with share(t) >= k + due, and late
+    after the last t with share(t - 1) <= k + late: taken at t, it has waited for the share of t - 1 rows.
     Without a deficit at the start, `due` is the slack, and `late` is 1 minus the slack.
 
     The pairs are computed in arrays: a table of a million rows takes 0.5 s, instead of 1.2 s with one pair at a time.

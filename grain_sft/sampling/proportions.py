@@ -47,8 +47,9 @@ class Proportions:
     Weights may change at some rows. Rows before a change do not depend on it. The deficit of a source is its share of all rows
     so far minus its rows. Each source keeps its deficit at a change, and later rows make up for it: with up to three sources,
     each stays within one row of its share. With more sources, no rule can promise that without foreseeing the change. Take 6
-    sources of equal weight, and weights that change after 3 rows. By then 3 of the sources have no row. If the others get
-    weight 0, one of these 3 falls 7/6 rows behind. A source whose weight becomes 0 gets no rows to make up for its deficit.
+    sources of equal weight, and weights that change after 3 rows. By then 3 of the sources have no row, and each is 1/2 row
+    behind. If these 3 alone go on, at 1/3 each, the last of them waits for 2 more rows: it is 1/2 + 2/3 = 7/6 rows behind. A
+    source whose weight becomes 0 gets no rows to make up for its deficit.
 
     Args:
       changes: Pairs (row, shares from that row on). The shares sum to 1, and the first row is 0.

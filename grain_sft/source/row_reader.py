@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from grain_sft.corpus import Corpus
 
 
-_BLOCK_TOKENS = 1 << 15  # of a block, whose bytes the processor's cache still holds when they are widened
+_BLOCK_TOKENS = (
+    1 << 15
+)  # tokens of a block: few enough that its bytes are still in the processor's cache when they are widened
 
 
 class _Block(NamedTuple):
@@ -28,7 +30,7 @@ class _Block(NamedTuple):
     Attributes:
       rows: Rows of the batch.
       buffers: Buffers that each row is read into.
-      copied: (destination, index into it, source) of each copy after the read, in this order.
+      copied: A triple (destination, index into it, source) for each copy after the read, in the order of the copies.
       by_ends: (table of segment ends, views of the row's arrays) of each row that stores the ends of its segments.
     """
 
@@ -101,7 +103,7 @@ class RowReader:
             for table, row in block.by_ends:
                 ends = table[1 : 1 + table[0]].tolist()
                 if len(ends) != table[0] or (ends and (min(ends) < 1 or ends[0] > self._length)):
-                    raise IndexError  # `fill` finds later ends that are beyond the row or before the end before them
+                    raise IndexError  # `fill` refuses the others: an end beyond the row, or one below the end before it
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
             raise CorpusError(

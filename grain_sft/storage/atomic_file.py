@@ -29,7 +29,7 @@ _temporary_paths: set[str] = set()  # files that this process writes now
 
 @atexit.register
 def _remove_temporary_files() -> None:
-    """Remove the temporary files that Ctrl-C in native code leaves: it ends the process without running `finally`."""
+    """Remove the temporary files that are left at the end of the process, such as by Ctrl-C inside native code."""
     for path in _temporary_paths.copy():
         with contextlib.suppress(OSError):
             os.unlink(path)

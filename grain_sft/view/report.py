@@ -179,7 +179,7 @@ def packing(pipeline: Pipeline) -> dict[str, Any]:
         corpus, sampled = _scanned(layout)
         count = len(corpus.documents)
         if count > MOST_PACKED:
-            # the `count` documents may be from a sample of the shards, so the share of the sample is a factor
+            # `count` documents are in the scanned shards alone, a share of all shards, so the two shares are multiplied
             share = MOST_PACKED / count * len(corpus.shards) / len(layout.corpus.shards)
             corpus, sampled = _some_shards(layout.corpus, share, f"so that about {MOST_PACKED:,} documents are packed")
         algorithms = list(compare_algorithms(corpus, layout.sequence_length, options))
@@ -194,7 +194,7 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
     The spread of a step is the highest cost of a device divided by the mean of all devices.
 
     Returns:
-      A dict for each number of rows a device that divides the batches of all `steps`:
+      A list of dicts, one for each number of rows that a device may have, so that all devices have as many at each step:
       - rows_a_device: the number of rows;
       - mean: mean spread of the steps;
       - worst, step: highest spread of a step, and this step.

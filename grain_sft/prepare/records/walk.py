@@ -47,7 +47,7 @@ def expand(path: str) -> Sequence[str]:
     underscore, prepared corpora with their rejected records, and a dataset's files without data are left out.
 
     Raises:
-      CorpusFileError: There is no such file, or a folder has several splits of a dataset, or the same folder twice.
+      CorpusFileError: There is no such file. A folder has several splits of a dataset. Links lead to one folder twice.
     """
     path = files.normalize(path)
     paths: Sequence[str] = [path]
@@ -72,7 +72,10 @@ def _files_of(folder: str) -> Sequence[str]:
     prepared = {folders for path, folders in below.items() if folders and files.name_of(path) == _PREPARED}
 
     def is_prepared(path: str) -> bool:
-        """Return whether a file is in a prepared corpus: a/b/x.jsonl if a or a/b is one, a/b.rejected.jsonl if a/b is one."""
+        """Return whether a file is in a prepared corpus, or has the rejected records of one.
+
+        If a/b is a prepared corpus, a/b/x.jsonl is in it, and a/b.rejected.jsonl has its rejected records.
+        """
         parts = (*below[path], files.name_of(path).removesuffix(_REJECTED))
         return any(parts[:depth] in prepared for depth in range(1, len(parts) + 1))
 

@@ -1,9 +1,9 @@
 """Permutations of `grain.experimental.index_shuffle`, computed in numpy for many indices at once: 0.4 us an index, not 6.
 
 The library enciphers an index to get its row. The cipher is Simon (Beaulieu et al. 2013, "The SIMON and SPECK families of
-lightweight block ciphers"). It enciphers a block: a number of 16 bits or more, always an even number. The upper and the lower
-half of the block are its words. Each round makes a new word of both. If the result is not below the number of rows, the library
-enciphers it again.
+lightweight block ciphers"). It enciphers a block of bits. A block has at least 16 bits, and an even number of
+them. Its upper and its lower half are words, and each round makes a new word of both. If the result is not below the number of
+rows, the library enciphers it again.
 """
 
 import functools
@@ -98,7 +98,8 @@ def _round_keys(key: int, rounds: int) -> list[int]:
         if k < n:
             mixed = begin[i] ^ begin[ip] ^ begin[before]
             r1 = 1664525 * (mixed ^ (mixed >> 27)) & _MASK
-            seed = {0: 1, 1: i + key}.get(k, i)  # the standard's s = 1, the number of seeds, and then the only seed
+            # one seed: in step 0 the standard adds the number of seeds, 1; in step 1 it adds the seed, `key`
+            seed = {0: 1, 1: i + key}.get(k, i)
             r2 = r1 + seed & _MASK
             begin[ip], begin[iq] = begin[ip] + r1 & _MASK, begin[iq] + r2 & _MASK
         else:
