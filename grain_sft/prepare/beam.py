@@ -161,6 +161,7 @@ def render(number: int, shared: str) -> Iterator[Result]:
     """Make a group's chunk. Skip it if an earlier group has failed: the first failure ends the preparation anyway."""
     failed = files.join(shared, "failed")  # contains the number of a group that failed
     with _lock:
+        # an earlier group is still rendered: it may fail too, and its failure is then the first
         if not files.exists(failed) or int(files.read_bytes(failed)) >= number:
             _, _, failure = result = _result(number, lambda: _job(shared).make_chunk(number))
             if failure is not None:
@@ -220,7 +221,7 @@ def _options(beam: Any, arguments: Sequence[str]) -> Any:
     except SystemExit as error:  # argparse prints the whole usage first, then the error
         raise PrepareError(f"Beam's options: {printed.getvalue().strip().splitlines()[-1]}") from error
     runner = standard.runner.lower()
-    # options of other runners are declared on their servers
+    # a runner such as Flink declares options on its own server, so only local runners and Dataflow are checked
     if unknown and runner in (*LOCAL_RUNNERS, *DATAFLOW_RUNNERS):
         raise PrepareError(f"{' '.join(unknown)}: neither grain_sft nor Beam's {standard.runner} has such options.")
     if runner in DATAFLOW_RUNNERS:

@@ -118,7 +118,7 @@ class _Splits(Documents):
     Attributes:
       ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that the caller leaves out.
-      dropped: Number of empty documents, where the format can't hold them.
+      dropped: Number of empty documents that are left out because the format can't hold them.
     """
 
     def __init__(self, where: str, corpora: dict[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:

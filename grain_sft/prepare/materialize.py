@@ -176,6 +176,7 @@ def _write_shard(
         for begin in range(rows.start, rows.stop, step):
             element = source.read(range(begin, min(begin + step, rows.stop)))
             row, start, stop = _segments(element["segment_ids"])
+            # elements lack `target_segment_ids`: the segment ids, with 0 where no loss is taken
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             records = np.zeros(len(element["tokens"]), dtype)
             for name in dtype.names or ():
@@ -198,7 +199,8 @@ def _write_shard(
 def _segments(segment_ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], ...]:
     """Return the row, start and stop of every segment, int64 [segments] each. Padding, of segment id 0, is not a segment."""
     padded = np.pad(segment_ids, ((0, 0), (1, 1)))
-    is_border = padded[:, 1:] != padded[:, :-1]  # bool [rows, length + 1], before each token and at the end
+    # bool [rows, length + 1]: column i is true if the segment id changes before token i
+    is_border = padded[:, 1:] != padded[:, :-1]
     row, start = np.nonzero(is_border[:, :-1] & (segment_ids != 0))
     _, last = np.nonzero(is_border[:, 1:] & (segment_ids != 0))
     return row, start, last + 1

@@ -38,7 +38,7 @@ class Renderer:
       inputs: Files of all datasets, scanned. Units name them by number.
 
     Raises:
-      PrepareError: The template or format does not exist, or an option of the request has no effect on it.
+      PrepareError: The template or format does not exist, or the template or format does not take an option of the request.
     """
 
     request: Request
@@ -115,7 +115,8 @@ class Renderer:
         """Return the document of each conversation before it is cut, or the RecordError of one that can't be rendered."""
         if not self.format.of_pairs:
             return render(self.template, conversations, self.tokenizer, self.request)
-        options = dataclasses.replace(self.request, empty="keep")  # an empty response is a document of its EOS alone
+        # an empty response is kept as its BOS and EOS; "drop" would leave it without tokens
+        options = dataclasses.replace(self.request, empty="keep")
         chosen = render(self.template, conversations, self.tokenizer, options)
         conversations = [pair.rejected for pair in conversations if pair.rejected is not None]
         rejected = render(self.template, conversations, self.tokenizer, options)
@@ -161,7 +162,7 @@ class Renderer:
         if self.request.on_error == "stop":
             raise RecordError(f"{path}:{line}: {error}") from error
         if isinstance(raw, RecordError):
-            raw = raw.record
+            raw = raw.record  # bytes that could not be decoded
         record = {"record": repr(raw)}
         if isinstance(raw, bytes):
             try:
@@ -204,4 +205,5 @@ class Renderer:
                 contents.text_bytes += result.text_bytes
                 contents.text_tokens += total
         number, line = source
+        # all tokens of a dropped document count as cut; statistics ignore them, because no split has the document
         contents.records.append((line, number, length, trainable, total - length, total_trainable - trainable))

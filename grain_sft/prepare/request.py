@@ -16,7 +16,7 @@ from grain_sft.prepare.records.schema import check_schema
 from grain_sft.prepare.records.strict_json import check_name
 
 VERSION = 2
-"""Version of the code that makes documents, orders and files. A change of it may change the corpus of a request."""
+"""Version of the code that makes documents, orders and files. Another version may make another corpus of the same request."""
 
 GIB = 1 << 30
 
@@ -24,7 +24,7 @@ TEXT_OPTIONS = (
     "bos", "eos", "empty", "normalize", "fim_rate", "fim_spm_rate", "fim_tokens", "fim_split_sample",
     "fim_fragment_rate", "fim_no_prefix",
 )  # fmt: skip
-"""Fields of `Request` that only plain documents have."""
+"""Fields of `Request` that only template `text` reads, which renders plain documents."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Request(TemplateOptions):
 
 
 def parse_amount(amount: str) -> float | int:
-    """Return a factor (with a point, as in open-instruct) or a number of records."""
+    """Return a factor as a float, 0.5 for "0.5", or a number of records as an int, 5000 for "5000"."""
     try:
         value = float(amount) if "." in amount else int(amount)
         if value < 0 or not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Rules that decide which documents are in the splits train and val, and their order, as each format's own tool does."""
+"""Rules that put documents into the splits train and val, and order them. Each rule does what the tool of its format does."""
 
 import array
 import random
@@ -58,7 +58,8 @@ def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> 
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function of the numbers of all documents, whether each is kept, and the request."""
+"""Function that returns the splits. Its arguments are the numbers of all documents, bool [documents] that is true for each
+document that is kept, and the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:

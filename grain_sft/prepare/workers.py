@@ -122,7 +122,8 @@ def _worker_process() -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        with contextlib.suppress(OSError):  # closing stdin tries again to send a line that failed
+        # a line that `_send` failed to send is still in the buffer of stdin; `communicate` tries to send it, and fails again
+        with contextlib.suppress(OSError):
             process.communicate()
 
 

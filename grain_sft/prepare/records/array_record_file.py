@@ -143,8 +143,9 @@ def _footer_offset(path: str, size: int) -> int:
     """Return the offset of the footer chunk, where the records end."""
     start = size - _BLOCK
     data = read_exactly(path, size, start + _BLOCK_HEADER + _CHUNK_HEADER, size) if start > 0 else b""
-    if data[:2] == b"\0\3":  # the first copy of the postscript follows
-        postscript = data[5 : 5 + data[2]]  # data[2] is the size of the postscript
+    # byte 0: no compression; byte 1: 3 sizes follow, because the chunk has 3 equal copies of the postscript
+    if data[:2] == b"\0\3":
+        postscript = data[5 : 5 + data[2]]  # the first copy, of data[2] bytes
         match _varints(postscript):  # tag of protobuf field 1, its value, tag of field 2, its value
             case [8, footer_offset, 16, magic] if magic == _POSTSCRIPT_MAGIC and footer_offset <= start:
                 return footer_offset
@@ -188,9 +189,10 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
 
 
 def _least_end(begin: int, records: int) -> int:
-    """Return the smallest end that Riegeli allows a chunk: one byte of the file for each record, and not in a block header.
+    """Return the smallest end that Riegeli allows for a chunk.
 
-    A chunk of many empty records has less data, so Riegeli pads the chunk to this end.
+    A chunk takes at least one byte of the file for each record, and does not end in a block header. A chunk of
+    many empty records has less data, so Riegeli pads the chunk to this end.
     """
     end = begin + records
     in_block = end % _BLOCK

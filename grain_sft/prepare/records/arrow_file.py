@@ -48,7 +48,8 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any]]:
     with errors_named(f"{entry.path}: bytes {unit.start} to {unit.stop}: can't be read as Arrow"):
         head = _head(entry.path, entry.size) if unit.start else b""
         data = bytearray(head)
-        for start in range(unit.start, unit.stop, _READ):  # read in one call, a large batch would be in memory twice
+        # one call for all bytes would hold a large batch in memory twice
+        for start in range(unit.start, unit.stop, _READ):
             data += read_exactly(entry.path, entry.size, start, min(start + _READ, unit.stop))
         check_digest(entry.path, memoryview(data)[len(head) :], unit.digest)
         stream_start = len(_FILE_HEAD) if data.startswith(_MAGIC) else 0

@@ -43,8 +43,8 @@ _example_class = functools.cache(lambda: message_class(_FILE, "example.Example")
 def fields_of(record: bytes) -> dict[str, Any] | None:
     """Return the features of a serialized Example, sorted by name; None if `record` is not an Example with features.
 
-    An empty record gives {}. Another record that parses as an Example without features gives None, because many short texts
-    do. A feature of one value becomes a scalar, and one of several values a list. A feature without values is omitted.
+    An empty record gives {}. Any other record without features gives None, because many short texts parse as such an Example.
+    A feature of one value becomes a scalar, and one of several values a list. A feature without values is omitted.
     """
     if not record:
         return {}

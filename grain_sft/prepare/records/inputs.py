@@ -2,7 +2,8 @@
 
 Files of lines are cut every few MiB, and a line belongs to the unit that has its first byte. Parquet is cut in its row groups,
 Arrow at its record batches, ArrayRecord at its chunks, compressed files and arrays between records. A text is one unit. Small
-units are rendered in groups. Units and groups depend only on the files. The prepared corpus does not depend on them.
+units are rendered in groups. Only the files decide where units and groups begin. The prepared corpus is the same for any units
+and groups.
 """
 
 import concurrent.futures
@@ -106,7 +107,8 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
     data, own_data = _read_unit(entry, unit)
     records = unit.records
     if entry.kind == "jsonl":
-        # count the lines that begin in the unit: bytes of the unit after a newline, and byte 0 of the file
+        # A line begins at each byte of the unit that follows a newline, and at byte 0 of the file. `data` also has the byte
+        # before the unit, if there is one. So newlines are counted from there to the last byte but one.
         records = data.count(b"\n", 0, len(data) - 1)
         if unit.start == 0:
             records += 1
@@ -114,7 +116,10 @@ def scan_unit(entry: Input, unit: Unit) -> Unit:
 
 
 def assemble(inputs: Sequence[Input], units: Iterable[Unit]) -> tuple[tuple[Input, ...], tuple[Unit, ...]]:
-    """Return `inputs` with `records` and `digest`, and the scanned `units` with `first`. Both are computed from the units."""
+    """Return `inputs` with their `records` and `digest`, and the scanned `units` with their `first`.
+
+    All three values are computed from the records and digests of the units.
+    """
     placed: list[list[Unit]] = [[] for _ in inputs]
     for unit in units:
         before = placed[unit.input]

@@ -44,7 +44,7 @@ class Schema:
       parse: Function from a record to its conversation.
       keys: Keys of a record, which `--schema` can map.
       turn_keys: Keys of its messages that `--schema` can map.
-      signs: Keys of which a record has all, if "auto" infers this schema. Empty if "auto" does not use signs for it.
+      signs: Keys of a record. If a record has all of them, "auto" infers this schema. Empty if "auto" uses no signs for it.
     """
 
     parse: Callable[[Record], Conversation]

@@ -177,7 +177,8 @@ def _parts_of_array(path: str, pieces: Iterator[bytes], least: int) -> Iterator[
             records = 0
         if len(data) > MAX_RECORD + least:
             raise too_long(f"{path}:{total + records + 1}", "record")
-        next_scan = len(data) + max(least, len(data))  # an unfinished record is scanned again from its start
+        # The next scan begins at the start of the unfinished record again. So it waits until `data` has doubled.
+        next_scan = len(data) + max(least, len(data))
     raise CorpusFileError(
         f"{path}: is an array without its closing bracket after {total + records} records. Is it cut short?"
     )

@@ -36,7 +36,10 @@ def tasks(plan: Plan, split: str) -> list[Task]:
 
 
 def write(plan: Plan, task: Task) -> None:
-    """Write one part: its boundaries and, unless all tokens take loss, its mask, and its tokens last."""
+    """Write the files of one part: boundaries, mask and tokens. The tokens appear last.
+
+    Plain documents, whose tokens all take loss, have no mask.
+    """
     number = f"{task.number:04d}"
     names = (f"token_ids_part_{number}.npy", f"token_ids_part_{number}.csv.gz", f"labels_mask_part_{number}.npy")
     num_files = 3 if plan.masked else 2
@@ -51,6 +54,7 @@ def write(plan: Plan, task: Task) -> None:
             tokens.write(block.tokens[start:stop].tobytes())
             for mask in masks:
                 mask.write(block.loss[start:stop].astype(np.bool_).tobytes())
+            # end of each document in the part; a document of another part gets no tokens here, and no line
             ends = np.clip(np.cumsum(block.lengths), start, stop) - start + written
             borders = itertools.pairwise([written, *ends.tolist()])
             boundaries.write("".join(f"{first},{end}\n" for first, end in borders if end > first).encode())

@@ -161,7 +161,7 @@ class Format:
     max_seed: int | None = None
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise a PrepareError where the format can't hold the plan's documents, or which of their tokens take loss."""
+        """Raise a PrepareError if the format can't hold the plan's documents, or has no masks for tokens that take no loss."""
         self.check(plan)
         for split, counts in plan.statistics.items():
             without_loss = counts.tokens - counts.trainable_tokens
