@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         add_arguments(group or self, options, spelled or {})
 
     def add_corpus_options(self, group: Any = None) -> None:
-        """Add the options of `open_corpus` that say how its files are read to `group`, by default to this parser."""
+        """Add options for the arguments of `open_corpus` to `group`, by default to this parser."""
         from grain_sft.corpus import FORMATS, open_corpus
 
         add = (group or self).add_argument

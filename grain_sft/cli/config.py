@@ -140,7 +140,7 @@ def _verify(options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     declared = options_of(open_corpus)
     opening = corpus_options(options) | {"root": options.root}
-    # `verify` refuses options of a corpus for a config, so it gets only those that differ from their defaults.
+    # If WHERE is a config, `verify` refuses options of a corpus. So it gets only the options that the user changed.
     opening = {name: value for name, value in opening.items() if value not in ({}, declared[name].default)}
     names = ("full", "what", "vocab_size", "corpus", "receipt", "host")
     with elapsed("Verifying"):

@@ -108,7 +108,7 @@ def _figures(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _describe(corpus: Corpus) -> dict[str, Any]:
-    """Print and return the figures of a corpus, whose documents are found first."""
+    """Print and return the figures of a corpus, with the seconds in which its documents were found."""
     begin = time.perf_counter()
     counts = {"documents": len(corpus.documents), "tokens": corpus.num_tokens}
     seconds = time.perf_counter() - begin
@@ -127,7 +127,7 @@ def _describe_packing(layout: PackedLayout, seconds: float) -> dict[str, Any]:
 
     found = layouts.packing_report(layout) | {"plans": layouts.plan_files(layout), "seconds": seconds}
     found["receipt"] = layout_receipt(layout)
-    attention = found["attention"]  # one dict for each number of rows a device
+    attention = found["attention"]  # one dict for 1 row per device, one for 2 rows per device, ...
     epochs = f" in {layout.epochs} epochs" if layout.epochs > 1 else ""
     _line("algorithm", f"{algorithm_title(found)}{epochs}, planned or read from the cache in {seconds:.2f} s")
     _line("rows", f"{found['rows']:,} of {layout.sequence_length:,} tokens")

@@ -180,7 +180,7 @@ def print_summary(manifest: Mapping[str, Any], output: str) -> None:
     documents = sum(counts["documents"] for counts in manifest["splits"].values())
     for key, what in (("without_final_eos", "don't end with"), ("with_inner_eos", "have, before their end,")):
         count = manifest.get(key) or 0
-        # If half or more of the conversations do so, their template makes them so: no note is needed.
+        # If half or more of the conversations are counted, this is a property of the template, and a note would not help.
         is_unusual = 2 * count < documents
         if format.found_by_eos and count and (is_unusual or text):
             print(

@@ -120,7 +120,7 @@ def _documents(pipeline: Pipeline, options: argparse.Namespace) -> tuple[list[in
                 tokenizer = provenance.tokenizer_of(part.corpus, options.tokenizer)
                 matches = provenance.documents_with_text(part.corpus, tokenizer, options.find)
             documents += run.of(layout, numbers_in(part, matches) + layout.first_document(name)).tolist()
-        except CorpusError as error:  # a source may lack records, or a tokenizer; an error if no source can be searched
+        except CorpusError as error:  # a source without records or tokenizer; raised only if all sources fail
             if len(parts) == 1:
                 raise
             failed.append((repr(name) if name else part.corpus.shards[0].path, error))

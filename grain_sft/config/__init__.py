@@ -37,9 +37,9 @@ def load(config: Config, *, host: Host | None = None) -> Pipeline:
     """Return the pipeline that a config describes.
 
     Args:
-      config: Path of a .yaml or .json file, or its content as a dict. A relative path in it starts at the folder of the config
-        or, if nothing is there, at the working directory. The values of a config replace those that it inherits. A
-        `GPTConfig` of the episode-indexed loader is also accepted (`grain_sft.config.gpt_config`).
+      config: Path of a .yaml or .json file, or its content as a dict. A relative path in it starts at the folder of the config.
+        If the path does not exist there, it starts at the working directory. The values of a config replace the values that
+        it inherits. A `GPTConfig` of the episode-indexed loader is also accepted (`grain_sft.config.gpt_config`).
       host: Host whose batches the pipeline reads. None asks JAX, which starts its backend.
 
     Raises:
@@ -86,7 +86,7 @@ def read_config(config: Config) -> tuple[str, dict[str, Any]]:
     if gpt_config.is_gpt_config(sections):
         sections = gpt_config.sections_of(sections, where)
     sections = _renamed(sections, where)
-    with naming(where):  # a table's error about an unknown name does not name the config
+    with naming(where):  # errors about an unknown layout or transform do not state the config
         validate(sections, where)
         with_stages = with_stages_of_replacements(sections, where)
         if with_stages is not sections:
@@ -101,7 +101,7 @@ def is_config(value: Mapping[str, Any]) -> bool:
 
 
 def _renamed(section: Any, where: str) -> Any:
-    """Return a section with the new names of renamed keys. A source of a mixture may have any name, and keeps it."""
+    """Return a section with the new names of renamed keys. A source of a mixture keeps its name, even if it is a former key."""
     if not isinstance(section, Mapping):
         return section
     renamed = {}

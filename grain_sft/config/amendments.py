@@ -72,7 +72,7 @@ AMENDMENTS: dict[str, Options] = {kind: {"from": _FROM, **options_of(keys)} for 
 
 
 def keys_of_stage(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of a `replace` amendment that need a new stage. A weight needs one only in a mixture of a mixture."""
+    """Return the keys of a `replace` amendment that need a new stage. `weight` needs one only for a source `MIXTURE/NAME`."""
     names = ["path", "max_epochs", "on_exhausted"]
     if "/" in section["source"]:
         names.append("weight")

@@ -219,7 +219,7 @@ def _check_sampler(sampler: Section, several_lengths: bool, where: str) -> None:
 
 
 def _check_source(layout: Section, order: Section, where: str) -> None:
-    """Refuse packing algorithms that a source of a mixture can't have, alone or with the `order` of the source."""
+    """Refuse an algorithm that makes whole batches. Refuse one that packs each epoch anew if the order is not sequential."""
     name = layout.get("algorithm")
     if name is None:
         return
@@ -236,8 +236,8 @@ def _check_source(layout: Section, order: Section, where: str) -> None:
 def _adapt_to_packing(layout: dict[str, Any], sampler: dict[str, Any], where: str) -> None:
     """Adapt `layout` and `sampler`, in place, to a packing algorithm that packs each epoch anew. Ignore other algorithms.
 
-    Such an algorithm packs all epochs when the layout is made. The sampler has to read the rows once, by their numbers. So the
-    config states either of these:
+    Such an algorithm packs all epochs when the layout is made. The sampler has to read each row once, in the order of the row
+    numbers. So the config states either of these:
       `layout.seed`, and a sampler with order `sequential` and one epoch;
       the order whose batches the algorithm replays, such as `openchat` for `multipack`. Then the layout takes the sampler's
         `seed` and `epochs`, and the sampler becomes sequential with one epoch.
@@ -285,7 +285,7 @@ def _expect(sampler: Section, key: str, expected: object, algorithm: str, where:
 
 
 def sizes_of(entries: Iterable[Section], length: int) -> Sizes:
-    """Return (step, number of rows) of each entry of a schedule that changes the size of batches."""
+    """Return the pairs (step, number of rows) of those entries of a schedule that state a batch size."""
     sizes = ((entry["step"], rows_of_batch(entry, length)) for entry in entries)
     return [(step, rows) for step, rows in sizes if rows is not None]
 

@@ -108,7 +108,7 @@ def _load_json(text: str) -> Any:
 def inherit(where: str, folder: str, stated: dict[str, Any], inheriting: tuple[str, ...]) -> dict[str, Any]:
     """Return the sections of a config, laid over the sections that it inherits.
 
-    A relative path starts at `folder`, or at the working directory if nothing is in `folder`.
+    A relative path starts at `folder`. If the path does not exist there, it starts at the working directory.
 
     Args:
       where: Name of the config, for messages.
@@ -136,7 +136,8 @@ def overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `base` with the values of `top`. Mappings are merged key by key; lists are replaced whole.
 
     There are two exceptions. If a key of `top` and a key of `base` exclude each other (`_EXCLUSIVE`), the result has only the
-    key of `top`. If the values of `layout.kind` differ, the result has only `sequence_length` of the layout of `base`.
+    key of `top`. If the values of `layout.kind` differ, the result has the `layout` of `top`, with only
+    `sequence_length` from `base`.
     """
     merged = dict(base)
     for key, excluded in _EXCLUSIVE:
@@ -174,8 +175,9 @@ def _located(stated: Any, paths: Any, folder: str) -> Any:
 
 
 def _locate(path: object, folder: str) -> object:
-    """Return a token path, joined to `folder` if it is relative and exists there. In a bucket, its existence is not checked.
+    """Return a token path, joined to `folder` if it is relative and exists there.
 
+    If `folder` is in a bucket, a relative path is always joined: its existence is not checked.
     Text such as "0.3 a 0.7 b", a blend of weights and prefixes, becomes a list of its words.
     """
     if not isinstance(path, str) or not path:
@@ -191,7 +193,10 @@ def _locate(path: object, folder: str) -> object:
 
 
 def _locate_list(name: object, folder: str) -> object:
-    """Return the `ListFile` called `name` in `folder`, or `name` itself if `folder` has no such file."""
+    """Return the `ListFile` called `name` in `folder`, or `name` itself if `folder` has no such file.
+
+    Numbers of documents, such as "5" and "web:5", are not names of files.
+    """
     if not isinstance(name, str) or files.is_remote(name) or re.fullmatch(r"(.*:)?\d+", name, re.DOTALL):
         return name
     path = _locate(name, folder)

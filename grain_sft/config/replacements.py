@@ -44,7 +44,7 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
-    # The stages have the schedules. A config with stages can't have one too, so each schedule ends here with its last values.
+    # The stages have the schedules. Next to stages, a config can't have a schedule, so its last values replace it.
     without_schedules = _stage_after({name: config.get(name, {}) for name in ("corpus", "sampler")}, sys.maxsize)
     return {**config, **without_schedules, "amendments": entries, "stages": divided}
 
@@ -113,7 +113,7 @@ def _stage_after(stage: Section, steps: int) -> dict[str, Any]:
 
 
 def _mixture_after(mixture: Section, schedule: Sequence[Section], steps: int) -> dict[str, Any]:
-    """Return a mixture, and the mixtures in it, with the weights that their schedules have set after `steps`."""
+    """Return a mixture, and the mixtures in it, with the weights that their schedules give at step `steps`."""
     weights: dict[str, Any] = {}
     for entry in schedule:
         weights |= (entry.get("weights") or {}) if entry["step"] <= steps else {}

@@ -35,8 +35,8 @@ def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the config of each stage.
 
     A layout with the option `max_target_sequence_length` cuts windows of this length into rows. The rows of a window stay
-    together in every order. Without the option, a window is one row, so stages with rows of 2048 and 8192 tokens would have two
-    orders. If such stages do not state the option, both get the longer length, 8192.
+    together in every order. Without the option, a window is one row. Then stages with rows of 2048 and 8192 tokens would read
+    the corpus in different orders. If such stages do not state the option, both get the longer length, 8192.
     """
     base = {name: section for name, section in config.items() if name != "stages"}
     stages: Sequence[Mapping[str, Any]] = config["stages"]
@@ -57,7 +57,7 @@ def configs_of_stages(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _replaces(own: object, inherited: object) -> bool:
-    """Return whether a stage's section `corpus` replaces that of the config whole, because it names other files."""
+    """Return whether a stage inherits no key of the config's `corpus`, because its own `corpus` names other files."""
     if not isinstance(own, Mapping) or not isinstance(inherited, Mapping):
         return False
     return "path" in own or ("mixture" in own and "mixture" not in inherited)

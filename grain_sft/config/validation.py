@@ -127,7 +127,7 @@ def _check_schedule(
 
     Args:
       names: Names of the sources whose weights may change; None if no weights may change.
-      length: Length of the rows of batches whose size may change; None if no sizes may change.
+      length: Number of tokens of a row, for the check of batch sizes; None if batch sizes may not change.
     """
     known = list(options_of(sections.ScheduleEntry))
     if length is None:

@@ -38,7 +38,7 @@ def _json_line(time: str, fields: Fields) -> str:
 
 
 FORMATS: dict[str, Callable[[str, Fields], str]] = {".log": _text_line, ".jsonl": _json_line}
-"""By the suffix of a file: function that returns a line of it, without the newline."""
+"""By the suffix of a file: function that returns an entry as a line of this file, without the newline."""
 
 
 def read_line(line: bytes) -> dict[str, str]:

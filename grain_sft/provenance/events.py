@@ -13,7 +13,7 @@ Fields = dict[str, Any]
 VERSION = 1  # increases when the fields of entries change
 LOAD, RESUME, START, COMPLETE = "dataset_load", "resume", "epoch_start", "epoch_complete"
 
-_SHOWN = 10  # first rows of an epoch that its entry lists
+_SHOWN = 10  # number of rows that an entry `epoch_start` lists
 
 
 class Event(NamedTuple):
@@ -121,7 +121,8 @@ class Events:
 
         Args:
           event: Start or completion of an epoch.
-          since: Step at which this process began or resumed the run. A completed epoch may have begun before it.
+          since: Step at which this process began or resumed the run. If the epoch began earlier, the entry of its completion
+            has this step as `since_step`.
         """
         number, stage, stream = self.streams[event.stream]
         fields: Fields = {"action": event.action}

@@ -79,7 +79,7 @@ class LineChecker:
         self._since: int | None = 0  # step of the first batch after the last load; None if its line was changed
         self._step_unknown = False  # whether a line was changed, so that only the next intact line states the step
         self._max_resume_step = -1  # the run may resume up to the step of its next event; -1 before the first load
-        self._delivered = -1  # last step since the last resume whose entry was read, so it was delivered
+        self._delivered = -1  # last step with an entry since the last resume: it was delivered
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
         """Return a copy of this checker whose next lines are entries of `pipeline`, a version of the run."""
@@ -128,7 +128,7 @@ class LineChecker:
             self._shifts = self._shifts | {shift}
 
     def check_end(self, pipeline: Pipeline) -> None:
-        """Report the amendments and stages of `pipeline` that were added too late: the log has delivered steps they change."""
+        """Report the amendments and stages of `pipeline` that were added after a step that they change was delivered."""
         for change in changes_of(pipeline):
             if change not in self._changes and change.first_step <= self._delivered:
                 without = f"without {change.kind} of the config: {change}"
@@ -139,7 +139,7 @@ class LineChecker:
         self._note_changes()
         sizes = self._pipeline.sampler.batch_sizes.sizes
         hosts = natural_number(fields.get("hosts"))
-        fits = hosts > 0 and any(rows % hosts == 0 for rows in sizes)  # steps of other sizes may have had other hosts
+        fits = hosts > 0 and any(rows % hosts == 0 for rows in sizes)  # each batch size may have had its own host count
         if not fits:
             rows = " or ".join(map(str, sizes))
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")

@@ -19,7 +19,12 @@ SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 class Labels(NamedTuple):
-    """Column of texts, many of them equal. `numbers`, int64 [lines], is the index in `texts` of each line's text; -1 is ""."""
+    """Column of texts, many of them equal.
+
+    Attributes:
+      numbers: Index in `texts` for each line, int64 [lines]; -1 for the text "".
+      texts: Texts that the lines may have.
+    """
 
     numbers: npt.NDArray[np.int64]
     texts: Sequence[str]
