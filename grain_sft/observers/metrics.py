@@ -84,7 +84,8 @@ class Metrics(Observer):
             return
         # no registry: `collect` of this object returns their values
         histogram: Any = BulkHistogram
-        if not MOST_UNCOUNTED:  # only prometheus_client's own can write to the folder
+        # 0 with $PROMETHEUS_MULTIPROC_DIR: only the histogram of prometheus_client can write to that folder
+        if not MOST_UNCOUNTED:
             histogram = functools.partial(Histogram, buckets=SECONDS, registry=None)
         self._histograms = {kind: histogram(f"grain_sft_{kind}_seconds", text) for kind, text in _HISTOGRAMS.items()}
         text = "Step of the next batch to be handed out."

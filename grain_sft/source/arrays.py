@@ -35,7 +35,8 @@ class ReadRows(NamedTuple):
       target_segment_ids: int32, segment id of each target that takes loss and is in the segment of its input; else 0.
       loss: bool, whether each token takes loss, or float32, its weight; None if every token takes loss, or if
         `target_segment_ids` already expresses the mask.
-      pieces: Pieces of the rows, if the reader computed them and all of their tokens, and only these, are not padding.
+      pieces: Pieces of the rows, which have exactly the tokens that are not padding. None if the reader did not compute the
+        pieces, or if they have a token that is padding in these arrays.
     """
 
     inputs: Int32[np.ndarray, "rows length"]

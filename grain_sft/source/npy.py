@@ -146,7 +146,7 @@ class NpyDataSource(RowSource):
         return {"": self}
 
     def with_sources(self, sources: Mapping[str, RowSource]) -> RowSource:
-        """Return the source with some of `sources` replaced."""
+        """Return the source in `sources` that replaces this one; this source if `sources` has none for it."""
         return sources.get("", self)
 
     def columns(self, start: int, stop: int) -> NpyDataSource:
@@ -161,7 +161,7 @@ class NpyDataSource(RowSource):
 
     def _read(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any] | None, bool]:
         """Return rows, their tokens (None if `inputs` holds them), and whether int32 holds every token. Without `shifted`, the
-        last is not checked, and targets and their segment ids may be uninitialised.
+        third value is not checked, and targets and their segment ids may be uninitialised.
 
         Raises: as `read`; and CorpusError for a negative token."""
         if self._row_reader is not None:
@@ -197,7 +197,7 @@ class NpyDataSource(RowSource):
     def _read_pieces(self, rows: Ints, shifted: bool) -> tuple[ReadRows, npt.NDArray[Any], bool]:
         """Return what `_read` returns, for any layout: one gather reads the pieces of all rows."""
         pieces, shape, fit = self.layout.pieces(rows), (len(rows), self.layout.width(rows)), True
-        whole = pieces.segment is None
+        whole = pieces.segment is None  # every row is one full segment, without padding
         (memory, row_buffers), (inputs, targets, *more) = self._arrays.stack(2 if whole else 4, shape, _views)
         tokens = inputs.view(self._dtype) if self._wide else self._arrays.empty(shape, self._dtype, 1)
         loss: npt.NDArray[Any] | None = None

@@ -103,7 +103,7 @@ class RowReader:
             for table, row in block.by_ends:
                 ends = table[1 : 1 + table[0]].tolist()
                 if len(ends) != table[0] or (ends and (min(ends) < 1 or ends[0] > self._length)):
-                    raise IndexError  # `fill` refuses the others: an end beyond the row, or one below the end before it
+                    raise IndexError  # `fill` itself raises for a later end that is beyond the row, or below the end before it
                 row.fill(ends, self._all_take_loss)
         except (IndexError, ValueError) as error:
             raise CorpusError(

@@ -1,6 +1,8 @@
-"""Rows of few long segments: each is read, and its arrays made, while its tokens are in the processor's cache. A row's segments
-come from `Layout.row_segments`: by `pieces`, two rows of 32,768 tokens take 150 us instead of 120 (`bench --only packed`).
-Copies between buffers are the interpreter's: numpy's take as long to begin as some KB take to copy."""
+"""Reader of rows of few long segments. It fills all arrays of a row while the row's tokens are in the processor's cache.
+
+`Layout.row_segments` gives the segments of a row. With `Layout.pieces` instead, two rows of 32,768 tokens take 150 us, not 120
+(`bench --only packed`). Arrays are copied as memoryviews, since starting a copy by numpy takes as long as copying some KB.
+"""
 
 from bisect import bisect_right
 from itertools import accumulate
@@ -20,8 +22,8 @@ ZERO = np.array(0, np.int32)
 
 
 class Counting:
-    """Numbers that rows are filled with: `positions` 0, 1, ..., int32 [L]; and `numbers` 1, 2, ..., each an array, since
-    numpy is slow to make one of an integer."""
+    """Numbers that rows are filled with: `positions` 0, 1, ..., int32 [L]; and segment ids `numbers` 1, 2, ... Each segment id
+    is an int32 array, since numpy would make an array of a Python integer at each use, which is slow."""
 
     def __init__(self, length: int) -> None:
         self.positions = np.arange(length, dtype=np.int32).data
@@ -48,7 +50,8 @@ class SegmentRow:
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          before: Number of segments before the first, and position of its first token, as of `Layout.row_begin`.
+          before: Result of `Layout.row_begin` for the row: number of segments before the row's first segment, and position of
+            the row's first token.
         """
         length, segments, segments_data, positions, positions_data, target_segments = self._views
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
@@ -142,7 +145,7 @@ class SegmentReader:
         return shards, begins, stops, memory
 
     def _views(self, stack: Stack) -> list[tuple[memoryview, npt.NDArray[Any], SegmentRow]]:
-        """Return, for each row, the memory of its tokens, the same as an array, and views of its arrays."""
+        """Return, for each row: the memory of its tokens, the same memory as an array, and views of the row's arrays."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
         return [(each.data, each, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)]

@@ -149,7 +149,7 @@ class _PaddedSource(RowSource):
     ) -> list[tuple[int, int]]:
         """Return the start and stop of each withdrawn span in the flattened rows `indices`."""
         rows, _ = checked_rows(indices, self.layout)
-        if not self._documents.in_row[rows].any():  # saves the pieces of long rows
+        if not self._documents.in_row[rows].any():  # so the pieces are not computed, which is slow for long rows
             return []
         if pieces is None:
             real = np.flatnonzero(rows != FILL_ROW)
@@ -205,6 +205,7 @@ class _WithdrawnDocuments:
             return piece, np.zeros_like(piece), pieces.length[piece], steps
         begin = self._shards[pieces.shard] + pieces.start
         end = begin + pieces.length
+        # piece i has tokens of the withdrawn spans low[i], low[i] + 1, ...: one part for each span
         low = self._stops.searchsorted(begin, side="right")
         piece, number = expand_counts(self._starts.searchsorted(end) - low)
         span, begin = low[piece] + number, begin[piece]

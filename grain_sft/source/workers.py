@@ -42,7 +42,7 @@ def start(iterator: Any) -> Any:
 class InOrder:
     """Elements of a dataset that ends in `mp_prefetch` from step `start` on, taken by one thread.
 
-    That thread also starts the workers: no exception reaches it, as Ctrl-C reaches the main thread.
+    That thread also starts the workers. Ctrl-C raises an exception in the main thread only, so it cannot interrupt the start.
 
     Attributes:
       iterator: Grain's iterator, None before the workers are started.
@@ -58,7 +58,7 @@ class InOrder:
         self.started.acquire()
 
     def next(self, step: int) -> Any:
-        """Return the element of `step`, the one after that of the last call."""
+        """Return the element of `step`. Each call must ask for the step after that of the call before."""
         if self.iterator is None:
             try:
                 iterator = self._dataset.__iter__()
@@ -83,16 +83,16 @@ class InOrder:
 def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
     """Return a function that stops a Grain iterator, once. It is called when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
-    atexit.register(once)  # by itself it may run after what `multiprocessing` does then
+    atexit.register(once)  # without this, `once` may run after the exit function of `multiprocessing`
     return once
 
 
 def stop(iterator: Any) -> None:
-    """Close a Grain iterator within some seconds, as far as that is possible: what is not closed ends with this process.
+    """Close a Grain iterator. Wait at most 10 seconds: what is not closed by then ends with this process.
 
-    A worker that was killed may have had a lock that Grain then waits for without end. A thread that waits for an element gets
-    an error. The iterators that it reads from are cleared: they would close again when they are collected, and at the end of
-    the interpreter, when their modules are gone, print a traceback.
+    The wait is bounded because a worker that was killed may have held a lock, and Grain then waits for this lock forever. A
+    thread that waits for an element gets an error. The iterator's references to the iterators that it reads from are dropped.
+    Otherwise those would be closed again when the interpreter ends, when their modules are gone, and print a traceback.
     """
     iterator = getattr(iterator, "_iterator", iterator)
     closed = threading.Lock()
@@ -119,12 +119,12 @@ def _close(iterator: Any) -> None:
     for each in _tree(iterator):  # Grain empties these queues, also of the element that a thread still waits for
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
-            with contextlib.suppress(queue.Full):  # then none waits
+            with contextlib.suppress(queue.Full):  # no thread waits for an element of a full queue
                 buffer.put_nowait((None, None, ValueError("This iterator is closed.")))
 
 
 def end_with_parent() -> None:
-    """In a worker process of Grain's, end when its parent does: it would wait for room in its queue without end."""
+    """In a worker process of Grain's, end when the parent ends. Otherwise the worker waits forever for room in its queue."""
     parent = multiprocessing.parent_process()
     if parent is None or not in_worker():
         return
@@ -166,9 +166,11 @@ def _tree(iterator: Any) -> Iterator[Any]:
 def _startable() -> Iterator[None]:
     """While this is entered, Grain can start worker processes.
 
-    Grain asks absl for its own flags, which fails before the command line is parsed. And `multiprocessing` makes every
-    worker run the main script again, which fails in a script without an `if __name__ == "__main__"` guard, and at best
-    imports what no worker needs: Grain sends workers what they run by cloudpickle, classes of the main script included.
+    Grain asks absl for its own flags, which fails before the command line is parsed. So the flags get their defaults.
+
+    `multiprocessing` makes every worker run the main script again, which fails in a script without an
+    `if __name__ == "__main__"` guard. So the main script is hidden. Workers do not need it: cloudpickle sends them all that
+    they run, classes of the main script included.
     """
     with _lock.lock:
         default_grain_flags()

@@ -20,7 +20,7 @@ from typing import IO, Any
 from grain_sft.storage.locks import HeldLock, is_at
 
 _TEMPORARY_NAME = re.compile(r"\..*\.(?P<host>[0-9a-f]{8})-\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
-_LONGEST_NAME = 150  # bytes of NAME in a temporary name, which file systems limit to 255
+_LONGEST_NAME = 150  # bytes of NAME in a temporary name: file systems limit a whole name to 255 bytes
 _ABANDONED_AFTER = 86_400.0  # seconds since the last write; only for files of other hosts, whose locks may be invisible
 
 _cleaned_folders: set[str] = set()  # each is cleaned once per process

@@ -159,7 +159,7 @@ class Space:
         self._has_counted = False
 
     def reserve(self, fd: int, size: int) -> bool:
-        """Make the claimed file `fd` `size` bytes long. If the cache has no room for that, make it empty and return False."""
+        """Make the claimed file `fd` `size` bytes long. If the cache has no room, cut the file to 0 bytes and return False."""
         with self._locked() as lock:
             left_by_killed = os.fstat(fd).st_size  # bytes of a process that was killed while it fetched the block
             used = self._used(lock) - left_by_killed
@@ -207,7 +207,7 @@ class Space:
         self._has_counted = True
 
     def _make_room(self, size: int) -> int:
-        """Remove files until there is room for `size` bytes and `SPARE` is free. Return the bytes still in use.
+        """Remove files until `size` bytes, and at least a tenth of the cache, are free. Return the bytes still in use.
 
         Unfinished files stay. If these alone leave no room, nothing is removed.
         """

@@ -81,7 +81,7 @@ def read_text(path: str) -> str:
 def read_range(path: str, start: int, stop: int, *, version: str | None = None) -> bytes:
     """Return the bytes [start, stop) of a file, fewer at its end.
 
-    If `version` is one that `size_and_version` returned, and the remote file has another one now, raise a CorpusFileError.
+    `version` is a version from `size_and_version`. If the remote file has another version now, raise a CorpusFileError.
     """
     if stop <= start:
         return b""

@@ -108,7 +108,8 @@ class LocalFile:
           size_error: Function that returns the error for a size in bytes that is not the stamp's.
         """
         status = os.fstat(self.fd)
-        # taken before the comparison: after a write during it, the next check finds another time than that of `identity`
+        # taken before the comparison: if the file is written to during the comparison, its time no longer equals
+        # `identity.mtime_ns`, so the next check compares again
         identity = Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
         ends_match = identity == verified or read_digest(self.fd, self.shard) == self.shard.digest
         size = os.fstat(self.fd).st_size  # after the comparison, so that a file that was just cut is reported as cut
@@ -181,7 +182,7 @@ class OpenFiles(dict[int, LocalFile]):
         return file
 
     def check(self, numbers: Iterable[int]) -> None:
-        """Check, after reads, that files have not changed since they were indexed. Files closed meanwhile were checked then."""
+        """Check, after reads, that files are still those that were indexed. Closed files were checked when they were closed."""
         for number in numbers:
             file = self.get(number)
             if file is not None:

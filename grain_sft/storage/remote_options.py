@@ -70,7 +70,7 @@ class RemoteOptions(Limits, frozen=True, forbid_unknown_fields=True):
 
     @property
     def limits(self) -> Limits:
-        """Return the options themselves, which have `seconds` and `requests` now. Deprecated."""
+        """This object itself: `seconds` and `requests` are its own fields. Deprecated."""
         warnings.warn("RemoteOptions.limits is now RemoteOptions itself.", DeprecationWarning, stacklevel=2)
         return self
 

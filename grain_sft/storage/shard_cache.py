@@ -24,8 +24,8 @@ from grain_sft.storage.remote.responses import Range
 from grain_sft.storage.remote.retries import Limits
 from grain_sft.storage.remote_options import CacheOptions
 
-BATCH_BYTES = 64 << 20  # fetched together, so in memory at once
-_BATCH_BLOCKS = 64  # fetched together, so open files
+BATCH_BYTES = 64 << 20  # most bytes that are fetched together: all of them are in memory at once
+_BATCH_BLOCKS = 64  # most blocks that are fetched together: the files of all of them are open at once
 _FIRST_POLL, _LONGEST_POLL = 0.002, 0.05  # seconds
 
 T = TypeVar("T")
@@ -126,7 +126,8 @@ class ShardCache:
                     lock = claim(path)
                     if lock is not None:
                         claims.callback(self._release, path + PART, lock)
-                    if lock is None or os.path.exists(path):  # or finished just before `claim`: the next round reads it
+                    # the file exists if another process finished it just before `claim`; the next call reads it
+                    if lock is None or os.path.exists(path):
                         awaited[block] = pieces
                     elif self._space.reserve(lock.fd, file_size(block.size)):
                         reserved[block] = lock.fd

@@ -93,7 +93,7 @@ class ShardReader:
         if not (self._remote or self._scattered) and self._copy(columns, out):
             return
         if self._remote:
-            columns = self._remote.gather(columns, out)  # the pieces of local files
+            columns = self._remote.gather(columns, out)  # returns the pieces of local files, which are read below
         numbers, firsts, offsets, lengths = (column.tolist() for column in columns)
         buffers = [(out[offset : offset + length],) for offset, length in zip(offsets, lengths, strict=True)]
         self._read_and_check((numbers, firsts, buffers, sum(lengths)))

@@ -66,8 +66,8 @@ def copy_pieces(addresses: Ints, places: Ints, ends: Ints, out: memoryview) -> b
       out: Bytes that are filled.
 
     Returns:
-      Whether all pieces were copied. If not, some may have been: a page of a mapped file is gone, the system has no `pwritev`,
-      or memory or file descriptors ran out.
+      Whether all pieces were copied. If not, `out` may have some of them. A copy fails if a mapped file was cut, the system
+      has no `pwritev`, or memory or file descriptors run out.
     """
     if _pwritev is None:
         return False

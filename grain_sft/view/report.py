@@ -194,7 +194,7 @@ def attention(pipeline: Pipeline, steps: list[int]) -> list[dict[str, Any]]:
     The spread of a step is the highest cost of a device divided by the mean of all devices.
 
     Returns:
-      A list of dicts, one for each number of rows that a device may have, so that all devices have as many at each step:
+      A list of dicts, one for each number in `ROWS_A_DEVICE` that divides the number of rows of every step:
       - rows_a_device: the number of rows;
       - mean: mean spread of the steps;
       - worst, step: highest spread of a step, and this step.

@@ -47,7 +47,7 @@ class Piece:
 
     @property
     def source_record(self) -> str:
-        """Source and record: "a.jsonl:7" or, in a mixture, "a.jsonl, record 7", as "a:7" means document 7 of source a there."""
+        """Source and record: "a.jsonl:7". In a mixture "a.jsonl, record 7": there, "a:7" is document 7 of source a."""
         if not self.source:
             return ""
         source = visible_line(self.source)

@@ -32,7 +32,7 @@ class CheckedResponse(aiohttp.ClientResponse):
         return self._body
 
     def _checked_limit(self) -> int:
-        """Return the maximum size of the body, in bytes. Check the headers of a part of a file, and record them."""
+        """Return the maximum size of the body, in bytes. If a part of a file was requested, check and record the headers."""
         requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.request_info.headers.get("Range", ""))
         if requested is None:
             return _LARGEST_OTHER

@@ -13,7 +13,7 @@ from grain_sft.storage.remote.retries import Limits, RefusedBodyError, ReplacedE
 PART_BYTES = 8 << 20  # a longer range is several requests
 
 _DOWNLOAD_BYTES = 64 << 20  # bytes of a download held in memory at once
-_READ_AHEAD = 1 << 20  # for the reads that follow, an open file requests this number of bytes more than a read asks for
+_READ_AHEAD = 1 << 20  # bytes that an open file requests beyond the end of each read, for the next reads
 
 
 class RemoteFile(NamedTuple):
