@@ -78,7 +78,7 @@ def _parsed(line: bytes) -> dict[str, str]:
 def _with_hosts(pipeline: Pipeline, hosts: int) -> Pipeline:
     """Return the pipeline for `hosts` hosts. Return it unchanged if its order is the same for any number of hosts.
 
-    If `hosts` does not divide the batches, also return the pipeline unchanged. `LineChecker` reports the wrong number.
+    If `hosts` does not divide every batch, also return it unchanged. `LineChecker` reports a number that divides no batch.
     """
     sampler = pipeline.sampler
     divides_batches = hosts > 0 and all(rows % hosts == 0 for rows in sampler.batch_sizes.sizes)

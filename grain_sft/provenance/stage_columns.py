@@ -136,7 +136,7 @@ class StageColumns:
         """Return the epoch of each line.
 
         A layout that packs each epoch anew holds the rows of several epochs, such as 3. The sampler counts all rows of the
-        layout as one epoch. Its epoch 0 is epochs 0, 1 and 2 of the trace, and its epoch 1 is epochs 3, 4 and 5.
+        layout as one epoch. The sampler's epoch 1 is epochs 3, 4 and 5 of the trace.
         """
         epochs = lines.epoch.copy()
         with_row = np.flatnonzero(lines.row != FILL_ROW)
