@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from grain_sft.errors import shortened
 
-_MAX_CHARACTERS = 120  # of a value
+_MAX_CHARACTERS = 120  # a longer value is shortened
 _LEFT = ' style="text-align: left"'
 
 

@@ -43,7 +43,7 @@ class Option:
       name: Name of the argument.
       type: Type of its values in a config: text, numbers, lists, mappings, `Literal`s and frozen `msgspec.Struct`s, with
         bounds as `Annotated[int, msgspec.Meta(ge=1)]` and open tables as `Annotated[str, ORDERS]`.
-      default: Value where it is not given; REQUIRED if it has to be.
+      default: Value if the option is not given; REQUIRED if it has to be given.
       help: Help text.
     """
 
@@ -120,8 +120,8 @@ def _config_type(hint: Any) -> Any:
 
 
 def check(section: object, options: Options, where: str, *, require: bool = True) -> None:
-    """Raise a `ConfigError` if the section at `where`, such as "a.yaml: sampler", has an unknown key, a value that its option
-    does not take, or, with `require`, lacks an option without a default."""
+    """Raise a `ConfigError` if a section has an unknown key, or a value that its option does not take. With `require`, also
+    raise the error if the section lacks an option without a default. `where` names the section, such as "a.yaml: sampler"."""
     if not isinstance(section, Mapping):
         raise ConfigError(f"{where} is {shortened(repr(section))}; expected a section with {', '.join(options)}.")
     check_keys(section, options, where)

@@ -15,7 +15,7 @@ def checked_pieces(columns: Any, layout: Traits, rows: Ints) -> Pieces:
     """Return `columns`, which `layout` returned as the pieces of `rows`, as int64.
 
     Raises:
-      LayoutError: A reader could not fill the rows from them.
+      LayoutError: A reader could not fill the rows from these columns.
     """
     method = f"{type(layout).__module__}:{type(layout).__qualname__}.pieces"
     try:

@@ -40,8 +40,9 @@ class FromPieces(Traits):
     has only `pieces`."""
 
     row_begin: Callable[[int], tuple[int, int]] | None = None
-    """Function of a row number. Only a `ColumnsLayout` has one. It returns the number of segments that end before the first
-    column, and the position of the first column in its segment. None means (0, 0)."""
+    """Function of a row number that returns how many segments of the whole row end before column 0 of this layout, and the
+    position of column 0 in its segment: (1, 12) if column 0 is position 12 of segment 2. None means (0, 0), the value for whole
+    rows. Only a `ColumnsLayout` has this function."""
 
     @property
     def kind(self) -> str:
@@ -232,7 +233,7 @@ class _TokensOf:
         start, length = start[length > 0], length[length > 0]
         order = np.argsort(start)  # some formats list documents in any order
         self._starts = start[order]
-        # Item n is the last end of the first n documents.
+        # Item n is the greatest end of the n documents that start first.
         self._ends = np.append(0, np.maximum.accumulate((start + length)[order]))
         self._shard_begins = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
 

@@ -41,7 +41,7 @@ class MaterializedLayout(Layout):
         return self._count
 
     def pieces(self, rows: Ints) -> Pieces:
-        starts, lengths = self.corpus.documents  # of segments: the writer made each a document
+        starts, lengths = self.corpus.documents  # the writer stored every segment as a document of this corpus
         first_token = rows * self.sequence_length
         first_document = starts.searchsorted(first_token)
         end_document = starts.searchsorted(first_token + self.sequence_length)

@@ -25,7 +25,7 @@ class MixtureLayout(Layout):
 
     Attributes:
       parts: Layouts by name.
-      first_rows, first_shards: int64 [parts], number of the first row and of the first shard of each.
+      first_rows, first_shards: int64 [parts], number of each part's first row, and of its first shard.
 
     Raises:
       LayoutError: There is no layout, one has no name, sequence lengths differ, or preference pairs are mixed with rows of

@@ -128,7 +128,7 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
 
 
 def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], num_layouts: int) -> tuple[Ints, list[Ints]]:
-    """Return the numbers among `named`, and in each layout the documents of all other names.
+    """Return the names that are numbers, and a list with an entry for each layout: its documents that the other names find.
 
     Args:
       named: As in `documents_named_in`.
@@ -182,10 +182,12 @@ def _joined(arrays: Iterable[Ints]) -> Ints | None:
 
 
 def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> Ints | None:
-    """Return the documents in a layout of a source, `SOURCE:NUMBER`, an input or a record; None if the layout lacks it.
+    """Return the numbers of the documents that `name` finds, counted in `layout`; None if the layout lacks the name.
 
     Args:
-      inputs: Inputs of each of `layout.parts`, by its name.
+      layout: Layout that is searched.
+      inputs: Inputs of each part of `layout`, by the part's name.
+      name: Name of a source or of an input, `SOURCE:NUMBER`, or a record.
     """
     source, _, number = name.rpartition(":")
     if name in layout.parts:

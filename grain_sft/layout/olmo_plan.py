@@ -160,7 +160,7 @@ def _rows_of(where: str, group: _Group) -> tuple[Ints, Ints, Ints]:
 
 
 def _documents_of(where: str, start: Ints, stop: Ints, documents: Documents, options: PackingOptions) -> Ints:
-    """Return the document of each piece. Raise a LayoutError unless the pieces are those of all documents."""
+    """Return the document of each piece. Raise a LayoutError unless the pieces are exactly the packed parts of `documents`."""
     row_length = options.sequence_length
     reason = "It was made from other tokens, or with another EOS, BOS or boundaries."
     document = np.searchsorted(documents.start, start, side="right") - 1

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from jaxtyping import Int64
 
 LeftOut = tuple[str, int | None, int | None]
-"""What no row holds, in words; how many documents; how many tokens. A number that is not counted is None."""
+"""One line of a report of what no row holds: its name, the number of documents, and the number of tokens. A number is None if
+it is not counted. ("dropped pairs", 2, 900) means 2 dropped documents of 900 tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """Consecutive tokens of one shard in one row. The next span of the same row and document continues its segment.
+    """Consecutive tokens of one shard in one row. A segment that crosses a shard border has a span in each shard.
 
     Attributes:
       shard: Number of the shard in `corpus.shards`.

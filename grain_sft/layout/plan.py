@@ -30,15 +30,15 @@ COUNTS = ("documents", "dropped_documents", "dropped_tokens", "cut_documents", "
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Packed rows, as columns. A piece is a document, or the part of one, in a row.
+    """Packed rows, as columns. A piece is a whole document in a row, or the part of a document that is in that row.
 
     Attributes:
       start: int64 [pieces], first token of each piece, counted through the corpus; row after row.
       length: uint32 [pieces], tokens of each piece.
       document: int64 [pieces], number of each piece's document.
       ends: int64 [rows], number of pieces in this row and all rows before it.
-      counts: Number of all "documents"; of "dropped_documents", which are in no row, and their "dropped_tokens"; of
-        "cut_documents", which are partly in rows, and the "cut_tokens" that are in no row.
+      counts: Values by the names in `COUNTS`. "documents" counts all documents. "dropped_documents" are in no row, and have
+        "dropped_tokens" tokens. "cut_documents" are partly in rows; the rest of them, in no row, has "cut_tokens" tokens.
       highest_token: Highest token id of the corpus, if the search for documents read all tokens; else None.
     """
 
@@ -117,7 +117,7 @@ def make_plan(finder: DocumentFinder, options: PackingOptions) -> Columns:
     packed, algorithm, begin = [], ALGORITHMS[options.algorithm], 0
     for lengths, longest_first in zip(groups, sorted_groups, strict=True):
         rows = algorithm(lengths, dataclasses.replace(options, longest_first=longest_first))
-        packed.append(rows._replace(document=rows.document + begin))  # the algorithm counts from the group's first
+        packed.append(rows._replace(document=rows.document + begin))  # the algorithm counts from 0 in every group
         begin += len(lengths)
     index, offset, piece_length, ends = join_rows(packed)  # `index` is an index into `document` and `start`
     return plan_columns(documents, document[index], start[index] + offset, piece_length, ends)

@@ -73,7 +73,8 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
       longest: Cost of the longest segment of each row.
 
     Returns:
-      Dicts of `rows_a_device`, `devices`, and three means over steps, each of a highest cost divided by a mean cost:
+      Dicts of `rows_a_device`, `devices`, and three figures. A figure is the highest cost of a device divided by the mean cost
+      of a device, averaged over steps:
         shuffled: `over_devices` of steps of random rows.
         balanced: `over_devices` of steps whose rows cost about the same.
         floor: Least value that `shuffled` could have if the rows of each step were distributed in the best way. One device

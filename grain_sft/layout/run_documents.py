@@ -69,7 +69,7 @@ class RunDocuments:
         if layout is self.layouts[0]:
             return documents
         numbers = np.full_like(documents, -1)
-        split = split_documents(layout, documents)  # may be shorter than the list of parts
+        split = split_documents(layout, documents)  # stops early; see `split_documents`
         for (_, _, mask, own), entry in zip(split, self._numbered[self.layouts.index(layout)], strict=False):
             numbers[mask] = own + self._first(entry)
         return numbers
@@ -103,8 +103,8 @@ def _entry_for(
 
     Args:
       name: Name of the part.
-      same: Entries of earlier layouts with the documents of the part, two or more if a mixture has one corpus twice. An entry
-        of the same name is preferred, then an entry that no other part of `layout` takes.
+      same: Entries of earlier layouts that have the documents of the part. There are two if a mixture has one corpus twice. An
+        entry named `name` is preferred. The second choice is an entry that no other part of `layout` takes.
       layout: Layout of the part.
       numbered: Entries that earlier parts of `layout` took.
     """
@@ -148,10 +148,11 @@ def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
 
 
 def split_documents(layout: Layout, documents: Ints) -> Iterator[tuple[str, Layout, npt.NDArray[np.bool_], Ints]]:
-    """Yield for each part of a layout: its name, the part, the mask of its `documents` (bool [n]), and their numbers in it.
+    """Yield (name, part, mask, numbers) for each part of a layout.
 
-    Parts are ordered as in `parts_by_documents`. The iterator stops after the part of the highest of `documents`, because a
-    count of the documents of the next part may read all of its tokens.
+    `mask`, bool [n], is True for those of `documents` that are in the part. `numbers` are their numbers in the part. Parts are
+    ordered as in `parts_by_documents`. The iterator stops after the part of the highest of `documents`, because a count of the
+    documents of the next part may read all of its tokens.
 
     Args:
       documents: int64 [n], numbers of documents in the layout.

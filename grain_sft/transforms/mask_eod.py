@@ -26,7 +26,7 @@ class MaskEod(grain.transforms.Map):
         self.as_target = as_target
 
     def map(self, element: Element) -> Element:
-        """Return `element` with a `loss_mask` that is False where the token before (or the token itself) is EOD."""
+        """Return `element` with a `loss_mask` that is also False after each EOD, or, with `as_target`, at each EOD."""
         require_keys(self, element, ("tokens", "loss_mask"))
         ends = element["tokens"] == self.eod_token_id
         loss_mask = element["loss_mask"].copy()

@@ -18,8 +18,8 @@ class ShiftTargets(Map):
 
     The keys:
       inputs: The tokens.
-      targets: The next token of each, 0 at the end of a row. The length stays L, because TPU attention kernels want a multiple
-        of 128 or 512.
+      targets: The token after each input, 0 at the end of a row. The length stays L, because TPU attention kernels want a
+        multiple of 128 or 512.
       inputs_position, targets_position: Positions of the tokens, the same array under both keys.
       inputs_segmentation: Segment ids of the tokens.
       targets_segmentation: Segment id if the target takes loss and is in the same segment. Otherwise 0: at padding, at masked

@@ -2,8 +2,8 @@
 
 Sample t comes from the data set with the greatest `weight * max(t, 1) - taken`, in float64; `taken` is the number of earlier
 samples from that data set. If several data sets are equal, the first is chosen. In megatron-core this is a loop over samples,
-and no step can begin before the last one ends. This module divides the samples into blocks of `BLOCK`, runs a loop for each
-block, a chain, and runs thousands of chains at once:
+and no step can begin before the previous step ends. This module divides the samples into blocks of `BLOCK`. A chain is the loop
+over the samples of one block. The module runs thousands of chains at once:
 
 1. A chain does not know the values of `taken` at its first sample. It guesses values in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is

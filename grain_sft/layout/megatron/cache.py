@@ -112,7 +112,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
       size: Number of samples.
 
     Raises:
-      LayoutError: The folder has blends, but none or several of them are sound and have these shares and this size.
+      LayoutError: The folder has blends, but not exactly one that is sound and has these shares and this size.
     """
     starts = _starts(folder, _BLEND[0])
     sound: dict[str, Blend] = {}
@@ -131,7 +131,7 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
         blend = blend_of(dataset, len(shares))
         if (blend.numbers_of(np.arange(size))[1] != number).any():
             wrong.append(f"{start}{_BLEND[1]}: does not count the samples of each data set from 0.")
-        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # more than the greedy rule allows
+        elif (abs(blend.counts - shares * size) > 2 + math.log(len(shares))).any():  # `blend` stays closer
             wrong.append(
                 f"{start}{_BLEND[0]}: takes {blend.counts.tolist()} samples; expected shares of {shares.tolist()}."
             )

@@ -198,6 +198,7 @@ class MegatronGptLayout(Layout):
         entry_begin = np.where(entry > 0, stream.ends[entry - 1], 0)
         piece_begin = np.maximum(begin[row], entry_begin)
         piece_stop = np.minimum(stop[row], stream.ends[entry])
+        # A unit is a document or a sequence; see `Recipe.make`. `order` counts units from the first of the data set.
         unit = stream.order[entry] + np.int64(self._firsts[dataset])
         document = arrays["documents"][unit] if "documents" in arrays else unit
         start = arrays["starts"][unit] + piece_begin - entry_begin

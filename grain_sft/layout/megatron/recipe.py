@@ -24,9 +24,9 @@ class Variant(NamedTuple):
     Attributes:
       extra: Whether a row also holds the first token of the next row by default.
       shuffles: Whether documents and samples are shuffled.
-      blends: Whether each shard is a data set, with or without weights. If False, the shards of a corpus without weights are
-        one data set. If True, a weighted blend may have more than `num_samples` rows: with weights 0.5 and 0.5 and 5 samples,
-        each share is rounded up to 3, and the blend has 6 rows. If False, the blend has 5 rows.
+      blends: Whether megatron-core's rules for blends apply. If True, each shard is a data set, even if the corpus has no
+        weights, and each share of a weighted blend is rounded up: weights 0.5 and 0.5 and 5 samples give 3 + 3 rows. If False,
+        the shards of a corpus without weights are one data set, and a weighted blend has `num_samples` rows, 5 in the example.
       by_documents: Whether the sequences of one document stay together in the stream.
       resets: Whether attention and positions begin anew after each EOD by default.
       segments_per_row: Default of `max_segments_per_row`.
@@ -111,7 +111,8 @@ class Recipe:
         traits = VARIANTS[self.variant]
         units = corpus.documents if traits.by_documents else corpus.sequences
         borders = _borders(corpus, units) if traits.blends or corpus.weights else [0, len(units)]
-        # A split of sequences by `corpus.split` is only possible where each prefix is a data set of sequences.
+        # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may divide its sequences only if each prefix is a data
+        # set, and the units are sequences.
         prefixes_are_datasets = len(borders) > len(corpus.shards)
         units_are_sequences = len(units) == len(corpus.sequences)
         if self.split is not None or not prefixes_are_datasets or not units_are_sequences:

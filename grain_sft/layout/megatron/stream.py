@@ -14,7 +14,7 @@ import numpy.typing as npt
 from grain_sft.errors import LayoutError
 from grain_sft.types import Ints
 
-_SEPARATE = 0.80  # the last epoch is shuffled by itself if the run needs less than this share of its samples
+_SEPARATE = 0.80  # if the run needs a smaller share of the last epoch's samples, that epoch is shuffled by itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,13 +123,13 @@ def ends_of(sizes: npt.NDArray[np.integer], order: npt.NDArray[np.integer]) -> I
 def sample_index(ends: Ints, cut: Cut) -> Ints:
     """Return megatron-core's sample index: int64 [samples + 1, 2], the entry and the token in it at which each sample begins.
 
-    A sample may begin between two entries, such as entry 4 of 10 tokens and entry 5. This is token 10 of entry 4 if samples
-    have no extra token, else token 0 of entry 5.
+    A sample may begin at the border of two entries. If entry 4 has 10 tokens, the border of entries 4 and 5 is stored as token
+    10 of entry 4 if samples have no extra token, else as token 0 of entry 5.
     """
     count = cut.samples_in(int(ends[-1]))
     border = np.minimum(np.arange(count + 1) * cut.length, ends[-1] - cut.extra)
     entry = ends.searchsorted(border, side="right" if cut.extra else "left")
     entry[0] = 0
     if border[-1] < count * cut.length:
-        entry[-1] = len(ends) - 1  # after a partial last sample: the last entry, even if it is empty
+        entry[-1] = len(ends) - 1  # a partial last sample ends in the last entry, even if that entry is empty
     return np.stack([entry, border - np.append(0, ends)[entry]], axis=1)

@@ -52,7 +52,8 @@ def _assign(lengths: Ints, capacity: int, short: float) -> Ints:
         bins[placed] = used
         costs[used] += np.square(lengths[placed])
         spaces[used] -= lengths[placed]
-        has_space = np.flatnonzero(spaces >= lengths[num_long - 1])  # at least for the shortest long document
+        # A row without space for the shortest of the long documents gets no more of them.
+        has_space = np.flatnonzero(spaces >= lengths[num_long - 1])
         by_cost = has_space[np.argsort(costs[has_space], kind="stable")]
         rows = by_cost[: (len(by_cost) + 1) // 2]
     unplaced = np.flatnonzero(bins < 0)

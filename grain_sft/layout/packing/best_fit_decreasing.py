@@ -90,7 +90,7 @@ def _place_together(lengths: Ints, capacity: int, open_spaces: Ints) -> Ints:
     opened, first = len(open_spaces), 0
     for length, number in equal_lengths(lengths):
         end = first + number
-        while first < end:
+        while first < end:  # documents that one iteration leaves are placed by the next
             at = bisect_left(spaces, length)
             space = spaces[at] if at < len(spaces) else capacity
             per_row = min(space // length, end - first)  # documents that each row gets, as in `_place_by_row`

@@ -40,7 +40,8 @@ imports only numpy, so it starts in 0.1 s."""
 
 def numpy_sort(features: Collection[str] = _features) -> str:
     """Return which of `SORTS` numpy runs with these CPU features, by default those of this process."""
-    wide, narrow = ("X86_V4", "X86_V3") if "X86_V3" in _umath.__cpu_features__ else ("AVX512_SKX", "AVX2")  # before 2.4
+    # Before version 2.4, numpy names AVX512_SKX and AVX2 instead of X86_V4 and X86_V3.
+    wide, narrow = ("X86_V4", "X86_V3") if "X86_V3" in _umath.__cpu_features__ else ("AVX512_SKX", "AVX2")
     if wide in features:
         return "avx512"
     return "avx2" if narrow in features else "baseline"
