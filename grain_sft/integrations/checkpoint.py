@@ -46,6 +46,7 @@ def resume_step(
     differences = [] if allow_other_data else pipeline.receipt.differences(parts, before=step)
     if differences:
         receipts = f"receipt {state.get('receipt')}; this run's receipt is {pipeline.receipt}"
+        # `differences` uses the words "here" for this run's receipt and "there" for the receipt in the state
         problem = f"{holder} is of a run on other data ({receipts}). The next step is {step}; 'there' means {holder}:"
         fix = "Give the run its old data, or allow_other_data=True to go on at that step with this data."
         raise PipelineError("\n".join([problem, *(f"  {line}" for line in differences), fix]))

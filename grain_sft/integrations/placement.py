@@ -182,6 +182,7 @@ def _blocks(mine: ProcessRows, batch_rows: int, order: ContextOrder) -> list[Blo
         Block(np.flatnonzero(mask[:batch_rows]), None if columns == (0, length) else columns)
         for columns, mask in merged
     ]
+    # a process without devices has one block, without rows
     return blocks or [Block(mine.rows, None)]
 
 

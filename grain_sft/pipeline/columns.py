@@ -23,7 +23,7 @@ def columns_to_read(layout: Layout, transforms: Sequence[object], start: int, st
 
 
 def cut_columns(batch: Element, first: int, start: int, stop: int) -> Element:
-    """Return the columns [start, stop) of a batch, of which `batch` has the columns from `first` on.
+    """Return the columns [start, stop) of a batch. `batch` has only the columns that were read, from column `first` on.
 
     An array of one value a row is returned whole. Columns that the batch does not have are a `PipelineError`.
     """

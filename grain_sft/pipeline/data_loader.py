@@ -15,7 +15,7 @@ from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
 from grain_sft.source import Element, workers
 
-# of a loader without worker processes: threads, and batches that they keep ready
+# Number of threads of a loader without worker processes, and number of batches that they keep ready.
 _THREADS, _PREFETCH = 2, 8
 
 
@@ -89,7 +89,7 @@ class _BatchLoader(grain.DataLoader):
         iterator: Any = super().__iter__()
         if self.multiprocessing_options.num_workers:
             workers.stop_with(iterator, workers.start(iterator))
-        iterator.__class__ = _BatchIterator
+        iterator.__class__ = _BatchIterator  # Grain made the iterator, and has no option for its class
         typed: Iterator[Element] = iterator
         return typed
 

@@ -51,7 +51,7 @@ class PipelineIterator(StepIterator[Element]):
             first_steps = self.pipeline.first_steps
             if first_steps.left:
                 first_steps.check(self.pipeline, step, batch)
-            self._plain = not first_steps.left
+            self._plain = not first_steps.left  # after these checks, ready batches are taken without this method
         return batch
 
     def _reader(self, step: int) -> ReadAhead[Element]:

@@ -33,7 +33,7 @@ VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"tex
 """Functions of a pipeline, a step, rows and a tokenizer that `Pipeline.show` calls, by name."""
 
 MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
-"""Number of batches that may wait to be counted. Where other processes read the metrics, from a folder, none may."""
+"""Number of batches that may wait to be counted. It is 0 if other processes read the metrics, from a folder."""
 
 
 @functools.cache
@@ -57,7 +57,8 @@ class IteratorStats:
       longest: Longest wait, in seconds; the reader may set it to 0.
       next_step: Step after the last one that arrived.
       waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
-      stalled: Value of `waiting` whose end an observer wants to know: it sets this, and gets a call of `stall_ended`.
+      stalled: Copy of `waiting` that an observer sets during a long wait; else None. When the wait ends, `stall_ended` of the
+        observers is called.
     """
 
     def __init__(self) -> None:
@@ -84,8 +85,8 @@ class IteratorStats:
 
 
 arrivals: list[Arrival] = []
-"""Batches that iterators delivered and that are not counted yet. Counting each at once takes as long as 5 % of a batch of
-windows (`bench --only windows`), because it reads and writes many objects that are not in the processor's cache."""
+"""Batches that iterators delivered and that are not counted yet. Counting each one at once would make a batch of windows 5 %
+slower (`bench --only windows`), because counting reads and writes many objects that are not in the processor's cache."""
 
 _make_seconds: list[float] = []
 """Seconds that it took to make each batch that is not counted yet."""

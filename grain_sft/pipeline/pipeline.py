@@ -158,7 +158,7 @@ class Pipeline:
         return type(self)(self.source, sampler, self.transforms, amendments=self.amendments[:num_amendments])
 
     def with_first_stages(self, count: int, last_step: int) -> list[Pipeline]:
-        """Return the runs of `count` stages from which this run may have been made by adding stages: itself, without stages."""
+        """See `StagedPipeline.with_first_stages`. A run without stages was not made by adding stages, so it is the only one."""
         return [self]
 
     def _of_columns(self, start: int, stop: int) -> tuple[int, Pipeline]:

@@ -19,7 +19,7 @@ _ENDS_IN = 5.0  # seconds for threads to finish a step when the interpreter ends
 
 
 class Slot(Generic[T]):
-    """Result of one step: `value` or `error`, once it is `ready`, which is when `done` can be acquired."""
+    """Result of one step: `value` or `error`. Once one is set, `ready` is True, and then the lock `done` is released."""
 
     __slots__ = ("claimed", "done", "error", "ready", "value")
 
@@ -42,7 +42,7 @@ class ReadAhead(Generic[T]):
     Callers take turns: they hold a lock of their own around each method.
 
     Args:
-      make: Function of a step. One thread calls it in the order of the steps.
+      make: Function of a step. If there is only one thread, it is called in the order of the steps.
       start, end: First step, and the one after the last.
       ahead: Number of steps that are made in advance, at least 1.
       threads: Number of threads, which start with the first `advance`.
@@ -52,8 +52,8 @@ class ReadAhead(Generic[T]):
     Attributes:
       slots: Results by step, ascending, from the step of the last `advance` on. The caller may read one that is ready, and set
         its `value` to None once it has taken it.
-      due: First step after which `advance` has to be called. Before it, half of `ahead` are ready or being made, and waking
-        threads would take 10 to 20 us.
+      due: First step after which the caller has to call `advance`. After earlier steps it need not: `ahead / 2` results
+        are ready or being made, and waking threads takes 10 to 20 us.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReadAhead(Generic[T]):
         return slot
 
     def advance(self, step: int) -> None:
-        """Drop results before `step`, and have those from `step` on made, at least half of `ahead` at once."""
+        """Drop results before `step`, and request results from `step` on, in groups of at least half of `ahead`."""
         slots = self.slots
         while slots and (before := next(iter(slots))) < step:
             slots.pop(before, None)
@@ -98,7 +98,8 @@ class ReadAhead(Generic[T]):
         for wanted in range(self._next, end):
             slots.setdefault(wanted, Slot())
         if end > self._next:
-            for _ in self.threads:  # an exception may arrive here: a slot that is wanted twice is claimed once
+            # If an exception arrives here, the next call requests these steps again. Each slot is still claimed only once.
+            for _ in self.threads:
                 self._wanted.put(end)
             self._next = end
         self.due = self._next - self._half - 1

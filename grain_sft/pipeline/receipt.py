@@ -51,7 +51,7 @@ class Receipt:
         """Return a sentence for each part that differs.
 
         Args:
-          other: Parts of another receipt, "there" in the sentences.
+          other: Parts of another receipt. In the sentences, "there" means this other receipt, and "here" means `self`.
           before: Amendments and stages that begin at this step or later are not compared. None compares all.
         """
         sentences = []

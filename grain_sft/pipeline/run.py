@@ -119,7 +119,7 @@ class Observer:
         """Take the counts of many batches at once. Only the observers of the process are called.
 
         Args:
-          make_seconds: Time that each batch took that this process made.
+          make_seconds: Seconds that each batch took to make, for the batches that this process made.
           arrivals: Batches that iterators of this process delivered.
         """
 

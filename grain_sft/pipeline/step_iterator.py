@@ -21,13 +21,13 @@ T = TypeVar("T")
 class StepIterator(grain.DatasetIterator[T]):
     """Iterator over the batches of consecutive steps. Several threads may take from it; each step goes to one of them.
 
-    An exception may arrive at any moment inside `next`: Ctrl-C, a signal handler that raises, or one that another thread sets.
-    The step that was not delivered is then the next one, also in the state. So a batch stays in `_position` until the moment
-    of the return, and is put back there if something is raised after that. The next `next` tries a step that failed again.
+    An exception may arrive at any moment inside `next`: from Ctrl-C, a signal handler, or another thread. The step that was not
+    delivered is then the next one, also in the state. So a batch stays in `_position` until the moment of the return, and is
+    put back there if something is raised after that. The next `next` tries a step that failed again.
 
-    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. They may set `_plain` where `_make` returns
-    batches that were made ahead unchanged. A ready batch is then taken without `_make`. After a pause of 5 ms, in which the
-    processor's caches get cold, `next` takes 39 us instead of 76 (`bench --only windows`).
+    Subclasses define `_makes_ahead` and `_reader`, and call `__init__` last. They may set `_plain` once `_make` does nothing
+    but return a batch that was made ahead. Then `next` takes a ready batch without calling `_make`. After a pause of 5 ms, in
+    which the processor's caches get cold, `next` takes 39 us instead of 76 (`bench --only windows`).
 
     Attributes:
       pipeline: Pipeline of the batches.
@@ -78,7 +78,7 @@ class StepIterator(grain.DatasetIterator[T]):
                 taken = step
                 self._position = following, rest
             return batch
-        except BaseException:  # without a call in here: another exception could arrive after one
+        except BaseException:  # no function is called in here, because another exception could arrive in the call
             if taken >= 0:
                 following, waiting = self._position
                 self._position = following, {**waiting, taken: made}
@@ -136,7 +136,7 @@ class StepIterator(grain.DatasetIterator[T]):
     def _end_stall(self, step: int, since: float, error: BaseException | None) -> None:
         """Call the observers if the wait for `step`, which ended with a batch or `error`, was noted as a stall."""
         stalled, self._stats.stalled = self._stats.stalled, None
-        if stalled == (step, since):  # else an earlier wait, which ended while an observer noted it
+        if stalled == (step, since):  # not equal if the observer stored an earlier wait just as it ended
             for observer in self._observers:
                 observer.stall_ended(step, perf_counter() - since, error)
 

@@ -92,7 +92,8 @@ class ScheduleTable:
 def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
     """Return the sources of the rows until they repeat or `num_rows` are chosen, and the row at which the period begins.
 
-    A table ends where the weights change. `num_rows` only cuts it: its rows are the same without the change.
+    The caller gives `num_rows` if the weights change after that number of rows. It only ends the table: the rows before the
+    change do not depend on it.
     """
     chosen = _chosen(weights, deficit, _slack(weights, deficit))
     # Rows of each source minus its share. Once the array has a value that it had before, the sources repeat.
@@ -143,9 +144,9 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
     key is that of the row that becomes late first.
 
     Rows of the mixture count from 1 here, and rows of a source from 0. The source's share of t rows is weight * t / period.
-    Row k of the source is due at the first t with share(t) >= k + due, and late
-    after the last t with share(t - 1) <= k + late: taken at t, it has waited for the share of t - 1 rows.
-    Without a deficit at the start, `due` is the slack, and `late` is 1 minus the slack.
+    Row k of the source is due at the first t with share(t) >= k + due. It is late after the last t with
+    share(t - 1) <= k + late. Here the share is that of t - 1 rows, because only t - 1 rows are taken before row t.
+    `due` is the slack minus the source's deficit at the start. `late` is 1 minus the slack, minus this deficit.
 
     The pairs are computed in arrays: a table of a million rows takes 0.5 s, instead of 1.2 s with one pair at a time.
     """

@@ -36,7 +36,7 @@ class BatchSizes:
 
     Attributes:
       steps: Step 0, and each step at which the size changes.
-      sizes: Size from each of `steps` on. `ComputedSizes` list every size that a step may have instead.
+      sizes: Size from each of `steps` on. In `ComputedSizes`, it is a list of all sizes that a step may have.
       schedule: The pairs (step, size) of the argument.
 
     Raises:

@@ -110,7 +110,7 @@ class _Epoch(NamedTuple):
 
     Attributes:
       bucket: int64 [parts], bucket of the rows of each part.
-      first_row: int64 [parts], number of rows of the bucket before those of each part.
+      first_row: int64 [parts], index of each part's first row in the order of its bucket's rows.
       begins: int64 [parts], index in the epoch at which each part begins.
     """
 

@@ -27,7 +27,7 @@ class CurriculumSampler(EpochSampler):
 
     All batches have the same number of tokens, so batches of shorter rows have more rows. Each epoch shuffles the rows of each
     bucket, cuts them into batches, and reads the batches in the order of the curriculum. Rows that do not fill a batch or a
-    cycle of batches are dropped; with `shuffle`, each epoch drops others.
+    cycle of batches are dropped. With `shuffle`, each epoch drops different rows.
 
     Host h of H reads the h-th of H equal parts of each batch, like OLMo-core's rank h of H. The global batch does not
     depend on the hosts.

@@ -29,7 +29,7 @@ class EpochSampler(StreamSampler):
 
         Args:
           source: Rows of the stream and their order.
-          epochs: Which steps read which rows of an epoch of a block.
+          epochs: Epochs of one block, which map steps to rows of the block and back.
           block_rows: Number of rows of a block.
           rows_at: Function that maps an epoch and indices in its order to rows.
           batching: As in `EpochStream`.

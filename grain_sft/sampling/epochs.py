@@ -63,7 +63,7 @@ class RunningEpochs:
     def cuts(self, epoch: int) -> Ints:
         """Return the index in `epoch` at which each of its steps begins, then the index after the last row read.
 
-        The result is int64 [steps + 1]. A step that begins in an earlier epoch counts from index 0.
+        The result is int64 [steps + 1]. For a step that begins in an earlier epoch, the entry is 0.
         """
         span = self.span(epoch, None) or EpochSpan(0, -1, 0)
         epochs, begins = self.begins(np.arange(span.first, span.last + 1))

@@ -107,6 +107,8 @@ class HalvingTree:
             cut = min(range(1, len(sources)), key=lambda number: abs(2 * sum(weights[:number]) - total))
         share = Fraction(sum(weights[:cut]), total)
         deficits = [self._deficit[source] for source in sources]
+        # The left branch gets its share of the rows. The offset adds its deficit, minus its share of the deficit of all
+        # `sources`. Adding 1/2 rounds to the nearest integer.
         split = _Split(share, sum(deficits[:cut], Fraction(0)) - share * sum(deficits, Fraction(0)) + _HALF)
         left_share = float(share)
         left = self._tree(sources[:cut], [*path, (split, True)], 0.5 + left_share * distance)

@@ -24,7 +24,7 @@ from grain_sft.types import Ints
 
 MixtureLastBatch = Literal["drop", "fill"]
 
-_MOST_ROWS = 1 << 62  # of the mixture, so that indices fit int64
+_MOST_ROWS = 1 << 62  # most rows of a mixture, so that its indices fit int64
 
 
 class NoRowLeftError(SamplerError):

@@ -75,7 +75,7 @@ class Proportions:
         self.failure: tuple[int, int] | None = None
         row = 0
         counts = (0,) * len(limits)
-        shares = [Fraction(0)] * len(limits)  # rows before `row` that are due to each source
+        shares = [Fraction(0)] * len(limits)  # share of each source of the rows before `row`
         while True:
             weights = self._weights(row, counts)
             if weights is None:  # no source is left

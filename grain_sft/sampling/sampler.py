@@ -58,7 +58,7 @@ class Sampler(abc.ABC):
         self.batch_sizes = batch_sizes
         self.global_batch_size = batch_sizes.sizes[0]
         self.schedule = batch_sizes.schedule
-        # a size that is not divided is an error only if a step with it is read: see `check_from`
+        # If the number of hosts divides only some sizes, a step of another size is an error once it is read: see `check_from`.
         if all(size % host.count for size in batch_sizes.sizes):
             check_divided(self.global_batch_size, host.count)
         self._shard_options = grain.sharding.NoSharding()  # grain.DataLoader reads this attribute

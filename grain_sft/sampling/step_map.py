@@ -135,6 +135,7 @@ class MappedSampler(Sampler):
 
         def rows_before(data_step: int) -> int:
             """Return the number of rows of `span` that data steps before `data_step` read."""
+            # `rows` counts the rows of all blocks, but `span.start` is an index in one block
             epoch_at_step, rows = stream.begin(data_step)
             if epoch_at_step == epoch:
                 return rows - span.start * stream.num_blocks

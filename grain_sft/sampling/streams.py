@@ -74,7 +74,7 @@ class SourceOrder:
 
     @property
     def rows_before(self) -> int:
-        """Number of rows of all epochs before `start`."""
+        """Number of rows before `start`, counted from the beginning of epoch 0."""
         return self.start[0] * self.num_instances + self.start[1]
 
     @property
@@ -135,7 +135,7 @@ class EpochSpan(NamedTuple):
     Attributes:
       first, last: First and last step that read rows of the epoch.
       rows: Number of rows read.
-      start: Index in the epoch of the first row read.
+      start: Index in the epoch of the first row read; with `num_blocks` of a stream above 1, index in the block.
     """
 
     first: int
@@ -157,8 +157,8 @@ class EpochStream:
       span: Function of an epoch that returns its `EpochSpan`; None if the run ends before the epoch.
       rows_at: Function of (epoch, indices) that returns rows of the stream, numbered from 0.
       num_blocks: Number of hosts if each reads its own block of the epoch, else 1.
-      batching: Text of the rule that cuts epochs into batches, if a stage with another rule has to begin with an epoch. "" if
-        a stage may begin at any row.
+      batching: Text of the rule that cuts epochs into batches, such as "global_batch_size=8, curriculum='natural'". A later
+        stage with another rule has to start at the beginning of an epoch. "" means that it may start at any row.
     """
 
     name: str

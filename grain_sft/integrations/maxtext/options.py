@@ -17,7 +17,7 @@ class Options:
     """Options of grain_sft in a run of MaxText: `grain_sft_NAME=value` on the command line, or $GRAIN_SFT_NAME.
 
     Attributes:
-      trainer: MaxText's trainer: pre_train, sft, dpo (also ORPO) or distill. On the command line also the first word.
+      trainer: MaxText's trainer: pre_train, sft, dpo (also ORPO) or distill. The first word of the command may name it, too.
       config: Path of the config of the training data.
       eval_config: Path of the config of the evaluation data.
       allow_other_data: Whether a run may continue from a checkpoint of a run on other data.

@@ -84,7 +84,7 @@ def _enciphered(values: Words, word_bits: int, key: int, rounds: int) -> Words:
 
 @functools.lru_cache(maxsize=64)
 def _round_keys(key: int, rounds: int) -> list[int]:
-    """Return the `rounds` numbers that C++'s `std::seed_seq{key}` generates: 2 to 38.
+    """Return the numbers that C++'s `std::seed_seq{key}` generates: one for each round. `rounds` is in [2, 38].
 
     The names and the order of the statements are those of the standard (ISO C++, [rand.util.seedseq]); `begin` is the list.
     """
