@@ -48,7 +48,7 @@ def scan_array(path: str, raw_dtype: Dtype, check_dtype: Callable[[object], Dtyp
 
 
 def header_of(path: str, headers: tuple[str, ...], dtype: Dtype) -> Callable[[object], Dtype]:
-    """Return a `check_dtype` for `scan_array`: it takes the dtypes `headers`, such as "<f4", and returns `dtype` for them."""
+    """Return a `check_dtype` for `scan_array` that returns `dtype` if the header states one of `headers`, such as "<f4"."""
 
     def check_dtype(header_dtype: object) -> Dtype:
         if header_dtype not in headers:

@@ -93,8 +93,9 @@ def _continued(corpus: CorpusData, pieces: list[Pieces]) -> list[tuple[int, int]
 
     1. `BoundaryFile.continues`, where it is not None.
     2. EOS: the document continues unless the last token of the shard before is an EOS.
-    3. The number of documents in `sources_file`, if it exists. If rule 2 gives another number, all documents that can continue
-       do so, or none does. The choice that gives the number of `sources_file` is taken.
+    3. The number of documents in `sources_file`, if it exists. Three answers are tried: that of rule 2, all documents that can
+       continue do so, and none does. The first that leaves this number of documents is taken. Of 10 pieces, 3 can
+       continue: 7 documents are left if all of these do, and 10 if none does.
     """
     files = boundary_files(corpus)
     with_pieces = [number for number, (start, _) in enumerate(pieces) if len(start)]

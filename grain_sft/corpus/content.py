@@ -184,10 +184,11 @@ def content_of_corpus(corpus: CorpusData) -> str:
 
 
 def name_of_scan(corpus: CorpusData) -> str:
-    """Return the argument `of` of `hashes_of` for the hashes of a scan of all tokens: "bytes" if shards are whole files.
+    """Return "bytes" if each shard is a whole file, else a text that names the parts of files that shards hold.
 
-    Shards may hold a part of their file: a range of Megatron's sequences, or the tokens of rows without the other arrays. The
-    hash of such a part must not be cached as the hash of the whole file.
+    `hashes_of` takes the text as `of` when it caches the hashes of all tokens. A shard may hold a range of Megatron's
+    sequences, or the tokens of written rows without the other arrays. The hash of such a part must not be cached as that of
+    the file.
     """
     has_ranges = any(shard.boundaries and shard.boundaries.sequences for shard in corpus.shards)
     is_whole = corpus.rows is None and not has_ranges

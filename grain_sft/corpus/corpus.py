@@ -86,7 +86,7 @@ class Corpus(CorpusData):
     def find_documents(self, boundaries: str = "auto", bos_token_id: int | None = None) -> DocumentFinder:
         """Return a `DocumentFinder` with these arguments. A `bos_token_id` that `dtype` can't hold is a CorpusError.
 
-        Arguments that find the documents of `documents` return the finder that `documents` uses, so that files are read once.
+        If the arguments find the same documents as `documents`, both share one finder, so that the files are read once.
         """
         as_token_id("bos_token_id", bos_token_id, self.dtype, self.signed)
         finds_own_documents = bos_token_id is None and (boundaries == "auto" or not self.has_boundary_files)
@@ -156,8 +156,8 @@ class Corpus(CorpusData):
     def iter_documents(self) -> Iterator[Document]:
         """Yield every document in order, as views of the block that was read. Errors are those of `documents` and `read`.
 
-        A block is consecutive documents of about `_BLOCK_TOKENS` tokens. Some formats list documents in any order. A block ends
-        before a document that begins before the end of its predecessor.
+        A block is consecutive documents of about `_BLOCK_TOKENS` tokens. Some formats list documents in any order. A document
+        that begins before its predecessor ends is therefore the first of a new block.
         """
         start, length = self.documents
         stop = start + length

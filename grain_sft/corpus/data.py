@@ -1,4 +1,4 @@
-"""CorpusData: the files of a corpus and the facts that need no reading of them."""
+"""CorpusData: the files of a corpus, and facts about them that are known without reading the files."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class DocumentFinder:
 
     @functools.cached_property
     def documents(self) -> Documents:
-        """The documents. Where EOS tokens end them, those of 8 MiB of tokens or more are cached on disk.
+        """The documents. They are cached on disk if EOS tokens end them and the corpus has at least 8 MiB of tokens.
 
         Raises:
           CorpusFileError: A file is missing, not the one that was indexed, or changed since `content` was computed.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int64, Shaped, UInt32
 
 SOURCE_BYTES = 16
-"""Bytes of each document in a file of sources: two int64."""
+"""Bytes of a document's entry in `Corpus.sources_file`: two int64, the number of an input and the line or row in it."""
 
 
 class Document(NamedTuple):
@@ -43,7 +43,8 @@ class Documents:
       highest_token: Highest token id of the corpus; None for documents of boundary files.
       content: Hash of the bytes that decide where documents begin and end: the boundary files, or every token.
       tokens: Hash of every token; None for documents of boundary files.
-      shard_ends: int64 [shards], number of documents that begin in shards 0 to i; None for documents that EOS tokens end.
+      shard_ends: int64 [shards]. Entry i is the number of documents that begin in shards 0 to i. None if EOS tokens end the
+        documents.
     """
 
     start: Int64[np.ndarray, " documents"]

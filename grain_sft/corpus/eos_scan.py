@@ -32,8 +32,8 @@ def scan(corpus: CorpusData, bos_token_id: int | None) -> tuple[Ints, Ints, int,
             stops.append(np.flatnonzero(ends_document) + (chunk_start + 1))
         hashes = [hasher.joined(shard) for shard in range(len(corpus.shards))]
     stop = np.concatenate(stops)
-    # A document begins at the end of its predecessor, or at the start of its shard. If shard 3 has no EOS, shards 3 and 4 have
-    # the same first document. The last assignment makes it begin at the start of shard 4.
+    # A document begins at the end of its predecessor, or at the start of its shard. If shard 3 has no EOS, `first_documents`
+    # has the same document for shards 3 and 4. Numpy assigns in order, so the document begins at the start of shard 4.
     start = np.append(0, stop)[:-1]
     shard_starts = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards[:-1])])
     first_documents = np.searchsorted(stop, shard_starts, side="right")

@@ -130,8 +130,8 @@ class LossReader:
         self._readers: dict[LossKind, ShardReader] = {}
         example_of_kind = {loss.kind: loss for loss in losses if loss is not None}
         for kind, example in example_of_kind.items():
-            # The reader takes shard numbers, so it gets a file for every shard. It never reads the entry of a shard whose loss
-            # file has another kind, or that has none. `example` fills that entry.
+            # The reader takes shard numbers, so its list has a file for every shard. A shard without a loss file of this kind
+            # is never read by this reader. `example` fills its place in the list.
             listed = [loss if loss is not None and loss.kind == kind else example for loss in losses]
             width = KINDS[kind].dtype.itemsize
             self._readers[kind] = ShardReader(listed, width, max_open_files, scattered=scattered, remote=remote)

@@ -6,7 +6,7 @@ All values are little-endian. S is the number of sequences.
   byte 9        version: uint64, 1
   byte 17       code of the tokens' dtype: uint8
   byte 18       number of sequences, S: uint64
-  byte 26       number of entries of the document index: uint64, or one less
+  byte 26       number of documents plus 1: uint64 (some writers leave out the plus 1)
   byte 34       number of tokens of each sequence: int32 [S]
   34 + 4 * S    pointers, the first byte of each sequence in the `.bin`: int64 [S]
   34 + 12 * S   document index, the first sequence of each document, then S: int64

@@ -189,8 +189,8 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
     """Return the corpus at one path, read by the first format that detects it."""
     listing = DirectoryListing()
     remapped = options.remap(path)
-    # `path_remap` is for the paths that a mix or an index lists. It applies to the path of the mix itself only if no file is
-    # there. Remote files are not looked up: their suffix decides.
+    # `path_remap` is for the paths that a mix or an index lists. It applies to the path of the mix itself only if no file has
+    # that path. A remote path is not looked up: it counts as a mix or an index if its suffix is one of `LIST_SUFFIXES`.
     may_be_list = path.endswith(LIST_SUFFIXES) if files.is_remote(path) else os.path.exists(path)
     list_path = path if may_be_list else remapped
     for form in formats() if format == AUTO else [FORMATS.make(format)]:

@@ -32,8 +32,8 @@ class Shard(FileStamp):
       label: Label of the file in its mix; "" if it is in no mix.
       loss: File that states which of these tokens take loss; None if all do.
       boundaries: File that states where documents begin and end; None if each EOS ends one.
-      row: None if tokens are contiguous. In a file of materialized rows, other arrays follow the tokens of each row, and `row`
-        is (tokens in a row, tokens that fit between the starts of two rows).
+      row: None if tokens are contiguous. In a file of materialized rows, other arrays follow the tokens of each row.
+        (2048, 5120) means that a row has 2048 tokens, and that the starts of consecutive rows are 5120 tokens apart.
     """
 
     num_tokens: Count
@@ -89,7 +89,7 @@ def check_plausible(path: str, head: bytes, dtype: Dtype) -> None:
 
 
 def highest_token(dtype: Dtype, signed: bool) -> int:
-    """Return the highest token id that `dtype` holds, or the signed dtype of its width: 65535 for uint16, 32767 if signed."""
+    """Return the highest token id in files of `dtype`: 65535 for uint16; 32767 if `signed`, for files of int16."""
     highest = int(np.iinfo(dtype).max)
     return highest // 2 if signed else highest
 

@@ -33,7 +33,7 @@ class VocabularyCheck:
         self._highest = -1
 
     def check(self, begin: int, tokens: npt.NDArray[np.unsignedinteger]) -> None:
-        """Check a block of the corpus's tokens that begins at its token `begin`."""
+        """Check `tokens`, a block that begins at token `begin` of the corpus."""
         highest = int(tokens.max(initial=0))
         self._highest = max(self._highest, highest)
         if self._size is None or highest < self._size:
@@ -73,7 +73,7 @@ def check_corpus(report: Report, corpus: Corpus, where: str, vocab_size: int | N
             manifest = Json.load(manifest_path)
         if vocab_size is None:
             vocab_size = _vocabulary_size(report, corpus, where, manifest)
-        # prepare.json counts one whole corpus. `where == path` is a single token file, and two manifests are two corpora.
+        # Counts in prepare.json are of one whole corpus. Don't compare them with a single token file or with two corpora.
         if where == path or prepare_manifest(corpus.shards[-1].path) != manifest_path:
             manifest = None
     for name, number in (("eos_token_id", corpus.eos_token_id), ("pad_token_id", corpus.pad_token_id)):
@@ -153,7 +153,7 @@ def _has_documents(report: Report, corpus: Corpus) -> bool:
 
 def _path_in(corpus: Corpus, error: GrainSftError) -> str:
     """Return the path of the corpus's file that an error message names; "" if it names none."""
-    # In reverse, because the path of a token file may be the beginning of the path of a file after it.
+    # In reverse, because a message about `a/10` also contains `a/1`, the path of a file before it.
     paths = (file.path for file in reversed(corpus.files()))
     return next((path for path in paths if path in str(error)), "")
 

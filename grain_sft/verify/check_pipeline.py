@@ -38,7 +38,7 @@ def check_pipeline(report: Report, pipeline: Pipeline, where: str, vocab_size: i
             arrays = {name: getattr(plan, name) for name in ("start", "length", "document", "ends")}
             arrays["counts"] = np.array(list(plan.counts.values()), np.int64)
             check_plan(report, where, arrays, dataclasses.asdict(part.packing), part.corpus)
-    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}  # not the "rows" of one plan
+    report.figures |= {"rows": len(layout), "receipt": pipeline.receipt.code}  # replaces a plan's "rows"
     if report.has_wrong("plan"):
         return  # the rows of a wrong plan cannot be read
     _check_layout(report, layout, where)

@@ -99,7 +99,7 @@ def find_duplicates(hashes: Hashes, length: Ints) -> Duplicates:
     is_repeat = np.zeros(len(order), np.bool_)  # whether document `order[i]` has the tokens of document `order[i - 1]`
     is_repeat[1:] = (hashes[order[1:]] == hashes[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
     repeats = np.flatnonzero(is_repeat)  # indices in `order`
-    seconds = repeats[~is_repeat[repeats - 1]]  # of the second document of each group
+    seconds = repeats[~is_repeat[repeats - 1]]  # indices in `order` of each group's second document
     first = None
     if len(seconds):
         second = seconds[order[seconds - 1].argmin()]

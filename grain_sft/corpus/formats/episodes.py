@@ -81,7 +81,7 @@ class Episodes(Format):
     def split(self, home: str, listing: DirectoryListing) -> Split:
         """Return the split whose shards are in the folder `home`, or whose one shard is `home`.
 
-        The ids are those in corpus.json, else those in the dataset's metadata, else those in the tokenizer's.
+        The ids are those in corpus.json, else those in dataset_metadata.json, else those in tokenizer_state.json.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         metadata_path = listing.find(root, _METADATA)

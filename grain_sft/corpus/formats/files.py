@@ -1,4 +1,6 @@
-"""Format files: token files that a path, a list, a glob or a folder names, each with the sidecar files of its own format.
+"""Format "files": token files that a path, a list, a glob or a folder names.
+
+The name of each token file, and the names next to it, decide its format. That format finds the sidecar files.
 
 A token file that no other format recognizes has one possible sidecar file: `NAME.csv.gz` next to `NAME.npy`, the document
 boundaries that Dolma's tokenizer writes.
@@ -62,7 +64,7 @@ class Files(Format):
         if path.endswith(_BOUNDARIES):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)
-        if _NOT_TOKENS.fullmatch(name) and listing.sidecars(path, name):  # the file exists under this name
+        if _NOT_TOKENS.fullmatch(name) and listing.sidecars(path, name):  # a missing file is reported later
             raise CorpusError(
                 f"{path}: its name is not that of a token file. Name token files only, and open a mix or an index by itself."
             )
@@ -218,8 +220,8 @@ def _continues(part: TokenFile, split: Split, before: str) -> bool | None:
     """Return whether the first document of `part` began in `before`; None if EOS tokens have to decide.
 
     `before` is the token file before `part` in the corpus, or "". If the split lists another file before `part`, the result is
-    False. If the split does not list `part`, because its name has no number or its folder can't be listed, the result is False
-    unless both files are in one folder.
+    False. A split may not list `part`: its name has no number, or its folder can't be listed. If so, the result is False for
+    files in two folders.
     """
     if part.boundaries_kind not in CUTTING_KINDS or part.continues is False:
         return part.continues
@@ -240,7 +242,7 @@ def joined_split(paths: Sequence[str], splits: Sequence[Split], options: ReadOpt
         first_files.setdefault(id(split), (path, split))
     if len(first_files) == 1:
         split = splits[0]
-        if split.files != tuple(paths):  # its file of sources also lists the documents of files that are left out
+        if split.files != tuple(paths):  # the sources file also lists the documents of files left out
             split = dataclasses.replace(split, sources="")
         return split
     facts_of = {path: {**vars(split.metadata), "dtype": split.dtype} for path, split in first_files.values()}

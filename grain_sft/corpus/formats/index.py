@@ -185,7 +185,8 @@ def _choose_loss(
     with_loss = [part for part in parts if part.loss]
     if not with_loss:
         return corpus
-    # An index that was saved with use_loss_mask=False lists no masks. In any other index, the masks are missing.
+    # The index lists no masks, but they exist. This is right only if it was saved with use_loss_mask=False. If so, the caller
+    # asks for the masks now, and each token file must have one.
     if indexed is not False or len(with_loss) < len(parts):
         raise CorpusError(
             f"{path}: lists {with_loss[0].tokens} without its loss mask {with_loss[0].loss}, so all of its tokens would "
@@ -195,7 +196,7 @@ def _choose_loss(
 
 
 def _with_loss(corpus: Corpus, parts: Sequence[TokenFile]) -> Corpus:
-    """Return the corpus with the loss files of `parts`, one for each shard, which are checked."""
+    """Return the corpus with the loss files of `parts`, one for each shard. Each loss file is checked."""
 
     def scan(shard: Shard, part: TokenFile) -> Shard:
         loss = scan_loss(part.loss, part.loss_kind)
@@ -220,7 +221,10 @@ class _MaxTextIndex(msgspec.Struct):
 
 
 def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-    """Return the corpus of MaxText's index. It lists no sidecar files, so the files are scanned, and compared with it."""
+    """Return the corpus of MaxText's index.
+
+    The index lists no sidecar files, so the token files are scanned. Their numbers of tokens must be those in the index.
+    """
     path, version = data.path, data.get("format_version")
     if version != MAXTEXT_VERSION:
         raise CorpusError(f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read.")

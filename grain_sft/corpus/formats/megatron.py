@@ -1,8 +1,8 @@
 """Format megatron: Megatron-LM's indexed datasets. Each is a pair of files, `PREFIX.bin` (tokens) and `PREFIX.idx` (documents).
 
 Each prefix is a shard. A blend is a list of weights and prefixes in turn. A split such as "969,30,1" divides the sequences of
-each prefix. Both are those of megatron-core 0.16.1: `get_blend_from_list` (datasets/utils.py), `parse_and_normalize_split` and
-`BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
+each prefix. Blends are parsed as by `get_blend_from_list` (datasets/utils.py) of megatron-core 0.16.1, and splits as by its
+`parse_and_normalize_split` and `BlendedMegatronDatasetBuilder._build_megatron_dataset_splits`.
 """
 
 import dataclasses
@@ -180,9 +180,10 @@ def _scan(prefix: str, options: ReadOptions) -> tuple[Shard, IndexHeader]:
 
 
 def split_range(split: str, subset: str, count: int) -> tuple[int, int]:
-    """Return the first of `count` sequences or documents that is in a subset, and the one after the last.
+    """Return (first, stop): a subset has the sequences or documents `first` to `stop - 1` of `count`.
 
-    `split` has the weights of the training, validation and test subset: "969,30,1" gives "train" 96.9 % of the sequences.
+    `split` has the weights of the training, validation and test subset. Of 1000 sequences, "969,30,1" gives "train" (0, 969)
+    and "valid" (969, 999).
     """
     expected = f"split={split!r}: expected up to three numbers, such as '969,30,1'"
     if not _SPLIT.fullmatch(split):

@@ -248,7 +248,7 @@ def split_metadata(*, format: str, split: str, **metadata: Any) -> dict[str, Any
 def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id: int | None) -> None:
     """Warn if neither the metadata of a split nor the caller state an EOS id, and the tokenizer is unknown, too.
 
-    `lacks` names the metadata files that state them. They may be missing from a copy.
+    `lacks` names the metadata files that would state the EOS id and the tokenizer. A copy of the corpus may lack these files.
     """
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(

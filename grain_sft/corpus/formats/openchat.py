@@ -154,7 +154,7 @@ class _Rows(NamedTuple):
 
     Attributes:
       first: Number of the first row, counted from 1.
-      lengths: Number of values of each row in each column of lists, int64 [rows], by the name of the column.
+      lengths: By the name of a column in `_LISTS`, the number of values in each row, int64 [rows].
       values: Values of all rows, joined, by the name of the column.
     """
 
@@ -187,7 +187,7 @@ def _unpack(
         length = rows.values["seqlens"].astype(np.int64)
         starts = np.cumsum(length) - length
         weights = np.zeros(int(length.sum()), "<f4")
-        # Shift by one. The first token of a sequence gets the last weight of the sequence before, which `_check_rows` found 0.
+        # Shift by one. The first token of a sequence gets the last weight of the sequence before: 0, as `_check_rows` checks.
         weights[1:] = rows.values["nz_shifted_loss_weights"][:-1]
         if first_weights is not None:
             firsts = first_weights[num_documents : num_documents + len(length)]

@@ -31,7 +31,7 @@ SUBSETS: tuple[str, ...] = get_args(Subset)
 
 @dataclasses.dataclass(frozen=True)
 class ReadOptions:
-    """The arguments of `open_corpus`, checked, that formats use.
+    """Those arguments of `open_corpus` that formats use, after `open_corpus` has checked them.
 
     Attributes:
       dtype: Dtype of files without a .npy header; None if the metadata or the files decide.
@@ -181,8 +181,8 @@ def _implied_dtype(
 
     A .npy header states the dtype. A raw file of 2000 bytes whose loss file has 1000 values has tokens of 2 bytes: uint16.
 
-    Without loss files, return the last of `allowed` if the format limits dtypes. Else return None. Then the header of each
-    token file decides, or the default for raw files.
+    Without loss files, return the last of `allowed` if the format limits dtypes, else None. For None, `scan_shard` takes the
+    dtype in the header of a .npy file, and uint32 for a raw file.
     """
     for part, loss in zip(parts, losses, strict=True):
         if loss is None:
@@ -242,7 +242,10 @@ def _read_values(file: FileStamp, dtype: np.dtype[Any], first: int, count: int) 
 
 
 def check_masks(tokens: Sequence[str], masks: Sequence[str]) -> None:
-    """Check that the caller names one label mask for each token file, and that numbers in their names are in one order."""
+    """Check that the caller names one label mask for each token file, in the same order.
+
+    The order is that of the numbers in their names: `mask_2.npy` must be listed where `tokens_2.npy` is.
+    """
     if len(masks) != len(tokens):
         longer = max(tokens, masks, key=len)
         raise CorpusError(
