@@ -54,8 +54,8 @@ def choose(delivered: Sequence[Row], slowest_ms: float) -> Choice:
         for step_ms in sorted({wait["step_ms"] for row in delivered for wait in row["waits"]}):
             row = next((row for row in rows if _keeps_up(row, step_ms)), None)
             if row is not None:
-                # while one thread makes the slowest batch, each step that passes takes one batch that is ready, and each
-                # thread has one batch that is not ready
+                # enough batches must be ready for all steps that pass while one thread makes the slowest batch: 4 batches for
+                # a slowest batch of 35 ms and steps of 10 ms. Each thread also holds one batch that is not ready
                 steps_passed = math.ceil(slowest_ms / step_ms / max(1, row["worker_count"]))
                 needed = steps_passed + max(1, row["threads"])
                 power_of_two = 2 ** math.ceil(math.log2(needed))

@@ -130,9 +130,10 @@ def report_speed(pipeline: Pipeline, seconds: float) -> dict[str, Any]:
 
 
 def first_steps_forever(pipeline: Pipeline) -> tuple[Pipeline, int]:
-    """Return a pipeline that repeats the first steps of `pipeline` without end and has no observers, and their number.
+    """Return a pipeline that repeats the first steps of `pipeline` without end, and the number of these steps.
 
-    If the batch size changes at step 100, the steps before step 100 are repeated.
+    The returned pipeline has no observers and no audit log. If the batch size changes at step 100, the steps before step 100
+    are repeated.
     """
     first = pipeline.first_step
     endless = copy.copy(pipeline)
@@ -224,8 +225,9 @@ class _Run:
 
 
 class _FirstSteps:
-    """Sampler of a pipeline that repeats the first steps of another pipeline. It also replaces the other's withdrawals.
+    """Sampler of a pipeline that repeats the first steps of another pipeline.
 
+    The same object is also the pipeline's `withdrawals`: its `source_at` returns the source of the step that is repeated.
     For `count` 3, step 3 reads the rows of step 0 again, and step 4 those of step 1.
     """
 

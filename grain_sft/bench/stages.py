@@ -34,12 +34,12 @@ def sample(pipeline: Pipeline, steps: int, seconds: float) -> list[Element]:
 
 
 def stages(pipeline: Pipeline, batches: list[Element]) -> dict[str, Next]:
-    """Return the stages of a step by name, in order, after the first entry: the limit, a plain copy.
+    """Return functions by name: first `LIMIT`, a plain copy, then the stages of a step in order, and last the whole step.
 
-    Each call runs a stage for the next of `batches`.
+    Each call of a function runs its stage for the next of `batches`. The input of a stage is in memory.
 
-    The input of a stage is in memory: the result of the stage before. A whole step may take less time than its stages
-    together, because `ShiftTargets` as the first transform reads the rows itself, in fewer passes.
+    A whole step may take less time than its stages together, because `ShiftTargets` as the first transform reads the rows
+    itself, in fewer passes.
     """
     steps = range(len(batches))
     rows = [pipeline.sampler.rows(step) for step in steps]

@@ -82,7 +82,8 @@ def docstrings(max_characters: int = MAX_CHARACTERS) -> list[Entry]:
     """Return the docstrings of the standard library, each text once, in an order that depends only on its files.
 
     Args:
-      max_characters: Limit of the characters of all texts together. The first text that would exceed it is the end.
+      max_characters: Limit of the characters of all texts together. The first text that would exceed this limit is left out,
+        and all later texts.
 
     Raises:
       GrainSftError: The library has fewer than `MIN_CHARACTERS`.

@@ -47,7 +47,8 @@ def init_state(params: Params) -> State:
 def save(folder: Path, step: int, state: State) -> None:
     """Write the checkpoint after `step` steps atomically."""
     path = folder / f"step-{step:08d}.npz"
-    content = io.BytesIO()  # to a full disk, np.savez would leave a zip file open that prints an error when deleted
+    # on a full disk, np.savez(path) leaves an open zip file, which prints an error when it is deleted
+    content = io.BytesIO()
     np.savez(content, *map(np.asarray, jax.tree.leaves(state)))
     write_bytes(str(path), content.getvalue())
 

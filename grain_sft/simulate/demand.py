@@ -139,6 +139,7 @@ class DemandModel:
         for number, ask in enumerate(asks):
             if number in from_caches:
                 requests, received = from_caches[number]
+                # a shard cache requests about `BATCH_BYTES` at once, so 3 times as many bytes take at least 3 rounds
                 min_rounds = -(-received // shard_cache.BATCH_BYTES)
             else:
                 requests = demand.sums(ask.ranges.cell, -(-ask.ranges.size // remote_files.PART_BYTES))

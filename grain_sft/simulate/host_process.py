@@ -63,7 +63,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     open_cpu = time.process_time()
     opening = _counts()
     opened_mb = _memory()
-    # the threads read ahead: they make at least the batches before `end`, and the trainer takes only those of `steps`
+    # the trainer takes only the batches of `steps`. The threads read ahead, and make all batches before `end` or more
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)

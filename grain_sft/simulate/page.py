@@ -88,7 +88,7 @@ def _rates(name: str, unit: float, label: str, option: str, figure: Any, figures
 
 
 def _curve(name: str, label: str, figure: Any, figures: Figures) -> None:
-    """Draw the curve `name`. The `label` may have a place for the number of steps in one point."""
+    """Draw the curve `name`. In a `label` such as "s in {:,.0f} steps", the number of steps in one point is filled in."""
     axes, curves = figure.subplots(), figures["curves"]
     axes.plot(curves["step"], curves[name], color=COLOURS[4])
     axes.set(xlabel="step", ylabel=label.format(len(range(*figures["steps"])) / len(curves["step"])))

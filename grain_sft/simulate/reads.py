@@ -83,6 +83,7 @@ class _SourceReads:
         # first row of each shard
         self._begins: Ints = np.cumsum([0, *(shard.num_tokens // length for shard in corpus.shards)])[:-1]
         self._add(corpus.shards, layout.row_format.dtype(corpus.dtype).itemsize)
+        # stored rows state which targets take loss. So a reader that makes the targets itself (`shifted`) reads no loss masks
         if corpus.has_loss and (corpus.has_weights or not shifted):
             loss_bytes = 4 if corpus.has_weights else 1
             self._add([loss for loss in corpus.loss_files if loss], length * loss_bytes)

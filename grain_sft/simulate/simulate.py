@@ -165,7 +165,7 @@ def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def _coverage(totals: _Totals, sampler: Sampler, steps: range) -> dict[str, Any]:
-    """Return how many rows the steps read, how many different ones, and how often the most frequent one."""
+    """Return the number of rows read, the number of distinct rows, and how often the most frequent row was read."""
     sizes, counts = sampler.batch_sizes, totals.counts
     return {
         "rows_read": round(totals.rows * totals.scale),

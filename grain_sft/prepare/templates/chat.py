@@ -23,7 +23,8 @@ from grain_sft.prepare.tokenizers import Tokenizer
 class Chat(Template):
     """Chats rendered by a Jinja chat template.
 
-    The template is the option `chat_template`. Without it, it is the class's own `jinja`, and else the tokenizer's template.
+    The Jinja template is the first of these that exists: the option `chat_template`, the attribute `jinja` of the class, the
+    tokenizer's own template.
     """
 
     name = "hf"
@@ -72,7 +73,8 @@ class Chat(Template):
     def _end_of_turn(self, text: str, stop: int, expected: Expected) -> int:
         """Return the end of the turn whose content ends at `stop`: after the control token or markup that ends the turn.
 
-        If the token after `stop` is a control token in a message's text, the turn ends at `stop`.
+        If a message's text spells the control token after `stop`, the turn ends at `stop`. An example is a template that writes
+        nothing between contents, and a next content that begins with "<|im_end|>".
         """
         end = self._chat.end_of_turn(text, stop)
         is_control = text[stop:end].lstrip() in self._encoder.special.spellings

@@ -1,7 +1,7 @@
 """Control tokens that a chat template writes itself, told apart from those that the chat's texts spell.
 
 A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
-the chat is rendered again with each character of its texts exchanged for one that the chat does not have, such as "h" for
+the chat is rendered again, and each character of its texts is replaced by a character that the chat does not have: each "h" by
 U+20001. All other characters of the new text come from the template, and so do the control tokens that they spell.
 
 Exchanging the characters back must give the chat again. If it does not, the template changes texts, for example to upper case.
@@ -84,9 +84,10 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
         return text.translate(table)
 
     def exchange_uncompared(text: str) -> str:
-        """Exchange a text, and keep words that the template compares texts with, such as "</think>".
+        """Exchange a text, except the words that the template looks for.
 
-        A word is exchanged, too, if it overlaps the spelling of a control token in the text.
+        A template with `{% if '</think>' in message.content %}` looks for "</think>". If such a word overlaps the spelling of a
+        control token in the text, the word is exchanged, too.
         """
         spelled = [match.span() for match in special.pattern.finditer(text)]
         parts, stop = [], 0
@@ -102,7 +103,8 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     expected = Expected(_controls_of_template(all_exchanged, find), all_exchanged.translate(back) == chat.text)
     if expected.placed:
         return expected
-    # without a word such as "</think>" the template may render another text: render with such words unchanged
+    # a template that looks for "</think>" does not find it in exchanged texts, and may render a turn without its thoughts. So
+    # the chat is rendered once more, with such words unchanged
     words_kept = _render_exchanged(chat, kept_keys, exchange_uncompared)
     if words_kept is None or words_kept.translate(back) != chat.text:
         return expected
@@ -158,7 +160,7 @@ def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
     spellings = [spelling.lower() for spelling in special.spellings]
 
     def overlaps(key: str, spelling: str) -> bool:
-        """Return whether a text can have `key` and `spelling` at overlapping places, such as "end" and "<|im_end|>"."""
+        """Return whether `key` and `spelling` can overlap in a text: "end" is inside "<|im_end|>", so they can."""
         at_an_end = any(spelling.startswith(key[at:]) or spelling.endswith(key[: at + 1]) for at in range(len(key)))
         return at_an_end or key in spelling or spelling in key
 

@@ -17,7 +17,7 @@ from grain_sft.prepare.templates.chat_template import REASONING, ChatTemplate, M
 _THINK, _THINK_END = "<think>", "</think>"
 _THINK_BEFORE = re.compile(rf"{_THINK}\s*\Z")
 KEPT = 1000
-"""Number of (template, sequence of roles) pairs whose results are cached. Most chats of a corpus have one of a few."""
+"""Number of (template, sequence of roles) pairs whose results are cached. Most chats have one of a few sequences."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ def find_turns(chat: RenderedChat, turns: Sequence[int]) -> Spans:
 
     Args:
       chat: Rendered chat.
-      turns: Indices of messages. One that the template leaves out has no span.
+      turns: Indices of messages. A message that the template leaves out has no span.
 
     Raises:
       RecordError: The span of a turn can't be determined.
@@ -107,9 +107,13 @@ def _spans_between(around: list[str] | None, messages: Messages, text: str) -> S
 def _by_surroundings(chat: RenderedChat, turn: int, marks: Marks) -> tuple[int, int] | None:
     """Return the span of one turn; None if the template leaves the turn out.
 
-    First, the chat is rendered with marked content in the turn. If the text before the mark differs from the chat, the messages
-    before the turn are rendered with the assistant's prompt: the start is where this text ends. If the text after the mark
-    differs, the messages up to the turn are rendered: the end is where this text ends, without the token that ends the turn.
+    The chat is rendered with a mark as the content of the turn. The span begins where the text before the mark ends, and it
+    ends where the text after the mark begins. But a mark may change the template's text around it:
+
+    - If the chat does not begin with the text before the mark, the messages before the turn are rendered, followed by the
+      beginning of a turn such as "<|im_start|>assistant". The span begins where this text ends.
+    - If the chat does not end in the text after the mark, the messages up to the turn are rendered. The span ends where this
+      text ends, but before the token that ends the turn.
     """
     template, tools, text, message = chat.template, chat.tools, chat.text, chat.messages[turn]
     before, after = list(chat.messages[:turn]), list(chat.messages[turn + 1 :])

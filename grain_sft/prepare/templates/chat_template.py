@@ -51,7 +51,10 @@ class ChatTemplate:
 
     @functools.cached_property
     def literals(self) -> tuple[frozenset[str], re.Pattern[str]]:
-        """Keys of messages that the template may read, and a pattern of the words that it compares texts with."""
+        """Keys of messages that the template may read, and a pattern of the words that it may look for in texts.
+
+        `{% if '</think>' in message.content %}` reads the key `content` and looks for the word "</think>".
+        """
         keys, compared = self._jinja.literals_of(self.source)
         return keys, any_of(compared)
 
@@ -106,7 +109,7 @@ class ChatTemplate:
         return token.end() if token and token.group(1) in self._ends else stop
 
     def trim_end(self, text: str, start: int, stop: int) -> int:
-        """Return the end of the content of the turn text[start:stop], without whitespace and a token that ends the turn."""
+        """Return where the content of the turn text[start:stop] ends: before whitespace and the token that ends the turn."""
         stop = start + len(text[start:stop].rstrip())
         return min((stop - len(end) for end in self._ends if text.endswith(end, start, stop)), default=stop)
 

@@ -1,9 +1,11 @@
 """The templates episode and episode_tool: each turn between tags, `<myPT_user>Hi</myPT_user>`, and `<myPT_eot>` at the end.
 
-episode_tool also renders tool calls, and ends each block with a line break. A turn of the assistant takes loss after its
-opening tag, closing tag included, and so does `<myPT_eot>`. A tag that is not a token of the tokenizer is encoded as ordinary
-text. A content that spells such a tag is always an error. The `context`, `think` and `cite` of a message are rendered; the
-`context` of a record is not. Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
+episode_tool also renders tool calls, and ends each block with a line break. In a turn of the assistant, the text and the
+closing tag take loss, and the opening tag does not. `<myPT_eot>` takes loss, too. A tag that is not a token of the tokenizer
+is encoded as ordinary text. A content that spells such a tag is always an error. The `context`, `think` and `cite` of a
+message are rendered; the `context` of a record is not.
+
+Rules: chberclaz/MyPT, scripts/sft/prepare_chat_sft.py and prepare_tool_sft.py.
 """
 
 import json

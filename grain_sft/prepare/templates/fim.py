@@ -98,8 +98,9 @@ class FillInTheMiddle:
         prefix, middle, suffix = ((part, 1.0) for part in (text[:first], text[first:second], text[second:]))
         prefix_token, middle_token, suffix_token = (([number], 1.0) for number in self.ids)
         if suffix_first < self._options.fim_spm_rate * 2**64:
-            return [prefix_token, suffix_token, suffix, middle_token, prefix, middle]  # SPM
-        return [prefix_token, prefix, suffix_token, suffix, middle_token, middle]  # PSM
+            # SPM: suffix, prefix, middle. As in Megatron-LM, the prefix token is first, but the prefix follows the middle token
+            return [prefix_token, suffix_token, suffix, middle_token, prefix, middle]
+        return [prefix_token, prefix, suffix_token, suffix, middle_token, middle]  # PSM: prefix, suffix, middle
 
 
 def _draws(text: str, seed: int) -> Iterator[Draws]:

@@ -85,9 +85,9 @@ def marks_turns(text: str) -> bool:
 
 
 def literals_of(text: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the keys that a template may read, and the words that it may compare texts with.
+    """Return the keys that a template may read, and the words that it may look for in texts.
 
-    The words are the string constants in its comparisons, calls, filters and tests.
+    The words are the string constants in its comparisons, calls, filters and tests: "</think>" in `'</think>' in content`.
     """
     nodes = jinja2.nodes
     tree = ENVIRONMENT.parse(text)

@@ -176,7 +176,7 @@ class PiecesTemplate(Template):
         """Return the pieces of a conversation, or raise a RecordError. `check` has accepted the conversation."""
 
     def weights(self, ids: Sequence[Ids], weights: list[float]) -> list[float]:
-        """Return the loss of the tokens of each piece. A subclass may change it by the number of tokens.
+        """Return the loss of the tokens of each piece. A subclass may divide the loss by the number of tokens.
 
         Args:
           ids: uint32 [tokens], token ids of each piece.

@@ -257,6 +257,7 @@ def _rename_tokens(content: dict[str, Any], special: Collection[str]) -> None:
         return renamed(piece) if piece in special else piece
 
     def is_kept(merge: Any) -> bool:
+        # the vocabulary no longer has the old spelling, so merges that use it or make it must go
         parts = merge.split(" ") if isinstance(merge, str) else merge
         return not ("".join(parts) in special or any(part in special for part in parts))
 

@@ -11,7 +11,7 @@ letter and the space after it, and between a Han character and a Chinese comma o
   are cut only before spaces.
 - No added token contains a letter and then a space. No added token that ends in a letter takes the spaces after it (`rstrip`).
 
-If all of this holds, each word is encoded alone, in pieces as in the whole text.
+If all of this holds, the library encodes each word alone. So a word has the same ids in a piece and in the whole text.
 Source: huggingface/tokenizers, `TokenizerImpl::encode`.
 """
 
@@ -58,6 +58,7 @@ def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
         text = token["content"]
         if _SPANS_CUT.search(text) or (token["rstrip"] and re.search(f"[{_LETTERS}]$", text)):
             return None
+        # normalization may change such a token, for example a no-break space in it to a space, which the search above misses
         if normalizers and token["normalized"] and not text.isascii():
             return None
     if [step["type"] for step in steps] == ["Metaspace"]:
