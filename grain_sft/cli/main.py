@@ -43,7 +43,7 @@ COMMANDS = {
     "prepare-chat-sft": ("legacy", "make an episode-indexed dataset of chats; prepare, by an older name"),
     "prepare-tool-sft": ("legacy", "make an episode-indexed dataset of chats with tools; prepare, by an older name"),
 }
-"""By command: the module of `grain_sft.cli` whose function of the same name declares it, and its summary."""
+"""For each command, its module in `grain_sft.cli`, and its summary. A function named like the command declares its options."""
 
 WITHOUT_JAX = ("trace", "inspect", "report", "receipt", "diff", "verify", "config", "simulate")
 """Commands that do not need JAX, because they do not ask it for the host."""
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv`.
 
     Args:
-      argv: Arguments after the name of the program. None means `sys.argv[1:]`. Only with None, Ctrl-C ends the process.
+      argv: Arguments after the name of the program. None means `sys.argv[1:]`; Ctrl-C then ends the process. With a
+        list, it ends the command alone.
 
     Returns:
       Exit status: 0, 1 for a failure, 130 for Ctrl-C. Invalid arguments raise SystemExit(2), as in argparse.

@@ -78,8 +78,8 @@ class ColumnsLayout(Layout):
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
     def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
-        """Return `Layout.row_segments` of these columns. A read of 8 rows takes 0.7 ms with this function, and 0.9 ms with
-        `pieces`, for 32,768 of 131,072 columns."""
+        """Return `Layout.row_segments` of these columns. With it, a read of 32,768 of 131,072 columns of 8 rows takes
+        0.7 ms; with `pieces` 0.9 ms."""
         return self._segments_of(row)[1:]
 
     def _row_begin(self, row: int) -> tuple[int, int]:

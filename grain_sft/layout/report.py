@@ -75,10 +75,11 @@ def attention_spread(costs: Int64[np.ndarray, " rows"], longest: Int64[np.ndarra
     Returns:
       Dicts of `rows_a_device`, `devices`, and three figures. A figure is the highest cost of a device divided by the mean cost
       of a device, averaged over steps:
-        shuffled: `over_devices` of steps of random rows.
-        balanced: `over_devices` of steps whose rows cost about the same.
-        floor: Least value that `shuffled` could have if the rows of each step were distributed in the best way. One device
-          has at least the cost of the longest segment.
+
+      - shuffled: `over_devices` of steps of random rows.
+      - balanced: `over_devices` of steps whose rows cost about the same.
+      - floor: Least value that `shuffled` could have if the rows of each step were distributed in the best way. One device
+        has at least the cost of the longest segment.
     """
     rng = np.random.default_rng(0)
     figures = []

@@ -30,7 +30,7 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
 )
 
 VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.terminal:show"})
-"""Functions of a pipeline, a step, rows and a tokenizer that `Pipeline.show` calls, by name."""
+"""Functions that `Pipeline.show` calls, by name. Their arguments are a pipeline, a step, rows and a tokenizer."""
 
 MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
 """Number of batches that may wait to be counted. It is 0 if other processes read the metrics, from a folder."""

@@ -51,7 +51,7 @@ class Stage:
                 as_integer(f"stage: {name}", getattr(self, name), 1, PipelineError)
 
     def amendments_of(self, run: Sequence[Amendment]) -> list[Amendment]:
-        """Return this stage's form of the amendments `run`. These are all amendments of the run, or only its first ones."""
+        """Return this stage's form of `run`, which is the amendments of the run, or the first few of them."""
         if self.amendments is None:
             return list(run)
         return [amendment for amendment in self.amendments[: len(run)] if amendment is not None]
@@ -71,7 +71,7 @@ class Stage:
 def placed(stages: Sequence[Stage], amendments: Sequence[Amendment]) -> tuple[list[MappedSampler], tuple[int, ...]]:
     """Return the sampler of each stage, and the number of tokens that each stage leaves out to begin at a whole row.
 
-    The samplers count steps as if none were skipped. Of `amendments`, they have only the weights.
+    The samplers apply the weights of `amendments`, but not the skips: they count skipped steps too.
     """
     progress: dict[Any, Progress] = {}
     samplers: list[MappedSampler] = []

@@ -116,8 +116,8 @@ class Request(TemplateOptions):
         (text).
       fim_tokens: Special tokens before prefix, middle and suffix, three spellings or ids; by default the tokenizer's
         own (text).
-      fim_split_sample: Special token between the parts of a document, such as its files, whose middles are moved part by
-        part (text).
+      fim_split_sample: Special token between the parts of a document, such as its files. The middle of each part is moved
+        within the part (text).
       fim_fragment_rate: Share of the parts whose middle is moved, in documents that fim_rate chooses (text).
       fim_no_prefix: Beginning of documents and parts that stay whole (text).
       part_bytes: Bytes of tokens in one part (olmo).

@@ -58,12 +58,12 @@ def by_random_state(ids: Ids, kept: npt.NDArray[np.bool_], request: Request) -> 
 
 
 Rule = Callable[[Ids, npt.NDArray[np.bool_], Request], Splits]
-"""Function that returns the splits. Its arguments are the numbers of all documents, bool [documents] that is true for each
-document that is kept, and the request."""
+"""Function that returns the splits. Its arguments: the numbers of all documents; whether each document is kept, bool
+[documents]; the request."""
 
 
 def split(datasets: Sequence[Ids], lengths: npt.NDArray[np.uint32], request: Request, rule: Rule) -> Splits:
-    """Return the splits of all datasets together, by a format's rule. `lengths` holds every document's tokens, 0 if dropped."""
+    """Return the splits of all datasets together, by a format's rule. `lengths`: tokens of each document; 0: dropped."""
     selected = [select(ids, dataset.amount) for ids, dataset in zip(datasets, request.datasets, strict=True)]
     ids = selected[0] if len(selected) == 1 else np.concatenate(selected)
     splits = rule(ids, lengths[ids] > 0, request)

@@ -19,7 +19,8 @@ Sources = npt.NDArray[np.unsignedinteger]
 
 
 class ScheduleTable:
-    """Table of the source of each row, for constant weights. The sources repeat, so the table ends with one period.
+    """Table of the source of each row, for constant weights. The choices repeat after a while: the table holds the rows
+    before that, and one period.
 
     The rule is that of R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. With n sources, no source
     is ever further from its share than 1 - 1 / (2 (n - 1)) rows. No rule has a smaller bound for all weights.
@@ -145,7 +146,8 @@ def _due_rows(weights: tuple[int, ...], deficit: tuple[Fraction, ...], slack: Fr
 
     Rows of the mixture count from 1 here, and rows of a source from 0. The source's share of t rows is weight * t / period.
     Row k of the source is due at the first t with share(t) >= k + due. It is late after the last t with
-    share(t - 1) <= k + late. Here the share is that of t - 1 rows, because only t - 1 rows are taken before row t.
+    share(t - 1) <= k + late. Lateness compares the share of t - 1 rows, because t - 1 rows
+    are taken before row t.
     `due` is the slack minus the source's deficit at the start. `late` is 1 minus the slack, minus this deficit.
 
     The pairs are computed in arrays: a table of a million rows takes 0.5 s, instead of 1.2 s with one pair at a time.

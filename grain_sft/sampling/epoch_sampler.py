@@ -29,7 +29,7 @@ class EpochSampler(StreamSampler):
 
         Args:
           source: Rows of the stream and their order.
-          epochs: Epochs of one block, which map steps to rows of the block and back.
+          epochs: `Epochs` of one block. They map a step to rows of the block, and a row to its step.
           block_rows: Number of rows of a block.
           rows_at: Function that maps an epoch and indices in its order to rows.
           batching: As in `EpochStream`.
@@ -50,7 +50,7 @@ class EpochSampler(StreamSampler):
 
     @functools.cached_property
     def num_steps(self) -> int | None:
-        """Number of steps; None means no end. Steps that straddle epochs can be more than `epochs * steps_per_epoch`."""
+        """Number of steps; None means no end. It can exceed `epochs * steps_per_epoch` if steps may straddle epochs."""
         return None if self.epochs is None else self._epochs.steps_before(self.epochs)
 
     def steps_of_epochs(self, epochs: int | None) -> int:

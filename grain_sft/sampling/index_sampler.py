@@ -37,13 +37,13 @@ class IndexSampler(EpochSampler):
       global_batch_size: Rows of a step, of all hosts together.
       seed: Seed of the order, 0 or more.
       order: Order of the rows in an epoch. `olmo`, `maxtext`, `episode`, `openchat` and `grain` replay these systems; `random`
-        draws with replacement; `balanced` makes each step of rows of similar cost of attention; `package.module:Name` is an
+        draws with replacement; with `balanced`, attention costs the same in all rows of a step; `package.module:Name` is an
         order of yours.
       host: This host, and the number of hosts.
       shuffle: Whether rows are shuffled. `false` reads them in ascending order, divided between hosts as in `order`.
       epochs: Epochs after which the pipeline ends. Without it, never.
       last_batch: At the end of an epoch, rows that do not fill a step: `drop` them, `fill` the step with rows that take no
-        loss, or let the next epoch `run_on` in it. Orders `maxtext`, `grain` and `random` always run on.
+        loss, or `run_on`: the next epoch fills the step. Orders `maxtext`, `grain` and `random` always run on.
       schedule: Pairs (step, global_batch_size): rows of each step from that step on. An epoch still has each row once. With
         `drop` it ends where too few rows are left for the next step, with `fill` where no row is left.
       costs: Function that returns the cost of each row, int64 [num_instances], for an order by cost: `layout.row_costs`.

@@ -60,7 +60,7 @@ def _example(tokens: npt.NDArray[np.int64], ngram_filter: NgramFilter, texts: To
     repetitions = [(0, 1, 1)]  # first token, period, times
     for period in range(min_period, min(max_period, len(tokens) // 3) + 1):
         equal = np.concatenate(([False], tokens[period:] == tokens[:-period], [False]))
-        # `equal` begins with a False, so item i + 1 is of token i: a run of True from item 1 to item 2 is tokens 0 and 1
+        # a False before and after the tokens: each run of True begins and ends with a change; tokens [starts, ends) are a run
         starts, ends = np.flatnonzero(np.diff(equal)).reshape(-1, 2).T
         if len(starts):
             longest = int((ends - starts).argmax())

@@ -76,8 +76,8 @@ class Olmo(Format):
         The metadata are those in corpus.json or prepare.json, else those in dataset_statistics.json. An unknown EOS id is taken
         from the files of the tokenizer.
 
-        `Split.files` lists part 2 before part 3, even if part 2 does not exist. If only parts 0 and 3 exist, the list is parts
-        0, 2 and 3. Part 3 then does not follow part 0, so no document continues from part 0 to part 3.
+        `Split.files` lists the part before each part that exists, even if it does not exist itself. If only parts 0 and 3
+        exist, the list is parts 0, 2 and 3. Part 3 then does not follow part 0, so no document continues from part 0 to part 3.
         """
         folders = folders_of_split(home)
         path = listing.find(home, _STATISTICS)

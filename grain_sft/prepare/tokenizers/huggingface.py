@@ -111,7 +111,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @functools.cached_property
     def exact(self) -> Any:
-        """`tokenizers.Tokenizer` that gives the ids of transformers. The offsets of the token " the" begin at its space."""
+        """`tokenizers.Tokenizer` that gives the ids of transformers. Offsets include spaces: " the" begins at its space."""
         return self._load(self._bare_content())
 
     @functools.cached_property

@@ -63,8 +63,8 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
 def load_permutation(depends: Mapping[str, Any], generator: tuple[str, int], cache_dir: CacheDir) -> npt.NDArray[Any]:
     """Return a permutation: uint32 [rows] (uint64 from 2^32 rows on), in memory or mapped from the cache folder.
 
-    A child process makes the file, under a lock, so that no training process needs the memory: a minute for 724,000,000
-    rows. Each process that opens the file checks its hash: 3.5 s of processor time for these rows, on up to 8 cores.
+    A child process makes the file, under a lock, so that no training process needs the memory. It takes a minute for
+    724,000,000 rows. Each process that opens the file checks its hash, which takes 3.5 s of processor time for these rows.
 
     Args:
       depends: What identifies the file: order, rows, seed and epoch.

@@ -26,7 +26,7 @@ class BodyHeaders:
 
 
 body_headers: contextvars.ContextVar[BodyHeaders | None] = contextvars.ContextVar("grain_sft_headers", default=None)
-"""Object that the response to the current task's request fills in, since fsspec's clients return only the body."""
+"""Headers of the response to the current task's request. `CheckedResponse` sets them; fsspec's clients return only the body."""
 
 
 def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:
