@@ -170,7 +170,7 @@ def hash_of_tokens(corpus: CorpusData, hashes: list[str]) -> str:
 def content_of_corpus(corpus: CorpusData) -> str:
     """Return the hash of every byte of all files of tokens, loss and boundaries."""
     hashed = [file for shard in corpus.shards for file in (shard, shard.loss, shard.boundaries) if file is not None]
-    hashes = iter(hashes_of(hashed))  # in the order in which the loop takes them
+    hashes = iter(hashes_of(hashed))  # the loop takes them in this order
     facts: list[Any] = []
     for shard in corpus.shards:
         facts.append([shard.num_tokens, shard.row, next(hashes)])

@@ -1,4 +1,4 @@
-"""CorpusData: the files of a corpus, and facts about them that are known without reading the files."""
+"""CorpusData: the files of a corpus, and facts that follow from them without reading a file."""
 
 from __future__ import annotations
 

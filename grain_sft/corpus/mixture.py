@@ -16,7 +16,7 @@ from grain_sft.errors import CorpusError
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MixtureCorpus(Corpus):
-    """The corpora of a mixture as one corpus, whose shards are those of the first corpus, then of the second, and so on.
+    """The corpora of a mixture as one corpus. Its shards are those of the first corpus, then those of the second, and so on.
 
     `dtype` is the widest of their dtypes. Files keep their own dtypes, so tokens are read from `parts`, not from the mixture.
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import pkgutil
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -18,15 +19,9 @@ from grain_sft.corpus.formats.mix import remap_path
 from grain_sft.corpus.formats.scanning import SUBSETS, Subset
 from grain_sft.corpus.shard import TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, MissingExtraError
-from grain_sft.registry import Registry
 from grain_sft.storage import RemoteOptions, files, inside, outside
 
 AUTO = "auto"
-
-TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
-    "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
-)
-"""Functions that load the tokenizer at a path. The table names them as text, since `corpus` must not import `prepare`."""
 
 
 def open_corpus(
@@ -46,27 +41,17 @@ def open_corpus(
 ) -> Corpus:
     """Open the token files that `where` names, in order. Each file is checked, unless a saved index lists it.
 
-    Sidecar files hold label masks, loss weights or document boundaries. They are found by name, such as OLMo-core's
-    `labels_mask_part_NNNN.npy` for `token_ids_part_NNNN.npy`, or `NAME.csv.gz` for `NAME.npy`. A glob, directory or list may
-    include sidecar files; their values are never read as tokens.
+    Sidecar files hold label masks, loss weights or document boundaries. They are found by name, such as `NAME.csv.gz` for
+    `NAME.npy`. A glob, folder or list may include sidecar files; their values are never read as tokens.
 
     Args:
-      where: Path or paths of the corpus, local or URLs that fsspec knows (`gs://`); one of
-        - a mix file, with a line `label,path` for each file, `#` comments and blank lines; relative paths start at the
-          mix's folder (or at the working directory, if the first file is there and not in that folder);
-        - a saved index (`Corpus.save`, `grain-sft index`, or MaxText's `olmo_grain` index), whose name ends in .json;
-        - the folder of a prepared SFT corpus, which opens its training split, or the folder of one split;
-        - any other directory: every .npy file below it, sorted by path, without validation splits of prepared corpora and
-          without folders that are links;
-        - a glob: its matches, sorted;
-        - one .npy or .bin file;
-        - a prefix of Megatron's `.bin` and `.idx` files, one of these files, a folder of them, a list of prefixes, or a
-          blend: weights and prefixes in turn, as a list (`[0.3, a, 0.7, b]`) or in one string ("0.3 a 0.7 b");
-        - a list of files, globs and directories, in that order; the folder of a prepared SFT corpus opens its training
-          split here, too.
-      format: Format of the files; `auto` infers it from `where`. The formats are "files", "mix", "index", those of SFT
-        corpora, "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer",
-        "openchat" and "pairs" (preference pairs), "megatron", and "rows", which `grain-sft pack --materialize` writes.
+      where: Path or paths of the corpus, local or URLs that fsspec knows (`gs://`): a mix file, a saved index (`.json`), the
+        folder of a prepared corpus or of one of its splits, any other folder (each .npy file below it), a glob, a token file,
+        a prefix of Megatron's files, a blend of weights and prefixes (`[0.3, a, 0.7, b]` or "0.3 a 0.7 b"), or a list of
+        files, globs and folders. The section "What goes in" of the guide (docs/guide.md) has the rules of each.
+      format: Format of the files; `auto` infers it from `where`. Lists are "files", "mix" and "index". SFT corpora
+        are "olmo" (OLMo-core's parts with label masks), "episodes" (episode-indexed shards), "primer", "openchat" and
+        "pairs" (preference pairs). The others are "megatron", and "rows", which `grain-sft pack --materialize` writes.
         `package.module:Name` is a `Format` of yours.
       dtype: Dtype of files without a .npy header. The default is the dtype that an SFT corpus's metadata or the sizes of
         its files imply, else uint32, as AI2 writes, if the first tokens are plausible as uint32.
@@ -75,8 +60,8 @@ def open_corpus(
         placeholder that is filled in anywhere in a path, such as the `{TOKENIZER}` of OLMo's mixes.
       tokenizer: Name or path of the tokenizer. It replaces `{TOKENIZER}` in paths and is recorded in the corpus. A corpus
         that was made with another tokenizer is refused. The path of a tokenizer is compared by hash, anything else by name.
-      remote: Options of reading remote files (see docs/cloud.md), such as {"seconds": 120, "requests": 64, "cache":
-        {"folder": ..., "max_bytes": "200GiB", "unit": "4MiB"}}. Environment variables set options that are left out.
+      remote: Options of reading remote files, such as {"seconds": 120, "requests": 64}; see docs/cloud.md. Environment
+        variables set options that are left out.
       root: Folder, local or a URL, that must contain all files after links are followed; for a mix or an index from an
         untrusted source. The default sets no limit, because OLMo's mixes have absolute paths.
       label_mask_paths: Label masks (one byte for each token, 0 or 1), as a glob or a list of files and globs: one file for
@@ -89,44 +74,27 @@ def open_corpus(
 
     Raises:
       CorpusFileError: A file is missing, unreadable, or not the one that was indexed.
-      CorpusError: A malformed mix, index or token file, files of different dtypes, masks for some files only or of another
-        length than their tokens, another tokenizer than the corpus was made with, or a file outside of `root`.
+      CorpusError: A file is malformed or outside of `root`, files do not fit together, or an argument does not fit the corpus.
       WrongTypeError: An argument of another type.
     """
-    if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
-        where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
-    paths = as_paths("where", where)
     check_type("format", format, str, "a string")
     check_type("tokenizer", tokenizer, str | None, "a string")
     check_type("remote", remote, RemoteOptions | Mapping | None, "RemoteOptions or a mapping")
-    check_type("root", root, str | os.PathLike | None, "a path")
     _check_masks_and_split(label_mask_paths, use_loss_mask, split, subset)
     remote_options = None if remote is None else RemoteOptions.of(remote)
     remap = _remap_of(path_remap, tokenizer)
-    masks: list[str] | None = None
-    if label_mask_paths is not None:
-        masks = []
-        for path in as_paths("label_mask_paths", label_mask_paths):
-            masks += map(files.absolute, expand(remap(files.normalize(path))))
     folder = _folder_of(root)
-    local_folder = None if folder is None or files.is_remote(folder) else folder
     options = ReadOptions(
         dtype=None if dtype is None else token_dtype(dtype, "dtype"),
         eos_token_id=eos_token_id,
         use_loss_mask=use_loss_mask,
-        masks=None if masks is None else tuple(masks),
+        masks=None if label_mask_paths is None else _masks_of(label_mask_paths, remap),
         split=split,
         subset=subset or "train",
         remap=remap,
         check_paths=functools.partial(_check_inside, folder),
     )
-    single_path = files.normalize(where) if isinstance(where, str | os.PathLike) else None
-    with inside(local_folder, single_path or ""):
-        corpus = _open_list(paths, format, options) if single_path is None else _open_path(single_path, format, options)
-    # A format that unpacks files into the cache sets the cache as their `root`.
-    _check_inside(folder, (file.path for file in corpus.files() if file.root is None))
-    if local_folder is not None:  # `root` is checked again whenever a file is opened
-        corpus = corpus.map_files(lambda file: dataclasses.replace(file, root=file.root or local_folder))
+    corpus = _open_inside(folder, where, format, options)
     _check_use(corpus, use_loss_mask, split)
     if tokenizer is not None:
         check_tokenizer(corpus, tokenizer)
@@ -172,6 +140,28 @@ def _check_use(corpus: Corpus, use_loss_mask: bool | None, split: str | None) ->
         )
 
 
+def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
+    """Return the label masks that paths and globs name, in order, as absolute paths."""
+    named = [remap(files.normalize(path)) for path in as_paths("label_mask_paths", given)]
+    return tuple(files.absolute(path) for pattern in named for path in expand(pattern))
+
+
+def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptions) -> Corpus:
+    """Return the corpus at `where`. Its files must be in `folder`, now and whenever they are opened; None allows any."""
+    if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
+        where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
+    paths = as_paths("where", where)
+    local_folder = None if folder is None or files.is_remote(folder) else folder
+    single_path = files.normalize(where) if isinstance(where, str | os.PathLike) else None
+    with inside(local_folder, single_path or ""):
+        corpus = _open_list(paths, format, options) if single_path is None else _open_path(single_path, format, options)
+    # A format that unpacks files into the cache sets the cache as their `root`.
+    options.check_paths([file.path for file in corpus.files() if file.root is None])
+    if local_folder is None:
+        return corpus
+    return corpus.map_files(lambda file: dataclasses.replace(file, root=file.root or local_folder))
+
+
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
     """Return the corpus of a list of paths. Without a format that recognizes the list, format "files" opens it."""
     listing = DirectoryListing()
@@ -208,6 +198,7 @@ def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:
 
 def _folder_of(root: str | os.PathLike[str] | None) -> str | None:
     """Return the real path or the URL of `root`, with a slash at its end; None for None."""
+    check_type("root", root, str | os.PathLike | None, "a path")
     if root is None:
         return None
     path = files.normalize(root)
@@ -252,7 +243,9 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     path = files.normalize(given)
     if sha256 is not None and files.exists(path):
         with contextlib.suppress(MissingExtraError):  # without the tokenizers' package, names are compared
-            given_sha256 = TOKENIZER_READERS["any"](path).sha256
+            # named as text, because `corpus` must not import `prepare`
+            load_tokenizer = pkgutil.resolve_name("grain_sft.prepare:load_tokenizer")
+            given_sha256 = load_tokenizer(path).sha256
     if given_sha256 is None and name is None:
         raise CorpusError(
             f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "

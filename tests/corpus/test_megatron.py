@@ -88,7 +88,7 @@ def test_every_kind_of_path(tmp_path, monkeypatch):
         here = dict.fromkeys(("/far/", "memory://far/"), str(tmp_path / "data"))
         assert open_corpus(path, path_remap=here).shards[-1].path == f"{two}.bin"
     assert len({both, alone, corpus.fingerprint, open_corpus([1, one]).fingerprint}) == 4
-    (tmp_path / "data/sources.bin").write_bytes(b"")  # of which prefix?
+    (tmp_path / "data/sources.bin").write_bytes(b"")  # its documents may be of either prefix
     assert open_corpus(one).sources_file is None
     (tmp_path / "mix.txt").write_text("web,data/one_text_document.bin\ncode,data/two.bin\n")
     mixed = open_corpus(tmp_path / "mix.txt")

@@ -1,4 +1,4 @@
-"""Mix files: which files they list, in what order, and what they say when they are malformed."""
+"""Mix files: which files they list, in what order, and which errors malformed ones raise."""
 
 from pathlib import Path
 

@@ -56,7 +56,7 @@ def test_a_single_file_is_a_corpus_whatever_names_it(tree, monkeypatch):
         assert (corpus.num_tokens, corpus.dtype, corpus.shards[0].label) == (5, np.uint32, "")
 
 
-def test_names_with_brackets_are_no_patterns_where_they_exist_and_text_may_be_tokens(tmp_path, write_tokens):
+def test_names_with_brackets_are_not_patterns_where_they_exist_and_text_may_be_tokens(tmp_path, write_tokens):
     path = write_tokens("run[1]/part[0].npy", [1, 2])
     write_tokens("run1/part0.npy", [1])
     for where in (path.parent, path, [path]):

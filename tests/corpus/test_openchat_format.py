@@ -156,7 +156,7 @@ def test_columns_that_are_missing_or_of_another_type_are_named(tmp_path):
         assert expected in sft.error_of(tmp_path)
 
 
-def test_files_beside_it_that_dont_fit_are_named(tmp_path):
+def test_sidecar_files_that_dont_fit_are_named(tmp_path):
     docs = sft.documents(5, weights=True)
     sft.write_openchat(tmp_path, docs)
     path = tmp_path / "openchat.train.first_weights.bin"

@@ -130,7 +130,7 @@ def test_an_edited_index_is_refused(index, number, changes, expected):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "5", "null", "{}", '{"format": "grain_sft index"', "[" * 100_000])
-def test_what_is_no_index_is_refused(tmp_path, text):
+def test_what_is_not_an_index_is_refused(tmp_path, text):
     path = tmp_path / "index.json"
     path.write_text(text)
     message = error_of(path)

@@ -94,7 +94,7 @@ def test_a_part_is_joined_only_with_the_part_that_is_before_it(parts):
     assert open_corpus(f"{parts}/token_ids*.npy", eos_token_id=sft.EOS).num_documents == sum(pieces)
 
 
-def test_dolmas_boundaries_of_five_columns_are_read_beside_any_tokens(tmp_path):
+def test_dolmas_boundaries_of_five_columns_are_read_next_to_any_tokens(tmp_path):
     """start, end, id, src, loc, as Python's csv writes them; ids may hold anything but a line break."""
     docs = sft.documents()
     for number, some in enumerate((docs[:25], docs[25:])):
@@ -193,7 +193,7 @@ def test_listed_corpora_and_a_directory_of_them_are_their_training_splits(tmp_pa
     for where in places if write is not sft.write_olmo else [*places, tmp_path, [tmp_path]]:
         found = open_corpus(where, eos_token_id=sft.EOS).shards
         assert [(shard.path, shard.loss) for shard in found] == [(shard.path, shard.loss) for shard in one + other]
-    if write is sft.write_olmo:  # a validation split without a training split beside it is a corpus
+    if write is sft.write_olmo:  # a validation split without a training split is a corpus
         shutil.rmtree(tmp_path / "b" / "train")
         left = [str(path) for path in sorted(tmp_path.rglob("token_ids_part_*.npy")) if "a/val" not in str(path)]
         assert [shard.path for shard in open_corpus(tmp_path, eos_token_id=sft.EOS).shards] == left

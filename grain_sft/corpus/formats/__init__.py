@@ -31,7 +31,7 @@ class Format:
 
     Attributes:
       expected: Description of a path of this format, for error messages.
-      rank: Order in which "auto" tries formats: lower ranks first, formats of one rank as listed in `FORMATS`.
+      rank: Turn of this format when "auto" tries formats: lower ranks first, formats of one rank as listed in `FORMATS`.
       any_path: Whether `read` takes any path. If so, and the caller names this format, `detect` is not called.
       lists_paths: Whether a path of this format is a file that lists further paths. `path_remap` then applies to the listed
         paths, and to the path of the file itself only if that does not exist.
@@ -121,5 +121,5 @@ FORMATS: Registry[type[Format]] = Registry(
 
 
 def formats() -> list[Format]:
-    """Return an instance of each registered format, in the order in which "auto" tries them."""
+    """Return an instance of each registered format. The "auto" of `open_corpus` tries them in this order."""
     return sorted((FORMATS.make(name) for name in FORMATS), key=lambda form: form.rank)

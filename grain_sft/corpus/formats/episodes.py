@@ -26,7 +26,7 @@ _ANY_MASK = "mask.bin or mask_weighted.bin"
 
 
 class Episodes(Format):
-    """Format whose corpus is the shards of a split, sorted by name.
+    """Format of a split. Its shards are sorted by name.
 
     Attributes:
       index: Name of the boundary file of each shard.

@@ -61,6 +61,7 @@ class Files(Format):
         return corpus_of_files(sources, options, listing)
 
     def owner(self, path: str, listing: DirectoryListing) -> str | None:
+        """Return the token file of a `NAME.csv.gz`, else `path`. A name that no token file has is a CorpusError."""
         if path.endswith(_BOUNDARIES):
             return path.removesuffix(_BOUNDARIES) + ".npy"
         name = files.name_of(path)

@@ -252,7 +252,7 @@ def warn_unknown(folder: str, lacks: str, metadata: CorpusMetadata, eos_token_id
     """
     if metadata.eos_token_id is None and metadata.tokenizer_sha256 is None and eos_token_id is None:
         logging.warning(
-            "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are not known; "
+            "%s: lacks %s, so its tokenizer, its padding id and the id of the token that ends a document are unknown; "
             "rows are padded with token 0. Copy a file that states them from the corpus, or give eos_token_id.",
             folder,
             f"ids in {metadata.path}" if metadata.path else lacks,

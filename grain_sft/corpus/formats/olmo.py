@@ -36,7 +36,7 @@ _STATISTICS = "dataset_statistics.json"
 
 
 class Olmo(Format):
-    """Format whose corpus is the parts in a folder, in the order of their numbers. Each part is a shard."""
+    """Format of the parts in a folder, in the order of their numbers. Each part is a shard."""
 
     expected = (
         "a directory with token_ids_part_NNNN.npy and labels_mask_part_NNNN.npy, or one whose train/ has them; or one "

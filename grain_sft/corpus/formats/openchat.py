@@ -29,7 +29,7 @@ from grain_sft.storage import artifact, describe, files, inside_also, open_remot
 from grain_sft.types import Ints
 
 METADATA_KEY = "grain_sft"
-"""Key in the metadata of the Parquet schema. Its value is what other formats store in corpus.json."""
+"""Key in the metadata of the Parquet schema. Its value is the JSON that other formats store in corpus.json."""
 
 _SUFFIX = ".parquet"
 _SPLITS = {"train": "train", "eval": "eval", "val": "eval"}  # DIR/val means the split "eval" in DIR
@@ -43,7 +43,7 @@ _FLOATS = ("num_seqs", "nz_shifted_loss_weights")
 
 
 class OpenChat(Format):
-    """Format whose corpus is the rows of one file, as one shard."""
+    """Format of one Parquet file. Its rows are one shard."""
 
     expected = "a .parquet file, a directory with one *.train.parquet, or the path before .train.parquet"
     metadata_files = r".*\.first_weights\.bin"
@@ -64,7 +64,7 @@ class OpenChat(Format):
         return file or listing.find(folder, f"{name}.train{_SUFFIX}") or None
 
     def read(self, found: str, options: ReadOptions, listing: DirectoryListing) -> Corpus:
-        """Open a parquet file, whose columns are unpacked into arrays on first use."""
+        """Open a Parquet file. Its columns are unpacked into arrays on first use."""
         dtype: Dtype = np.dtype(np.uint32)
         options.check_dtype(found, dtype)
         stem = files.name_of(found).removesuffix(_SUFFIX)
@@ -119,6 +119,7 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return [list(bytes.fromhex(text)) for text in content.hashes_of([describe(name) for name in unpacked])]
 
     def make() -> artifact.Arrays:
+        """Write the files `unpacked`, and return their hashes and the metadata of the Parquet file."""
         weights: npt.NDArray[np.float32] | None = None
         if first_weights:
             file = scan_loss(first_weights, "float32")
@@ -137,6 +138,7 @@ def _unpacked(path: str, first_weights: str) -> tuple[list[str], dict[str, Any] 
         return {"sha256": np.array(hash_unpacked(), np.uint8), "metadata": np.frombuffer(metadata, np.uint8)}
 
     def check(arrays: artifact.Arrays) -> None:
+        """Raise ValueError if the files `unpacked` are missing or are not those that `make` wrote."""
         try:
             hashes = hash_unpacked()
         except CorpusFileError as error:
@@ -202,7 +204,7 @@ def _unpack(
 
 
 def _check_rows(path: str, rows: _Rows) -> None:
-    """Raise CorpusError for the first row whose columns don't fit together, or hold an invalid value."""
+    """Raise CorpusError for the first row with an invalid value, or with columns that don't fit together."""
     values, counts = rows.values, rows.lengths["nz_input_ids"]
     length = values["seqlens"].astype(np.int64)
     row_of_sequence = np.repeat(np.arange(len(counts)), rows.lengths["seqlens"])

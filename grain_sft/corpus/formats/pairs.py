@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pairs(Episodes):
-    """Format whose corpus is the shards of a split, sorted by name."""
+    """Format of a split of preference pairs. Its shards are sorted by name."""
 
     expected = "a directory with train/shard_*/pairs.idx or train/pairs.idx, or its train/ or val/ itself"
     rank = 0  # before "episodes", whose token and mask files have the same names

@@ -23,7 +23,7 @@ _META = "meta.json"
 
 
 class Primer(Format):
-    """Format whose corpus is one split, as one shard.
+    """Format of one split. It is one shard.
 
     The `home` of a split is the common prefix of its files' paths: `DIR/train_`, or `DIR/train/shard_00000` for the links.
     """

@@ -97,6 +97,7 @@ def scan_rows(
         ) from error
 
     def scan_shard(number: int, num_rows: int) -> Shard:
+        """Check the files of a shard, and return it."""
         paths = {kind: files.join(folder, name) for kind, name in row_files(number, manifest.loss).items()}
         stamp = describe(paths["rows"])
         _check_size(stamp, num_rows * row_bytes)
