@@ -39,6 +39,7 @@ class _Finder:
         """Return None, so that the import system creates the module."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of a former module; None for any other module, so that the next finder is asked."""
         package, _, name = fullname.partition(".")
         is_former = package == "grain_sft" and name in (*MODULES, "mixture")  # not `import trace`, a module of Python
         return importlib.machinery.ModuleSpec(fullname, self) if is_former else None  # type: ignore[arg-type]
@@ -70,6 +71,7 @@ def renamed_arguments(**names: str) -> Callable[[type[Decorated]], type[Decorate
 
         @functools.wraps(function)
         def call(*args: Any, **arguments: Any) -> None:
+            """Construct the object, and warn of former names."""
             for former in names.keys() & arguments.keys():
                 if names[former] in arguments:
                     raise WrongTypeError(
@@ -89,6 +91,7 @@ def renamed_attribute(old: str, new: str) -> property:
     """Return a property that returns the attribute `new` and warns that `old`, such as "PackedLayout.recipe", was renamed."""
 
     def get(self: object) -> Any:
+        """Warn, and return the attribute `new`."""
         warnings.warn(f"{old} is now {new}. Read that.", DeprecationWarning, stacklevel=2)
         return getattr(self, new)
 

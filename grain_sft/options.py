@@ -58,16 +58,25 @@ Options = Mapping[str, Option]
 
 @functools.cache
 def options_of(declaration: Callable[..., Any]) -> Options:
-    """Return the options of a function, a class, or a `msgspec.Struct`, by name, in the order of its signature."""
+    """Return the options of a function, a class, or a `msgspec.Struct`, by name, in the order of its signature.
+
+    Raises:
+      ConfigError: The declaration has no signature.
+    """
     function = declaration.__init__ if isinstance(declaration, type) else declaration  # type: ignore[misc]
     try:
         hints = get_type_hints(declaration if is_struct(declaration) else inspect.unwrap(function), include_extras=True)
     except (AttributeError, NameError, TypeError):  # types under `if TYPE_CHECKING`, or an object that has no hints
         hints = {}
     texts = _help_texts(inspect.getdoc(declaration) or "")
+    try:
+        parameters = inspect.signature(declaration).parameters
+    except ValueError:  # functions written in C, such as `getattr`, may have none
+        name = f"{declaration.__module__}:{declaration.__qualname__}"
+        raise ConfigError(f"{name} has no signature, which states the options. Name one written in Python.") from None
     return {
         name: Option(name, _config_type(hints.get(name, Any)), _default(parameter), texts.get(name, ""))
-        for name, parameter in inspect.signature(declaration).parameters.items()
+        for name, parameter in parameters.items()
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
 

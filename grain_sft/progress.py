@@ -23,6 +23,7 @@ def progress_bar() -> Iterator[Progress]:
     work, done_before, began, shown = "", 0, 0.0, 0.0
 
     def show(what: str, done: int, total: int) -> None:
+        """Print a line unless one was printed a moment ago."""
         nonlocal work, done_before, began, shown
         now = time.monotonic()
         if what != work:
