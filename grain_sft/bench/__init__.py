@@ -83,7 +83,7 @@ def _shown(template: str, row: Mapping[str, Any]) -> str:
 
 
 Benchmark = Callable[[Path, Scale], Iterable[Table]]
-"""Function that writes made-up corpora to an existing folder, and measures them."""
+"""Function that writes made-up corpora to an empty folder, and measures them."""
 
 BENCHMARKS: Registry[Benchmark] = Registry(
     "benchmark",

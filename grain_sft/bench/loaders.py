@@ -65,16 +65,13 @@ def windows(folder: Path, scale: Scale) -> Iterator[Table]:
 
 
 def _make_tokens(folder: Path, files: int, tokens: int) -> list[str]:
-    """Write raw uint32 files of random tokens, and return their paths. Files of the right size are kept."""
+    """Write raw uint32 files of random tokens, which the page cache then holds, and return their paths."""
     rng = np.random.default_rng(0)
     paths = []
     try:
         for number in range(files):
-            path = folder / f"tokens-{tokens}-{number:03d}.npy"
-            if not path.exists() or path.stat().st_size != 4 * tokens:
-                rng.integers(0, VOCABULARY, tokens, dtype=np.uint32).tofile(path)
-            path.read_bytes()  # into the page cache
-            paths.append(str(path))
+            paths.append(str(folder / f"{number:03d}.npy"))
+            rng.integers(0, VOCABULARY, tokens, dtype=np.uint32).tofile(paths[-1])
     except OSError as error:
         size = files * tokens * 4 / 1e9
         raise StorageError(f"{folder}: can't hold {size:.2f} GB of tokens ({error.strerror}). Give --dir.") from error
@@ -122,16 +119,15 @@ PROFILES = (Profile("chat", 200_000, 180, 4096, 8), Profile("think", 12_000, 5_4
 
 def packed(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the speeds of loaders of packed rows for each of `PROFILES`."""
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        for profile in PROFILES:
-            loaders = _loaders(profile, Path(temporary))
-            medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
-            tokens = profile.sequence_length * profile.batch
-            rows = {}
-            for name, median in medians.items():
-                rows[name] = rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
-            title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
-            yield Table(f"packed, {profile.name}", title, SPEED | {"x Grain": "{times_grain:.1f}"}, rows)
+    for profile in PROFILES:
+        loaders = _loaders(profile, folder)
+        medians = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, warm=20)
+        tokens = profile.sequence_length * profile.batch
+        rows = {}
+        for name, median in medians.items():
+            rows[name] = rate(tokens, median, medians[LIMIT]) | {"times_grain": medians[GRAIN] / median}
+        title = f"packed, {profile.name}: {profile.batch} x {profile.sequence_length:,}"
+        yield Table(f"packed, {profile.name}", title, SPEED | {"x Grain": "{times_grain:.1f}"}, rows)
 
 
 def _loaders(profile: Profile, folder: Path) -> dict[str, Next]:

@@ -58,10 +58,10 @@ def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
 
 
 def seconds_a_batch(next_batch: Next, seconds: float) -> float:
-    """Return the mean seconds of a batch, measured for about `seconds`."""
+    """Return the mean seconds of a batch, measured for about `seconds`; of one batch if it takes longer."""
     begin = time.perf_counter()
     elapsed, count = 0.0, 0
-    while elapsed < seconds:
+    while not count or elapsed < seconds:
         next_batch()
         count += 1
         elapsed = time.perf_counter() - begin

@@ -6,7 +6,6 @@ Each program is `_BEGIN`, one of `_OURS`, `_MEGATRON` and `_MAXTEXT`, and `_END`
 """
 
 import importlib.util
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,22 +86,21 @@ def megatron(folder: Path, scale: Scale) -> Iterator[Table]:
     """
     installed = {name: programs for name, (package, programs) in PEERS.items() if importlib.util.find_spec(package)}
     figures: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory(dir=folder) as here:
-        lengths = made_up_lengths(scale.samples, MEDIAN, 1 << 20).astype(np.int32)
-        np.save(Path(here) / "sizes.npy", lengths)
-        order = np.random.RandomState(0).permutation(len(lengths)).astype(np.int32)
-        np.save(Path(here) / "order.npy", order)
-        for datasets in (0, *DATASETS):
-            kind = "blend" if datasets else "samples"
-            title = f"blend of {datasets}" if datasets else "samples"
-            for name, programs in {"grain_sft": _OURS, **installed}.items():
-                program = _BEGIN + programs[kind] + _END
-                row = run_program(program, here, str(LENGTH), str(datasets), str(scale.samples))
-                ours = figures.get(f"{title}, grain_sft", row)
-                is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes only a part: see MAXTEXT_DIVISOR
-                if is_whole and row["digest"] != ours["digest"]:
-                    raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
-                row["ns"] = row["seconds"] / max(1, row["samples"]) * 1e9
-                figures[f"{title}, {name}"] = row
+    lengths = made_up_lengths(scale.samples, MEDIAN, 1 << 20).astype(np.int32)
+    np.save(folder / "sizes.npy", lengths)
+    order = np.random.RandomState(0).permutation(len(lengths)).astype(np.int32)
+    np.save(folder / "order.npy", order)
+    for datasets in (0, *DATASETS):
+        kind = "blend" if datasets else "samples"
+        title = f"blend of {datasets}" if datasets else "samples"
+        for name, programs in {"grain_sft": _OURS, **installed}.items():
+            program = _BEGIN + programs[kind] + _END
+            row = run_program(program, str(folder), str(LENGTH), str(datasets), str(scale.samples))
+            ours = figures.get(f"{title}, grain_sft", row)
+            is_whole = row["samples"] > ours["samples"] // 2  # MaxText makes only a part: see MAXTEXT_DIVISOR
+            if is_whole and row["digest"] != ours["digest"]:
+                raise PipelineError(f"{name} makes another index ({title}) than grain_sft.")
+            row["ns"] = row["seconds"] / max(1, row["samples"]) * 1e9
+            figures[f"{title}, {name}"] = row
     columns = {"s": "{seconds:.2f}", "CPU s": "{cpu:.2f}", "ns a sample": "{ns:.1f}", "samples": "{samples:,}"}
     yield Table("megatron", "Megatron's indices", columns, figures)

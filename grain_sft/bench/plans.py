@@ -8,7 +8,6 @@ import gzip
 import importlib.util
 import itertools
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,23 +76,21 @@ def plans(folder: Path, scale: Scale) -> Iterator[Table]:
     Raises:
       PipelineError: OLMo-core makes another number of rows.
     """
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        here = Path(temporary)
-        lengths = made_up_lengths(scale.plan_documents)
-        make_corpus(here, lengths)
-        np.save(here / "lengths.npy", lengths)
-        data = str(here / "data")
-        stored_lengths = str(here / "lengths.npy")
-        programs = [
-            (OURS, _LAYOUT.replace("GROUP", "1"), data),
-            (GROUPED, _LAYOUT.replace("GROUP", "len(corpus.shards)"), data),
-            (PACKED, _ALGORITHM, stored_lengths),
-        ]
-        if importlib.util.find_spec("olmo_core") is not None:
-            programs.append((OLMO, _OLMO, stored_lengths))
-        figures = {}
-        for name, program, argument in programs:
-            figures[name] = run_program(_ONE_CORE + program + _AFTER, argument, cache=str(here / name))
+    lengths = made_up_lengths(scale.plan_documents)
+    make_corpus(folder, lengths)
+    np.save(folder / "lengths.npy", lengths)
+    data = str(folder / "data")
+    stored_lengths = str(folder / "lengths.npy")
+    programs = [
+        (OURS, _LAYOUT.replace("GROUP", "1"), data),
+        (GROUPED, _LAYOUT.replace("GROUP", "len(corpus.shards)"), data),
+        (PACKED, _ALGORITHM, stored_lengths),
+    ]
+    if importlib.util.find_spec("olmo_core") is not None:
+        programs.append((OLMO, _OLMO, stored_lengths))
+    figures = {}
+    for name, program, argument in programs:
+        figures[name] = run_program(_ONE_CORE + program + _AFTER, argument, cache=str(folder / name))
     if OLMO in figures and figures[OLMO]["rows"] != figures[PACKED]["rows"]:
         raise PipelineError(f"OLMo-core packs {figures[OLMO]['rows']} rows, and we {figures[PACKED]['rows']}.")
     columns = {"s": "{seconds:.2f}", "rows": "{rows:,}", "MB at most": "{peak_mb:.0f}"}
@@ -107,21 +104,19 @@ def traces(folder: Path, scale: Scale) -> Iterator[Table]:
     """
     first, last = (max(1, int(step * scale.documents / DOCUMENTS)) for step in STEPS)
     span = f"{first}:{max(last, first + 1)}"
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        here = Path(temporary)
-        config = make_corpus(here, made_up_lengths(scale.documents, TRACED, LENGTH))
-        steps = ("trace", config, "--steps", span)
-        written = (*steps, "--output", str(here / "lines.csv"))
-        commands: dict[str, tuple[str, ...]] = {
-            f"cold: plan, order, trace --steps {span}": written,
-            f"warm: trace --steps {span}": written,
-            "warm: the same, --summary": (*steps, "--summary"),
-            "warm: the same without counting loss": (*written, "--no-trainable"),
-            "warm: trace --document": ("trace", config, "--document", str(scale.documents // 2)),
-            "warm: trace --checkpoints": ("trace", config, "--checkpoints"),
-            "warm: receipt": ("receipt", config),
-        }
-        found = {name: run_program(_COMMAND, *words, cache=str(here / "cache")) for name, words in commands.items()}
+    config = make_corpus(folder, made_up_lengths(scale.documents, TRACED, LENGTH))
+    steps = ("trace", config, "--steps", span)
+    written = (*steps, "--output", str(folder / "lines.csv"))
+    commands: dict[str, tuple[str, ...]] = {
+        f"cold: plan, order, trace --steps {span}": written,
+        f"warm: trace --steps {span}": written,
+        "warm: the same, --summary": (*steps, "--summary"),
+        "warm: the same without counting loss": (*written, "--no-trainable"),
+        "warm: trace --document": ("trace", config, "--document", str(scale.documents // 2)),
+        "warm: trace --checkpoints": ("trace", config, "--checkpoints"),
+        "warm: receipt": ("receipt", config),
+    }
+    found = {name: run_program(_COMMAND, *words, cache=str(folder / "cache")) for name, words in commands.items()}
     figures = {name: {"seconds": row["process_s"], "gigabytes": row["peak_mb"] / 1e3} for name, row in found.items()}
     columns = {"s": "{seconds:.2f}", "GB": "{gigabytes:.2f}"}
     yield Table("trace", "trace: processes, from start to end", columns, figures)

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import random
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,46 +67,36 @@ def preparing(folder: Path, scale: Scale) -> Iterator[Table]:
     documents and for all of them, to show that it does not grow.
     """
     rows: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        here = Path(temporary)
-        text = "\n".join(entry.text for entry in docstrings())
-        models = _tokenizers(here, text)
-        kinds = {"chats": ("primer", BPE, scale.conversations)}
-        kinds |= {f"documents, {name}": ("text", name, scale.texts) for name in models}
-        for kind, (template, model, total) in kinds.items():
-            for count in (max(1, total // 10), total):
-                title = f"{kind}, {count:,}"
-                path = here / f"{template}-{count}.jsonl"
-                if not path.exists():
-                    _write(path, text, count, chats=kind == "chats")
-                files = (str(path), models[model])
-                rows[title] = run_program(_COMMON + _MEMORY, *files, str(here / title), template)
-            rows[title] |= run_program(_COMMON + _SPEED, *files, str(here / kind), template, str(scale.repeats))
+    text = "\n".join(entry.text for entry in docstrings())
+    models = _tokenizers(folder, text)
+    kinds = {"chats": ("primer", BPE, scale.conversations)}
+    kinds |= {f"documents, {name}": ("text", name, scale.texts) for name in models}
+    for kind, (template, model, total) in kinds.items():
+        for count in (max(1, total // 10), total):
+            title = f"{kind}, {count:,}"
+            path = folder / f"{template}-{count}.jsonl"
+            if not path.exists():
+                _write(path, text, count, chats=kind == "chats")
+            files = (str(path), models[model])
+            rows[title] = run_program(_COMMON + _MEMORY, *files, str(folder / title), template)
+        rows[title] |= run_program(_COMMON + _SPEED, *files, str(folder / kind), template, str(scale.repeats))
     columns = {"MB/s": "{mb_per_s:.2f}", "tokenizer alone": "{bare_mb_per_s:.2f}", "of it": "{of_bare:.2f}"}
     columns |= {"bytes a token": "{bytes_a_token:.2f}", "MB before": "{mb_before:.0f}", "MB at most": "{peak_mb:.0f}"}
     yield Table("prepare", "preparing, one core", columns, rows)
 
 
-def _tokenizers(here: Path, text: str) -> dict[str, str]:
+def _tokenizers(folder: Path, text: str) -> dict[str, str]:
     """Train a tokenizer of each kind that is installed on the lines of `text`, and return their paths by name."""
     lines = [line for line in text.splitlines() if line]
-    paths = {BPE: str(here / "bpe.model"), UNIGRAM: str(here / "unigram.model")}
+    paths = {BPE: str(folder / "bpe.model"), UNIGRAM: str(folder / "unigram.model")}
     for path in paths.values():
         write_bytes(path, train_tokenizer(lines, VOCAB_SIZE, CHAT_TOKENS, model_type=Path(path).stem))
     if all(importlib.util.find_spec(name) for name in ("tokenizers", "transformers")):
         import tokenizers
 
-        trained = tokenizers.Tokenizer(tokenizers.models.BPE())
-        trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trained.decoder = tokenizers.decoders.ByteLevel()
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=VOCAB_SIZE,
-            special_tokens=["<|endoftext|>"],
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        )
-        trained.train_from_iterator(lines, trainer)
-        paths[HUGGING_FACE] = str(here / "tokenizer.json")
+        trained = tokenizers.ByteLevelBPETokenizer()
+        trained.train_from_iterator(lines, VOCAB_SIZE, special_tokens=["<|endoftext|>"], show_progress=False)
+        paths[HUGGING_FACE] = str(folder / "tokenizer.json")
         trained.save(paths[HUGGING_FACE])
     return paths
 

@@ -1,7 +1,6 @@
 """Benchmarks that start processes: the time to the first batch, and the time and memory of orders of many rows."""
 
-import statistics
-import tempfile
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from grain_sft.bench import Scale, Table
-from grain_sft.bench.measuring import run_program
+from grain_sft.bench.measuring import Next, run_program, seconds_in_turn
 from grain_sft.corpus import open_corpus
 from grain_sft.errors import StorageError
 
@@ -64,23 +63,18 @@ print(json.dumps({"rows": len(source), "seconds": seconds, "step_0_ms": early, "
 def startup(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the seconds of processes that make one batch, next to a process that only imports grain.
 
-    The processes run in turn. The first turn only fills the page cache and is not counted.
+    The first process of each kind fills the page cache and is not counted.
     """
-    programs = {IMPORT_GRAIN: ('import grain; print("{}")', "")}
+    loaders: dict[str, Next] = {IMPORT_GRAIN: functools.partial(run_program, 'import grain; print("{}")')}
     for count in scale.startup_files:
-        index = folder / f"startup-{count}.json"
-        if not index.exists():
-            tokens = folder / f"startup-{count}"
-            tokens.mkdir(exist_ok=True)
-            for number in range(count):
-                np.arange(8192, dtype=np.uint32).tofile(tokens / f"{number:04d}.npy")
-            open_corpus(tokens, dtype="uint32").save(index)
-        programs[f"first batch of a saved index, {count} files"] = (_PIPELINE + _FIRST_BATCH, str(index))
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    for _ in range(scale.repeats + 1):
-        for name, program in programs.items():
-            times[name].append(run_program(*program)["process_s"])
-    medians = {name: statistics.median(seconds[1:]) for name, seconds in times.items()}
+        tokens, index = folder / str(count), folder / f"{count}.json"
+        tokens.mkdir()
+        for number in range(count):
+            np.arange(8192, dtype=np.uint32).tofile(tokens / f"{number:04d}.npy")
+        open_corpus(tokens, dtype="uint32").save(index)
+        first_batch = functools.partial(run_program, _PIPELINE + _FIRST_BATCH, str(index))
+        loaders[f"first batch of a saved index, {count} files"] = first_batch
+    medians = seconds_in_turn(loaders, seconds=0, turns=scale.repeats, warm=1)
     rows = {name: {"s": median, "more_s": median - medians[IMPORT_GRAIN]} for name, median in medians.items()}
     yield Table("startup", "start-up", {"s": "{s:.2f}", "on top of import grain": "{more_s:.2f}"}, rows)
 
@@ -91,13 +85,12 @@ def orders(folder: Path, scale: Scale) -> Iterator[Table]:
     name = f"{scale.order_rows:,} rows"
     columns = {"s": "{seconds:.2f}", "MB resident": "{mb:.0f}", "MB at most": "{peak_mb:.0f}"}
     columns |= {"ms a step": "{step_0_ms:.3f}", "at 10,000,000": "{step_10m_ms:.3f}"}
-    with tempfile.TemporaryDirectory(dir=folder) as cache:
-        figures = {
-            f"numpy's own shuffle, {name}": run_program(_NUMPY, rows, cache=cache),
-            f"order olmo, first time, {name}": run_program(_EXACT, rows, cache=cache),
-            f"order olmo, next time, {name}": run_program(_EXACT, rows, cache=cache),
-            f"order shuffle, first batch, {SHUFFLE_ROWS:,} rows": measure_first_batch(Path(cache)),
-        }
+    figures = {
+        f"numpy's own shuffle, {name}": run_program(_NUMPY, rows, cache=str(folder)),
+        f"order olmo, first time, {name}": run_program(_EXACT, rows, cache=str(folder)),
+        f"order olmo, next time, {name}": run_program(_EXACT, rows, cache=str(folder)),
+        f"order shuffle, first batch, {SHUFFLE_ROWS:,} rows": measure_first_batch(folder),
+    }
     yield Table("orders", "orders", columns, figures)
 
 

@@ -1,7 +1,6 @@
 """Benchmark of batches with 4.4 % of the documents withdrawn (100,000 of 2,270,000), compared with none withdrawn."""
 
 import itertools
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,28 +28,28 @@ def withdrawn(folder: Path, scale: Scale) -> Iterator[Table]:
     """Yield a table of the microseconds of a batch without and with the withdrawal, and of the share of speed that is left."""
     figures = {}
     for median, cases in CASES.items():
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            here = Path(temporary)
-            make_corpus(here, made_up_lengths(scale.plan_documents, median, LENGTH))
-            data = str(here / "data")
-            corpus = open_corpus(data, format="olmo", dtype="uint32", eos_token_id=100_257, use_loss_mask=False)
-            rng = np.random.default_rng(SEED)
-            count = int(scale.plan_documents * SHARE)
-            withdrawn_documents = rng.choice(scale.plan_documents, count, replace=False)
-            for kind, rows, length in cases:
-                options = {"packed": {"cache_dir": here}}.get(kind, {})  # others write no plan
-                source = NpyDataSource(LAYOUTS[kind](corpus, length, **options))
-                sampler = IndexSampler(len(source), global_batch_size=rows, seed=SEED)
-                steps = rng.integers(0, sampler.steps_per_epoch, 1000).tolist()
-                loaders = {}
-                for name, amendments in (("plain", []), ("withdrawn", [Amendment(0, withdraw=withdrawn_documents)])):
-                    run = Pipeline(source, sampler, [ShiftTargets()], amendments=amendments)
-                    loaders[name] = map(run.__getitem__, itertools.cycle(steps)).__next__
-                plain, amended = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, 100).values()
-                figures[f"{kind}, {rows} x {length:,}"] = {
-                    "us": plain * 1e6,
-                    "withdrawn_us": amended * 1e6,
-                    "of_speed": plain / amended,
-                }
+        here = folder / str(median)
+        here.mkdir()
+        make_corpus(here, made_up_lengths(scale.plan_documents, median, LENGTH))
+        data = str(here / "data")
+        corpus = open_corpus(data, format="olmo", dtype="uint32", eos_token_id=100_257, use_loss_mask=False)
+        rng = np.random.default_rng(SEED)
+        count = int(scale.plan_documents * SHARE)
+        withdrawn_documents = rng.choice(scale.plan_documents, count, replace=False)
+        for kind, rows, length in cases:
+            options = {"packed": {"cache_dir": here}}.get(kind, {})  # others write no plan
+            source = NpyDataSource(LAYOUTS[kind](corpus, length, **options))
+            sampler = IndexSampler(len(source), global_batch_size=rows, seed=SEED)
+            steps = rng.integers(0, sampler.steps_per_epoch, 1000).tolist()
+            loaders = {}
+            for name, amendments in (("plain", []), ("withdrawn", [Amendment(0, withdraw=withdrawn_documents)])):
+                run = Pipeline(source, sampler, [ShiftTargets()], amendments=amendments)
+                loaders[name] = map(run.__getitem__, itertools.cycle(steps)).__next__
+            plain, amended = seconds_in_turn(loaders, scale.seconds / TURNS, scale.repeats * TURNS, 100).values()
+            figures[f"{kind}, {rows} x {length:,}"] = {
+                "us": plain * 1e6,
+                "withdrawn_us": amended * 1e6,
+                "of_speed": plain / amended,
+            }
     columns = {"us/batch": "{us:.0f}", "withdrawn": "{withdrawn_us:.0f}", "of speed": "{of_speed:.2f}"}
     yield Table("withdrawn", f"{SHARE:.1%} of the documents withdrawn", columns, figures)
