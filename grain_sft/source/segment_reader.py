@@ -1,12 +1,12 @@
 """Reader of rows of few long segments. It fills all arrays of a row while the row's tokens are in the processor's cache.
 
 `Layout.row_segments` gives the segments of a row. With `Layout.pieces` instead, two rows of 32,768 tokens take 150 us, not 120
-(`bench --only packed`). Arrays are copied as memoryviews, since starting a copy by numpy takes as long as copying some KB.
+(`bench --only packed`). Copies between arrays are copies of memoryviews, which copy some KB before numpy would copy anything.
 """
 
 from bisect import bisect_right
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,43 +36,67 @@ class Counting:
 
 
 class SegmentRow:
-    """Views of one row's part of the arrays of a batch. `inputs`, int32 [L], is its tokens."""
+    """One row of a batch: views of its part of each of the batch's arrays.
+
+    Attributes:
+      inputs: int32 [L], tokens.
+    """
 
     def __init__(self, stack: Stack, row: int, counting: Counting) -> None:
-        inputs, targets, segments, positions, target_segments = (array[row] for array in stack.arrays)
-        self.inputs, self._counting = inputs, counting
-        self._shifted = targets[:-1].data, inputs[1:].data, targets.data[-1:]
-        self._views = len(inputs), segments, segments.data, positions, positions.data, target_segments.data
+        self.inputs, targets, self._segments, self._positions, target_segments = (array[row] for array in stack.arrays)
+        # memoryviews of the same memory
+        self._first_targets, self._last_target, self._next_inputs = (
+            targets[:-1].data,
+            targets[-1:].data,
+            self.inputs[1:].data,
+        )
+        self._segments_data, self._positions_data = self._segments.data, self._positions.data
+        self._target_segments_data = target_segments.data
+        self._counting, self._length = counting, len(targets)
 
-    def fill(self, ends: list[int], take_loss: bool, before: tuple[int, int] = (0, 0)) -> None:
+    def fill(self, ends: list[int], take_loss: bool, segment: int = 0, position: int = 0) -> None:
         """Fill positions and segment ids; padding begins at the last end.
 
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          before: Result of `Layout.row_begin` for the row: number of segments before the row's first segment, and position of
-            the row's first token.
+          segment: Number of segments before the row's first one, as in `Layout.row_begin`.
+          position: Position of the row's first token.
         """
-        length, segments, segments_data, positions, positions_data, target_segments = self._views
+        segments, positions_data = self._segments, self._positions_data
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
-        first, position = before
-        if len(numbers) < first + len(ends):
-            numbers = self._counting.extend(first + len(ends))
-        for end, number in zip(ends, numbers[first:] if first else numbers):  # noqa: B905
+        if len(numbers) < segment + len(ends):
+            numbers = self._counting.extend(segment + len(ends))
+        for end, number in zip(ends, numbers[segment:] if segment else numbers):  # noqa: B905
             segments[begin:end] = number
             positions_data[begin:end] = counting[position : position + end - begin]
             begin, position = end, 0
-        if begin < length:
-            segments[begin:] = positions[begin:] = ZERO
+        if begin < self._length:
+            segments[begin:] = self._positions[begin:] = ZERO
         if take_loss:
-            target_segments[:] = segments_data
+            target_segments = self._target_segments_data
+            target_segments[:] = self._segments_data
             for end in ends:
                 target_segments[end - 1] = 0
 
     def shift(self) -> None:
-        targets, following, last = self._shifted
-        targets[:] = following
-        last[0] = 0
+        """Fill the targets: of each input the next one, and 0 at the end of the row."""
+        self._first_targets[:] = self._next_inputs
+        self._last_target[0] = 0
+
+
+class _Row(NamedTuple):
+    """A row of a batch.
+
+    Attributes:
+      tokens: Tokens in the corpus's dtype, [L]. If that has 4 bytes, this is the memory of `arrays.inputs`.
+      memory: Memory of `tokens`, into which the tokens are read.
+      arrays: The row of each of the batch's arrays.
+    """
+
+    tokens: npt.NDArray[Any]
+    memory: memoryview
+    arrays: SegmentRow
 
 
 class SegmentReader:
@@ -105,47 +129,55 @@ class SegmentReader:
           CorpusFileError: a file is missing, unreadable, or not the one that was indexed.
         """
         fit, check = True, shifted and not self._fit
-        views, (inputs, targets, segments, positions, target_segments) = arrays.stack(
-            ARRAYS, (len(rows), self._length), self._views
+        of_rows, (inputs, targets, segments, positions, target_segments) = arrays.stack(
+            ARRAYS, (len(rows), self._length), self._rows
         )
         runs, ends_of = [], []
-        for number, (memory, _, _) in zip(rows.tolist(), views, strict=True):
+        for number, row in zip(rows.tolist(), of_rows, strict=True):
             starts, lengths = self._row_segments(number)
             ends = list(accumulate(lengths))
             ends_of.append(ends)
             runs.append(
-                ([0] * len(ends), starts, ends, memory) if self._one_shard else self._in_shards(starts, ends, memory)
+                ([0] * len(ends), starts, ends, row.memory)
+                if self._one_shard
+                else self._in_shards(starts, ends, row.memory)
             )
-        begins = [(0, 0)] * len(rows) if self._row_begin is None else map(self._row_begin, rows.tolist())
-        filled = zip(self._reader.fill(runs), views, ends_of, begins)  # noqa: B905
-        for _, (_, tokens, row), ends, before in filled:
-            if not ends or ends[-1] < self._length:
-                tokens[ends[-1] if ends else 0 :] = self._pad
+        begins = repeat((0, 0)) if self._row_begin is None else map(self._row_begin, rows.tolist())
+        filled = zip(self._reader.fill(runs), of_rows, ends_of, begins)  # noqa: B905
+        for _, (tokens, _, row_arrays), ends, (segment, position) in filled:
+            padding = ends[-1] if ends else 0
+            if padding < self._length:
+                tokens[padding:] = self._pad
             if not self._wide:
-                row.inputs[...] = tokens
-            if check and np.minimum.reduce(row.inputs) < 0:
+                row_arrays.inputs[...] = tokens
+            if check and np.minimum.reduce(row_arrays.inputs) < 0:
                 fit = False
-            row.fill(ends, shifted, before)
+            row_arrays.fill(ends, shifted, segment, position)
             if shifted:
-                row.shift()
+                row_arrays.shift()
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
 
     def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> Run:
-        """Return the segments of a row, cut where shards end. `starts` are their first tokens in the corpus, `ends` the
-        columns after them."""
-        shards, begins, stops, place = [], [], [], 0
-        for start, end in zip(starts, ends, strict=True):
-            while place < end:
-                shard = bisect_right(self._borders, start) - 1
-                count = min(end - place, self._borders[shard + 1] - start)
-                shards.append(shard)
-                begins.append(start - self._borders[shard])
-                start, place = start + count, place + count
-                stops.append(place)
-        return shards, begins, stops, memory
+        """Return the segments of a row as a run. A segment that continues in the next shard is cut where its shard ends.
 
-    def _views(self, stack: Stack) -> list[tuple[memoryview, npt.NDArray[Any], SegmentRow]]:
-        """Return, for each row: the memory of its tokens, the same memory as an array, and views of the row's arrays."""
+        Args:
+          starts: First token of each segment, counted through the corpus.
+          ends: Column after each segment's last token.
+          memory: Memory of the row's tokens.
+        """
+        shards, firsts, stops, column = [], [], [], 0
+        for start, end in zip(starts, ends, strict=True):
+            while column < end:
+                shard = bisect_right(self._borders, start) - 1
+                count = min(end - column, self._borders[shard + 1] - start)
+                shards.append(shard)
+                firsts.append(start - self._borders[shard])
+                start, column = start + count, column + count
+                stops.append(column)
+        return shards, firsts, stops, memory
+
+    def _rows(self, stack: Stack) -> list[_Row]:
+        """Return the rows of the batch in `stack`."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
-        return [(each.data, each, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)]
+        return [_Row(each, each.data, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)]

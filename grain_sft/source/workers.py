@@ -83,7 +83,9 @@ class InOrder:
 def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
     """Return a function that stops a Grain iterator, once. It is called when `owner` is collected or the interpreter exits."""
     once = weakref.finalize(owner, stop, iterator)
-    atexit.register(once)  # without this, `once` may run after the exit function of `multiprocessing`
+    # At exit, `multiprocessing` ends the workers, and an iterator that still reads from them would print a traceback. Of exit
+    # functions, the last one that was registered runs first. `finalize` may register its own before that of `multiprocessing`.
+    atexit.register(once)
     return once
 
 
