@@ -9,7 +9,7 @@ A data set has three .npy files: `document_index`, `sample_index` and `shuffle_i
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -76,17 +76,10 @@ def read_stream(
     epochs = cut.epochs_for(num_samples, max(1, tokens))
     count = cut.samples_in(epochs * tokens)
     shapes = {_DOCUMENTS: (epochs * len(sizes),), _SAMPLES: (count + 1, 2), _SHUFFLE: (count,)}
+    described = [start for start in _starts(folder, _DOCUMENTS) if _describes(start, path, seed)]
     sound: dict[str, Stream] = {}
     wrong: list[str] = []
-    described = 0
-    for start in _starts(folder, _DOCUMENTS):
-        if not _describes(start, path, seed):
-            continue
-        described += 1
-        arrays = {ending: _load(start + ending) for ending in shapes}
-        if {ending: array.shape for ending, array in arrays.items()} != shapes:
-            continue
-        order, samples, shuffle = arrays.values()
+    for start, (order, samples, shuffle) in _of_shapes(described, shapes):
         order = (order - before).astype(np.int32)
         reason = _unsound(order, samples, shuffle, sizes, epochs, cut)
         if reason:
@@ -97,7 +90,7 @@ def read_stream(
         return found
     listed = ", ".join(f"{ending} {list(shape)}" for ending, shape in shapes.items())
     raise LayoutError(
-        f"{folder}: no index of {path} with {listed}. {described} indices of these paths and this seed, or without a "
+        f"{folder}: no index of {path} with {listed}. {len(described)} indices of these paths and this seed, or without a "
         "description, have other shapes. Give the index's num_samples, sequence_length, seed and "
         "add_extra_token_to_sequence, or leave out index_dir."
     )
@@ -115,14 +108,10 @@ def read_blend(folder: str, shares: npt.NDArray[np.float64], size: int) -> Blend
       LayoutError: The folder has blends, but not exactly one that is sound and has these shares and this size.
     """
     starts = _starts(folder, _BLEND[0])
+    described = [start for start in starts if _describes_blend(start, shares)]
     sound: dict[str, Blend] = {}
     wrong: list[str] = []
-    for start in starts:
-        if not _describes_blend(start, shares):
-            continue
-        dataset, number = (_load(start + ending) for ending in _BLEND)
-        if dataset.shape != (size,) or number.shape != (size,):
-            continue
+    for start, (dataset, number) in _of_shapes(described, dict.fromkeys(_BLEND, (size,))):
         if dataset.min() < 0 or dataset.max() >= len(shares):
             wrong.append(
                 f"{start}{_BLEND[0]}: holds {dataset.min()} to {dataset.max()}; expected 0 to {len(shares) - 1}."
@@ -150,6 +139,14 @@ def _starts(folder: str, ending: str) -> list[str]:
     """Return the paths of the index files with an ending, without the ending."""
     names = [name for name, *_ in stamps_of(folder)]
     return [os.path.join(folder, name.removesuffix(ending)) for name in names if name.endswith(ending)]
+
+
+def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, list[Integers]]]:
+    """Yield each of `starts` whose files have arrays of `shapes`, and these arrays. The keys of `shapes` are endings."""
+    for start in starts:
+        arrays = [_load(start + ending) for ending in shapes]
+        if [array.shape for array in arrays] == list(shapes.values()):
+            yield start, arrays
 
 
 def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:

@@ -54,6 +54,23 @@ Variants = Literal["megatron", "mmap_npy", "mmap"]
 """Names of `VARIANTS`."""
 
 
+class _Dataset(NamedTuple):
+    """A data set of a corpus: units (documents or sequences) that make one stream.
+
+    Attributes:
+      shard: First shard of the data set.
+      weight: Weight of the data set in the blend; 1 if the corpus has no weights.
+      first, stop: First unit of the stream, and the one after the last.
+      skipped: Number of units of the data set before `first`, which the split leaves out.
+    """
+
+    shard: Shard
+    weight: float
+    first: int
+    stop: int
+    skipped: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """All options that decide the indices of a corpus.
@@ -79,13 +96,18 @@ class Recipe:
     def __post_init__(self) -> None:
         if not 0 <= self.surplus <= 1000:
             raise LayoutError(f"surplus={self.surplus!r}: expected a number from 0 to 1000.")
-        if self.index_dir is not None and not VARIANTS[self.variant].shuffles:
+        if self.index_dir is not None and not self.traits.shuffles:
             raise LayoutError(f"index_dir={self.index_dir!r}: variant {self.variant} has no index. Leave it out.")
-        if self.split is not None and not VARIANTS[self.variant].splits:
+        if self.split is not None and not self.traits.splits:
             raise LayoutError(
                 f"document_split={self.split[0]!r}: variant {self.variant} splits the sequences of each prefix. Give "
                 "corpus.split."
             )
+
+    @property
+    def traits(self) -> Variant:
+        """Properties of the variant."""
+        return VARIANTS[self.variant]
 
     def dependencies(self, corpus: Corpus) -> dict[str, Any]:
         """Return everything that the indices depend on, ready for JSON."""
@@ -108,46 +130,95 @@ class Recipe:
           LayoutError: The corpus has too few tokens or samples, or weights that the variant refuses.
           CorpusError, CorpusFileError: The documents cannot be found.
         """
-        traits = VARIANTS[self.variant]
-        units = corpus.documents if traits.by_documents else corpus.sequences
-        borders = _borders(corpus, units) if traits.blends or corpus.weights else [0, len(units)]
-        # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may divide its sequences only if each prefix is a data
-        # set, and the units are sequences.
-        prefixes_are_datasets = len(borders) > len(corpus.shards)
-        units_are_sequences = len(units) == len(corpus.sequences)
-        if self.split is not None or not prefixes_are_datasets or not units_are_sequences:
-            self._refuse_split(corpus)
-        weights, needs, blend_size = self._needs(corpus.weights, len(borders) - 1)
-        used = [number for number, weight in enumerate(weights) if weight]
-        ranges = [self._range(borders[number], borders[number + 1]) for number in used]
-        streams = [
-            self._stream(corpus.shards[number], units.length[first:stop], first - borders[number], needs[number])
-            for (first, stop), number in zip(ranges, used, strict=True)
-        ]
-        arrays = {"starts": units.start, "firsts": np.array([first for first, _ in ranges], np.int64)}
+        units = corpus.documents if self.traits.by_documents else corpus.sequences
+        datasets = self._datasets(corpus, units)
+        needs, blend_size = self._needs(corpus, datasets)
+        streams = [self._stream(dataset, units, need) for dataset, need in zip(datasets, needs, strict=True)]
+        arrays = {"starts": units.start, "firsts": np.array([dataset.first for dataset in datasets], np.int64)}
         if len(units) != len(corpus.documents):
             arrays["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
         for number, stream in enumerate(streams):
             arrays |= {f"order {number}": stream.order, f"ends {number}": stream.ends}
             if stream.shuffle is not None:
                 arrays[f"shuffle {number}"] = stream.shuffle
-        if len(used) > 1 or (corpus.weights and traits.blends):
-            blended = self._blend(corpus, {number: weights[number] for number in used}, streams, blend_size)
-            arrays |= {"chosen": blended.chosen, "taken": blended.taken}
+        if len(datasets) > 1 or (corpus.weights and self.traits.blends):
+            arrays |= self._blend(corpus, datasets, streams, blend_size)._asdict()
         return arrays
 
-    def _blend(self, corpus: Corpus, weights: dict[int, float], streams: Sequence[Stream], size: int | None) -> Blend:
-        """Return the blend of streams.
+    def _datasets(self, corpus: Corpus, units: Documents) -> list[_Dataset]:
+        """Return the data sets of the corpus that have a weight above 0."""
+        shards_are_datasets = self.traits.blends or corpus.weights
+        borders = _borders(corpus, units) if shards_are_datasets else [0, len(units)]
+        # A prefix is a pair of `.bin` and `.idx` files. `corpus.split` may divide its sequences only if each prefix is a data
+        # set, and the units are sequences.
+        prefixes_are_datasets = shards_are_datasets or len(corpus.shards) == 1
+        if self.split is not None or not prefixes_are_datasets or len(units) != len(corpus.sequences):
+            self._refuse_split(corpus)
+        datasets, weights = [], self._weights(corpus)
+        for shard, weight, border, end in zip(corpus.shards, weights, borders, borders[1:], strict=False):
+            if weight:
+                first, stop = (0, end - border) if self.split is None else split_range(*self.split, end - border)
+                datasets.append(_Dataset(shard, weight, border + first, border + stop, skipped=first))
+        return datasets
 
-        Args:
-          corpus: Corpus of the data sets.
-          weights: Weight of each data set, by its number.
-          streams: Stream of each of these data sets.
-          size: Number of samples of the blend; None means as many as the streams have.
+    def _weights(self, corpus: Corpus) -> Sequence[float]:
+        """Return the weight of each shard: 1 if the corpus has no weights, else numbers that sum to 1."""
+        if not corpus.weights:
+            return [1.0] * len(corpus.shards)
+        if not self.traits.shuffles:
+            raise LayoutError(
+                f"corpus with weights: variant {self.variant} has no weighted blend. Give corpus.mixture."
+            )
+        if self.traits.blends and self.num_samples is None:
+            raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
+        if self.traits.blends and not all(corpus.weights):
+            raise LayoutError(
+                "corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix of that weight."
+            )
+        weights: list[float] = normalized(corpus.weights).tolist()
+        return weights
+
+    def _refuse_split(self, corpus: Corpus) -> None:
+        """Raise a `LayoutError` if `corpus.split` has divided the sequences of a `.bin` and `.idx` pair, its prefix."""
+        for shard in corpus.shards:
+            if shard.boundaries is not None and shard.boundaries.sequences is not None:
+                splits = self.traits.splits
+                raise LayoutError(
+                    f"{shard.path}: variant {self.variant} does not divide the sequences of a prefix, but corpus.split does. "
+                    + ("Give layout.document_split instead." if splits else "Write the split as a prefix of its own.")
+                )
+
+    def _stream(self, dataset: _Dataset, units: Documents, num_samples: int | None) -> Stream:
+        """Return the stream of a data set, which has `num_samples` samples or more; one epoch for None."""
+        sizes = units.length[dataset.first : dataset.stop]
+        if self.index_dir is None:
+            return make_stream(sizes, num_samples, self.cut, self.seed)
+        boundaries, first_in_index = dataset.shard.boundaries, dataset.skipped
+        if boundaries is not None and boundaries.sequences:
+            first_in_index = boundaries.sequences[0]  # the first sequence that `corpus.split` keeps
+        return read_stream(self.index_dir, dataset.shard.path, sizes, first_in_index, num_samples, self.cut, self.seed)
+
+    def _needs(self, corpus: Corpus, datasets: Sequence[_Dataset]) -> tuple[Sequence[int | None], int | None]:
+        """Return the number of samples that the stream of each data set must have, and the number of samples of the blend.
+
+        The first is None for one epoch, the second for as many as the streams have.
         """
+        samples = self.num_samples
+        if samples is None or (len(datasets) > 1 and not corpus.weights):
+            return [None] * len(datasets), samples
+        if not corpus.weights:
+            return [samples], samples
+        shares = [math.ceil(samples * dataset.weight) for dataset in datasets]
+        needs = [math.ceil(share * (1 + self.surplus)) for share in shares]
+        return needs, sum(shares) if self.traits.blends else samples
+
+    def _blend(
+        self, corpus: Corpus, datasets: Sequence[_Dataset], streams: Sequence[Stream], size: int | None
+    ) -> Blend:
+        """Return the blend of the streams of `datasets`. It has `size` samples; as many as the streams have for None."""
         counts = [self.cut.samples_in(int(stream.ends[-1])) for stream in streams]
         if corpus.weights:
-            shares = normalized(list(weights.values()))
+            shares = normalized([dataset.weight for dataset in datasets])
             size = math.floor((counts / shares).min()) if size is None else size
         else:
             shares = normalized(counts)
@@ -158,67 +229,12 @@ class Recipe:
         fix = "Give a smaller num_samples."
         if corpus.weights and self.num_samples is not None:
             fix = f"Give a surplus (mid_level_dataset_surplus) greater than {self.surplus}."
-        for number, taken, count in zip(weights, blended.counts.tolist(), counts, strict=True):
+        for dataset, taken, count in zip(datasets, blended.counts.tolist(), counts, strict=True):
             if taken > count:
-                path = corpus.shards[number].path
-                raise LayoutError(f"{path}: the blend takes {taken} samples of it, but its stream has {count}. {fix}")
-        return blended
-
-    def _range(self, first: int, stop: int) -> tuple[int, int]:
-        """Return the (first, stop) range of documents that the split keeps."""
-        if self.split is None:
-            return first, stop
-        kept = split_range(*self.split, stop - first)
-        return first + kept[0], first + kept[1]
-
-    def _stream(self, shard: Shard, sizes: npt.NDArray[np.integer], skipped: int, samples: int | None) -> Stream:
-        """Return the stream of the data set that begins with `shard`, without its first `skipped` documents."""
-        if self.index_dir is None:
-            return make_stream(sizes, samples, self.cut, self.seed)
-        # (first, stop) of the sequences that `corpus.split` keeps; None without a split.
-        sequences = shard.boundaries.sequences if shard.boundaries is not None else None
-        first_in_index = sequences[0] if sequences else skipped
-        return read_stream(self.index_dir, shard.path, sizes, first_in_index, samples, self.cut, self.seed)
-
-    def _refuse_split(self, corpus: Corpus) -> None:
-        """Raise a `LayoutError` if `corpus.split` has divided the sequences of a `.bin` and `.idx` pair, its prefix."""
-        splits = VARIANTS[self.variant].splits
-        for shard in corpus.shards:
-            if shard.boundaries is not None and shard.boundaries.sequences is not None:
                 raise LayoutError(
-                    f"{shard.path}: variant {self.variant} does not divide the sequences of a prefix, but corpus.split does. "
-                    + ("Give layout.document_split instead." if splits else "Write the split as a prefix of its own.")
+                    f"{dataset.shard.path}: the blend takes {taken} samples of it, but its stream has {count}. {fix}"
                 )
-
-    def _needs(
-        self, weights: Sequence[float], datasets: int
-    ) -> tuple[Sequence[float], Sequence[int | None], int | None]:
-        """Return the weights and the numbers of samples that a run needs.
-
-        Returns:
-          weights: Weight of each data set; 1 if the corpus has no weights.
-          needs: Number of samples that the stream of each data set must have; None for one epoch.
-          blend_size: Number of samples of the blend; None for as many as the streams have.
-        """
-        samples, traits = self.num_samples, VARIANTS[self.variant]
-        if not weights:
-            return [1.0] * datasets, [samples if datasets == 1 else None] * datasets, samples
-        if not traits.shuffles:
-            raise LayoutError(
-                f"corpus with weights: variant {self.variant} has no weighted blend. Give corpus.mixture."
-            )
-        if traits.blends and samples is None:
-            raise LayoutError("num_samples is missing: a corpus with weights needs it, as in megatron-core. Give it.")
-        if traits.blends and not all(weights):
-            raise LayoutError(
-                "corpus: a weight is 0; megatron-core takes weights above 0. Remove the prefix of that weight."
-            )
-        weights = normalized(weights).tolist()
-        if samples is None:
-            return weights, [None] * datasets, None
-        shares = [math.ceil(samples * weight) for weight in weights]
-        needs = [math.ceil(share * (1 + self.surplus)) for share in shares]
-        return weights, needs, sum(shares) if traits.blends else samples
+        return blended
 
 
 def _borders(corpus: Corpus, units: Documents) -> list[int]:

@@ -94,12 +94,10 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
             f"{num_tokens} tokens are too few for one sample of {cut.length + cut.extra} tokens. Give a smaller "
             "sequence_length."
         )
-    documents = np.arange(len(sizes), dtype=np.int32)
+    order = np.tile(np.arange(len(sizes), dtype=np.int32), epochs)
     if seed is None:
-        order = np.tile(documents, epochs)
         return Stream(order, ends_of(sizes, order), None)
     random = np.random.RandomState(seed)
-    order = np.tile(documents, epochs)
     dtype = np.dtype(np.uint32 if count < np.iinfo(np.uint32).max - 1 else np.int64)
     shuffle: npt.NDArray[np.integer] = np.arange(count, dtype=dtype)
     split = cut.samples_before_last_epoch(num_samples, num_tokens)
@@ -107,8 +105,8 @@ def make_stream(sizes: npt.NDArray[np.integer], num_samples: int | None, cut: Cu
         random.shuffle(order)
         random.shuffle(shuffle)
     else:  # shuffle the last epoch by itself
-        random.shuffle(order[: -len(documents)])
-        random.shuffle(order[-len(documents) :])
+        random.shuffle(order[: -len(sizes)])
+        random.shuffle(order[-len(sizes) :])
         random.shuffle(shuffle[:split])
         random.shuffle(shuffle[split:])
     return Stream(order, ends_of(sizes, order), shuffle)
