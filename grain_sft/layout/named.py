@@ -57,17 +57,17 @@ def run_documents_named(run: RunDocuments, named: Named) -> Ints:
     """Return the numbers of documents of a run, int64 [n], ascending. `named` and errors are those of `documents_named_in`."""
     inputs = [{name: _Inputs(part.corpus) for name, part in layout.parts.items()} for layout in run.layouts]
 
-    def find(name: str) -> list[Ints | None]:
-        """Return the documents of a name in each layout."""
-        return [_in_layout(layout, of_parts, name) for layout, of_parts in zip(run.layouts, inputs, strict=True)]
+    def find(name: str) -> Ints | None:
+        """Return the documents of a name in the run; None if no layout has the name."""
+        found = [_in_layout(layout, of_parts, name) for layout, of_parts in zip(run.layouts, inputs, strict=True)]
+        return _joined(run.of(layout, own) for layout, own in zip(run.layouts, found, strict=True) if own is not None)
 
-    numbers, by_layout = _resolved(named, find, len(inputs))
-    documents = [run.of(layout, own) for layout, own in zip(run.layouts, by_layout, strict=True)]
+    numbers, of_names = _resolved(named, find)
     existing = [run.of(layout, run.within(layout, numbers)) for layout in run.layouts]
     missing = np.setdiff1d(numbers, np.concatenate(existing))
     if len(missing):
         raise RowIndexError(f"document {missing[0]}: no stage of the run has it. Take a number that a trace prints.")
-    return np.unique(np.concatenate([numbers, *documents]))
+    return np.union1d(numbers, of_names)
 
 
 def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
@@ -84,12 +84,12 @@ def corpus_documents_named(corpora: Sequence[Corpus], named: Named) -> Ints:
     inputs = list(map(_Inputs, corpora))
     firsts = np.cumsum([0, *(len(corpus.documents) for corpus in corpora)]).tolist()
 
-    def find(name: str) -> list[Ints | None]:
-        """Return the documents of a name in all corpora, as the only item of a list."""
-        by_corpus = [(of_corpus.documents_of(name), first) for of_corpus, first in zip(inputs, firsts, strict=False)]
-        return [_joined(numbers + first for numbers, first in by_corpus if numbers is not None)]
+    def find(name: str) -> Ints | None:
+        """Return the documents of a name in all corpora; None if no corpus has the name."""
+        found = [of_corpus.documents_of(name) for of_corpus in inputs]
+        return _joined(own + first for own, first in zip(found, firsts, strict=False) if own is not None)
 
-    numbers, (of_names,) = _resolved(named, find, 1)
+    numbers, of_names = _resolved(named, find)
     numbers = np.union1d(numbers, of_names)
     if len(wrong := numbers[numbers >= firsts[-1]]):
         raise RowIndexError(f"document {wrong[0]}: expected 0 to {firsts[-1] - 1}, the corpus's documents.")
@@ -127,16 +127,15 @@ def numbers_in(layout: Layout, documents: Ints) -> Ints:
     return np.unique(first[document] + number)
 
 
-def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], num_layouts: int) -> tuple[Ints, list[Ints]]:
-    """Return the names that are numbers, and a list with an entry for each layout: its documents that the other names find.
+def _resolved(named: Named, find: Callable[[str], Ints | None]) -> tuple[Ints, Ints]:
+    """Return the names that are numbers, and the documents that the other names find: int64 [n] each.
 
     Args:
       named: As in `documents_named_in`.
-      find: Function that returns the documents of a name in each layout; None for a layout that lacks the name.
-      num_layouts: Number of layouts.
+      find: Function that returns the documents of a name; None for a name that it does not find.
     """
     numbers: list[int] = []
-    by_layout = [[np.zeros(0, np.int64)] for _ in range(num_layouts)]
+    of_names = [np.zeros(0, np.int64)]
 
     def add(named: Named, files_read: tuple[str, ...] = ()) -> None:
         """Add the documents of `named`.
@@ -145,7 +144,7 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], num_la
           files_read: Files that contain `named`, outermost first. A list that names one of these files is an error.
         """
         for item in named:
-            if not isinstance(item, str) or (item.isascii() and item.isdigit()):
+            if not isinstance(item, str) or _is_number(item):
                 number = int(item) if isinstance(item, str) else operator.index(item)
                 if not 0 <= number <= _HIGHEST:
                     raise RowIndexError(
@@ -155,13 +154,11 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], num_la
                 continue
             name = item.name if isinstance(item, ListFile) else item
             # `find` would take "" for the name of the only source or input.
-            matches = find(name) if name else []
-            if any(documents is not None for documents in matches):
-                for documents_of_layout, documents in zip(by_layout, matches, strict=True):
-                    if documents is not None:
-                        documents_of_layout.append(documents)
-                if not any(documents is not None and len(documents) for documents in matches):
+            documents = find(name) if name else None
+            if documents is not None:
+                if not len(documents):
                     raise RowIndexError(f"{item}: no document was made of this record. Take it out of the list.")
+                of_names.append(documents)
             elif item and item not in files_read and files.exists(item):
                 lines = map(str.strip, files.read_text(item).splitlines())
                 add(filter(None, lines), (*files_read, item))
@@ -172,7 +169,12 @@ def _resolved(named: Named, find: Callable[[str], Sequence[Ints | None]], num_la
                 )
 
     add(named)
-    return np.array(numbers, np.int64), [np.unique(np.concatenate(documents)) for documents in by_layout]
+    return np.array(numbers, np.int64), np.concatenate(of_names)
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a whole number, such as "17"."""
+    return text.isascii() and text.isdigit()
 
 
 def _joined(arrays: Iterable[Ints]) -> Ints | None:
@@ -192,7 +194,7 @@ def _in_layout(layout: Layout, inputs: "Mapping[str, _Inputs]", name: str) -> In
     source, _, number = name.rpartition(":")
     if name in layout.parts:
         return np.arange(layout.parts[name].num_documents) + layout.first_document(name)
-    if source in layout.parts and number.isascii() and number.isdigit():
+    if source in layout.parts and _is_number(number):
         inside = int(number) < layout.parts[source].num_documents
         return np.array([layout.first_document(source) + int(number)]) if inside else None
     by_part = {part: of_part.documents_of(name) for part, of_part in inputs.items()}
@@ -227,8 +229,8 @@ class _Inputs:
         if (number := self._number_of(name)) is not None:
             return np.flatnonzero(self._columns[0] == number)
         source, _, line = name.rpartition(":")
-        known = source and line.isascii() and line.isdigit() and self._number_of(source) is not None
-        return self.documents_of_record(name) if known else None
+        is_record = source and _is_number(line) and self._number_of(source) is not None
+        return self.documents_of_record(name) if is_record else None
 
     def documents_of_record(self, record: str) -> Ints:
         """See the function `documents_of_record`."""
@@ -236,7 +238,7 @@ class _Inputs:
             hint = "`grain-sft prepare` writes one. For this corpus, give --document or --find"
             raise CorpusError(f"record {record!r}: this corpus has no file of the sources of its documents. {hint}.")
         name, _, line = record.rpartition(":")
-        if not (line.isascii() and line.isdigit()):
+        if not _is_number(line):
             raise CorpusError(f"record {record!r}: expected LINE, or INPUT:LINE, such as chats.jsonl:17.")
         if (number := self._number_of(name)) is None:
             raise CorpusError(f"record {record!r}: no such input. Say which of {self._listed}: INPUT:LINE.")

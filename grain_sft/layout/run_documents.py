@@ -108,13 +108,7 @@ def _entry_for(
       layout: Layout of the part.
       numbered: Entries that earlier parts of `layout` took.
     """
-    for entry in same:
-        if entry.name == name:
-            return entry
-    for entry in same:
-        if entry.name not in layout.parts and entry not in numbered:
-            return entry
-    return same[0]
+    return min(same, key=lambda entry: (entry.name != name, entry.name in layout.parts or entry in numbered))
 
 
 def _num_numbers(part: Layout) -> int:
