@@ -5,7 +5,7 @@ import numpy as np
 from grain_sft.corpus import Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
-from grain_sft.layout.pieces import LeftOut, Pieces
+from grain_sft.layout.pieces import Pieces
 from grain_sft.types import Ints
 
 _SAME_TRAITS = (
@@ -54,7 +54,7 @@ class ColumnsLayout(Layout):
         for name in _SAME_TRAITS:
             setattr(self, name, getattr(layout, name))
         if layout.row_segments is not None:
-            self.row_segments, self.row_begin = self._row_segments, self._row_begin
+            self.row_segments = self._row_segments
 
     def __len__(self) -> int:
         return len(self._layout)
@@ -77,38 +77,27 @@ class ColumnsLayout(Layout):
         """Estimate of the mean number of segments in these columns, as if segments ended equally often in every column."""
         return 1 + (self._layout.mean_segments - 1) * self.sequence_length / self._layout.sequence_length
 
-    def _row_segments(self, row: int) -> tuple[list[int], list[int]]:
+    def _row_segments(self, row: int) -> tuple[list[int], list[int], int, int]:
         """Return `Layout.row_segments` of these columns. With it, a read of 32,768 of 131,072 columns of 8 rows takes
-        0.7 ms; with `pieces` 0.9 ms."""
-        return self._segments_of(row)[1:]
-
-    def _row_begin(self, row: int) -> tuple[int, int]:
-        """Return `Layout.row_begin` of these columns."""
-        return self._segments_of(row)[0]
-
-    def _segments_of(self, row: int) -> tuple[tuple[int, int], list[int], list[int]]:
-        """Return the value of `row_begin` for these columns, and the two lists of `row_segments`."""
+        0.5 ms; with `pieces` 0.7 ms."""
         assert self._layout.row_segments is not None
-        begin, starts, lengths = (0, 0), list[int](), list[int]()
+        first_segment = first_position = 0
+        starts, lengths = list[int](), list[int]()
         column = 0  # column of the whole row at which the segment begins
-        for number, (start, length) in enumerate(zip(*self._layout.row_segments(row), strict=True)):
+        for number, (start, length) in enumerate(zip(*self._layout.row_segments(row)[:2], strict=True)):
             position = max(0, self.first_column - column)
             num_tokens = min(length, self._stop - column) - position
             if num_tokens > 0:
                 if not starts:
-                    begin = number, position
+                    first_segment, first_position = number, position
                 starts.append(start + position)
                 lengths.append(num_tokens)
             column += length
-        return begin, starts, lengths
+        return starts, lengths, first_segment, first_position
 
     @property
     def documents(self) -> Documents | None:
         return self._layout.documents
-
-    @property
-    def num_documents(self) -> int:
-        return self._layout.num_documents
 
     @property
     def sources(self) -> Ints | None:
@@ -117,9 +106,6 @@ class ColumnsLayout(Layout):
     def rows_of_documents(self, documents: Ints) -> Ints:
         """Return the whole rows that have a token of `documents`, even if these columns have none."""
         return self._layout.rows_of_documents(documents)
-
-    def left_out(self) -> list[LeftOut]:
-        return self._layout.left_out()
 
     def __repr__(self) -> str:
         return f"ColumnsLayout({self._layout!r}, start={self.first_column}, stop={self._stop})"

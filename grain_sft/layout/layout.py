@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 RECEIPT_VERSION = 2
 """Version of the content and method of receipt hashes; part of every hash."""
 
+RowSegments = tuple[list[int], list[int]] | tuple[list[int], list[int], int, int]
+
 _BLOCK_ROWS = 1 << 16  # rows whose pieces are hashed, counted or searched at a time
 
 
@@ -34,15 +36,13 @@ class FromPieces(Traits):
     row_format: RowFormat | None = None
     """Format of the rows that `grain-sft pack --materialize` stored on disk. None for all other layouts."""
 
-    row_segments: Callable[[int], tuple[list[int], list[int]]] | None = None
+    row_segments: Callable[[int], RowSegments] | None = None
     """Function of a row number that returns two lists with an entry for each segment of the row: its first token, counted
     through the corpus, and its length. Sources use it instead of `pieces` if rows have few long segments. None if the layout
-    has only `pieces`."""
+    has only `pieces`.
 
-    row_begin: Callable[[int], tuple[int, int]] | None = None
-    """Function of a row number that returns how many segments of the whole row end before column 0 of this layout, and the
-    position of column 0 in its segment: (1, 12) if column 0 is position 12 of segment 2. None means (0, 0), the value for whole
-    rows. Only a `ColumnsLayout` has this function."""
+    Rows of a `ColumnsLayout` begin within a whole row. So its function returns two more items: how many segments of the whole
+    row end before column 0, and the position of column 0 in its segment, 1 and 12 if column 0 is position 12 of segment 2."""
 
     @property
     def kind(self) -> str:
@@ -208,10 +208,8 @@ class Layout(FromPieces):
     def receipt(self) -> dict[str, str]:
         """Values or hashes of all that decides the rows, under the names `corpus` and `layout`."""
         corpus = self.corpus
-        facts = [f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards"]
-        for fingerprint in (corpus.ends_fingerprint, self._tokens_hash()):
-            if fingerprint:
-                facts.append(fingerprint)
+        size = f"{corpus.num_tokens} {corpus.dtype.name} tokens in {len(corpus.shards)} shards"
+        facts = filter(None, (size, corpus.ends_fingerprint, self._tokens_hash()))
         return {"corpus": ", ".join(facts), "layout": self._rows_receipt}
 
     def _tokens_hash(self) -> str | None:

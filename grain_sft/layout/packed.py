@@ -57,6 +57,7 @@ class PackedLayout(Layout):
     Attributes:
       packing: Options that the plans are made with.
       plans: Plan of each epoch.
+      plan_folder: Folder, or URL in a bucket, of the plans; None for the cache folder.
 
     Raises:
       LayoutError: The arguments don't fit together, no row can be packed, or this CPU cannot replay `ties`.
@@ -160,10 +161,10 @@ class PackedLayout(Layout):
         corpus, options = self.corpus, self.packing
         self._finder = finder_of(corpus, options)
         self.sequence_length, self._olmo = options.sequence_length, olmo
-        self._folder = None if cache_dir is None else files.normalize(cache_dir)
+        self.plan_folder = None if cache_dir is None else files.normalize(cache_dir)
         make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)
         options_by_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
-        self.plans = [load_plan(self._finder, of_epoch, self._folder, make) for of_epoch in options_by_epoch]
+        self.plans = [load_plan(self._finder, of_epoch, self.plan_folder, make) for of_epoch in options_by_epoch]
         self.highest_token = self.plans[0].highest_token
         self._offsets = ShardOffsets(corpus)
         # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows.
@@ -273,11 +274,11 @@ class PackedLayout(Layout):
         return self._hash_of(columns)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: vars(self)[name] for name in ("corpus", "packing", "epochs", "_folder", "_olmo")}
+        return {name: vars(self)[name] for name in ("corpus", "packing", "epochs", "plan_folder", "_olmo")}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
-        self._open(self._folder, self._olmo)
+        self._open(self.plan_folder, self._olmo)
 
     def __repr__(self) -> str:
         """Return exactly what decides the rows, because Grain compares this text when it restores an iterator."""

@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,10 +114,8 @@ def algorithm_title(figures: Mapping[str, Any]) -> str:
     return str(figures["algorithm"]) if rows is None else f"{figures['algorithm']} x {rows:,}"
 
 
-def compare_algorithms(
-    corpus: Corpus, sequence_length: int, options: Mapping[str, Any], algorithms: Iterable[str] | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the `packing_report` of one epoch for each algorithm. Plans are not kept.
+def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the `packing_report` of one epoch for each algorithm of the table. Plans are not kept.
 
     A report also has the `seconds` that it took to make, write and check the plan. An algorithm that can't pack this corpus
     has a dict of `algorithm` and `error` instead.
@@ -127,9 +125,8 @@ def compare_algorithms(
       sequence_length: Number of tokens in a row.
       options: Arguments of `PackedLayout` other than its algorithm and epochs. Only algorithms that bound segments get
         `max_segments`.
-      algorithms: Names of the algorithms; None means all of the table.
     """
-    for name in ALGORITHMS if algorithms is None else algorithms:
+    for name in ALGORITHMS:
         arguments = {**options, "epochs": 1}
         if not ALGORITHMS[name].bounds_segments:
             arguments["max_segments"] = None
@@ -146,18 +143,18 @@ def compare_algorithms(
         yield figures
 
 
-def plan_files(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
-    """Return the fingerprint and path of the plan of each epoch in the cache `folder`; None for the usual cache."""
+def plan_files(layout: PackedLayout) -> list[dict[str, str]]:
+    """Return the fingerprint and the path of the plan of each epoch."""
     finder = finder_of(layout.corpus, layout.packing)
     plans = []
     for epoch in range(layout.epochs):
         dependencies = depends_of(finder, dataclasses.replace(layout.packing, epoch=epoch))
-        path = str(artifact.place("plans", dependencies, folder))
+        path = str(artifact.place("plans", dependencies, layout.plan_folder))
         plans.append({"fingerprint": artifact.fingerprint(dependencies), "path": path})
     return plans
 
 
 def plan_places(layout: PackedLayout, folder: str | Path | None = None) -> list[dict[str, str]]:
-    """Former name of `plan_files`."""
+    """Former name of `plan_files`. The layout's own folder replaces `folder`."""
     warnings.warn("plan_places is now plan_files.", DeprecationWarning, stacklevel=2)
-    return plan_files(layout, folder)
+    return plan_files(layout)

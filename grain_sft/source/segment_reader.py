@@ -5,7 +5,7 @@
 """
 
 from bisect import bisect_right
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +60,7 @@ class SegmentRow:
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          segment: Number of segments before the row's first one, as in `Layout.row_begin`.
+          segment: Number of segments before the row's first one, as in `Layout.row_segments`.
           position: Position of the row's first token.
         """
         segments, positions_data = self._segments, self._positions_data
@@ -117,7 +117,6 @@ class SegmentReader:
         self._one_shard = len(layout.corpus.shards) == 1
         self._fit = fit or not self._wide
         self._counting = Counting(layout.first_column + self._length)
-        self._row_begin = layout.row_begin
 
     def read(
         self, rows: npt.NDArray[np.int64], arrays: Arrays, *, shifted: bool
@@ -132,19 +131,19 @@ class SegmentReader:
         of_rows, (inputs, targets, segments, positions, target_segments) = arrays.stack(
             ARRAYS, (len(rows), self._length), self._rows
         )
-        runs, ends_of = [], []
+        runs, ends_of, begins = [], [], []
         for number, row in zip(rows.tolist(), of_rows, strict=True):
-            starts, lengths = self._row_segments(number)
+            starts, lengths, *begin = self._row_segments(number)
             ends = list(accumulate(lengths))
             ends_of.append(ends)
+            begins.append(begin)
             runs.append(
                 ([0] * len(ends), starts, ends, row.memory)
                 if self._one_shard
                 else self._in_shards(starts, ends, row.memory)
             )
-        begins = repeat((0, 0)) if self._row_begin is None else map(self._row_begin, rows.tolist())
         filled = zip(self._reader.fill(runs), of_rows, ends_of, begins)  # noqa: B905
-        for _, (tokens, _, row_arrays), ends, (segment, position) in filled:
+        for _, (tokens, _, row_arrays), ends, begin in filled:
             padding = ends[-1] if ends else 0
             if padding < self._length:
                 tokens[padding:] = self._pad
@@ -152,7 +151,7 @@ class SegmentReader:
                 row_arrays.inputs[...] = tokens
             if check and np.minimum.reduce(row_arrays.inputs) < 0:
                 fit = False
-            row_arrays.fill(ends, shifted, segment, position)
+            row_arrays.fill(ends, shifted, *begin)
             if shifted:
                 row_arrays.shift()
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit

@@ -25,18 +25,13 @@ def require_keys(transform: object, element: Element, keys: tuple[str, ...]) -> 
 
 def as_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     """Return `tokens` as int32, without a copy if they are 32 bits wide; raise a `TransformError` if one does not fit."""
-    if tokens.dtype == np.uint32:
-        tokens = tokens.view(np.int32)
-        fits = not tokens.size or int(tokens.min()) >= 0
-    else:
-        fits = tokens.dtype.itemsize < 4 or not tokens.size or int(tokens.max()) <= INT32_MAX
-    if not fits:
-        wrong = (tokens < 0) | (tokens.astype(np.float64) > INT32_MAX)
+    if tokens.dtype.itemsize >= 4 and tokens.size and int(tokens.max()) > INT32_MAX:
+        place = np.argwhere(tokens > INT32_MAX)[0].tolist()
         raise TransformError(
-            f"a token id at {np.argwhere(wrong)[0].tolist()} of the batch is above {INT32_MAX}: no vocabulary has it. "
+            f"a token id at {place} of the batch is above {INT32_MAX}: no vocabulary has it. "
             "The corpus was opened with the wrong dtype or holds no tokens. Fix `dtype`."
         )
-    return tokens.astype(np.int32, copy=False)
+    return tokens.view(np.int32) if tokens.dtype == np.uint32 else tokens.astype(np.int32, copy=False)
 
 
 def check_maps(transforms: Sequence[object]) -> None:

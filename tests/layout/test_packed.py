@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from grain_sft import NpyDataSource, PackedLayout, open_corpus
 from grain_sft.errors import CorpusError, LayoutError
-from grain_sft.layout import Layout
+from grain_sft.layout import Layout, plan_files
 from grain_sft.layout.packing import ALGORITHMS
 
 BY_EPOCH = [name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch]
@@ -128,6 +128,7 @@ def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
         assert all(len(several & other) < 0.1 * len(epoch) for other in epochs[:number])
     again = PackedLayout(known.corpus, 64, epochs=3, **{**options, "cache_dir": tmp_path / "other"})
     assert rows(again) == every and repr(again) == repr(three)
+    assert {Path(plan["path"]).is_relative_to(tmp_path / "other") for plan in plan_files(again)} == {True}
     other = PackedLayout(known.corpus, 64, epochs=3, **{**options, "seed": 6})
     assert rows(other) != every and repr(other) != repr(three)
     shuffled, source = np.random.default_rng(1).permutation(len(three)), NpyDataSource(three)

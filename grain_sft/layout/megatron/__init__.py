@@ -1,7 +1,7 @@
 """Rows of Megatron-LM and of MaxText's `mmap` and `mmap_npy`."""
 
-from grain_sft.layout.megatron.blending import Blend, blend, normalized
+from grain_sft.layout.megatron.blending import blend, normalized
 from grain_sft.layout.megatron.gpt import MegatronGptLayout
 from grain_sft.layout.megatron.stream import Cut, ends_of, sample_index
 
-__all__ = ["Blend", "Cut", "MegatronGptLayout", "blend", "ends_of", "normalized", "sample_index"]
+__all__ = ["Cut", "MegatronGptLayout", "blend", "ends_of", "normalized", "sample_index"]

@@ -56,8 +56,6 @@ class Blend(NamedTuple):
         number: Ints = self.taken[block, dataset]
         by_block = block.argsort(kind="stable")
         borders = np.flatnonzero(np.diff(block[by_block])) + 1
-        if not len(rows):
-            return dataset, number
         for in_block in np.split(by_block, borders):  # a batch of rows in order has one or two blocks
             first = int(block[in_block[0]]) * BLOCK
             chosen = self.chosen[first : first + BLOCK]

@@ -2,7 +2,6 @@
 
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing.algorithm import (
-    TIES,
     Boundaries,
     LongDocuments,
     PackedRows,
@@ -30,6 +29,6 @@ ALGORITHMS: Registry[PackingAlgorithm] = Registry(
 """Packing algorithms by name. An entry is a `PackingAlgorithm`, or a function of lengths and `PackingOptions`."""
 
 __all__ = [
-    "ALGORITHMS", "TIES", "Boundaries", "LongDocuments", "PackedRows", "PackingAlgorithm", "PackingOptions",
+    "ALGORITHMS", "Boundaries", "LongDocuments", "PackedRows", "PackingAlgorithm", "PackingOptions",
     "Ties", "join_rows",
 ]  # fmt: skip

@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 Ties = Literal["stable", "numpy", "numpy:avx512", "numpy:avx2", "numpy:baseline"]
 LongDocuments = Literal["truncate", "fragment"]
 Boundaries = Literal["auto", "eos"]
-TIES: tuple[Ties, ...] = get_args(Ties)
-"""Choices for the order of documents of equal length; see `PackedLayout`."""
 
 # What `PackingOptions.checked` accepts: the values of options with choices, and the least value of integers.
-_CHOICES = {"long_documents": get_args(LongDocuments), "ties": TIES, "boundaries": get_args(Boundaries)}
+_CHOICES = {"long_documents": get_args(LongDocuments), "ties": get_args(Ties), "boundaries": get_args(Boundaries)}
 _LEAST = {"source_group_size": 1, "max_segments": 1, "bos_token_id": 0, "seed": 0, "batch_rows": 1}
 
 
