@@ -103,6 +103,7 @@ class Metrics(Observer):
         self._lock.release()
 
     def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
+        """See `Observer.batches_counted`. Add the batches to the metrics."""
         if not self._counters:
             return
         _, steps, rows, tokens, requested, arrived = zip(*arrivals, strict=True) if arrivals else ((),) * 6

@@ -155,6 +155,7 @@ class JoinedSizes(ComputedSizes):
         return part.sizes.at(max(step, part.first_step) + part.step_shift)
 
     def of_steps(self, steps: Ints) -> StepRows:
+        """See `BatchSizes.of_steps`. Each part computes the rows of its own steps."""
         rows = StepRows(np.zeros_like(steps), np.zeros_like(steps))
         numbers = np.maximum(np.searchsorted(self._first_steps, steps, side="right") - 1, 0)
         for number, selected in groups(numbers):

@@ -208,6 +208,7 @@ class MappedSampler(Sampler):
     def find_slots(
         self, rows: Int64[np.ndarray, " rows"], *, epochs: int | None = None, hosts: Sequence[int] | None = None
     ) -> BatchSlots:
+        """See `Sampler.find_slots`. The slots of skipped steps are left out."""
         if epochs is None and self.end is not None:  # search only the epochs that the stage reads
             last = self._map.data_step(self.end - 1)
             num_epochs = 1 + max(stream.begin(last + 1)[0] for stream in self.sampler.streams)

@@ -110,6 +110,7 @@ def test_any_number_of_processes_has_the_same_global_arrays_and_goes_on_where_an
         printed = run(job, count, DEVICES // count, tmp_path)
         check(printed, digests(pipeline, range(number * STEPS, (number + 1) * STEPS)), CASES)
         state = states(printed)
+        assert state["next_step"] == (number + 1) * STEPS
 
 
 @pytest.mark.processes

@@ -15,6 +15,7 @@ from sft_files import documents, write_episodes
 
 from grain_sft import GrainSftError
 from grain_sft.integrations import maxtext
+from grain_sft.integrations.checkpoint import RECORD, RunRecord
 from grain_sft.integrations.jax_arrays import Block
 from grain_sft.integrations.maxtext import Options, launcher, main, split
 from grain_sft.integrations.maxtext.checks import check_batches, check_trainer, check_weights, prepare
@@ -139,7 +140,9 @@ def test_stages_that_change_the_data_are_taken_and_those_that_change_the_shape_a
     def staged(**second):
         return load({**changed(config), "stages": [{"steps": 1}, {"steps": 1, **second}]})
 
-    check(maxtext_config(), staged(sampler={"seed": 5}))
+    reseeded = staged(sampler={"seed": 5})
+    check(maxtext_config(), reseeded)
+    assert reseeded.end_step == maxtext_config().steps and len(reseeded.stages) == 2
     shapes = maxtext_config(gradient_accumulation_steps=1, per_device_batch_size=4, num_target_devices=1)
     with refused("the global batch has 8 rows, but MaxText's global_batch_size_to_train_on is 4"):
         check(shapes, staged(sampler={"global_batch_size": 8}))
@@ -196,10 +199,12 @@ def test_texts_and_pairs_are_told_apart(config, tmp_path):
     of_pairs = types.SimpleNamespace(max_prompt_length=16, algo="dpo")
     keys = maxtext_config(max_target_length=32, dpo=of_pairs, vocab_size=256, gradient_accumulation_steps=1)
     check(keys, pairs, "dpo")
+    texts = load(str(config))
+    assert pairs.source.layout.of_pairs and not texts.source.layout.of_pairs
     with refused(r"rows are preference pairs, but this trainer takes texts.* first word: dpo"):
         check(keys, pairs, "sft")
     with refused(r"rows are texts, but this trainer takes preference pairs.*: pre_train, sft, distill"):
-        check(keys, load(str(config)), "dpo")
+        check(keys, texts, "dpo")
     keys.dpo.algo = "orpo"
     with refused(r"a response of pair \d+ has no tokens, and ORPO's loss of it is infinite"):
         check(keys, pairs, "dpo")
@@ -269,8 +274,12 @@ def test_other_data_are_refused_with_the_option_of_the_command_line(config, shar
     theirs = types.SimpleNamespace(enable_checkpointing=True, checkpoint_dir=str(tmp_path / "checkpoints"))
     continue_at(0, theirs, MaxTextBatches(load(str(config)), sharding, None), Options(), [0])
     others = MaxTextBatches(load(changed(config, seed=2)), sharding, None)
+    recorded = (tmp_path / RECORD).read_text()
     with refused("old data, or grain_sft_allow_other_data=true to go on at that step"):
         continue_at(1, theirs, others, Options(), [0])
+    assert (tmp_path / RECORD).read_text() == recorded
+    continue_at(1, theirs, others, Options(allow_other_data=True), [0])
+    assert [run["next_step"] for run in RunRecord(str(tmp_path / RECORD)).read()] == [0, 1]
 
 
 def test_each_evaluation_begins_at_the_first_batch(config, sharding):

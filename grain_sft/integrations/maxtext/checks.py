@@ -153,6 +153,7 @@ def prepare(vocabulary: int, where: str, keys: Collection[str] = KEYS) -> Callab
     checked = [key for key in keys if key in ("inputs", "targets") or key.endswith("_ids")]
 
     def prepared(step: int, block: Block, batch: Element) -> Element:
+        """Return the arrays of `keys`, or raise a TransformError that names a token beyond the vocabulary."""
         for key in checked:
             tokens = batch[key]
             if tokens.size and int(tokens.max()) >= vocabulary:

@@ -13,6 +13,62 @@ from grain_sft.integrations.maxtext import iterators
 from grain_sft.integrations.maxtext.options import Options, split
 
 
+class _Run:
+    """Run of a MaxText trainer: the functions that replace MaxText's own, and the batches that they made.
+
+    Args:
+      options: Options of grain_sft.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._batches: list[iterators.MaxTextBatches] = []  # of training and of evaluation
+        # arguments and result of the last call of `make_training`
+        self._training: tuple[Any, Sequence[int], iterators.MaxTextBatches] | None = None
+
+    def make_training(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
+        """Return the batches of training. MaxText calls this in place of `make_olmo_grain_train_iterator`."""
+        batches = iterators.make_train_iterator(config, mesh, process_indices, options=self._options)
+        self._batches.append(batches)
+        self._training = config, process_indices, batches
+        return batches
+
+    def make_evaluation(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
+        """Return the batches of evaluation. MaxText calls this in place of `make_olmo_grain_eval_iterator`."""
+        batches = iterators.make_eval_iterator(config, mesh, process_indices, options=self._options)
+        self._batches.append(batches)
+        return batches
+
+    def check(self, config: Any) -> None:
+        """Raise an error if the data contradict MaxText's `config`."""
+        iterators.load_checked(config, self._options, training=True)
+        if config.eval_interval > 0:
+            iterators.load_checked(config, self._options, training=False)
+
+    def follow(self, step: int) -> None:
+        """Continue at `step`, to which the weights belong."""
+        if self._training is not None:
+            config, process_indices, batches = self._training
+            if batches.next_step != step * self._options.of_trainer.batches_per_step(config):
+                logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
+                iterators.continue_at(step, config, batches, self._options, process_indices)
+
+    def close(self) -> None:
+        """Close all batches. If reading some of them failed, raise that error, and not what MaxText raised because of it."""
+        for batches in self._batches:
+            batches.close()
+        for batches in self._batches:
+            if batches.failure is not None:
+                raise batches.failure
+
+    def log_end(self) -> None:
+        """Log the step up to which the data of training were read."""
+        if self._training is not None:
+            config, _, batches = self._training
+            steps = batches.next_step // self._options.of_trainer.batches_per_step(config)
+            logging.info("grain_sft: the run is complete: the data were read up to step %d of %d.", steps, config.steps)
+
+
 def train(arguments: Sequence[str], options: Options) -> None:
     """Run MaxText's trainer with the arguments of its command.
 
@@ -20,7 +76,7 @@ def train(arguments: Sequence[str], options: Options) -> None:
       MissingExtraError: MaxText is not installed.
       GrainSftError: The config contradicts MaxText's, or reading the data failed during the run.
     """
-    trainer = options.of_trainer
+    trainer, run = options.of_trainer, _Run(options)
     try:
         from maxtext.input_pipeline import input_pipeline_interface as interface
 
@@ -28,53 +84,18 @@ def train(arguments: Sequence[str], options: Options) -> None:
     except ImportError as error:
         needed = "it needs Python 3.12 and what docs/maxtext.md installs"
         raise MissingExtraError(f"MaxText can't be imported ({error}): {needed}.") from error
-    all_batches: list[iterators.MaxTextBatches] = []  # of training and of evaluation
-    # config, batches and loading processes of the last call of `training_batches`
-    training: tuple[Any, iterators.MaxTextBatches, Sequence[int]] | None = None
-
-    def training_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
-        nonlocal training
-        batches = iterators.make_train_iterator(config, mesh, process_indices, options=options)
-        all_batches.append(batches)
-        training = config, batches, process_indices
-        return batches
-
-    def evaluation_batches(config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
-        batches = iterators.make_eval_iterator(config, mesh, process_indices, options=options)
-        all_batches.append(batches)
-        return batches
-
-    def continue_from_weights(step: int) -> None:
-        if training is not None:
-            config, batches, process_indices = training
-            if batches.next_step != step * trainer.batches_per_step(config):
-                logging.info("grain_sft: the weights are of step %d, so the data continue there.", step)
-                iterators.continue_at(step, config, batches, options, process_indices)
-
-    def check(config: Any) -> None:
-        iterators.load_checked(config, options, training=True)
-        if config.eval_interval > 0:
-            iterators.load_checked(config, options, training=False)
-
     originals = [(patched, dict(vars(patched))) for patched in (interface, module)]
-    interface.make_olmo_grain_train_iterator = training_batches
-    interface.make_olmo_grain_eval_iterator = evaluation_batches
-    trainer.check_first(module, check)
-    trainer.follow(module, continue_from_weights)
+    interface.make_olmo_grain_train_iterator = run.make_training
+    interface.make_olmo_grain_eval_iterator = run.make_evaluation
+    trainer.check_first(module, run.check)
+    trainer.follow(module, run.follow)
     try:
         module.main([str(module.__file__), *arguments])  # MaxText finds the trainer's default config by this path
     finally:
         for patched, attributes in originals:  # undo the patches, for another run in this process
             vars(patched).update(attributes)
-        for batches in all_batches:
-            batches.close()
-        for batches in all_batches:
-            if batches.failure is not None:
-                raise batches.failure  # instead of the error that MaxText raised because of it
-    if training is not None:
-        config, batches, _ = training
-        steps = batches.next_step // trainer.batches_per_step(config)
-        logging.info("grain_sft: the run is complete: the data were read up to step %d of %d.", steps, config.steps)
+        run.close()
+    run.log_end()
 
 
 def main(arguments: Sequence[str]) -> int:

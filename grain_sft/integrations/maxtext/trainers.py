@@ -106,6 +106,7 @@ class Tunix(Trainer):
         train_model = module.train_model
 
         def train(config: Any, trainer: Any, mesh: Any) -> Any:
+            """Call `train_model`, after `continue_at` with the step of the trainer."""
             steps = self.batches_per_step(config)
             if self.accumulates and steps > 1 and getattr(trainer, "grad_accumulator", None) is None:
                 raise ConfigError(

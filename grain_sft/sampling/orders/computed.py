@@ -75,6 +75,7 @@ def random(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
     key = int.from_bytes(digest, "little")
 
     def rows_at(epoch: int, indices: Ints) -> Ints:
+        """Return the row of each draw, from one block of draws that has all of them."""
         if not len(indices):
             return indices
         first_draw = epoch * num_rows + int(indices.min())

@@ -40,6 +40,7 @@ def stored_order(name: str, generator: str, seed_of: Callable[[int, int], int]) 
     """
 
     def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
+        """See `Order.make`."""
         seed_of(seed, 0)  # so that a seed that the generator does not take is an error now, and not in the first batch
 
         @functools.lru_cache(maxsize=EPOCHS_KEPT)

@@ -71,6 +71,8 @@ class Order:
         """
 
         def make(num_rows: int, *, seed: int, cache_dir: CacheDir) -> RowsAt:
+            """Return the `RowsAt` of checked permutations."""
+
             def rows_of(epoch: int) -> Ints:
                 rows = np.asarray(permutation(seed, epoch, num_rows))
                 if rows.shape != (num_rows,) or not np.array_equal(np.sort(rows), np.arange(num_rows)):
@@ -96,6 +98,7 @@ class Order:
             return entry
 
         def make(num_rows: int, **options: Any) -> RowsAt:
+            """Return the `RowsAt` of `entry` with a check of each row."""
             rows_at = entry.make(num_rows, **options)
 
             def checked(epoch: int, indices: Ints) -> Ints:
