@@ -1,16 +1,10 @@
 """Pipeline: the batch of step k, its iterators, its receipt, and the observers of its batches."""
 
 from grain_sft.pipeline.amendments import Amendment, begins_before
+from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, count_batches
 from grain_sft.pipeline.first_steps import NUM_CHECKED, takes_loss, why_no_loss
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import (
-    MOST_UNCOUNTED,
-    OBSERVERS,
-    VIEWERS,
-    IteratorStats,
-    count_batches,
-    standing_observers,
-)
+from grain_sft.pipeline.observer import OBSERVERS, VIEWERS, standing_observers
 from grain_sft.pipeline.pipeline import Pipeline
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.pipeline.receipt import Receipt, layout_receipt

@@ -10,7 +10,8 @@ from absl import logging
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
-from grain_sft.pipeline.observer import make_batch, observers_of
+from grain_sft.pipeline.counts import make_batch
+from grain_sft.pipeline.observer import observers_of
 from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
 from grain_sft.source import Element, workers

@@ -10,8 +10,8 @@ import grain
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError
 from grain_sft.pipeline.amendments import check_same_changes
+from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.data_loader import StepDataset
-from grain_sft.pipeline.observer import make_batch
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import StepIterator, checked_step

@@ -1,22 +1,13 @@
-"""The tables of observers and viewers, and the counts of batches that iterators deliver."""
+"""Tables of observers and viewers, and the observers that are called for the batches of a run."""
 
 from __future__ import annotations
 
 import functools
-import math
-import os
-import time
 from collections.abc import Callable
-from threading import get_ident
-from typing import TypeVar
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline.run import Arrival, Observer, Run
+from grain_sft.pipeline.run import Observer, Run
 from grain_sft.registry import Registry
-from grain_sft.source import Element
-from grain_sft.storage import ForkSafeLock, activity
-
-T = TypeVar("T")
 
 OBSERVERS: Registry[Callable[..., Observer]] = Registry(
     "observer",
@@ -32,9 +23,6 @@ OBSERVERS: Registry[Callable[..., Observer]] = Registry(
 VIEWERS: Registry[Callable[..., None]] = Registry("viewer", PipelineError, {"text": "grain_sft.view.terminal:show"})
 """Functions that `Pipeline.show` calls, by name. Their arguments are a pipeline, a step, rows and a tokenizer."""
 
-MOST_UNCOUNTED = 0 if "PROMETHEUS_MULTIPROC_DIR" in os.environ else 1 << 10
-"""Number of batches that may wait to be counted. It is 0 if other processes read the metrics, from a folder."""
-
 
 @functools.cache
 def standing_observers() -> tuple[Observer, ...]:
@@ -45,105 +33,3 @@ def standing_observers() -> tuple[Observer, ...]:
 def observers_of(pipeline: Run) -> tuple[Observer, ...]:
     """Return the observers of this process and those of the pipeline."""
     return (*standing_observers(), *pipeline.observers)
-
-
-class IteratorStats:
-    """Counts of the batches that an iterator delivered, and the wait for the next one.
-
-    Attributes:
-      steps, tokens: Numbers of batches, and of their tokens, padding included.
-      waited: Seconds inside `next`.
-      elsewhere: Seconds that the training loop spent between a batch and the next call of `next`.
-      longest: Longest wait, in seconds; the reader may set it to 0.
-      next_step: Step after the last one that arrived.
-      waiting: Step that `next` waits for, and the time of the call on `time.perf_counter`'s clock; None between calls.
-      stalled: Copy of `waiting` that an observer sets during a long wait; else None. When the wait ends, `stall_ended` of the
-        observers is called.
-    """
-
-    def __init__(self) -> None:
-        self.steps = self.tokens = self.next_step = 0
-        self.waited = self.elsewhere = self.longest = 0.0
-        self.waiting: tuple[int, float] | None = None
-        self.stalled: tuple[int, float] | None = None
-        self._last_arrival = 0.0
-
-    def count(self, arrival: Arrival) -> bool:
-        """Count a batch. Return False if it is counted already: `next` was interrupted, and delivered it again."""
-        _, step, _, tokens, requested_at, arrived_at = arrival
-        if arrived_at <= self._last_arrival:
-            return False
-        if self.steps:
-            self.elsewhere += requested_at - self._last_arrival
-        self.steps += 1
-        self.tokens += tokens
-        self.next_step = step + 1
-        self.waited += arrived_at - requested_at
-        self.longest = max(self.longest, arrived_at - requested_at)
-        self._last_arrival = arrived_at
-        return True
-
-
-arrivals: list[Arrival] = []
-"""Batches that iterators delivered and that are not counted yet. Counting each one at once would make a batch of windows 5 %
-slower (`bench --only windows`), because counting reads and writes many objects that are not in the processor's cache."""
-
-_make_seconds: list[float] = []
-"""Seconds that it took to make each batch that is not counted yet."""
-
-_counting = ForkSafeLock()
-
-
-def count_batches() -> None:
-    """Count the batches that were made or delivered since the last call: in the stats of their iterators, in
-    `activity.recent`, and in the observers of this process."""
-    with _counting.lock:
-        make_seconds, delivered = _taken(_make_seconds), _taken(arrivals)
-        delivered = [arrival for arrival in delivered if arrival[0].count(arrival)]
-        activity.recent.extend(make_seconds)
-        if make_seconds or delivered:
-            for observer in standing_observers():
-                observer.batches_counted(make_seconds, delivered)
-
-
-def _taken(values: list[T]) -> list[T]:
-    """Remove and return the items of a list. Other threads may append to it meanwhile."""
-    taken = values[:]
-    del values[: len(taken)]
-    return taken
-
-
-def _forked() -> None:
-    """Drop, in a forked child, what is not counted yet: the parent counts it."""
-    arrivals.clear()
-    _make_seconds.clear()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def make_batch(pipeline: Run, step: int) -> Element:
-    """Return the batch of `step`, recorded as activity and observed."""
-    thread, since = get_ident(), time.perf_counter()
-    activity.doing[thread] = (activity.CHOOSING,)
-    activity.making[thread] = step, since, pipeline  # as `activity.making_batch` does, which takes longer
-    try:
-        batch = pipeline[step]
-    finally:
-        activity.making.pop(thread, None)
-    seconds = time.perf_counter() - since
-    _make_seconds.append(seconds)
-    if len(_make_seconds) > MOST_UNCOUNTED:
-        count_batches()
-    for observer in pipeline.observers:
-        observer.batch_made(pipeline, step, seconds)
-    return batch
-
-
-def batch_size(batch: object) -> tuple[int, int]:
-    """Return the numbers of rows and of tokens of a batch; 0 and 0 if a transform returned something else than arrays."""
-    try:
-        shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
-        return shape[0], math.prod(shape)
-    except (AttributeError, TypeError, IndexError, StopIteration):
-        return 0, 0

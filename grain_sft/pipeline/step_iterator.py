@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import threading
 from time import perf_counter
 from typing import TypeVar
@@ -11,7 +12,8 @@ import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
-from grain_sft.pipeline.observer import MOST_UNCOUNTED, IteratorStats, arrivals, batch_size, count_batches, observers_of
+from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, arrivals, count_batches
+from grain_sft.pipeline.observer import observers_of
 from grain_sft.pipeline.read_ahead import ReadAhead
 from grain_sft.pipeline.run import Arrival, Delivery, Observer, Run
 
@@ -91,7 +93,7 @@ class StepIterator(grain.DatasetIterator[T]):
             since, ahead = perf_counter(), self._ahead
             slot = ahead.slots.get(step) if ahead is not None and self._plain else None
             batch = self._wait(step, since) if slot is None or slot.value is None else slot.value
-            rows, tokens = batch_size(batch)
+            rows, tokens = _size(batch)
             now, delivery = perf_counter(), None
             if self._recorders:
                 delivery = Delivery(self.pipeline, step, self._writer(step), rows, tokens, now - since)
@@ -204,3 +206,12 @@ def checked_step(pipeline: Run, step: object) -> int:
         raise RowIndexError(f"step={number}: expected 0 to {pipeline.end_step}, which is the end.")
     pipeline.sampler.check_from(number)
     return number
+
+
+def _size(batch: object) -> tuple[int, int]:
+    """Return the numbers of rows and of tokens of a batch; 0 and 0 if a transform returned something else than arrays."""
+    try:
+        shape = next(iter(batch.values())).shape  # type: ignore[attr-defined]
+        return shape[0], math.prod(shape)
+    except (AttributeError, TypeError, IndexError, StopIteration):
+        return 0, 0

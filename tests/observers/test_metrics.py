@@ -18,7 +18,7 @@ from watched import BATCH, LENGTH, ROWS, counted, counting, make, take
 
 from grain_sft import Pipeline
 from grain_sft.observers import OBSERVERS, Observer, metrics
-from grain_sft.pipeline import MOST_UNCOUNTED, observer
+from grain_sft.pipeline import MOST_UNCOUNTED, counts
 from grain_sft.storage import activity
 
 
@@ -62,7 +62,7 @@ def test_batches_that_are_not_counted_yet_stay_few(folder):
     with closing(make(folder, epochs=None).iter(threads=0)) as iterator:
         for _ in range(3 * MOST_UNCOUNTED):
             next(iterator)
-            assert len(observer.arrivals) <= MOST_UNCOUNTED
+            assert len(counts.arrivals) <= MOST_UNCOUNTED
 
 
 @pytest.mark.parametrize("count_in_between", [False, True])

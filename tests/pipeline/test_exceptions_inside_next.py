@@ -22,7 +22,6 @@ import threading
 import time
 import warnings
 
-import grain
 import jax
 import numpy as np
 import pytest
@@ -279,24 +278,6 @@ def test_a_data_loader_stops_for_good_with_a_sentence(pipeline, workers):
     check_steps(pipeline, taken)
     with pytest.raises(PipelineError, match="going on would skip it"):
         next(iterator)
-
-
-class Maps(grain.transforms.Map):
-    def __init__(self, nothing):
-        self.nothing = nothing
-
-    def map(self, element):
-        return next(iter([])) if self.nothing else None
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-@pytest.mark.parametrize(
-    ("nothing", "expected"), [(True, "step 0: .*StopIteration"), (False, "step 0: .*returned None")]
-)
-def test_a_transform_that_gives_no_batch_does_not_end_the_run(pipeline, threads, nothing, expected):
-    mine = Pipeline(pipeline.source, pipeline.sampler, [ShiftTargets(), Maps(nothing)])
-    with pytest.raises(PipelineError, match=expected):
-        list(mine.iter(threads=threads))
 
 
 def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent(pipeline):

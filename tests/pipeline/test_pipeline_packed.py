@@ -66,6 +66,24 @@ def test_a_transform_that_changes_the_number_of_rows_is_named(source):
         less[1]
 
 
+class Maps(grain.transforms.Map):
+    """Raises `StopIteration`, or returns None."""
+
+    def __init__(self, raises):
+        self.raises = raises
+
+    def map(self, element):
+        return next(iter([])) if self.raises else None
+
+
+def test_a_transform_that_gives_no_batch_does_not_end_the_run(source):
+    for raises, expected in ((True, "step 0: .*StopIteration"), (False, "step 0: .*returned None")):
+        run = Pipeline(source, pipeline(source).sampler, [ShiftTargets(), Maps(raises)])
+        for threads in (0, 2):
+            with pytest.raises(PipelineError, match=expected):
+                list(run.iter(threads=threads))
+
+
 def test_an_evaluation_reads_every_row_once_and_its_last_batch_is_filled_up(source):
     batches = pipeline(source, order="sequential", epochs=1, last_batch="fill")
     found = [batches[step] for step in range(len(batches))]
