@@ -103,9 +103,3 @@ def counted() -> dict[str, list[str]]:
 def test_what_crosses_files_goes_through_public_names():
     found = counted()
     assert not any(found.values()), "\n".join(f"{name}: {place}" for name in found for place in found[name])
-
-
-if __name__ == "__main__":
-    for name, places in counted().items():
-        print(f"{name}: {len(places)}", *places, sep="\n  ")
-    print("lines:", sum(len(path.read_text().splitlines()) for path in trees()))

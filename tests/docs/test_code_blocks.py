@@ -1,9 +1,12 @@
-"""Every code block of the documentation runs, in order, as a reader would run it, and prints what the page shows."""
+"""Every code block of the documentation and of the README runs, in order, and prints what the page shows."""
+
+import re
 
 import doc_pages as pages
 import pytest
 from page_folders import Folders, first_lost, updated
 
+README = "../README.md"
 MOST_NOT_RUN = dict.fromkeys(("contributing.md", "index.md", "preparing.md", "text.md", "tutorial.md"), 1)
 MOST_NOT_RUN |= {"cloud.md": 6, "maxtext.md": 10, "tunix.md": 3}
 """Blocks of a page that may say why they can't run here: they install the package, or need a bucket, a pod or a trainer."""
@@ -15,13 +18,22 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.pages
-@pytest.mark.parametrize("page", [page for page in pages.PAGES if any(block.runs for block in pages.blocks(page))])
+@pytest.mark.parametrize(
+    "page", [page for page in (README, *pages.PAGES) if any(each.runs for each in pages.blocks(page))]
+)
 def test_the_blocks_of_a_page_run_and_print_what_it_shows(folders, page):
     for block, printed in folders.run(page):
         lost = first_lost(block, printed)
         assert lost is None, (
             f"{page}:{block.line} shows {lost!r} (python tests/docs/update_outputs.py), but printed\n{printed}"
         )
+
+
+@pytest.mark.pages
+def test_the_loss_of_the_readmes_training_goes_down(folders):
+    (output,) = (output for block, output in folders.run(README) if block.text.startswith("python train.py 20 | tee"))
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
+    assert len(losses) == 3 and losses[0] > losses[1] > losses[2] + 1
 
 
 @pytest.mark.parametrize("page", pages.PAGES)
