@@ -4,12 +4,12 @@ The .npy format: https://numpy.org/doc/stable/reference/generated/numpy.lib.form
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from grain_sft.errors import CorpusError
+from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import DIGEST_BYTES, MOST_HEADER_BYTES, FileStamp, ForkSafeLock, digest_of, files, read_head
 
 Dtype = np.dtype[Any]
@@ -30,7 +30,7 @@ class ArrayFile(NamedTuple):
     last: bytes
 
 
-def scan_array(path: str, raw_dtype: Dtype, check_dtype: Callable[[object], Dtype]) -> ArrayFile:
+def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str]) -> ArrayFile:
     """Return the array file at `path`, of which only the first and last bytes are read.
 
     A file that begins with the magic of .npy files has a header; any other is raw.
@@ -38,29 +38,16 @@ def scan_array(path: str, raw_dtype: Dtype, check_dtype: Callable[[object], Dtyp
     Args:
       path: Path or URL of the file.
       raw_dtype: Dtype of the values if the file is raw.
-      check_dtype: Function that takes the dtype as the header states it, and returns it as a numpy dtype or raises CorpusError.
+      codes: Dtypes that a header may state, such as "f4" for little-endian float32. Any other is a CorpusError.
     """
     size, head, version = read_head(path)
-    dtype, count, offset = locate_values(path, head, size, raw_dtype, check_dtype)
+    dtype, count, offset = locate_values(path, head, size, raw_dtype, codes)
     first = head[offset : offset + DIGEST_BYTES]
     last = files.read_range(path, max(offset, size - DIGEST_BYTES), size, version=version)
     return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
 
 
-def header_of(path: str, headers: tuple[str, ...], dtype: Dtype) -> Callable[[object], Dtype]:
-    """Return a `check_dtype` for `scan_array` that returns `dtype` if the header states one of `headers`, such as "<f4"."""
-
-    def check_dtype(header_dtype: object) -> Dtype:
-        if header_dtype not in headers:
-            raise CorpusError(f"{path}: its .npy header states dtype {header_dtype!r}; expected {headers[0]!r}.")
-        return dtype
-
-    return check_dtype
-
-
-def locate_values(
-    path: str, head: bytes, size: int, raw_dtype: Dtype, check_dtype: Callable[[object], Dtype]
-) -> tuple[Dtype, int, int]:
+def locate_values(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str]) -> tuple[Dtype, int, int]:
     """Return the dtype, the number of values and the byte offset of the first value of a file.
 
     `head` are the first bytes of the file, and `size` is its size in bytes. The other arguments are those of `scan_array`.
@@ -73,7 +60,14 @@ def locate_values(
             )
         return raw_dtype, size // raw_dtype.itemsize, 0
     header_dtype, shape, offset = parse_header(path, head, size)
-    dtype = check_dtype(header_dtype)
+    code = str(header_dtype).lstrip("<=|")  # "u4" for "<u4"; the big-endian ">u4" is not among the codes
+    if code not in codes:
+        names = dict.fromkeys(np.dtype(code).name for code in codes)
+        raise CorpusError(
+            f"{path}: its .npy header states dtype {shortened(repr(header_dtype))}; expected little-endian {', '.join(names)}. "
+            "Convert the array with numpy's astype."
+        )
+    dtype = np.dtype(code)
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 0:
         raise CorpusError(f"{path}: the array has shape {shape}; expected one dimension. Save array.reshape(-1).")
     if shape[0] * dtype.itemsize != size - offset:

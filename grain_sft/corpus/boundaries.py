@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from grain_sft.corpus import megatron_index
-from grain_sft.corpus.array_file import header_of, locate_values
+from grain_sft.corpus.array_file import locate_values
 from grain_sft.errors import CorpusError, shortened
 from grain_sft.storage import Count, FileStamp, describe
 from grain_sft.types import Ints
@@ -85,7 +85,7 @@ def _parse_csv(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
             break
         if len(end_of_line) == _LONGEST_LINE:
             last_line = line + block.count(b"\n")
-            raise CorpusError(f"{path}:{last_line}: expected 'start,end', found {_shown(end_of_line)}.")
+            raise CorpusError(f"{path}:{last_line}: expected 'start,end', found {_quoted(end_of_line)}.")
         numbers = _parse_lines(path, line, block + end_of_line)
         _check_order(path, line, numbers, previous_end, num_tokens)
         previous_end = int(numbers[-1, 1])
@@ -119,7 +119,7 @@ def _parse_lines(path: str, line: int, lines: bytes) -> Ints:
             return values.reshape(-1, 2)
     texts = lines.split(b"\n")
     wrong = next(i for i, text in enumerate(texts) if not _PAIR.fullmatch(text))
-    raise CorpusError(f"{path}:{line + wrong}: expected 'start,end' in digits, found {_shown(texts[wrong])}.")
+    raise CorpusError(f"{path}:{line + wrong}: expected 'start,end' in digits, found {_quoted(texts[wrong])}.")
 
 
 def _check_order(path: str, line: int, numbers: Ints, previous_end: int, num_tokens: int) -> None:
@@ -169,7 +169,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     A last start that equals `num_tokens` begins no document.
     """
     dtype: np.dtype[Any] = np.dtype("<i8")
-    _, _, offset = locate_values(path, data, len(data), dtype, header_of(path, ("<i8",), dtype))
+    _, _, offset = locate_values(path, data, len(data), dtype, ("i8",))
     starts = np.frombuffer(data, dtype, offset=offset).astype(np.int64)
     if len(starts) and starts[-1] == num_tokens:
         starts = starts[:-1]
@@ -183,7 +183,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     return starts, np.diff(bounds)
 
 
-def _shown(text: bytes) -> str:
+def _quoted(text: bytes) -> str:
     """Return the start of a line, quoted, for a message."""
     return repr(shortened(text.decode("latin1")))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus.array_file import header_of, scan_array
+from grain_sft.corpus.array_file import scan_array
 from grain_sft.errors import CorpusError
 from grain_sft.storage import FileStamp, RemoteOptions, ShardReader
 from grain_sft.types import Ints
@@ -29,7 +29,7 @@ class LossValues:
 
     Attributes:
       dtype: Dtype of the values in the file.
-      headers: Dtypes that a .npy header may state.
+      codes: Dtypes that a .npy header may state, as in `scan_array`.
       expected: Description of valid values, for error messages.
       find_invalid: Function that returns a mask of the invalid values, given the values and the tokens that they belong to.
       no_loss: Value of a token that takes no loss.
@@ -38,7 +38,7 @@ class LossValues:
     """
 
     dtype: np.dtype[Any]
-    headers: tuple[str, ...]
+    codes: tuple[str, ...]
     expected: str
     find_invalid: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]
     no_loss: int = 0
@@ -60,12 +60,12 @@ def _invalid_labels(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.N
 
 _LABEL = f"the token itself or {IGNORED}, not shifted"
 KINDS: dict[LossKind, LossValues] = {
-    "bool": LossValues(np.dtype(np.uint8), ("|b1", "|u1"), "0 or 1", find_invalid=lambda values, tokens: values > 1),
+    "bool": LossValues(np.dtype(np.uint8), ("b1", "u1"), "0 or 1", find_invalid=lambda values, tokens: values > 1),
     "float32": LossValues(
-        np.dtype("<f4"), ("<f4",), "a finite weight, 0 or more", find_invalid=_invalid_weights, weighted=True
+        np.dtype("<f4"), ("f4",), "a finite weight, 0 or more", find_invalid=_invalid_weights, weighted=True
     ),
     "labels": LossValues(
-        np.dtype("<i4"), ("<i4",), _LABEL, find_invalid=_invalid_labels, no_loss=IGNORED, needs_tokens=True
+        np.dtype("<i4"), ("i4",), _LABEL, find_invalid=_invalid_labels, no_loss=IGNORED, needs_tokens=True
     ),
 }
 
@@ -94,7 +94,7 @@ class LossFile(FileStamp):
 def scan_loss(path: str, kind: LossKind) -> LossFile:
     """Return the loss file at `path`. Its first and last values are checked, except labels, which need the tokens."""
     values = KINDS[kind]
-    array = scan_array(path, values.dtype, header_of(path, values.headers, values.dtype))
+    array = scan_array(path, values.dtype, values.codes)
     ends = () if values.needs_tokens else (array.first, array.last)
     for data in ends:
         losses: npt.NDArray[Any] = np.frombuffer(data, values.dtype, len(data) // values.dtype.itemsize)

@@ -84,8 +84,8 @@ def test_starts_may_be_raw_and_have_an_end(tmp_path):
         write(path, starts)
         assert_documents(open_corpus(tmp_path), docs)
     for wrong, expected in (
-        (starts.astype("i4"), "dtype '<i4'; expected '<i8'"),
-        (starts.astype(">i8"), "dtype '>i8'; expected '<i8'"),
+        (starts.astype("i4"), "dtype '<i4'; expected little-endian int64"),
+        (starts.astype(">i8"), "dtype '>i8'; expected little-endian int64"),
         (starts.reshape(1, -1), "expected one dimension"),
     ):
         np.save(path, wrong)

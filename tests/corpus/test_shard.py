@@ -161,7 +161,7 @@ DTYPES_OF_NONSENSE = ("None", "'(2,u4'", "'2u4'", "'\\uD800'", "'m8[s/0]'")
     ("header", "expected"),
     [
         *((header, "the .npy header at byte 8 can't be parsed") for header in (*NOT_DICTS, *INCOMPLETE, *BYTES)),
-        *((stated("(2,)", descr), "tokens are stored as little-endian") for descr in DTYPES_OF_NONSENSE),
+        *((stated("(2,)", descr), "expected little-endian") for descr in DTYPES_OF_NONSENSE),
         *((stated(shape), "expected one dimension") for shape in ("'ab'", "(-2,)", "(2.0,)")),
     ],
 )
