@@ -178,7 +178,7 @@ def test_the_statistics_state_which_parts_continue(tmp_path):
     path.write_text(json.dumps({"continued_parts": [1, 4]}))
     assert_documents(open_corpus(folder), docs, sources=True)
     path.write_text(json.dumps({"continued_parts": [1, "4"]}))
-    assert "continued_parts is [1, '4']; expected a list of numbers" in error_of(folder)
+    assert "continued_parts[1] is '4'; expected an integer" in error_of(folder)
     path.write_text(json.dumps({"continued_parts": [1, 3, 4]}))
     assert "sources.bin: 64 bytes; expected 48" in error_of(folder)
 
@@ -215,7 +215,7 @@ def pairs(*listed):
         ("train/mask.bin", b"\1" * (TOTAL - 1), True, "values for"),
         ("train/mask.bin", b"\1" * (TOTAL - 1), False, "tokens are uint16 or uint32, and none"),
         ("train/tokens.bin", b"\1" * TOTAL, False, "tokens are uint16 or uint32, and none"),
-        ("dataset_metadata.json", b'{"token_dtype": 5}', True, "token_dtype is 5; expected a string"),
+        ("dataset_metadata.json", b'{"token_dtype": 5}', True, "token_dtype is 5; expected text"),
         ("dataset_metadata.json", b'{"token_dtype": "uint64"}', True, "uint16 or uint32"),
         ("dataset_metadata.json", b"[", True, "dataset_metadata.json: not JSON"),
         ("train/mask.bin", None, True, "lacks mask.bin"),

@@ -95,7 +95,7 @@ def test_starts_may_be_raw_and_have_an_end(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [
-        ("special_token_ids", [1], "special_token_ids is [1]; expected an object"),
+        ("special_token_ids", [1], "special_token_ids is [1]; expected a mapping"),
         ("special_token_ids", {"eot": "2"}, "special_token_ids: eot is '2'; expected an integer"),
         ("special_token_ids", {"eot": True}, "eot is True; expected an integer"),
         ("special_token_ids", {"eot": 1 << 16}, "eos_token_id=65536: expected an id that uint16 holds"),

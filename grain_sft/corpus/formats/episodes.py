@@ -85,14 +85,14 @@ class Episodes(Format):
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
         metadata_path = listing.find(root, _METADATA)
-        dtype = Json.load(metadata_path).text("token_dtype") if metadata_path else None
+        dtype = Json.load(metadata_path).get("token_dtype", str) if metadata_path else None
         metadata = read_metadata((home, root), listing)
         if not metadata.of_split:
             eos_ids: list[int | None] = []
             for path in filter(None, (metadata_path, listing.find(root, _TOKENIZER))):
                 data = Json.load(path)
                 eos_ids += [data.count(key) for key in _EOS_KEYS]
-                padding, tokenizer = data.count("pad_token_id"), data.text("tokenizer_sha256")
+                padding, tokenizer = data.count("pad_token_id"), data.get("tokenizer_sha256", str)
                 metadata = metadata.filled(pad_token_id=padding, tokenizer_sha256=tokenizer)
             eos = next((token_id for token_id in eos_ids if token_id is not None), metadata.eos_token_id)
             metadata = dataclasses.replace(metadata, eos_token_id=eos)

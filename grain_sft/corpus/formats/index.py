@@ -229,7 +229,7 @@ def _read_maxtext(data: Json, options: ReadOptions, listing: DirectoryListing) -
     if version != MAXTEXT_VERSION:
         raise CorpusError(f"{path}: MaxText's format version {version!r}; version {MAXTEXT_VERSION!r} can be read.")
     index = data.convert(_MaxTextIndex, _DAMAGED)
-    expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data.items("files"))
+    expected = maxtext_fingerprint(index.sequence_length, index.dtype, index.tokenizer, data.get("files"))
     if index.fingerprint != expected:
         raise CorpusError(
             f"{path}: the fingerprint in MaxText's index ({index.fingerprint}) is not that of its entries ({expected}). "

@@ -10,7 +10,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 from absl import logging
 
-from grain_sft.errors import CorpusError, CorpusFileError, GrainSftError, RemoteTimeoutError, shortened
+from grain_sft.errors import ConfigError, CorpusError, CorpusFileError, GrainSftError, RemoteTimeoutError
+from grain_sft.options import check_value
 from grain_sft.storage import Count, files
 
 T = TypeVar("T")
@@ -138,9 +139,24 @@ class Json:
             raise CorpusError(f"{path}: expected a JSON object, found a {type(data).__name__}.{advice}")
         return cls(path, data)
 
-    def get(self, key: str) -> Any:
-        """Return the unchecked value of `key`."""
-        return self.data.get(key)
+    def get(self, key: str, kind: Any = Any) -> Any:
+        """Return the value of `key`. A value that is not a `kind`, such as `str` or `list[int]`, is a CorpusError."""
+        value = self.data.get(key)
+        try:
+            if value is not None:
+                check_value(value, kind, f"{self.path}: {key}")
+        except ConfigError as error:
+            raise CorpusError(str(error)) from error
+        return value
+
+    def count(self, key: str) -> int | None:
+        """Return the integer at `key`, which must be 0 or more."""
+        count: int | None = self.get(key, Count)
+        return count
+
+    def object(self, key: str) -> "Json":
+        """Return the object at `key`; an empty one if the key is missing."""
+        return Json(f"{self.path}: {key}", self.get(key, dict) or {})
 
     def convert(self, kind: type[T], advice: str = "It was edited or damaged.") -> T:
         """Return the object as a `kind`, a dataclass or a msgspec Struct. Keys that `kind` does not have are ignored."""
@@ -148,30 +164,6 @@ class Json:
             return msgspec.convert(self.data, kind)
         except (msgspec.ValidationError, OverflowError) as error:
             raise CorpusError(f"{self.path}: {error}. {advice}") from error
-
-    def text(self, key: str) -> str | None:
-        """Return the string at `key`. This and the following methods raise CorpusError for a value of another type."""
-        return self._checked(key, str, "a string")
-
-    def count(self, key: str) -> int | None:
-        """Return the integer, 0 or more, at `key`."""
-        return self._checked(key, int, "an integer, 0 or more")
-
-    def object(self, key: str) -> "Json":
-        """Return the object at `key`; an empty one if the key is missing."""
-        return Json(f"{self.path}: {key}", self._checked(key, dict, "an object") or {})
-
-    def items(self, key: str) -> list[Any]:
-        """Return the list at `key`; an empty one if the key is missing."""
-        return self._checked(key, list, "a list") or []
-
-    def _checked(self, key: str, kind: type[T], expected: str) -> T | None:
-        """Return the value of `key`. Raise CorpusError unless it is a `kind`; integers must be in [0, 2**63)."""
-        value: T | None = self.data.get(key)
-        in_range = not isinstance(value, int) or 0 <= value < 1 << 63
-        if value is None or (type(value) is kind and in_range):
-            return value
-        raise CorpusError(f"{self.path}: {key} is {shortened(repr(value))}; expected {expected}.")
 
 
 def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMetadata:
@@ -233,8 +225,8 @@ def _parse_prepare(data: Json) -> CorpusMetadata:
     return CorpusMetadata(
         eos_token_id=tokenizer.count("eos_token_id"),
         pad_token_id=tokenizer.count("pad_token_id"),
-        tokenizer=data.object("request").text("tokenizer") or None,
-        tokenizer_sha256=tokenizer.text("sha256"),
+        tokenizer=data.object("request").get("tokenizer", str) or None,
+        tokenizer_sha256=tokenizer.get("sha256", str),
         source_names=tuple(entry.path for entry in data.convert(_Inputs).inputs),
         path=data.path,
     )
@@ -275,7 +267,7 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
             if not path:
                 continue
             data = Json.load(path)
-            ids |= {entry["content"]: entry["id"] for entry in data.items("added_tokens")}
+            ids |= {entry["content"]: entry["id"] for entry in data.get("added_tokens", list) or []}
             ids |= {entry["content"]: int(key) for key, entry in data.object("added_tokens_decoder").data.items()}
             for key in ("eos_token", "pad_token"):
                 token = data.get(key)

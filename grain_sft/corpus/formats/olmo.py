@@ -89,18 +89,14 @@ class Olmo(Format):
         for folder in folders:
             if metadata.eos_token_id is None:
                 metadata = fill_ids(metadata, folder, listing)
-        dtype = configuration.text("token_dtype")
+        dtype = configuration.get("token_dtype", str)
         parts = _numbered(home, listing.names(home), _TOKENS)
         for number in list(parts):
             if number > 0:
                 parts.setdefault(number - 1, f"token_ids_part_{number - 1:04d}.npy")
         paths = {number: files.join(home, parts[number]) for number in sorted(parts)}
-        continued = None
-        if statistics.get("continued_parts") is not None:
-            numbers = statistics.items("continued_parts")
-            if not all(type(number) is int for number in numbers):
-                raise CorpusError(f"{statistics.path}: continued_parts is {numbers!r}; expected a list of numbers.")
-            continued = frozenset(paths[number] for number in numbers if number in paths)
+        numbers = statistics.get("continued_parts", list[int])
+        continued = None if numbers is None else frozenset(paths[number] for number in numbers if number in paths)
         return Split(
             files=tuple(paths.values()),
             metadata=metadata,

@@ -104,7 +104,7 @@ class Primer(Format):
         if path and not metadata.of_split:
             meta = Json.load(path)
             eos = meta.object("special_token_ids").count("eot")
-            metadata = metadata.filled(tokenizer_sha256=meta.text("tokenizer_sha256"))
+            metadata = metadata.filled(tokenizer_sha256=meta.get("tokenizer_sha256", str))
             metadata = metadata if eos is None else dataclasses.replace(metadata, eos_token_id=eos)
         return Split(
             files=(_files_of(home)[0],),
