@@ -53,7 +53,7 @@ class DocumentFinder:
             return hashes
         start, length, highest, hashes = scan(self.corpus, self._bos)
         key = content.content_of_tokens(self.corpus, hashes, self._bos)
-        self._pending = Documents(start, length, highest, key, content.hash_of_tokens(self.corpus, hashes))
+        self._pending = Documents(start, length, highest, key)
         return hashes
 
     @functools.cached_property
@@ -65,7 +65,7 @@ class DocumentFinder:
 
     @functools.cached_property
     def tokens(self) -> str | None:
-        """Hash of every token, as `Documents.tokens`; None for a corpus with boundary files."""
+        """Hash of every token; None for a corpus with boundary files."""
         return None if self.corpus.has_boundary_files else content.hash_of_tokens(self.corpus, self._hashes)
 
     @functools.cached_property
@@ -99,5 +99,4 @@ class DocumentFinder:
             return take_pending()
         arrays = artifact.load_or_make("documents", {"documents": 3, "content": key}, make)
         start, length = arrays["start"].view(np.ndarray), arrays["length"].view(np.ndarray)
-        tokens = content.hash_of_tokens(self.corpus, self._hashes)
-        return Documents(start, length, int(arrays["highest_token"][0]), key, tokens)
+        return Documents(start, length, int(arrays["highest_token"][0]), key)

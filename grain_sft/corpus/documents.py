@@ -42,7 +42,6 @@ class Documents:
       length: int64 [documents], number of tokens of each document.
       highest_token: Highest token id of the corpus; None for documents of boundary files.
       content: Hash of the bytes that decide where documents begin and end: the boundary files, or every token.
-      tokens: Hash of every token; None for documents of boundary files.
       shard_ends: int64 [shards]. Entry i is the number of documents that begin in shards 0 to i. None if EOS tokens end the
         documents.
     """
@@ -51,7 +50,6 @@ class Documents:
     length: Int64[np.ndarray, " documents"]
     highest_token: int | None = None
     content: str = ""
-    tokens: str | None = None
     shard_ends: Int64[np.ndarray, " shards"] | None = None
 
     def __len__(self) -> int:

@@ -166,13 +166,9 @@ def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: Re
     """Return the corpus of a list of paths. Without a format that recognizes the list, format "files" opens it."""
     listing = DirectoryListing()
     remapped = [options.remap(files.normalize(path)) for path in paths]
-    if format != AUTO:
-        named: Format = FORMATS.make(format)
-        return named.read_list(remapped, options, listing)
-    for form in formats():
-        if form.detect_list(remapped, listing):
-            return form.read_list(remapped, options, listing)
-    return FORMATS["files"]().read_list(remapped, options, listing)
+    detected = (form for form in formats() if form.detect_list(remapped, listing))
+    form: Format = FORMATS.make(format) if format != AUTO else next(detected, FORMATS.make("files"))
+    return form.read_list(remapped, options, listing)
 
 
 def _open_path(path: str, format: str, options: ReadOptions) -> Corpus:

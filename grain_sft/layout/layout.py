@@ -214,7 +214,7 @@ class Layout(FromPieces):
 
     def _tokens_hash(self) -> str | None:
         """Return the hash of all tokens if the layout follows documents that the corpus finds by EOS alone, else None."""
-        return self.corpus.documents.tokens if self.follows_documents else None
+        return self.corpus.find_documents().tokens if self.follows_documents else None
 
     def _repr_html_(self) -> str:
         facts: dict[str, Any] = {"rows": len(self), "tokens a row": self.sequence_length}

@@ -11,7 +11,7 @@ import dataclasses
 
 from grain_sft.corpus.boundaries import BoundaryKind
 from grain_sft.corpus.formats import Format
-from grain_sft.corpus.formats.metadata import SPLIT, DirectoryListing, Json, read_metadata, warn_unknown
+from grain_sft.corpus.formats.metadata import SPLIT, DirectoryListing, read_metadata, warn_unknown
 from grain_sft.corpus.formats.scanning import ReadOptions, Split, TokenFile
 from grain_sft.corpus.loss import LossKind
 from grain_sft.corpus.shard import token_dtype
@@ -84,13 +84,12 @@ class Episodes(Format):
         The ids are those in corpus.json, else those in dataset_metadata.json, else those in tokenizer_state.json.
         """
         root = home if listing.find(home, _METADATA) else files.parent(home)
-        metadata_path = listing.find(root, _METADATA)
-        dtype = Json.load(metadata_path).get("token_dtype", str) if metadata_path else None
+        described = listing.read_json(root, _METADATA)
+        dtype = described.get("token_dtype", str)
         metadata = read_metadata((home, root), listing)
         if not metadata.of_split:
             eos_ids: list[int | None] = []
-            for path in filter(None, (metadata_path, listing.find(root, _TOKENIZER))):
-                data = Json.load(path)
+            for data in (described, listing.read_json(root, _TOKENIZER)):
                 eos_ids += [data.count(key) for key in _EOS_KEYS]
                 padding, tokenizer = data.count("pad_token_id"), data.get("tokenizer_sha256", str)
                 metadata = metadata.filled(pad_token_id=padding, tokenizer_sha256=tokenizer)
@@ -99,7 +98,7 @@ class Episodes(Format):
         return Split(
             files=tuple(files.join(folder, _TOKENS) for folder in _shards(home, listing) or [home]),
             metadata=metadata,
-            dtype=None if dtype is None else token_dtype(dtype, metadata_path),
+            dtype=None if dtype is None else token_dtype(dtype, described.path),
             dtypes=("uint16", "uint32"),
             sources=listing.find(home, "sources.bin"),
         )

@@ -82,6 +82,11 @@ class DirectoryListing:
         """Return the path of the file `name` in `folder`; "" if it does not exist."""
         return files.join(folder, name) if name in self.names(folder) else ""
 
+    def read_json(self, folder: str, name: str) -> "Json":
+        """Return the JSON object in the file `name` in `folder`; an empty one, of path "", if the file does not exist."""
+        path = self.find(folder, name)
+        return Json.load(path) if path else Json("", {})
+
     def sidecars(self, path: str, *candidates: str) -> list[str]:
         """Return those of the names `candidates` that exist in the folder of the file `path`.
 
@@ -263,10 +268,7 @@ def fill_ids(metadata: CorpusMetadata, folder: str, listing: DirectoryListing) -
     ids: dict[str, Any] = {}  # such as {"</s>": 2}
     try:
         for name in _TOKENIZER_FILES:
-            path = listing.find(tokenizer_folder, name)
-            if not path:
-                continue
-            data = Json.load(path)
+            data = listing.read_json(tokenizer_folder, name)
             ids |= {entry["content"]: entry["id"] for entry in data.get("added_tokens", list) or []}
             ids |= {entry["content"]: int(key) for key, entry in data.object("added_tokens_decoder").data.items()}
             for key in ("eos_token", "pad_token"):

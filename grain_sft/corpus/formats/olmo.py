@@ -80,8 +80,7 @@ class Olmo(Format):
         exist, the list is parts 0, 2 and 3. Part 3 then does not follow part 0, so no document continues from part 0 to part 3.
         """
         folders = folders_of_split(home)
-        path = listing.find(home, _STATISTICS)
-        statistics = Json.load(path) if path else Json("", {})
+        statistics = listing.read_json(home, _STATISTICS)
         configuration = statistics.object("configuration")
         metadata = read_metadata(folders, listing)
         if not metadata.path:
@@ -142,15 +141,14 @@ def _stated_masks(folder: str, listing: DirectoryListing) -> tuple[bool | None, 
     """
     implied: tuple[bool | None, str] = None, ""
     for name in (SPLIT, _STATISTICS):
-        path = listing.find(folder, name)
-        if not path:
+        data = listing.read_json(folder, name)
+        if not data.path:
             continue
-        data = Json.load(path)
         stated = (data.object("configuration") if name == _STATISTICS else data).get(LABEL_MASKS)
         if isinstance(stated, bool):
-            return stated, path
+            return stated, data.path
         if name == _STATISTICS or (data.get("format"), data.get("corpus_format")) == (SPLIT_FORMAT, "olmo"):
-            implied = True, path
+            implied = True, data.path
     return implied
 
 

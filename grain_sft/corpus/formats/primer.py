@@ -68,14 +68,12 @@ class Primer(Format):
         """Open a split, and check its number of tokens against the cache's metadata."""
         corpus = super().read(found, options, listing)
         root, name = _root_and_split(found)
-        meta = listing.find(root, _META)
-        if not meta:
-            return corpus
-        num_tokens = Json.load(meta).object("splits").object(name).count("num_tokens")
+        meta = listing.read_json(root, _META)
+        num_tokens = meta.object("splits").object(name).count("num_tokens")
         if num_tokens not in (None, corpus.num_tokens):
             raise CorpusError(
-                f"{meta}: {name} has {num_tokens} tokens, but {corpus.shards[0].path} holds {corpus.num_tokens}. A file was "
-                "cut short, or is of another corpus."
+                f"{meta.path}: {name} has {num_tokens} tokens, but {corpus.shards[0].path} holds {corpus.num_tokens}. A file "
+                "was cut short, or is of another corpus."
             )
         return corpus
 
