@@ -202,7 +202,7 @@ class PiecesTemplate(Template):
             if isinstance(pieces, RecordError):
                 results.append(pieces)
                 continue
-            ids = [next(encoded) if isinstance(value, str) else np.array(value, np.uint32) for value, _ in pieces]
+            ids = [next(encoded) if isinstance(value, str) else _as_array(value) for value, _ in pieces]
             results.append(result_of(self.document, pieces, ids))
         return results
 
@@ -222,6 +222,14 @@ class PiecesTemplate(Template):
         dtype = np.float32 if self.weighted else np.bool_
         loss: npt.NDArray[Any] = np.repeat(np.array(weights, dtype), [len(part) for part in ids])
         return Rendered(np.concatenate(ids), loss)
+
+
+def _as_array(ids: list[int]) -> Ids:
+    """Return ids as uint32 or, if one is negative or too large, as Python objects, which `templates.render` refuses."""
+    try:
+        return np.array(ids, np.uint32)
+    except OverflowError:
+        return np.array(ids, object)
 
 
 def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:

@@ -1,16 +1,18 @@
 """`grain-sft prepare --template FILE`: Jinja chat templates from files, with SentencePiece models and tiktoken files."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
-from documents import write
+from documents import request_of, write
 from prepared import CHATML, chat
 from tokenizer_makers import save_sentencepiece, save_tiktoken
 
 from grain_sft import open_corpus
 from grain_sft.cli.main import main
-from grain_sft.prepare import TEMPLATES, load_tokenizer
+from grain_sft.errors import RecordError
+from grain_sft.prepare import TEMPLATES, load_tokenizer, prepare
 from grain_sft.prepare.templates.chat_template import ChatTemplate
 
 
@@ -82,3 +84,29 @@ def test_a_template_from_outside_is_named_by_its_module(tmp_path, workers, monke
     assert texts == ["HELLO</s>"] * 6
     assert main(["prepare", "x", "--template", "no.such:Name", *command[9:]]) == 1
     assert "no.such:Name" in capsys.readouterr().err
+
+
+class WrongId(TEMPLATES["text"]):
+    """A template whose documents begin with the ids that are their texts, or with the size of the vocabulary."""
+
+    def pieces(self, conversation):
+        text = conversation.messages[0].content
+        first = self.tokenizer.vocab_size if text == "size" else int(text)
+        return [([first], 1.0), *super().pieces(conversation)]
+
+
+@pytest.mark.parametrize("text", ["size", "-1", str(2**40), str(2**70)])
+def test_an_id_that_the_tokenizer_lacks_is_an_error_with_template_id_vocabulary_and_record(text, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    model = save_sentencepiece(tmp_path)
+    size = load_tokenizer(model).vocab_size
+    path = write(tmp_path / "a.jsonl", ["0", text, str(size - 1)])
+    request = request_of(model, path, template="test_template_file:WrongId")
+    with pytest.raises(RecordError) as error:
+        prepare(request, tmp_path / "out", workers=1)
+    assert str(error.value) == (
+        f"{path}:2: template test_template_file:WrongId made the token id {text.replace('size', str(size))}; expected an id "
+        f"from 0 to {size - 1}, because the vocabulary of the tokenizer has {size} ids. Fix the template."
+    )
+    manifest = prepare(dataclasses.replace(request, on_error="skip"), tmp_path / "out", workers=1)
+    assert manifest["rejected"] == 1 and manifest["splits"]["train"]["documents"] == 2
