@@ -19,8 +19,8 @@ from grain_sft.prepare.records import walk
 from grain_sft.prepare.records.example import fields_of
 from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, read_exactly
 from grain_sft.prepare.records.strict_json import parse_json
+from grain_sft.prepare.records.text_files import decoded
 from grain_sft.prepare.records.units import Input, Part, Unit
-from grain_sft.prepare.records.unpacked import decoded
 from grain_sft.storage import files
 
 SAMPLE = 100  # the encoding of a file is inferred from at most this many of its first records

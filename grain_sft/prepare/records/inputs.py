@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, RecordError
-from grain_sft.prepare.records import array_record_file, arrow_file, parquet_file, unpacked, walk
+from grain_sft.prepare.records import array_record_file, arrow_file, decompression, parquet_file, text_files, walk
 from grain_sft.prepare.records.scanner import BLOCK, ReadReport, check_digest, read_exactly
 from grain_sft.prepare.records.strict_json import check_name
 from grain_sft.prepare.records.units import Input, Part, Unit
@@ -172,19 +172,19 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
     if entry.parts is None:
         data = _lines_of(entry, unit)
     else:
-        data = unpacked.read_part(entry.path, entry.size, entry.compression, unit)
+        data = decompression.read_part(entry.path, entry.size, entry.compression, unit)
     if entry.kind == "text":
-        yield unit.first, {"text": unpacked.decoded(data)}
+        yield unit.first, {"text": text_files.decoded(data)}
         return
     if entry.kind == "array":
-        yield from enumerate(unpacked.elements(data), unit.first)
+        yield from enumerate(text_files.elements(data), unit.first)
         return
     if unit.start == 0:
-        data = data.removeprefix(unpacked.BOM)
+        data = data.removeprefix(text_files.BOM)
     for number, line in enumerate(data.split(b"\n"), unit.first):
         line = line.rstrip(b"\r")
-        if len(line) > unpacked.MAX_RECORD:
-            raise unpacked.too_long(f"{entry.path}:{number}", "line")
+        if len(line) > text_files.MAX_RECORD:
+            raise text_files.too_long(f"{entry.path}:{number}", "line")
         if line.strip():
             yield number, line
 
@@ -222,7 +222,7 @@ def _lines_of(entry: Input, unit: Unit) -> bytes:
             return b""  # no line begins in the unit
     tail = bytearray()  # bytes after the unit, to which the last line continues
     while not (data.endswith(b"\n") or b"\n" in tail) and unit.stop + len(tail) < entry.size:
-        if len(tail) > unpacked.MAX_RECORD:
+        if len(tail) > text_files.MAX_RECORD:
             break  # `read_records` refuses the line
         stop = unit.stop + len(tail)
         tail += read_exactly(entry.path, entry.size, stop, stop + max(_TAIL, len(tail)))
@@ -250,9 +250,9 @@ def _describe(dataset: int, path: str, size: int, read: ReadReport) -> Input:
             return Input(dataset, path, size, kind, parts=parts, note=note)
     if not size and path.endswith((".gz", ".zst")):
         raise CorpusFileError(f"{path}: is empty, so it is not a compressed file. Copy it again.")
-    compression = unpacked.compression_of(path, head)
-    kind, parts = unpacked.kind_of(path, size, compression), None
+    compression = decompression.compression_of(path, head)
+    kind, parts = text_files.kind_of(path, size, compression), None
     if compression or kind != "jsonl":
-        parts = tuple(unpacked.parts_of(path, size, compression, kind, MAX_BLOCKS * BLOCK, read))
+        parts = tuple(text_files.parts_of(path, size, compression, kind, MAX_BLOCKS * BLOCK, read))
     read(size)
     return Input(dataset, path, size, kind, compression, parts)

@@ -17,7 +17,7 @@ import pytest
 from record_files import read_all, units_of, zstd
 
 from grain_sft.errors import CorpusFileError, PrepareError, RecordError
-from grain_sft.prepare.records import inputs, unpacked
+from grain_sft.prepare.records import decompression, inputs, text_files
 from grain_sft.prepare.records.strict_json import parse_json
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"": lambda data: data, "gzip": gzip.compress, "zstd": zstd}
@@ -66,7 +66,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_line_is_one_record_in_one_unit(tmp_path, monkeypatch, block, compression):
     draw = random.Random(f"{block} {compression}")
     monkeypatch.setattr(inputs, "BLOCK", block)
-    monkeypatch.setattr(unpacked, "BLOCK", block)
+    monkeypatch.setattr(decompression, "BLOCK", block)
     for case in range(30):
         data = b"{" + b"".join(draw.choices(LINES, k=draw.randrange(40)))
         path = written(tmp_path / str(case), frames(draw, data, COMPRESS[compression]))
@@ -79,7 +79,7 @@ def test_every_element_of_an_array_is_one_record(tmp_path, monkeypatch, block, c
     draw = random.Random(f"{block} {compression}")
     for case in range(8):
         monkeypatch.setattr(inputs, "BLOCK", draw.choice([1, block]))
-        monkeypatch.setattr(unpacked, "BLOCK", block)
+        monkeypatch.setattr(decompression, "BLOCK", block)
         expected = values(draw, draw.randrange(12))
         path = written(tmp_path / str(case), frames(draw, spaced(draw, expected), COMPRESS[compression]))
         found = read_all(path, draw)
@@ -194,8 +194,8 @@ def test_a_bad_element_is_a_record_of_its_own(tmp_path: Path) -> None:
     ("start", "named"), [(b"{\n", "a:2: a line of"), (b"[1, ", "a:2: a record of"), (b"", "a.txt: a text of")]
 )
 def test_a_record_that_is_too_long_is_named(tmp_path, monkeypatch, compression, start, named):
-    monkeypatch.setattr(unpacked, "MAX_RECORD", 1000)
-    monkeypatch.setattr(unpacked, "BLOCK", 100)
+    monkeypatch.setattr(text_files, "MAX_RECORD", 1000)
+    monkeypatch.setattr(decompression, "BLOCK", 100)
     monkeypatch.setattr(inputs, "BLOCK", 100)
     path = written(tmp_path / named.partition(":")[0], COMPRESS[compression](start + b'"' + b"x" * 5000 + b'"'))
     with pytest.raises(RecordError, match=rf"{named} .* at most (that|1000)\."):
@@ -207,24 +207,24 @@ def test_a_process_goes_through_a_compressed_file_once(tmp_path: Path, monkeypat
     data = "".join(json.dumps({"text": f"{number:060d}"}) + "\n" for number in range(5000)).encode()
     path = written(tmp_path / "a.gz", gzip.compress(data, 1))
     monkeypatch.setattr(inputs, "BLOCK", 20_000)
-    monkeypatch.setattr(unpacked, "BLOCK", 1 << 9)
+    monkeypatch.setattr(decompression, "BLOCK", 1 << 9)
     entry, units = units_of(path)
     assert len(units) > 5
     reads = []
-    read_range = unpacked.files.read_range
-    monkeypatch.setattr(unpacked.files, "read_range", lambda *place: reads.append(place) or read_range(*place))
+    read_range = decompression.files.read_range
+    monkeypatch.setattr(decompression.files, "read_range", lambda *place: reads.append(place) or read_range(*place))
     assert sum(len(list(inputs.read_records(entry, unit))) for unit in units) == 5000
-    assert len(reads) == len(set(reads)) == -(-entry.size // unpacked.BLOCK)
+    assert len(reads) == len(set(reads)) == -(-entry.size // decompression.BLOCK)
 
 
 @ANY
 def test_opening_a_file_that_is_read_for_it_shows_progress(tmp_path, monkeypatch, compression):
     """Until it has been shown, no further byte is read."""
-    monkeypatch.setattr(unpacked, "BLOCK", 100)
+    monkeypatch.setattr(decompression, "BLOCK", 100)
     parts = [b"[0", *(b"," + json.dumps(n * 7919).encode() for n in range(400)), b"]"]
     path = written(tmp_path / "a", b"".join(COMPRESS[compression](part) for part in parts))
     shown = threading.Event()
-    read_range = unpacked.files.read_range
+    read_range = decompression.files.read_range
 
     def read(path: str, start: int, stop: int) -> bytes:
         assert start < 1000 or shown.wait(60)
@@ -235,13 +235,13 @@ def test_opening_a_file_that_is_read_for_it_shows_progress(tmp_path, monkeypatch
         if 0 < done < total:
             shown.set()
 
-    monkeypatch.setattr(unpacked.files, "read_range", read)
+    monkeypatch.setattr(decompression.files, "read_range", read)
     inputs.list_inputs([[str(path)]], progress)
     assert shown.is_set()
 
 
 def test_a_long_string_is_scanned_a_few_times_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacked, "BLOCK", 100)
+    monkeypatch.setattr(decompression, "BLOCK", 100)
     scans = []
 
     class Token:
@@ -249,7 +249,7 @@ def test_a_long_string_is_scanned_a_few_times_only(tmp_path: Path, monkeypatch: 
             scans.append(len(data) - start)
             return token.finditer(data, start)
 
-    token = unpacked._TOKEN
-    monkeypatch.setattr(unpacked, "_TOKEN", Token())
+    token = text_files._TOKEN
+    monkeypatch.setattr(text_files, "_TOKEN", Token())
     read_all(written(tmp_path / "a.json", b'["' + b"x" * 100_000 + b'"]'))
     assert sum(scans) < 500_000

@@ -1,0 +1,124 @@
+"""Decompression of files of records: from the beginning to the end, or of one part after another.
+
+A part of a compressed file is reached by decompressing all bytes before it. So each thread keeps the file that it read last
+open, and reads on from there.
+"""
+
+import shlex
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from grain_sft.errors import CorpusFileError, PrepareError, import_extra
+from grain_sft.prepare.records.scanner import BLOCK, ReadReport, check_digest, read_exactly
+from grain_sft.prepare.records.units import Part
+from grain_sft.storage import files
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x50\x2a\x4d\x18": "zstd"}  # the last one is pzstd's
+_UNSUPPORTED = {b"BZh": "bunzip2 -k", b"\xfd7zXZ\x00": "unxz -k", b"PK\x03\x04": "unzip"}
+_STEPS = {"gzip": 1 << 15, "zstd": 1 << 12}  # compressed bytes decoded at once, which become at most 128 MiB
+
+
+def compression_of(path: str, head: bytes) -> str:
+    """Return "gzip", "zstd" or "", by a file's first bytes. Refuse other compressions."""
+    for magic, command in _UNSUPPORTED.items():
+        if head.startswith(magic):
+            raise PrepareError(
+                f"{path}: is compressed in a way that is not supported. Expected plain, .gz or .zst files. "
+                f"Decompress it: {command} {shlex.quote(path)}"
+            )
+    return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def decompressed(path: str, size: int, compression: str, read: ReadReport = lambda position: None) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file in pieces, then an empty piece. Call `read` before each read."""
+    blocks = _blocks(path, size, read)
+    yield from _decoded(path, compression, blocks) if compression else (block for _, block in blocks)
+    yield b""
+
+
+def _blocks(path: str, size: int, read: ReadReport) -> Iterator[tuple[int, bytes]]:
+    """Yield the offset and the bytes of each block of a file."""
+    for offset in range(0, size, BLOCK):
+        read(offset)
+        yield offset, read_exactly(path, size, offset, offset + BLOCK)
+
+
+def _decoded(path: str, compression: str, blocks: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file's `blocks`. The file may have several gzip members or zstd frames."""
+    decoder: Any = None  # of the member or frame that is not complete yet
+    step = _STEPS[compression]
+    for offset, block in blocks:
+        for start in range(0, len(block), step):
+            data = block[start : start + step]
+            while data:
+                if decoder is None:
+                    data = data.lstrip(b"\0")  # padding after a gzip member
+                    if not data:
+                        break
+                    decoder = _decoder(path, compression)
+                try:
+                    piece = decoder.decompress(data)
+                except Exception as error:  # zlib.error, zstandard.ZstdError
+                    raise CorpusFileError(
+                        f"{path}: can't be decompressed near byte {offset + start} ({compression}: {error}). Copy it again "
+                        "if it is damaged, or compress it with a smaller window if it needs too much memory."
+                    ) from error
+                if piece:
+                    yield piece
+                data = decoder.unused_data
+                if decoder.eof:
+                    decoder = None
+    if decoder is not None:
+        raise CorpusFileError(f"{path}: ends in the middle of its {compression} data. Is it cut short? Copy it again.")
+
+
+def _decoder(path: str, compression: str) -> Any:
+    if compression == "gzip":
+        return zlib.decompressobj(zlib.MAX_WBITS | 16)
+    zstandard = import_extra("zstandard", f"{path}: reading .zst files", "zstandard", "zstd")
+    return zstandard.ZstdDecompressor().decompressobj()
+
+
+class _Reader:
+    """Forward reader of a compressed file. `_data` has the bytes from `offset` on that are decompressed but not yet read."""
+
+    def __init__(self, path: str, size: int, compression: str) -> None:
+        self.file = (path, size, compression)
+        self.offset = 0
+        self._data = bytearray()
+        self._pieces = decompressed(path, size, compression)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return decompressed bytes `start` to `stop`, or fewer if the file ends. `start` is at least `offset`."""
+        while self.offset + len(self._data) < stop and (piece := next(self._pieces, b"")):
+            self._skip_to(start)
+            self._data += piece
+        data = bytes(self._data[start - self.offset : stop - self.offset])
+        self._skip_to(stop)
+        return data
+
+    def _skip_to(self, offset: int) -> None:
+        count = min(offset - self.offset, len(self._data))
+        del self._data[:count]
+        self.offset += count
+
+
+_thread = threading.local()
+"""`_thread.reader`: reader of the compressed file that this thread read last."""
+
+
+def read_part(path: str, size: int, compression: str, part: Part) -> bytes:
+    """Return the bytes of a part, decompressed. Refuse a part that changed since it was found."""
+    if compression:
+        reader: _Reader | None = getattr(_thread, "reader", None)
+        _thread.reader = None  # after an error, begin again
+        if reader is None or reader.file != (path, size, compression) or part.start < reader.offset:
+            reader = _Reader(path, size, compression)
+        data = reader.read(part.start, part.stop)
+        _thread.reader = reader
+    else:
+        data = files.read_range(path, part.start, part.stop)
+    check_digest(path, data, part.digest)
+    return data
