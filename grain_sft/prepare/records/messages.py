@@ -74,7 +74,7 @@ def read_messages(record: Record, key: str, roles: Roles, *, exact: bool = False
     messages = []
     for index, entry in enumerate(entries_of(record, key)):
         role, content = entry.get("role"), entry.get("content")
-        # a plain message skips the checks of `_message`: 8 instead of 14 µs a record
+        # a plain message skips the checks of `_message`: a record of 4 such messages takes 11 instead of 39 us
         is_plain = len(entry) == 2 and role != "assistant_toolcall"
         if is_plain and type(content) is str and type(role) is str and role in roles and "\0" not in content:
             messages.append(Message(role, content))

