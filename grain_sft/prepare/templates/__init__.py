@@ -47,7 +47,7 @@ def render(
       PrepareError: The template can't be used with this tokenizer or these options.
     """
     results = _template_with(template, tokenizer, options).render(conversations)
-    documents = [result.tokens for result in results if isinstance(result, Rendered)]
+    documents = [result.tokens for result in results if not isinstance(result, RecordError)]
     # one check for all documents: a check of each would take 7 us
     if not documents or not len(_wrong_ids(np.concatenate(documents), tokenizer.vocab_size)):
         return results
@@ -57,7 +57,7 @@ def render(
 
 def _with_valid_ids(result: Result, template: str, vocab_size: int) -> Result:
     """Return a result of the named template. Raise a RecordError if it has an id that is not in [0, `vocab_size`)."""
-    if isinstance(result, Rendered) and len(wrong := _wrong_ids(result.tokens, vocab_size)):
+    if not isinstance(result, RecordError) and len(wrong := _wrong_ids(result.tokens, vocab_size)):
         raise RecordError(
             f"template {template} made the token id {wrong[0]}; expected an id from 0 to {vocab_size - 1}, because the "
             f"vocabulary of the tokenizer has {vocab_size} ids. Fix the template."
