@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from grain_sft.errors import PipelineError, StorageError
-from grain_sft.pipeline import Delivery, Observer, Run
+from grain_sft.pipeline import Delivery, Observer, Pipeline
 from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
@@ -122,7 +122,7 @@ class AuditLog(Observer):
             elif delivery.writer:
                 self._write(delivery.pipeline, step, delivery)
 
-    def _write(self, pipeline: Run, step: int, delivery: Delivery) -> None:
+    def _write(self, pipeline: Pipeline, step: int, delivery: Delivery) -> None:
         """Write the entries of `step`. If an earlier call for `step` failed, write only what that call did not write."""
         if step != self._unwritten_step:
             events, since, entries = self._entries(pipeline, step)
@@ -137,7 +137,7 @@ class AuditLog(Observer):
         entry_step = pipeline.end_step if following is None else following.step
         self._unwritten_step, self._next, self._next_entry_step, self._recorded = -1, step + 1, entry_step, delivery
 
-    def _entries(self, pipeline: Run, step: int) -> tuple[Events, int, list[Fields]]:
+    def _entries(self, pipeline: Pipeline, step: int) -> tuple[Events, int, list[Fields]]:
         """Return the values of `_events` and `_since` from `step` on, and the entries of `step`."""
         existing = [os.path.exists(path) and os.path.getsize(path) > 0 for path in self._waiting]
         loads = self._events is None or not all(existing)  # a file may have been moved away during the run

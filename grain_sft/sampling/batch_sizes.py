@@ -12,7 +12,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.sampling.groups import groups
 from grain_sft.types import Ints
 
-_MOST_ROWS = 1 << 62  # most rows of a run before its last change of size; so numbers of rows fit int64
+MOST_ROWS = 1 << 62  # most rows of a run before its last change of size; so numbers of rows fit int64
 
 
 class StepRows(NamedTuple):
@@ -50,7 +50,7 @@ class BatchSizes:
             self._before.append(self._before[-1] + (step - self.steps[-1]) * self.sizes[-1])
             self.steps.append(step)
             self.sizes.append(as_integer(f"schedule: global_batch_size at step {step}", size, 1, SamplerError))
-        if (rows := max(self._before[-1] + self.sizes[-1], *self.sizes)) > _MOST_ROWS:
+        if (rows := max(self._before[-1] + self.sizes[-1], *self.sizes)) > MOST_ROWS:
             raise SamplerError(
                 f"global_batch_size: {rows} rows up to step {self.steps[-1]}; expected at most 2^62. Take smaller sizes."
             )

@@ -23,13 +23,6 @@ class Host:
             raise SamplerError(f"{problem}. Under JAX, take Host.from_jax().")
 
     @classmethod
-    def checked(cls, host: object) -> Self:
-        """Return `host`, or raise a `SamplerError` if it is not a `Host`."""
-        if not isinstance(host, cls):
-            raise SamplerError(f"host={host!r}: expected Host(index, count).")
-        return host
-
-    @classmethod
     def from_jax(cls) -> Self:
         """Return the host of this JAX process. Call `jax.distributed.initialize` before: this starts JAX's backend."""
         import jax

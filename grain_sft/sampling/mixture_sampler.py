@@ -13,7 +13,7 @@ import numpy as np
 
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW
-from grain_sft.sampling.batch_sizes import BatchSizes, check_choice
+from grain_sft.sampling.batch_sizes import MOST_ROWS, BatchSizes, check_choice
 from grain_sft.sampling.groups import groups
 from grain_sft.sampling.host import Host
 from grain_sft.sampling.mixture import Mixture, Weight
@@ -23,8 +23,6 @@ from grain_sft.sampling.streams import BatchSlots, EpochSpan, EpochStream
 from grain_sft.types import Ints
 
 MixtureLastBatch = Literal["drop", "fill"]
-
-_MOST_ROWS = 1 << 62  # most rows of a mixture, so that its indices fit int64
 
 
 class NoRowLeftError(SamplerError):
@@ -57,10 +55,6 @@ class MixtureSampler(StreamSampler):
     Raises:
       SamplerError: Arguments that don't fit together.
     """
-
-    runs_on = True
-    epochs = None
-    steps_per_epoch = None
 
     def __init__(
         self,
@@ -150,8 +144,8 @@ class MixtureSampler(StreamSampler):
 
     def _checked_step(self, step: int) -> int:
         step = super()._checked_step(step)
-        if self.batch_sizes.before(step + 1) > _MOST_ROWS:
-            least = self.batch_sizes.step_of(_MOST_ROWS)
+        if self.batch_sizes.before(step + 1) > MOST_ROWS:
+            least = self.batch_sizes.step_of(MOST_ROWS)
             raise RowIndexError(f"step={step}: expected a step below {least}. A mixture counts its rows up to 2^62.")
         return step
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import grain
 import numpy as np
 
-from grain_sft.arguments import as_integer
+from grain_sft.arguments import as_integer, check_type
 from grain_sft.errors import RowIndexError, SamplerError
 from grain_sft.layout import FILL_ROW, FillKey
 from grain_sft.sampling.batch_sizes import BatchSizes, check_divided
@@ -47,14 +47,14 @@ class Sampler(abc.ABC):
 
     num_instances: int
     first_step: int = 0
-    runs_on: bool
+    runs_on: bool = True
     consecutive_slots: bool = False
-    epochs: int | None
+    epochs: int | None = None
     streams: tuple[EpochStream, ...]
 
     def __init__(self, batch_sizes: BatchSizes, host: Host, *, host_blocks: bool) -> None:
-        self.host = Host.checked(host)
-        self.host_blocks = host_blocks
+        check_type("host", host, Host, "Host(index, count)")
+        self.host, self.host_blocks = host, host_blocks
         self.batch_sizes = batch_sizes
         self.global_batch_size = batch_sizes.sizes[0]
         self.schedule = batch_sizes.schedule
@@ -74,9 +74,9 @@ class Sampler(abc.ABC):
         return sys.maxsize if self.num_steps is None else self.num_steps
 
     @property
-    @abc.abstractmethod
     def steps_per_epoch(self) -> int | None:
-        """Steps of one epoch; None where sources have epochs of their own."""
+        """Steps of one epoch; None where epochs differ in their steps, or sources have epochs of their own."""
+        return None
 
     @property
     @abc.abstractmethod

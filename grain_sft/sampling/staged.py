@@ -30,9 +30,6 @@ class StagedSampler(Sampler):
       SamplerError: The samplers are for different hosts.
     """
 
-    runs_on = True
-    epochs = None
-    steps_per_epoch = None
     streams = ()
 
     def __init__(self, stages: Sequence[Sampler]) -> None:

@@ -100,8 +100,6 @@ class MappedSampler(Sampler):
       SamplerError: As in `StepMap`.
     """
 
-    steps_per_epoch = None  # an epoch with skipped steps has fewer steps than others
-
     def __init__(
         self, sampler: Sampler, skips: Iterable[tuple[int, int]] = (), *, origin: int = 0, end: int | None = None
     ) -> None:

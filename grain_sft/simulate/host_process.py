@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from grain_sft.config import load
-from grain_sft.pipeline import Observer, Run
+from grain_sft.pipeline import Observer, Pipeline
 from grain_sft.sampling import Host
 from grain_sft.storage import activity
 
@@ -26,7 +26,7 @@ class _BatchTimes(Observer):
         self.done = threading.Event()
         self.seconds: dict[int, float] = {}
 
-    def batch_made(self, pipeline: Run, step: int, seconds: float) -> None:
+    def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
         self.seconds[step] = seconds
         if len(self.seconds) >= self._count:
             self.done.set()

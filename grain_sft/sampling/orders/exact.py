@@ -134,7 +134,7 @@ OLMO = Order(stored_order("olmo", "PCG64", _olmo_seed), epoch_seed=_olmo_seed)
 MAXTEXT = Order(stored_order("maxtext", "PCG64", _maxtext_seed), host_blocks=True, runs_on=True)
 """Order of MaxText's `OlmoIndexSampler` (olmo_data_grain.py, 0.2.5)."""
 
-EPISODE = Order(stored_order("episode", "RandomState", _episode_seed), epoch_seed=_sum)
+EPISODE = Order(stored_order("episode", "RandomState", _episode_seed), epoch_seed=_episode_seed)
 """Order of the episode-indexed loader: `RandomState(seed + epoch).permutation(n)`."""
 
 OPENCHAT = Order(stored_order("openchat", "PCG64", _sum), epoch_seed=_sum)
