@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from grain_sft.corpus import Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.pieces import Pieces
@@ -14,6 +13,7 @@ _SAME_TRAITS = (
     "takes_weights",
     "highest_token",
     "follows_documents",
+    "finder",
     "one_segment",
     "transforms",
 )
@@ -94,14 +94,6 @@ class ColumnsLayout(Layout):
                 lengths.append(num_tokens)
             column += length
         return starts, lengths, first_segment, first_position
-
-    @property
-    def documents(self) -> Documents | None:
-        return self._layout.documents
-
-    @property
-    def sources(self) -> Ints | None:
-        return self._layout.sources
 
     def rows_of_documents(self, documents: Ints) -> Ints:
         """Return the whole rows that have a token of `documents`, even if these columns have none."""

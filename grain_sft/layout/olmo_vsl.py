@@ -11,7 +11,6 @@ from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
 from grain_sft.layout.packing import Boundaries
 from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, expand_counts
-from grain_sft.layout.traits import sources_of
 from grain_sft.types import Ints
 
 
@@ -64,8 +63,8 @@ class OlmoVslLayout(Layout):
             raise LayoutError(f"boundaries={boundaries!r}: expected one of {', '.join(get_args(Boundaries))}.")
         exponents = range(self.min_sequence_length.bit_length() - 1, self.sequence_length.bit_length())
         self.row_lengths = tuple(1 << exponent for exponent in exponents)
-        self.boundaries, self._finder = boundaries, corpus.find_documents(boundaries)
-        documents = self._finder.documents
+        self.boundaries, self.finder = boundaries, corpus.find_documents(boundaries)
+        documents = self.finder.documents
         self.highest_token = documents.highest_token
         has_sidecars = corpus.has_boundary_files and boundaries == "auto"
         to_cut = part_by_part(corpus) if has_sidecars else documents
@@ -110,14 +109,6 @@ class OlmoVslLayout(Layout):
     def _bucket(self, rows: Ints) -> Ints:
         """Return the index in `row_lengths` of the length of each of `rows`."""
         return self._ends.searchsorted(rows, side="right")
-
-    @property
-    def documents(self) -> Documents:
-        return self._finder.documents
-
-    @property
-    def sources(self) -> Ints | None:
-        return sources_of(self.corpus) if self._finder is self.corpus.find_documents() else None
 
     @property
     def statistics(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from grain_sft.arguments import as_integer
-from grain_sft.corpus import Corpus, Documents
+from grain_sft.corpus import Corpus, DocumentFinder
 from grain_sft.deprecated import renamed_attribute
 from grain_sft.errors import LayoutError
 from grain_sft.layout.layout import Layout
@@ -19,7 +19,6 @@ from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, rea
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, join_parts
 from grain_sft.layout.plan import COUNTS, finder_of, load_plan, sort_made_by
-from grain_sft.layout.traits import sources_of
 from grain_sft.storage import files
 from grain_sft.types import Ints
 
@@ -66,6 +65,7 @@ class PackedLayout(Layout):
 
     kind = "packed"
     follows_documents = True
+    finder: DocumentFinder
     packing: PackingOptions
     recipe = renamed_attribute("PackedLayout.recipe", "packing")
 
@@ -159,12 +159,12 @@ class PackedLayout(Layout):
         """Read the plan of each epoch from the cache. A plan that the cache lacks is made, or read from OLMo-core's files if
         `olmo` is not None."""
         corpus, options = self.corpus, self.packing
-        self._finder = finder_of(corpus, options)
+        self.finder = finder_of(corpus, options)
         self.sequence_length, self._olmo = options.sequence_length, olmo
         self.plan_folder = None if cache_dir is None else files.normalize(cache_dir)
         make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)
         options_by_epoch = (dataclasses.replace(options, epoch=epoch) for epoch in range(self.epochs))
-        self.plans = [load_plan(self._finder, of_epoch, self.plan_folder, make) for of_epoch in options_by_epoch]
+        self.plans = [load_plan(self.finder, of_epoch, self.plan_folder, make) for of_epoch in options_by_epoch]
         self.highest_token = self.plans[0].highest_token
         self._offsets = ShardOffsets(corpus)
         # First row of each epoch, and the number of rows: [0, 100, 200] for 2 epochs of 100 rows.
@@ -205,28 +205,8 @@ class PackedLayout(Layout):
         return np.concatenate(rows_of_epochs)
 
     @property
-    def documents(self) -> Documents:
-        """Documents that are packed: the corpus's own, unless `boundaries` or `bos_token_id` selects others."""
-        return self._finder.documents
-
-    @property
     def num_documents(self) -> int:
         return self.plans[0].counts["documents"]
-
-    @functools.cached_property
-    def sources(self) -> Ints | None:
-        """Input and line of each of `documents`, as in `Corpus.sources`.
-
-        With `boundaries` or `bos_token_id`, the layout may end documents elsewhere than the corpus. Then the first token of a
-        document decides: the document has the source of the corpus's document that holds this token.
-        """
-        sources = sources_of(self.corpus)
-        if sources is None or self._finder is self.corpus.find_documents():
-            return sources
-        assert self.corpus.sources is not None
-        own = self.corpus.documents.by_start()
-        holder = self.corpus.documents.start[own].searchsorted(self.documents.start, side="right") - 1
-        return self.corpus.sources[own[np.maximum(holder, 0)]]
 
     def epoch_of(self, rows: Ints) -> tuple[Ints, Ints]:
         epoch = self._begins[1:].searchsorted(rows, side="right")
@@ -266,7 +246,7 @@ class PackedLayout(Layout):
         return sum(int(np.count_nonzero(np.bincount(plan.document) > 1)) for plan in self.plans)
 
     def _tokens_hash(self) -> str | None:
-        return self._finder.tokens
+        return self.finder.tokens
 
     @property
     def _rows_receipt(self) -> str:

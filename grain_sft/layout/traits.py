@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grain_sft.corpus import Corpus, Documents
+from grain_sft.corpus import Corpus, DocumentFinder, Documents
 from grain_sft.errors import CorpusError, LayoutError
 from grain_sft.layout.pieces import Pieces
 from grain_sft.storage import read_whole
@@ -44,6 +44,9 @@ class Traits:
 
     follows_documents: bool = False
     """Whether `pieces` names the document of each piece. Windows do not: they are cut without a search for documents."""
+
+    finder: DocumentFinder | None = None
+    """Finder of the documents that make the rows. None if they are the corpus's own, or if rows do not follow documents."""
 
     one_segment: bool = False
     """Whether each row is one segment, so that attention and positions run through the whole row."""
@@ -104,7 +107,9 @@ class Traits:
     @property
     def documents(self) -> Documents | None:
         """Documents that make the rows, indexed by `Pieces.document`; None if the layout does not follow documents."""
-        return self.corpus.documents if self.follows_documents else None
+        if not self.follows_documents:
+            return None
+        return self.corpus.documents if self.finder is None else self.finder.documents
 
     @property
     def num_documents(self) -> int:
@@ -113,8 +118,18 @@ class Traits:
 
     @property
     def sources(self) -> Int64[np.ndarray, " documents"] | None:
-        """int64 [documents, 2]: numbers of the input and of the line of each of `documents`; None if the corpus lacks them."""
-        return sources_of(self.corpus) if self.follows_documents else None
+        """int64 [documents, 2]: numbers of the input and of the line of each of `documents`; None if the corpus lacks them.
+
+        A layout may end documents elsewhere than its corpus. Then the first token of a document decides: the document has the
+        source of the corpus's document that holds this token.
+        """
+        sources = sources_of(self.corpus) if self.follows_documents else None
+        if sources is None or self.finder is None or self.finder is self.corpus.find_documents():
+            return sources
+        own = self.corpus.documents.by_start()
+        holder = self.corpus.documents.start[own].searchsorted(self.finder.documents.start, side="right") - 1
+        assert self.corpus.sources is not None
+        return self.corpus.sources[own[np.maximum(holder, 0)]]
 
     def epoch_of(
         self, rows: Int64[np.ndarray, " rows"]

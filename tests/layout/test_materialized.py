@@ -12,7 +12,7 @@ from sft_files import documents, write_episodes, write_primer, write_sources
 from grain_sft import NpyDataSource, PackedLayout, ShiftTargets, WindowLayout, open_corpus
 from grain_sft.corpus import row_format
 from grain_sft.errors import CorpusError, LayoutError
-from grain_sft.layout import FILL_ROW, MaterializedLayout, documents_of_record, numbers_in
+from grain_sft.layout import FILL_ROW, MaterializedLayout, OlmoVslLayout, documents_of_record, numbers_in
 from grain_sft.prepare.materialize import materialize
 from grain_sft.provenance import trace
 from grain_sft.replay.learning_rate import supervised_ratio
@@ -227,6 +227,8 @@ def test_documents_found_by_eos_alone_come_from_where_their_first_token_does(tmp
     assert found.record.tolist() == [record for _, record in expected]
     numbers = [numbers_in(layout, documents_of_record(corpus, record)).tolist() for record in ("10", "20", "30", "40")]
     assert numbers == [[0], [0], [1, 2], []]
+    chunks = OlmoVslLayout(corpus, 4, min_sequence_length=1, boundaries="eos")
+    assert chunks.sources.tolist() == layout.sources.tolist()
     same = PackedLayout(corpus, 6, boundaries="auto")
     assert same.documents is corpus.documents and same.sources.tolist() == corpus.sources.tolist()
 
