@@ -65,29 +65,24 @@ def written_and_opened(layout, folder, shard_bytes):
             yield source, manifest
 
 
+@pytest.mark.parametrize("long", [False, True], ids=["short segments", "long segments"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options",
     [{}, {**TWO_EPOCHS, "long_documents": "fragment"}, {"algorithm": "concat_then_split"}],
     ids=lambda options: options.get("algorithm", "best_fit_decreasing"),
 )
-def test_written_rows_are_the_packed_rows(tmp_path, kind, options):
-    layout = PackedLayout(make(tmp_path, kind), LENGTH, **options)
-    for found, _ in written_and_opened(layout, tmp_path, 1 << 10):
-        assert_same_rows(found, NpyDataSource(layout))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, TWO_EPOCHS], ids=["one epoch", "two epochs"])
-def test_rows_that_say_where_their_segments_end_are_the_packed_rows(tmp_path, monkeypatch, kind, options):
-    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1)
-    layout = PackedLayout(make(tmp_path, kind), 8 * LENGTH - 1, **options)
+def test_written_rows_are_the_packed_rows(tmp_path, monkeypatch, kind, options, long):
+    """Rows of long segments state where their segments end, and others the position and the segment of each token."""
+    monkeypatch.setattr(row_format, "LONG_SEGMENT", 1 if long else row_format.LONG_SEGMENT)
+    layout = PackedLayout(make(tmp_path, kind), 8 * LENGTH - 1 if long else LENGTH, **options)
     expected, shift = NpyDataSource(layout), ShiftTargets()
     assert layout.statistics["padding"]
-    for found, manifest in written_and_opened(layout, tmp_path, 1 << 13):
+    for found, manifest in written_and_opened(layout, tmp_path, 1 << 13 if long else 1 << 10):
         assert_same_rows(found, expected)
-        assert manifest["most_segments"] == layout.statistics["max_segments"] and not manifest["positions_dtype"]
-        assert bool(manifest["segments_dtype"]) == (kind != "plain")
+        assert manifest["most_segments"] == (layout.statistics["max_segments"] if long else 0)
+        assert bool(manifest["positions_dtype"]) != long
+        assert bool(manifest["segments_dtype"]) == (not long or kind != "plain")
         for count in (1, 2, 5):
             rows = np.random.default_rng(count).integers(0, len(expected), count)
             assert_same(shift.read(found, rows), ShiftTargets().map(expected.read(rows)))

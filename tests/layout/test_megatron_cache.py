@@ -101,15 +101,6 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("system", ["megatron"])
-@pytest.mark.parametrize(("damage", "options", "message"), WRONG.values(), ids=WRONG)
-def test_an_index_that_does_not_fit_is_an_error(index, system, damage, options, message):
-    if damage is not None:
-        damage(index)
-    with pytest.raises(GrainSftError, match=f"(?s){message}"):
-        layout_of(index, system, **options)
-
-
 def swapped(index):
     """Samples 3 and 4, which are of two data sets, change places: another rule may choose so."""
     start = str(min(index.glob("*dataset_index.npy"))).removesuffix("dataset_index.npy")
@@ -142,6 +133,10 @@ def describe_no_weights(index):
     Path(f"{start}description.txt").write_text(json.dumps({"weights": [0.5, "x"]}))
 
 
+def describe_no_paths(index):
+    next(index.glob("*metadata.json")).write_text(json.dumps({"seed": 3}))
+
+
 WRONG_BLENDS = {
     "no weights": (describe_no_weights, {}, r"description.txt: can't be read as a description"),
     "no such data set": (change("dataset", 0, 2), {}, "dataset_index.npy: holds 0 to 2; expected 0 to 1"),
@@ -150,16 +145,20 @@ WRONG_BLENDS = {
 }
 
 
-@pytest.mark.parametrize("system", ["megatron_blend", "maxtext_blend"])
-@pytest.mark.parametrize(("damage", "options", "message"), WRONG_BLENDS.values(), ids=WRONG_BLENDS)
-def test_a_blend_that_does_not_fit_is_an_error(index, system, damage, options, message):
-    damage(index)
+WRONG_OF_SYSTEMS = {
+    "megatron": WRONG,
+    "megatron_blend": WRONG_BLENDS,
+    "maxtext_blend": WRONG_BLENDS,
+    "maxtext": {"no paths": (describe_no_paths, {}, r"metadata\.json: can't be read as a description")},
+}
+
+
+@pytest.mark.parametrize(
+    ("system", "name"), [(system, name) for system in WRONG_OF_SYSTEMS for name in WRONG_OF_SYSTEMS[system]]
+)
+def test_an_index_or_a_blend_that_does_not_fit_is_an_error(index, system, name):
+    damage, options, message = WRONG_OF_SYSTEMS[system][name]
+    if damage is not None:
+        damage(index)
     with pytest.raises(GrainSftError, match=f"(?s){message}"):
         layout_of(index, system, **options)
-
-
-@pytest.mark.parametrize("system", ["maxtext"])
-def test_a_description_that_cannot_be_read_is_an_error(index, system):
-    next(index.glob("*metadata.json")).write_text(json.dumps({"seed": 3}))
-    with pytest.raises(GrainSftError, match=r"metadata\.json: can't be read as a description"):
-        layout_of(index, system)

@@ -104,15 +104,6 @@ def test_balanced_rows_cost_the_same_but_for_long_documents(median, capacity, li
     assert 1 - lengths.sum() / (len(rows.ends) * capacity) < 0.005
 
 
-@pytest.mark.parametrize("capacity", [32_768, 700])  # few and many documents of each length
-def test_best_fit_decreasing_is_the_same_one_by_one_and_many_at_once(capacity):
-    lengths = np.random.default_rng(0).lognormal(np.log(capacity / 6), 1, 20_000).astype(np.int64).clip(1, capacity)
-    expected = pack("best_fit_decreasing", lengths, capacity)
-    for many in MANY.values():
-        with mock.patch.object(BEST_FIT, "_MANY", many):
-            assert_same(pack("best_fit_decreasing", lengths, capacity)._asdict(), expected._asdict())
-
-
 @pytest.mark.parametrize("most", [None, 4])
 def test_first_fit_over_many_rows(most):
     lengths = np.random.default_rng(0).integers(CAPACITY // 3, CAPACITY + 1, 1500).tolist()
