@@ -1,7 +1,6 @@
 """Tools of all benchmarks: the limit that speeds are compared with, clocks, and programs that run in a subprocess."""
 
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.child_environment import run_python
+from grain_sft.child_environment import child_environment, run_python
 from grain_sft.storage import CACHE_DIR_VARIABLE
 
 Next = Callable[[], Any]
@@ -111,9 +110,7 @@ def run_program(program: str, *arguments: str, cache: str | None = None) -> dict
     Raises:
       PipelineError: See `run_python`.
     """
-    environment = dict(os.environ)
-    if cache is not None:
-        environment[CACHE_DIR_VARIABLE] = cache
+    environment = child_environment() | ({} if cache is None else {CACHE_DIR_VARIABLE: cache})
     begin = time.perf_counter()
     figures = run_python("a process of the benchmark", "-c", _PREAMBLE + program, *arguments, environment=environment)
     return figures | {"process_s": time.perf_counter() - begin}

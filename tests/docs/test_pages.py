@@ -14,7 +14,6 @@ import grain_sft
 from grain_sft.cli.main import COMMANDS
 from grain_sft.config.sections import SECTIONS
 from grain_sft.errors import CorpusError
-from grain_sft.options import options_of
 from grain_sft.storage import RemoteOptions
 
 ROOT = pages.DOCS.parent
@@ -90,12 +89,9 @@ def test_the_tables_of_config_keys_are_those_of_the_code_and_explain_every_key()
 def test_the_keys_of_remote_files_are_those_that_are_taken(tmp_path):
     given = {"seconds": 1, "requests": 2, "cache": {"folder": str(tmp_path), "max_bytes": "1GiB", "unit": "4MiB"}}
     assert RemoteOptions.of({"cache": RemoteOptions.of(given).cache}).cache == RemoteOptions.of(given).cache
-    options, limits = options_of(RemoteOptions), RemoteOptions()
-    assert list(options) == list(given)
     for wrong, where in ({"x": 1}, "remote"), ({"cache": {"x": 1}}, "remote: cache"):
         with pytest.raises(CorpusError, match=f"{where}: unknown key 'x'"):
             RemoteOptions.of(wrong)
-    assert (options["seconds"].default, options["requests"].default) == (limits.seconds, limits.requests)
 
 
 def texts_of(path: Path) -> list[str]:
