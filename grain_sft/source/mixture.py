@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -66,13 +65,6 @@ class MixtureSource(RowSource):
     def columns(self, start: int, stop: int) -> MixtureSource:
         """Return the source of columns [start, stop) of the same rows, as `NpyDataSource.columns`."""
         return type(self)({name: source.columns(start, stop) for name, source in self.sources.items()})
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"sources": self.sources, "readers": self._readers}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["sources"])  # type: ignore[misc]
-        self._readers = state["readers"]
 
     def __repr__(self) -> str:
         """Return what decides its values and nothing else: Grain compares it when it restores an iterator."""

@@ -73,10 +73,10 @@ class Withdrawals:
         """Yield the spans that are withdrawn at `step`, for each source of a mixture: start and stop of each span in the
         flattened `rows`, int64 [n]."""
         length, real = self._layout.width(rows), np.flatnonzero(rows != FILL_ROW)
-        for name, indices, pieces in self._pieces(rows[real], None):
-            piece, start, stop = self._parts[name].spans(pieces, step, length)
+        for documents, indices, pieces in self._pieces(rows[real]):
+            piece, start, stop = documents.spans(pieces, step, length)
             row = pieces.row[piece]  # counted in the rows of this source
-            moved = (real[row if indices is None else indices[row]] - row) * length
+            moved = (real[indices[row]] - row) * length
             yield start + moved, stop + moved
 
     def tokens_of_pieces(self, rows: Ints, steps: Ints, pieces: Pieces) -> Ints:
@@ -88,25 +88,18 @@ class Withdrawals:
           pieces: Pieces of `rows`.
         """
         counts = np.zeros(len(pieces.row), np.int64)
-        for name, indices, of_source in self._pieces(rows, pieces):
-            piece, _, count, since = self._parts[name].parts(of_source)
-            row = of_source.row[piece] if indices is None else indices[of_source.row[piece]]
-            count = np.where(since <= steps[row], count, 0)
+        for documents, indices, of_source in self._pieces(rows):
+            piece, _, count, since = documents.parts(of_source)
+            count = np.where(since <= steps[indices[of_source.row[piece]]], count, 0)
             by_piece = np.bincount(piece, count, len(of_source.row)).astype(np.int64)
-            counts[slice(None) if indices is None else np.flatnonzero(np.isin(pieces.row, indices))] += by_piece
+            counts[np.isin(pieces.row, indices)] = by_piece
         return counts
 
-    def _pieces(self, rows: Ints, pieces: Pieces | None) -> Iterator[tuple[str, Ints | None, Pieces]]:
-        """Yield the name of each source with withdrawn documents, the indices of its rows in `rows`, and their pieces.
-
-        Outside of a mixture, the only source is named "", and the indices are None: all rows are of this source.
-        """
-        if "" in self._parts:
-            yield "", None, self._layout.pieces(rows) if pieces is None else pieces
-            return
+    def _pieces(self, rows: Ints) -> Iterator[tuple[_WithdrawnDocuments, Ints, Pieces]]:
+        """Yield the documents that are withdrawn from each source, the indices of its rows in `rows`, and their pieces."""
         for name, indices, own in self._layout.split(rows):
-            if (part := self._parts.get(name)) is not None:
-                yield name, indices, part.layout.pieces(own)
+            if (documents := self._parts.get(name)) is not None:
+                yield documents, indices, documents.layout.pieces(own)
 
 
 class _PaddedSource(RowSource):
