@@ -6,7 +6,7 @@
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +38,22 @@ class Counting:
 class SegmentRow:
     """One row of a batch: views of its part of each of the batch's arrays.
 
+    Args:
+      stack: The batch's arrays.
+      row: Number of the row in the batch.
+      counting: Numbers that the row is filled with.
+      tokens: Memory for the row's tokens in the corpus's dtype, [L]; None if it is that of `inputs`.
+
     Attributes:
       inputs: int32 [L], tokens.
+      tokens, memory: Tokens in the corpus's dtype, and their memory, which the reader fills.
     """
 
-    def __init__(self, stack: Stack, row: int, counting: Counting) -> None:
+    def __init__(self, stack: Stack, row: int, counting: Counting, tokens: npt.NDArray[Any] | None = None) -> None:
         self.inputs, targets, self._segments, self._positions, target_segments = (array[row] for array in stack.arrays)
-        # memoryviews of the same memory
+        self.tokens = self.inputs if tokens is None else tokens
+        self.memory = self.tokens.data
+        # memoryviews of the same arrays
         self._first_targets, self._last_target, self._next_inputs = (
             targets[:-1].data,
             targets[-1:].data,
@@ -83,20 +92,6 @@ class SegmentRow:
         """Fill the targets: of each input the next one, and 0 at the end of the row."""
         self._first_targets[:] = self._next_inputs
         self._last_target[0] = 0
-
-
-class _Row(NamedTuple):
-    """A row of a batch.
-
-    Attributes:
-      tokens: Tokens in the corpus's dtype, [L]. If that has 4 bytes, this is the memory of `arrays.inputs`.
-      memory: Memory of `tokens`, into which the tokens are read.
-      arrays: The row of each of the batch's arrays.
-    """
-
-    tokens: npt.NDArray[Any]
-    memory: memoryview
-    arrays: SegmentRow
 
 
 class SegmentReader:
@@ -143,17 +138,17 @@ class SegmentReader:
                 else self._in_shards(starts, ends, row.memory)
             )
         filled = zip(self._reader.fill(runs), of_rows, ends_of, begins)  # noqa: B905
-        for _, (tokens, _, row_arrays), ends, begin in filled:
+        for _, row, ends, begin in filled:
             padding = ends[-1] if ends else 0
             if padding < self._length:
-                tokens[padding:] = self._pad
+                row.tokens[padding:] = self._pad
             if not self._wide:
-                row_arrays.inputs[...] = tokens
-            if check and np.minimum.reduce(row_arrays.inputs) < 0:
+                row.inputs[...] = row.tokens
+            if check and np.minimum.reduce(row.inputs) < 0:
                 fit = False
-            row_arrays.fill(ends, shifted, *begin)
+            row.fill(ends, shifted, *begin)
             if shifted:
-                row_arrays.shift()
+                row.shift()
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
 
     def _in_shards(self, starts: list[int], ends: list[int], memory: memoryview) -> Run:
@@ -175,8 +170,8 @@ class SegmentReader:
                 stops.append(column)
         return shards, firsts, stops, memory
 
-    def _rows(self, stack: Stack) -> list[_Row]:
+    def _rows(self, stack: Stack) -> list[SegmentRow]:
         """Return the rows of the batch in `stack`."""
         inputs = stack.arrays[0]
         tokens = inputs.view(self._dtype) if self._wide else Arrays().empty(inputs.shape, self._dtype)
-        return [_Row(each, each.data, SegmentRow(stack, row, self._counting)) for row, each in enumerate(tokens)]
+        return [SegmentRow(stack, row, self._counting, each) for row, each in enumerate(tokens)]

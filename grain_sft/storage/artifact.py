@@ -57,10 +57,8 @@ def load_or_make(
       check: Function that raises ValueError if cached arrays are wrong, such as a row number below 0. Then `make` is called.
     """
     target = place(kind, depends, folder)
-    cache_url = files.cache_url() if folder is None else os.fspath(folder)
-    url = None
-    if cache_url is not None and files.is_remote(cache_url):
-        url = files.join(cache_url, kind, target.name)
+    cache = files.cache_url() if folder is None else os.fspath(folder)
+    url = files.join(cache, kind, target.name) if cache is not None and files.is_remote(cache) else None
     arrays = open_cached(target, depends, check)
     if arrays is not None:
         return arrays

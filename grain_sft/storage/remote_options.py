@@ -41,9 +41,7 @@ class CacheOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         """Convert the sizes to bytes and check them."""
         max_bytes = parse_bytes(self.max_bytes, "cache: max_bytes")
-        unit = None
-        if self.unit not in (None, "shard"):
-            unit = parse_bytes(self.unit, "cache: unit (or 'shard')")
+        unit = None if self.unit in (None, "shard") else parse_bytes(self.unit, "cache: unit (or 'shard')")
         if not self.folder or files.is_remote(self.folder):
             raise CorpusError(f"cache: folder is {self.folder!r}; expected a folder on a local disk, not a URL.")
         if unit is not None and unit < SMALLEST_UNIT:

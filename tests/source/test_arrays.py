@@ -4,6 +4,7 @@ import gc
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import numpy as np
 import pytest
 
@@ -23,15 +24,6 @@ def filled(made, shape, number):
     return array
 
 
-def test_memory_is_used_again_once_it_is_let_go():
-    made = Arrays()
-    first = made.empty(SHAPE, np.int32)
-    place = address(first)
-    assert address(made.empty(SHAPE, np.int32)) != place
-    del first
-    assert address(made.empty(SHAPE, np.int32)) == place
-
-
 VIEWS = {
     "row": lambda array: array[1],
     "transposed": lambda array: array.T[::-1],
@@ -41,13 +33,16 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_whoever_holds_a_view_holds_the_memory(view):
+def test_memory_is_used_again_once_no_view_of_it_is_held(view):
     made = Arrays()
-    kept = view(filled(made, SHAPE, 7))
+    first = filled(made, SHAPE, 7)
+    place, held = address(first), view(first)
+    del first
     gc.collect()
-    for _ in range(3):
-        filled(made, SHAPE, 9)
-    assert not (np.frombuffer(bytes(kept), np.uint8) == 9).any()
+    assert place not in [address(filled(made, SHAPE, 9)) for _ in range(3)]
+    assert not (np.frombuffer(bytes(held), np.uint8) == 9).any()
+    del held
+    assert address(made.empty(SHAPE, np.int32)) == place
 
 
 @pytest.mark.parametrize("half", [0, 1])
@@ -89,19 +84,13 @@ def test_it_pickles_without_its_memory():
     assert pickle.loads(pickle.dumps(made)).empty(SHAPE, np.int32).shape == SHAPE
 
 
-@pytest.mark.parametrize("put", ["asarray", "device_put", "dlpack", "make_array"])
-def test_an_array_that_jax_took_over_stays_as_it_is(put):
-    import jax
+def make_global(array):
+    return jax.make_array_from_process_local_data(jax.sharding.SingleDeviceSharding(jax.devices()[0]), array)
 
+
+@pytest.mark.parametrize("take_over", [jax.numpy.asarray, jax.device_put, jax.dlpack.from_dlpack, make_global])
+def test_an_array_that_jax_took_over_stays_as_it_is(take_over):
     made = Arrays()
-
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    take_over = {
-        "asarray": jax.numpy.asarray,
-        "dlpack": jax.dlpack.from_dlpack,
-        "device_put": jax.device_put,
-        "make_array": lambda array: jax.make_array_from_process_local_data(sharding, array),
-    }[put]
     held = [take_over(filled(made, (8, 4096), number)) for number in range(20)]
     gc.collect()
     assert [int(array.min()) for array in held] == [int(array.max()) for array in held] == list(range(20))

@@ -49,16 +49,12 @@ def assert_cached(make=None, folder=None):
         assert isinstance(found[name], np.memmap)
 
 
-def make():
-    return ARRAYS
-
-
 @pytest.mark.parametrize("folder", [None, "memory://shared/cache"])
 def test_what_one_machine_made_others_copy_and_map(machine, monkeypatch, folder):
     """A URL may be given in place of the variable."""
     if folder:
         monkeypatch.delenv("GRAIN_SFT_CACHE_DIR")
-    assert_cached(make, folder)
+    assert_cached(ARRAYS.copy, folder)
     name = artifact.place("things", DEPENDS).name
     assert files.exists(f"memory://shared/cache/things/{name}")
     there = machine("two")
@@ -69,18 +65,18 @@ def test_what_one_machine_made_others_copy_and_map(machine, monkeypatch, folder)
 
 
 def test_a_damaged_one_in_the_bucket_is_made_again_and_replaced(machine):
-    assert_cached(make)
+    assert_cached(ARRAYS.copy)
     url = f"memory://shared/cache/things/{artifact.place('things', DEPENDS).name}"
     whole = files.read_bytes(url)
     files.write_bytes(url, whole[:-100] + bytes(100))
     machine("two")
-    assert_cached(make)
+    assert_cached(ARRAYS.copy)
     assert files.read_bytes(url) == whole
 
 
 def test_a_bucket_that_can_not_be_reached_is_done_without(machine, monkeypatch, caplog):
     monkeypatch.setenv("GRAIN_SFT_CACHE_DIR", "nosuch://bucket")
-    assert_cached(make)
+    assert_cached(ARRAYS.copy)
     assert "Making it on this machine" in caplog.text and "Other machines will make it again" in caplog.text
 
 

@@ -4,8 +4,8 @@ import re
 
 import aiohttp
 
-from grain_sft.storage.remote.responses import NO_RANGES, body_headers, check_encoding, check_range
-from grain_sft.storage.remote.retries import RefusedBodyError, WrongBodyError
+from grain_sft.storage.remote.responses import body_headers, check_encoding, checked_sizes
+from grain_sft.storage.remote.retries import WrongBodyError
 
 _LARGEST_OTHER = 16 << 20  # bytes of a response without file contents, such as a page of a listing
 
@@ -38,13 +38,9 @@ class CheckedResponse(aiohttp.ClientResponse):
             return _LARGEST_OTHER
         for header in ("Content-Encoding", "x-goog-stored-content-encoding"):
             check_encoding(self.headers.get(header))
-        start, stop = int(requested.group(1)), int(requested.group(2)) + 1
-        if self.status == 206:
-            count, size = check_range(self.headers.get("Content-Range"), start, stop)
-        elif start == 0 and self.content_length is not None and self.content_length <= stop:
-            count = size = self.content_length
-        else:
-            raise RefusedBodyError(NO_RANGES)
+        wanted = int(requested.group(1)), int(requested.group(2)) + 1
+        content_range = self.headers.get("Content-Range", "") if self.status == 206 else None
+        count, size = checked_sizes(wanted, content_range, self.content_length)
         headers = body_headers.get()
         if headers is not None:
             headers.size = size

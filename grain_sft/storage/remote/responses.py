@@ -29,16 +29,29 @@ body_headers: contextvars.ContextVar[BodyHeaders | None] = contextvars.ContextVa
 """Headers of the response to the current task's request. `CheckedResponse` sets them; fsspec's clients return only the body."""
 
 
-def check_range(content_range: str | None, start: int, stop: int) -> tuple[int, int | None]:
-    """Check the Content-Range of a response with status 206 to a request for the bytes [start, stop).
+def checked_sizes(
+    wanted: tuple[int, int], content_range: str | None, content_length: int | None
+) -> tuple[int, int | None]:
+    """Check the headers of a response to a request for a range of bytes.
+
+    Args:
+      wanted: First byte, and last byte + 1.
+      content_range: Content-Range of a response with status 206; None for the whole file, status 200.
+      content_length: Content-Length, None if unknown.
 
     Returns:
-      Size of the body; and size of the file, None if the header lacks it ("bytes 0-9/*").
+      Size of the body; and size of the file, None if the headers lack it ("bytes 0-9/*").
 
     Raises:
       WrongBodyError: The body is another range.
+      RefusedBodyError: The body is the whole file, and a part of it was requested.
     """
-    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", (content_range or "").strip())
+    start, stop = wanted
+    if content_range is None:
+        if start == 0 and content_length is not None and content_length <= stop:
+            return content_length, content_length
+        raise RefusedBodyError(NO_RANGES)
+    match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", content_range.strip())
     if match is not None:
         sent_start, sent_stop = int(match.group(1)), int(match.group(2)) + 1
         size = None if match.group(3) == "*" else int(match.group(3))

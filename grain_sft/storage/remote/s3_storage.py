@@ -2,8 +2,7 @@
 
 from s3fs.core import S3FileSystem
 
-from grain_sft.storage.remote.responses import NO_RANGES, BodyHeaders, Range, check_encoding, check_range
-from grain_sft.storage.remote.retries import RefusedBodyError
+from grain_sft.storage.remote.responses import BodyHeaders, Range, check_encoding, checked_sizes
 
 _BYTES_PER_READ = 1 << 18  # bytes that are read at once from the body of a response
 
@@ -15,7 +14,7 @@ class S3Storage(S3FileSystem):
         """Return the body of a range of an object, at most one byte more than expected. Record its headers in `headers`.
 
         Raises:
-          RefusedBodyError: The server has no ranged reads, or compressed the object.
+          RefusedBodyError: The server has no ranged reads, or the object is stored compressed.
           WrongBodyError: The server sent another range.
         """
         bucket, key, version_id = self.split_path(wanted.path)
@@ -30,13 +29,8 @@ class S3Storage(S3FileSystem):
         body = response["Body"]
         try:
             check_encoding(response.get("ContentEncoding"), key)
-            content_range = response.get("ContentRange")
-            if content_range is not None:
-                count, headers.size = check_range(content_range, wanted.start, wanted.stop)
-            elif wanted.start == 0:
-                count = int(response["ContentLength"])
-            else:
-                raise RefusedBodyError(NO_RANGES)
+            content_range, content_length = response.get("ContentRange"), int(response["ContentLength"])
+            count, headers.size = checked_sizes((wanted.start, wanted.stop), content_range, content_length)
             headers.version = f"ETag {response['ETag']}" if response.get("ETag") else None
             parts = []
             left = min(count, wanted.stop - wanted.start) + 1  # one more byte shows the caller a body that is too long
