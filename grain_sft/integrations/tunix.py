@@ -17,7 +17,10 @@ from grain_sft.integrations.checkpoint import RECORD, RunRecord
 from grain_sft.integrations.jax_arrays import GlobalBatch, GlobalBatches
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Float32, Int32
+
+    _Rows = Int32[jax.Array, "rows length"]
+    _Weights = Float32[jax.Array, "rows length"]
 
 
 def training(batches: GlobalBatches, trainer: Any, *, allow_other_data: bool = False) -> Iterator[GlobalBatch]:
@@ -85,7 +88,16 @@ def token_losses(model: Any, batch: GlobalBatch) -> Float[jax.Array, "rows lengt
     return jnp.where(batch["targets_segmentation"] != 0, losses, 0)
 
 
-def packed_loss(model: Any, **batch: jax.Array) -> Float[jax.Array, ""]:
+def packed_loss(
+    model: Any,
+    inputs: _Rows,
+    targets: _Rows,
+    inputs_position: _Rows,
+    targets_position: _Rows,
+    inputs_segmentation: _Rows,
+    targets_segmentation: _Rows,
+    targets_weights: _Weights | None = None,
+) -> Float[jax.Array, ""]:
     """Return the mean cross entropy of the targets that take loss, for `PeftTrainer.with_loss_fn`.
 
     Use it instead of Tunix's own loss, in which the documents of a row attend to each other, and prompts take loss. With
@@ -93,9 +105,12 @@ def packed_loss(model: Any, **batch: jax.Array) -> Float[jax.Array, ""]:
 
     Args:
       model: As for `token_losses`.
-      **batch: Arrays [rows, L] of a batch, which Tunix passes by name. `targets_weights` are optional.
+      inputs, targets, inputs_position, targets_position, inputs_segmentation, targets_segmentation, targets_weights:
+        Arrays of a batch, which Tunix passes by name. Flax needs a parameter for each: its gradients do not take `**batch`.
     """
+    batch = {"inputs": inputs, "targets": targets, "inputs_position": inputs_position}
+    batch |= {"inputs_segmentation": inputs_segmentation, "targets_segmentation": targets_segmentation}
     losses = token_losses(model, batch)
-    weights = batch.get("targets_weights", batch["targets_segmentation"] != 0)
+    weights = targets_segmentation != 0 if targets_weights is None else targets_weights
     total = weights.sum()
     return (losses * weights).sum() / jnp.where(total == 0, 1, total)

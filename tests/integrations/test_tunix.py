@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import load, sections
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sft_files import documents, write_olmo
 from trainer_runs import PRINT_LOSSES, losses, run
@@ -105,6 +106,17 @@ def attention(seed):
     return model
 
 
+class Scaled(nnx.Module):
+    """A model of Flax, with one parameter."""
+
+    def __init__(self, model):
+        self.model, self.scale = model, nnx.Param(jnp.ones(()))
+
+    def __call__(self, *arguments):
+        logits, cache = self.model(*arguments)
+        return logits * self.scale, cache
+
+
 def losses_of_documents(pipeline, model):
     """Sum of the losses of each document, by its tokens."""
     found, losses_of = {}, jax.jit(functools.partial(token_losses, model))
@@ -133,6 +145,8 @@ def test_the_loss_is_the_mean_over_targets_that_take_loss(batches):
     expected = float(jax.jit(functools.partial(token_losses, model))(batch).sum()) / count
     loss_of = jax.jit(functools.partial(packed_loss, model))
     assert float(loss_of(**batch)) == pytest.approx(expected, rel=1e-6)
+    loss, gradient = nnx.value_and_grad(packed_loss)(Scaled(model), **batch)  # as Tunix calls it
+    assert float(loss) == pytest.approx(expected, rel=1e-6) and float(gradient.scale.get_value())
     without = {**batch, "targets_segmentation": jnp.zeros_like(batch["targets_segmentation"])}
     assert float(loss_of(**without)) == 0
 
