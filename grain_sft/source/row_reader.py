@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from grain_sft.corpus import Corpus
 
 
-_BLOCK_TOKENS = (
-    1 << 15
-)  # tokens of a block: few enough that its bytes are still in the processor's cache when they are widened
+_BLOCK_TOKENS = 1 << 15
+"""Tokens of a block: few enough that its bytes are still in the processor's cache when they are widened."""
 
 
 class _Block(NamedTuple):
