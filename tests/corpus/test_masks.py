@@ -17,14 +17,16 @@ def parts(tmp_path):
     return sft.write_olmo(tmp_path / "sft", sft.documents(), part_tokens=240)
 
 
-def test_parts_with_and_without_masks_are_refused_with_both_names(parts):
+def test_parts_with_and_without_masks_are_refused_with_both_names_unless_masks_are_ignored(parts):
     first, second = sft.tokens_of(parts)[:2]
     sft.masks_of(parts)[1].unlink()
     for where in ([first, second], [second, first], f"{parts}/token_ids_part_*.npy"):
         message = sft.error_of(where)
         assert f"{second}: has no loss mask, but {first} has {sft.masks_of(parts)[0]}" in message
         assert "use_loss_mask=False" in message
-    assert not open_corpus([first, second], dtype="uint16", use_loss_mask=False).has_loss
+    assert "lacks labels_mask_part_0001.npy" in sft.error_of(parts)
+    for where in (parts, [first, second]):
+        assert open_corpus(where, dtype="uint16", use_loss_mask=False).ignores_loss
 
 
 def test_a_mask_of_another_length_is_refused_with_both_files_and_lengths(parts):
@@ -102,12 +104,6 @@ def test_masks_of_every_format_can_be_ignored(tmp_path, write):
     corpus = open_corpus(root, use_loss_mask=False, eos_token_id=sft.EOS)
     assert corpus.ignores_loss and corpus.read(0, 10)[1] is None
     assert open_corpus(root, eos_token_id=sft.EOS, use_loss_mask=True).has_loss
-
-
-def test_masks_that_are_ignored_may_be_missing(parts):
-    sft.masks_of(parts)[0].unlink()
-    assert "lacks labels_mask_part_0000.npy" in sft.error_of(parts)
-    assert open_corpus(parts, use_loss_mask=False).ignores_loss
 
 
 def test_masks_of_other_names_than_their_tokens_are_not_ignored(parts):
