@@ -177,10 +177,9 @@ def read_metadata(folders: Iterable[str], listing: DirectoryListing) -> CorpusMe
     `folders` are usually the folder of a split, then that of its corpus.
     """
     for folder in folders:
-        if path := listing.find(folder, SPLIT):
-            data = Json.load(path)
-            if data.get("format") == SPLIT_FORMAT:  # another tool may write a file of this name
-                return parse_metadata(data)
+        data = listing.read_json(folder, SPLIT)
+        if data.get("format") == SPLIT_FORMAT:  # another tool may write a file of this name
+            return parse_metadata(data)
         if path := listing.find(folder, PREPARE):
             return _parse_prepare(Json.load(path))
     return CorpusMetadata()
