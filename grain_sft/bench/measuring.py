@@ -57,7 +57,7 @@ def limit(batch: Mapping[str, npt.NDArray[Any]]) -> Next:
 
 
 def seconds_a_batch(next_batch: Next, seconds: float) -> float:
-    """Return the mean seconds of a batch, measured for about `seconds`; of one batch if it takes longer."""
+    """Return the mean seconds of a batch, over as many batches as begin within `seconds`, at least one."""
     begin = time.perf_counter()
     elapsed, count = 0.0, 0
     while not count or elapsed < seconds:

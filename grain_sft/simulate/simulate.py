@@ -110,8 +110,8 @@ def simulate(
         "as_bucket": as_bucket,
         "steps": [steps.start, steps.stop],
         "conditions": vars(conditions),
-        "walked_hosts": len(model.hosts),
-        "run": _run(pipeline, sampler, steps.start),
+        "modelled_hosts": len(model.hosts),
+        "run": {"rows": len(pipeline.source), "rows_per_host": sampler.batch_sizes.at(steps.start) // hosts},
         "coverage": _coverage(totals, sampler, steps),
         "per_host": {name: _spread(total) for name, total in totals.per_host.items()},
         "checks": _spread(totals.checks),
@@ -147,17 +147,6 @@ def _model_of(reads: Reads, sampler: Sampler, conditions: Conditions) -> DemandM
     modelled = min(hosts, CACHED_HOSTS) if has_cache else hosts
     numbers = np.unique(np.linspace(0, hosts - 1, modelled).round().astype(np.int64))
     return DemandModel(reads, sampler, conditions, numbers.tolist())
-
-
-def _run(pipeline: Pipeline, sampler: Sampler, step: int) -> dict[str, int]:
-    """Return the sizes of the layout and of the batch of `step`."""
-    batch_size = sampler.batch_sizes.at(step)
-    return {
-        "rows": len(pipeline.source),
-        "sequence_length": pipeline.source.layout.sequence_length,
-        "rows_per_host": batch_size // sampler.host.count,
-        "global_batch_size": batch_size,
-    }
 
 
 def _spread(values: npt.NDArray[Any]) -> dict[str, float]:
@@ -234,7 +223,7 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
 
 
 def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return the measurements, the predictions of them, and `start`: start-up of all hosts, and the memory of a process."""
+    """Return the figures that need real processes: start-up, memory, and the errors of the model. None or [] without them."""
     if real is None:
         return {"start": None, "measured": [], "predicted": [], "errors": None}
     start = {
