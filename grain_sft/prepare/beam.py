@@ -127,8 +127,8 @@ class Pipelines(Runner):
         except Exception as error:  # each runner raises its own exceptions, such as RuntimeError
             last_line = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise PrepareError(
-                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). Start again to continue from there; the "
-                "runner's own log says more."
+                f"the Beam pipeline failed ({type(error).__name__}: {last_line}). Start again to continue from there. "
+                "The runner's own log may name the cause."
             ) from error
         if not files.exists(path):
             raise PrepareError(

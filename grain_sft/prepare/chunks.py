@@ -43,7 +43,7 @@ class Header:
 
     Attributes:
       key: Hash of all that the content depends on.
-      records: Number of accepted records, including those whose documents were dropped.
+      records: Number of accepted records, including those of dropped documents.
       tokens: Number of tokens of all kept documents.
       token_dtype, loss_dtype: "uint16" or "uint32"; "bool" or "float32".
       binary: Whether every weight is 0 or 1.

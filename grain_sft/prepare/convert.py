@@ -16,7 +16,7 @@ from grain_sft.prepare.job import finish, reported, write_tasks
 from grain_sft.prepare.request import GIB, Dataset, Request, hash_of
 from grain_sft.prepare.target import MANIFEST, Target, read_object
 from grain_sft.prepare.tokenizers import load_tokenizer
-from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics
+from grain_sft.prepare.writers import FORMATS, Format, Plan, SplitStatistics
 from grain_sft.progress import Progress
 from grain_sft.storage import files
 
@@ -67,15 +67,9 @@ def convert(
     target = Target(output)
     where = files.normalize(corpus)
     target.check_writable()
-    splits = _open(where, dtype=dtype, eos_token_id=eos_token_id)
+    splits = _open(where, writer, dtype=dtype, eos_token_id=eos_token_id)
     files.check_inputs_stay(target.output, (file.path for part in splits.values() for file in part.files()))
-    if writer.of_pairs or any(part.of_pairs for part in splits.values()):
-        raise PrepareError(
-            f"{where}: preference pairs are not converted. Prepare their records again, in another format."
-        )
     documents = _Splits(where, splits, keep_empty=writer.holds_empty, without=without)
-    if not len(documents.ids["train"]):
-        raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
     description, tokenizer_files = _tokenizer(where, tokenizer, documents)
     request = documents.request(tokenizer, format, part_bytes=part_bytes, shard_tokens=shard_tokens)
     identity = documents.identity(request, description)
@@ -119,6 +113,10 @@ class _Splits(Documents):
       ids: Numbers of the documents that are written, by split.
       withdrawn: Numbers of the documents that the caller leaves out.
       dropped: Number of empty documents that are left out because the format can't hold them.
+
+    Raises:
+      PrepareError: No document of split train is left.
+      RowIndexError: A document of `without` does not exist.
     """
 
     def __init__(self, where: str, corpora: dict[str, Corpus], keep_empty: bool, without: Iterable[int | str]) -> None:
@@ -129,7 +127,7 @@ class _Splits(Documents):
         lengths = np.concatenate([corpus.documents.length for corpus in self.corpora])
         starts = np.concatenate([corpus.documents.start for corpus in self.corpora])
         firsts = np.cumsum([0, *(len(corpus.documents) for corpus in self.corpora)])
-        loss_dtype = np.float32 if any(corpus.has_weights for corpus in self.corpora) else np.bool_
+        loss_dtype = np.dtype(np.float32 if any(corpus.has_weights for corpus in self.corpora) else np.bool_)
         token_dtype = np.result_type(*(corpus.dtype for corpus in self.corpora))
         super().__init__(lengths, starts, firsts, token_dtype, loss_dtype)
         self.withdrawn = corpus_documents_named(self.corpora, without)
@@ -140,6 +138,8 @@ class _Splits(Documents):
         ids_of_splits = np.split(written, np.searchsorted(written, firsts[1:-1]))
         self.ids = dict(zip(corpora, ids_of_splits, strict=True))
         self.dropped = int(is_kept.sum()) - len(written)
+        if not len(self.ids["train"]):
+            raise PrepareError(f"{where}: no document of split train is left. Leave fewer out.")
 
     def request(self, tokenizer: str | None, format: str, **sizes: Any) -> Request:
         """Return the request of the converted corpus. `tokenizer` None means the tokenizer of the old corpus. `sizes` are
@@ -195,8 +195,8 @@ class _Splits(Documents):
             yield np.stack([np.zeros_like(numbers), numbers + 1], axis=1) if sources is None else sources[numbers]
 
 
-def _open(where: str, **options: Any) -> dict[str, Corpus]:
-    """Return the corpora of split train and, if it exists, split val, by name."""
+def _open(where: str, writer: Format, **options: Any) -> dict[str, Corpus]:
+    """Return the corpora of split train and, if it exists, split val, by name. Refuse corpora that can't be converted."""
     is_olmo = files.exists(files.join(where, "train", "token_ids_part_0000.npy"))
     train = open_corpus(files.join(where, "train") if is_olmo else where, **options)
     if train.num_documents is None:
@@ -208,7 +208,12 @@ def _open(where: str, **options: Any) -> dict[str, Corpus]:
     val = files.glob(files.join(glob.escape(where), "*.eval.parquet"))
     if any(files.glob(files.join(glob.escape(where), pattern)) for pattern in VALIDATION):
         val = [files.join(where, "val")]
-    return {"train": train, "val": open_corpus(val[0], **options)} if val else {"train": train}
+    splits = {"train": train, "val": open_corpus(val[0], **options)} if val else {"train": train}
+    if writer.of_pairs or any(corpus.of_pairs for corpus in splits.values()):
+        raise PrepareError(
+            f"{where}: preference pairs are not converted. Prepare their records again, in another format."
+        )
+    return splits
 
 
 def _tokenizer(where: str, path: str | None, documents: _Splits) -> tuple[dict[str, Any], dict[str, bytes]]:

@@ -5,6 +5,7 @@ the old corpus, read by a subclass in `convert.py`.
 """
 
 import abc
+import dataclasses
 import functools
 import io
 import itertools
@@ -48,10 +49,11 @@ def in_blocks(lengths: npt.NDArray[Any], ids: Ids) -> Iterator[Ids]:
         begin += count
 
 
+@dataclasses.dataclass(eq=False)
 class Documents(abc.ABC):
     """Documents that writers read by number.
 
-    Args:
+    Attributes:
       lengths: Number of tokens of each document; 0 where it was dropped.
       starts: Index of each document's first token in its part.
       firsts: int64 [parts + 1], number of each part's first document, then the number of all documents.
@@ -59,16 +61,11 @@ class Documents(abc.ABC):
       loss_dtype: Dtype of loss in blocks: bool, or float32 for weights.
     """
 
-    def __init__(
-        self,
-        lengths: npt.NDArray[Any],
-        starts: npt.NDArray[Any],
-        firsts: npt.NDArray[np.int64],
-        token_dtype: npt.DTypeLike,
-        loss_dtype: npt.DTypeLike,
-    ) -> None:
-        self.lengths, self.starts, self.firsts = lengths, starts, firsts
-        self.token_dtype, self.loss_dtype = np.dtype(token_dtype), np.dtype(loss_dtype)
+    lengths: npt.NDArray[Any]
+    starts: npt.NDArray[Any]
+    firsts: npt.NDArray[np.int64]
+    token_dtype: np.dtype[Any]
+    loss_dtype: np.dtype[Any]
 
     @abc.abstractmethod
     def fill(self, part: int, start: int, tokens: npt.NDArray[Any], loss: npt.NDArray[Any]) -> None:
@@ -114,7 +111,7 @@ class ChunkDocuments(Documents):
         for begin, end in itertools.pairwise(firsts.tolist()):
             starts[begin:end] = np.cumsum(lengths[begin:end]) - lengths[begin:end]
         dtypes = (headers[0].token_dtype, headers[0].loss_dtype) if headers else ("uint16", "bool")
-        super().__init__(lengths, starts, firsts, *dtypes)
+        super().__init__(lengths, starts, firsts, *map(np.dtype, dtypes))
         self._chunks, self.headers = chunks, headers
         self._file = functools.lru_cache(MAX_OPEN)(self._open)
 

@@ -8,8 +8,8 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,10 +17,9 @@ import numpy as np
 from grain_sft.errors import PrepareError
 from grain_sft.prepare.chunks import Chunks, Header
 from grain_sft.prepare.documents import ChunkDocuments, Documents, Ids
-from grain_sft.prepare.records import inputs
-from grain_sft.prepare.records.units import Input, Unit
+from grain_sft.prepare.records.units import Unit
 from grain_sft.prepare.render import Renderer
-from grain_sft.prepare.request import VERSION, Request
+from grain_sft.prepare.request import VERSION
 from grain_sft.prepare.splits import Splits, split
 from grain_sft.prepare.target import MANIFEST, Target
 from grain_sft.prepare.writers import FORMATS, Plan, SplitStatistics, Task
@@ -41,12 +40,6 @@ class Job(Renderer):
 
     output: str
     groups: tuple[tuple[Unit, ...], ...]
-
-    @classmethod
-    def of(cls, request: Request, output: str, entries: Sequence[Input], units: Sequence[Unit]) -> Self:
-        """Return the job of `request`. `entries` are its inputs, and `units` are the scanned units of all inputs."""
-        scanned, placed = inputs.assemble(entries, units)
-        return cls(request, scanned, output, inputs.grouped(scanned, placed))
 
     @functools.cached_property
     def target(self) -> Target:

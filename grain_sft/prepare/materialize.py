@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grain_sft.arguments import as_integer
 from grain_sft.corpus import (
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 1 << 30
 _CHUNK_TOKENS = 1 << 20  # tokens read and written at once
-_LOSS_SIZES = {None: 0, "bool": 1, "float32": 4}  # bytes of a token's loss
 
 
 def materialize(
@@ -82,7 +80,7 @@ def materialize(
 
 
 class _Target(Target):
-    """Output folder of rows, whose finished content is never replaced."""
+    """Output folder of rows. Its finished content is never replaced."""
 
     manifest_name = ROWS_MANIFEST
     work_suffix = "rows"
@@ -139,7 +137,8 @@ def _write(
     from grain_sft.source import NpyDataSource  # imported late: grain is slow to import
 
     if not target.remote:
-        needed = len(layout) * (dtype.itemsize + layout.sequence_length * _LOSS_SIZES[manifest["loss"]])
+        loss_size = np.dtype(manifest["loss"]).itemsize if manifest["loss"] else 0
+        needed = len(layout) * (dtype.itemsize + layout.sequence_length * loss_size)
         if os.path.isdir(target.stage):
             needed -= sum(entry.stat().st_size for entry in os.scandir(target.stage))
         if needed > (free := shutil.disk_usage(target.work).free):
@@ -175,7 +174,10 @@ def _write_shard(
     with whole_files(paths) as (documents_file, *loss_file, rows_file):
         for begin in range(rows.start, rows.stop, step):
             element = source.read(range(begin, min(begin + step, rows.stop)))
-            row, start, stop = _segments(element["segment_ids"])
+            pieces = source.layout.pieces(np.arange(begin, begin + len(element["tokens"])))
+            first = pieces.segment_begins
+            row, start = pieces.row[first], pieces.column[first]
+            stop = start + np.add.reduceat(pieces.length, first)
             # elements lack `target_segment_ids`: the segment ids, with 0 where no loss is taken
             arrays = {**element, "target_segment_ids": ShiftTargets().map(element)["targets_segmentation"]}
             records = np.zeros(len(element["tokens"]), dtype)
@@ -194,13 +196,3 @@ def _write_shard(
             for file in loss_file:
                 file.write(element.get("loss_weights", element["loss_mask"]).tobytes())
             progress("rows", min(begin + step, rows.stop), len(source.layout))
-
-
-def _segments(segment_ids: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return the row, start and stop of every segment, int64 [segments] each. Padding, of segment id 0, is not a segment."""
-    padded = np.pad(segment_ids, ((0, 0), (1, 1)))
-    # bool [rows, length + 1]: column i is true if the segment id changes before token i
-    is_border = padded[:, 1:] != padded[:, :-1]
-    row, start = np.nonzero(is_border[:, :-1] & (segment_ids != 0))
-    _, last = np.nonzero(is_border[:, 1:] & (segment_ids != 0))
-    return row, start, last + 1

@@ -92,11 +92,6 @@ class Renderer:
         jinja = [] if self.template.jinja is None else [self.template.jinja]
         return hash_of([self.request.as_dict(), paths, digests, self.tokenizer.sha256, *jinja])
 
-    @functools.cached_property
-    def min_length(self) -> int:
-        """Number of tokens of the shortest document that is kept."""
-        return max(self.template.min_tokens, self.request.min_length or 1)
-
     def read(self, raw: object) -> Conversation:
         """Return the conversation of a record: JSON as bytes, or a row. Raise a RecordError that names the record's fault."""
         conversation = read_record(raw, self.request.schema, messages=self.template.messages_schema)
@@ -175,6 +170,7 @@ class Renderer:
         """Cut a document to the request's length. Add it and its record to `contents`, or count why it is dropped."""
         tokens, loss = result.tokens, result.loss
         total, total_trainable = len(tokens), int(np.count_nonzero(loss))
+        min_length = max(self.template.min_tokens, self.request.min_length or 1)
         max_length = self.request.max_length or total
         if total > max_length:
             keeps_last = (self.request.keep or self.template.truncation) == "last"
@@ -193,8 +189,8 @@ class Renderer:
             reason = f"more than {max_length} tokens"
         elif not trainable and (self.template.trim_trailing or self.format.drops_untrainable):
             reason = "no trainable token"
-        elif length < self.min_length:
-            reason = f"fewer than {self.min_length} tokens"
+        elif length < min_length:
+            reason = f"fewer than {min_length} tokens"
         if reason:
             contents.dropped[reason] += 1
             length = trainable = 0

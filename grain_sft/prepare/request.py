@@ -150,7 +150,7 @@ class Request(TemplateOptions):
         super().__post_init__()
         object.__setattr__(self, "datasets", tuple(self.datasets))
         if self.max_length is None and self.long_documents == "drop":
-            raise PrepareError("long_documents=drop: which documents are long is not known. Give max_length.")
+            raise PrepareError("long_documents=drop: needs a limit of length. Give max_length.")
         if self.max_length is not None and (self.min_length or 0) > self.max_length:
             raise PrepareError(f"min_length={self.min_length}: expected at most max_length={self.max_length}.")
         for dataset in self.datasets:

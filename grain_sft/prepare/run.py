@@ -75,9 +75,11 @@ def make_corpus(
     units = inputs.plan_units(entries)
     total = sum(unit.size for unit in units)
     units = reported("Scanning the inputs", runner.scan(entries, units), total, progress, lambda unit: unit.size)
-    job = Job.of(request, target.output, entries, units)
+    scanned, placed = inputs.assemble(entries, units)
+    job = Job(request, scanned, target.output, inputs.grouped(scanned, placed))
 
     def make() -> dict[str, Any]:
+        """Render the groups that have no chunk yet, and write the corpus."""
         todo = [number for number, header in enumerate(job.chunks.existing_headers(len(job.groups))) if header is None]
         done = total - sum(map(job.size_of, todo))
         try:

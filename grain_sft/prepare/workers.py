@@ -82,6 +82,7 @@ def _render_by_workers(job: Job, groups: Sequence[int], num_workers: int) -> Ite
     thread = threading.local()
 
     def render(group: int) -> int:
+        """Render one group in the process of this thread, and return it."""
         if not hasattr(thread, "process"):
             thread.process = idle_processes.pop()
             _send(thread.process, msgspec.json.encode(job))

@@ -21,9 +21,9 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # codes of Latin-1
 _OTHERS = [code for code in range(256) if code not in _PRINTABLE]
 _BYTES = {chr(code): code for code in _PRINTABLE} | {chr(256 + index): code for index, code in enumerate(_OTHERS)}
-"""The byte that each character stands for in the tokens of byte-level BPE. Source: openai/gpt-2, encoder.py.
+"""The byte that each character represents in the tokens of byte-level BPE. Source: openai/gpt-2, encoder.py.
 
-Printable characters of Latin-1 stand for their own bytes. U+0100, U+0101, … stand for the other bytes, in order.
+Printable characters of Latin-1 represent their own bytes. U+0100, U+0101, … represent the other bytes, in order.
 """
 _SPACE = "\u2581"  # the character that Metaspace writes for a space
 _GUARD = "\0"  # before and after the name of a renamed token. No text has it, because records with NUL are refused.
@@ -64,14 +64,16 @@ class HuggingFaceTokenizer(Tokenizer):
         self.pad_token_id = self._id_of(loaded.pad_token_id, _PAD)
         self.bos_token_id = self._id_of(loaded.bos_token_id)
         self.empty_ids = tuple(int(number) for number in loaded("")["input_ids"])
-        self.template_variables = {
-            name: str(value) if isinstance(value, str) else value for name, value in loaded.special_tokens_map.items()
-        }
+        self.template_variables = loaded.special_tokens_map
 
     @functools.cached_property
     def transformers_tokenizer(self) -> Any:
         """The tokenizer that transformers loads from the files."""
-        transformers = _import("transformers", self._where)
+        reason = f"{self._where}: a tokenizer of Hugging Face"
+        # no advice to install PyTorch: tokenizers do not need it
+        with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
+            import_extra("jinja2", reason, "transformers", "hf")  # chat templates need it
+            transformers = import_extra("transformers", reason, "transformers", "hf")
         with tempfile.TemporaryDirectory(prefix="grain_sft-tokenizer-") as folder:
             for name, data in self._contents.items():
                 path = Path(folder, name)
@@ -145,6 +147,7 @@ class HuggingFaceTokenizer(Tokenizer):
         encode_batch = getattr(plain, "encode_batch_fast", plain.encode_batch)  # fast: no offsets; since version 0.20
 
         def encode(text: str) -> list[int]:
+            """Return the ids of one text; a long one is cut first."""
             ids: list[int] = []
             is_long = len(text) > huggingface_cuts.CUT_CHARACTERS
             for piece in huggingface_cuts.pieces(text, self._cuts) if is_long else [text]:
@@ -186,7 +189,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return json.dumps([content.get("decoder"), content.get("pre_tokenizer")])
 
     def _id_of(self, number: Any, names: Sequence[str] = ()) -> int | None:
-        """Return the id of EOS, padding or BOS: `number`, if transformers knows one.
+        """Return the id of EOS, padding or BOS: `number`, if transformers gives one.
 
         A tokenizer.json alone does not state which token is EOS. For such a file, the id of the only special token in `names`
         is returned; None if several special tokens are in `names`, or none.
@@ -198,7 +201,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether there is only a tokenizer.json, without the files that state which token is EOS, padding and BOS."""
+        """Whether the tokenizer.json comes without the files that state which token is EOS, padding and BOS."""
         return self._contents.keys() <= {"tokenizer.json", CHAT_TEMPLATE}
 
     def _content(self) -> dict[str, Any]:
@@ -212,20 +215,12 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _load(self, content: dict[str, Any]) -> Any:
         """Return the `tokenizers.Tokenizer` of a parsed tokenizer.json."""
-        tokenizers = _import("tokenizers", self._where)
+        import tokenizers  # a dependency of transformers, which is optional
+
         try:
             return tokenizers.Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
         except Exception as error:  # tokenizers raises bare Exceptions
             raise CorpusError(f"{self._where}: tokenizers can't load this tokenizer ({error}).") from error
-
-
-def _import(package: str, where: str) -> Any:
-    """Import and return a package. jinja2 is imported first, because chat templates need it."""
-    reason = f"{where}: a tokenizer of Hugging Face"
-    # no advice to install PyTorch: tokenizers do not need it
-    with _environment("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"):
-        import_extra("jinja2", reason, "transformers", "hf")
-        return import_extra(package, reason, "transformers", "hf")
 
 
 _lock = ForkSafeLock()

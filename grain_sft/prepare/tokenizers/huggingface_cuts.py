@@ -45,7 +45,7 @@ _KNOWN = re.compile(rf"{_ANY}(?:\|{_ANY})*")
 
 
 def cuts_of(content: Mapping[str, Any]) -> re.Pattern[str] | None:
-    """Return a pattern whose matches end where a text may be cut. None if no cut is known to keep the ids.
+    """Return a pattern whose matches end where a text may be cut. None if any cut may change the ids.
 
     Args:
       content: Parsed tokenizer.json.

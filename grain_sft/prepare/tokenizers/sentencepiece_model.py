@@ -4,7 +4,6 @@ import functools
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,8 +55,8 @@ class SentencePieceTokenizer(OneFileTokenizer):
     def __init__(self, contents: Mapping[str, bytes], where: str) -> None:
         super().__init__(contents, where)
         try:
-            self._safe_model, special_tokens = _with_control_pieces(self._contents[FILE])
-            processor = self._processor
+            model, special_tokens = _with_control_pieces(self._contents[FILE])
+            processor = self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (ValueError, RuntimeError, message.DecodeError) as error:
             raise CorpusError(f"{where}: is not a SentencePiece model ({error}).") from error
         self.vocab_size = int(processor.get_piece_size())
@@ -65,10 +64,6 @@ class SentencePieceTokenizer(OneFileTokenizer):
         named = {name: (processor.id_to_piece(number), number) for name, number in ids.items() if number >= 0}
         self._set_special(special_tokens, named)
         self._special_texts = {number: text for text, number in special_tokens.items()}
-
-    @functools.cached_property
-    def _processor(self) -> Any:
-        return sentencepiece.SentencePieceProcessor(model_proto=self._safe_model)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """See `Tokenizer.encode`. One thread encodes, because a preparation has a process for each core."""

@@ -1,4 +1,7 @@
-"""TiktokenTokenizer: the tokenizer of a tiktoken file, whose lines have a token in base64 and its rank, which is its id."""
+"""TiktokenTokenizer: the tokenizer of a tiktoken file.
+
+A line of the file has a token in base64, and the token's rank, which is its id.
+"""
 
 import base64
 import functools

@@ -5,8 +5,7 @@ no loss is taken) and `train_idx.npy` (int64, the start of each document). `trai
 `…_idx.npy` are links to them. Split val has the same, and `meta.json` describes both.
 """
 
-import contextlib
-import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,14 +80,13 @@ def _link(plan: Plan, split: str) -> None:
     """Link `SPLIT/shard_00000*`, names that niels_gpt also opens, to the split's files. Buckets have no links."""
     if files.is_remote(plan.folder):
         return
-    folder = plan.path(split)
+    folder = Path(plan.path(split))
     try:
-        os.makedirs(folder, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         for suffix, target in ((".bin", "input_ids.bin"), ("_labels.bin", "labels.bin"), ("_idx.npy", "idx.npy")):
-            link = os.path.join(folder, SHARD + suffix)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(link)
-            os.symlink(f"../{split}_{target}", link)
+            link = folder / f"{SHARD}{suffix}"
+            link.unlink(missing_ok=True)
+            link.symlink_to(f"../{split}_{target}")
     except OSError as error:
         raise StorageError(
             f"{folder}: links can't be written ({error.strerror}). Write to a file system that has symbolic links, and room."
