@@ -24,7 +24,7 @@ Run = tuple[str, float]
 
 
 def by_assistant(message: dict[str, Any]) -> float:
-    """1 for what the assistant says, unless the record gives it the weight 0."""
+    """Return 1 for a message of the assistant, unless the record gives it the weight 0; else 0."""
     return float(message["role"] == "assistant" and message.get("weight") != 0)
 
 

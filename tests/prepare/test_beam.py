@@ -186,7 +186,7 @@ def test_from_a_bucket_to_a_bucket(client, bucket: str, chats: Path, tmp_path: P
 def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     few = (Dataset((f"{bucket}/in/[01].jsonl",)),)
     request, other = (request_of(f"{bucket}/in", datasets=few, seed=seed) for seed in (42, 7))
-    client.pipe_file("bucket/out2/foreign", b"of somebody else")
+    client.pipe_file("bucket/out2/foreign", b"not ours")
     prepare(request, f"{bucket}/out", workers=1)
     for function in (prepare, beam.prepare):
         with pytest.raises(PrepareError, match="seed: 42 -> 7"):
@@ -200,5 +200,5 @@ def test_a_corpus_in_a_bucket_is_replaced_whole_or_not_at_all(client, bucket: st
     for name in ("out", "fresh"):
         client.get(f"{bucket}/{name}/", f"{tmp_path / name}/", recursive=True)
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
-    assert client.cat_file("bucket/out2/foreign") == b"of somebody else"
+    assert client.cat_file("bucket/out2/foreign") == b"not ours"
     assert not files.exists(f"{bucket}/.out.grain_sft-work/identity.json")

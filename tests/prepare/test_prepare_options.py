@@ -160,21 +160,16 @@ def test_the_episode_tools_lines_work_as_written(name: str, place: Place, monkey
     train = open_corpus("data/chat_sft/train").sources[:, 1].tolist()
     assert train == [line for line in range(1, 101) if line not in validation]
     before = stamps(place.folder)
-    assert "nothing to do" in place.succeeds(line)  # the tokenizer that it trained is found again
+    assert "nothing to do" in place.succeeds(line)  # the run finds the tokenizer that it trained
     monkeypatch.setenv("GRAIN_SFT_TOKENIZER", "missing.model")
     assert "$GRAIN_SFT_TOKENIZER: missing.model does not exist" in place.fails(line)
     assert stamps(place.folder) == before
-
-
-def test_the_tokenizer_that_an_episode_tool_trains_leaves_out_bad_records(place, monkeypatch):
-    monkeypatch.chdir(place.folder)
-    monkeypatch.delenv("GRAIN_SFT_TOKENIZER", raising=False)
-    write_chats(Path("chats.jsonl"), 100)
-    with open("chats.jsonl", "a") as file:
+    monkeypatch.delenv("GRAIN_SFT_TOKENIZER")
+    with open("data/conversations.jsonl", "a") as file:
         file.write('{"messages": 3}\nnot JSON\n')
-    line = ["prepare-chat-sft", "--input", "chats.jsonl", "--output_dir", "data", "--on-error"]
-    assert "chats.jsonl:101: messages" in place.fails([*line, "stop"])
-    assert "rejected 2" in place.succeeds([*line, "skip"])
+    line = f"{name} --input data/conversations.jsonl --output_dir other --on-error".split()
+    assert "conversations.jsonl:101: messages" in place.fails([*line, "stop"])
+    assert "rejected 2" in place.succeeds([*line, "skip"])  # training leaves bad records out, too
 
 
 def test_a_trained_tokenizer_is_the_same_again_and_gives_back_every_text(place: Place) -> None:

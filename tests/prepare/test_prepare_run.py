@@ -97,7 +97,7 @@ OPTIONS |= {"template": "episode", "special_text": "encode", "shuffle": False}
 
 
 def change(what: str, chats: list[Path], request: Request) -> tuple[Request, list[str]]:
-    """Change what is named; return the request and what the error says of it."""
+    """Change `what`; return the request, and the parts of the error message that name the change."""
     if what == "input":
         chats[3].write_text(chats[3].read_text().replace("kind", "nice", 1))  # as long as before
         return request, [f"{chats[3]}.digest: "]
@@ -157,8 +157,6 @@ def test_after_an_error_of_the_request_nothing_is_in_the_way(place: Place) -> No
     with pytest.raises(RecordError, match=r"6\.jsonl:67: "):
         place.prepare(request)
     place.chats[6].write_text(good)
-    with pytest.raises(PrepareError, match="no document is left"):
-        place.prepare(dataclasses.replace(request, max_length=2, keep="first", format="olmo"))
     with pytest.raises(PrepareError, match="has no chat template"):
         place.prepare(dataclasses.replace(request, template="hf"))
     place.prepare(request)

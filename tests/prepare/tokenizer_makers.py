@@ -15,6 +15,7 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 FILES = [DATA / "roleplay.jsonl", DATA / "toolformer.jsonl"]
 
 PRIMER_TOKENS = ("<|sys|>", "<|usr|>", "<|asst|>", "<|eot|>")
+CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 
 SENTENCES = [
     "The quick brown fox jumps over the lazy dog, and the dog doesn't mind.",

@@ -6,12 +6,10 @@ import re
 import sys
 
 import pytest
-from tokenizer_makers import save_tiktoken, tiktoken_ranks
+from tokenizer_makers import CHATML_TOKENS, save_tiktoken, tiktoken_ranks
 
 from grain_sft.errors import CorpusError, MissingExtraError, RecordError
 from grain_sft.prepare import load_tokenizer
-
-CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 
 
 def test_llama_3_is_recognized_by_its_ranks(tmp_path):
@@ -47,7 +45,7 @@ def test_llama_3_is_recognized_by_its_ranks(tmp_path):
     ],
 )
 def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):
-    path = save_tiktoken(tmp_path, CHATML)
+    path = save_tiktoken(tmp_path, CHATML_TOKENS)
     sidecar = tmp_path / f"{path.name}.json"
     sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), **change}))
     with pytest.raises(CorpusError, match=re.escape(part)):
@@ -63,14 +61,14 @@ def test_a_wrong_sidecar_of_tiktoken_is_named(tmp_path, change, part):
     ],
 )
 def test_a_damaged_tiktoken_file_is_named(tmp_path, kept, added, part):
-    path = save_tiktoken(tmp_path, CHATML)
+    path = save_tiktoken(tmp_path, CHATML_TOKENS)
     path.write_bytes(tiktoken_ranks()[:kept] + added)
     with pytest.raises(CorpusError, match=part):
         load_tokenizer(path)
 
 
 def test_special_tokens_have_a_text_and_ids_without_a_token_have_none(tmp_path):
-    tokenizer = load_tokenizer(save_tiktoken(tmp_path, CHATML))
+    tokenizer = load_tokenizer(save_tiktoken(tmp_path, CHATML_TOKENS))
     size = tokenizer.vocab_size
     assert [tokenizer.token_text(number) for number in (97, size - 1, size)] == ["a", "<pad>", None]
 

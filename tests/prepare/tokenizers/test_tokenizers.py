@@ -1,4 +1,4 @@
-"""Tokenizers: what text becomes, what it never becomes, and what a tokenizer says of itself."""
+"""Tokenizers: the ids of texts, the special tokens that no text becomes, and the descriptions of tokenizers."""
 
 import hashlib
 import json
@@ -15,6 +15,7 @@ import pytest
 import sentencepiece
 import tokenizers
 from tokenizer_makers import (
+    CHATML_TOKENS,
     KINDS,
     ODD_TEXTS,
     PRIMER_TOKENS,
@@ -30,8 +31,6 @@ from tokenizers import decoders, models, pre_tokenizers
 from grain_sft.errors import CorpusError, CorpusFileError, RecordError
 from grain_sft.prepare import TEMPLATES, TemplateOptions, parse_record, render
 from grain_sft.prepare.tokenizers import Tokenizer, huggingface, load_tokenizer
-
-CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 
 
 @pytest.fixture(params=KINDS)
@@ -89,7 +88,9 @@ def test_a_lone_tokenizer_json_is_enough_and_one_in_a_folder_is_read_with_its_co
     assert tokenizer.eos_token_id is None  # <|endoftext|> or <|im_end|>: the file does not say
     hashes = {tokenizer.sha256}
     for template in ("{{ messages }}", "{{ messages[0] }}", None):
-        folder = save_huggingface(tmp_path / "hf", byte_level_json(CHATML), eos="<|im_end|>", chat_template=template)
+        folder = save_huggingface(
+            tmp_path / "hf", byte_level_json(CHATML_TOKENS), eos="<|im_end|>", chat_template=template
+        )
         found = load_tokenizer(folder)
         assert load_tokenizer(folder / "tokenizer.json").description() == found.description()
         assert (found.chat_template, found.eos_token_id) == (template, found.token_id("<|im_end|>"))
@@ -99,15 +100,15 @@ def test_a_lone_tokenizer_json_is_enough_and_one_in_a_folder_is_read_with_its_co
 
 
 def test_added_tokens_that_are_not_special_stay_ordinary_text(tmp_path):
-    content = byte_level_json(CHATML, ordinary=("<think>", "    ", "<|fim|>"))
+    content = byte_level_json(CHATML_TOKENS, ordinary=("<think>", "    ", "<|fim|>"))
     tokenizer = load_tokenizer(save_huggingface(tmp_path / "hf", content))
-    assert set(tokenizer.special_tokens) == {*CHATML, "<|fim|>"}
+    assert set(tokenizer.special_tokens) == {*CHATML_TOKENS, "<|fim|>"}
     (ids,) = tokenizer.encode(["<think>"])
     assert len(ids) == 1 and tokenizer.decode(ids) == "<think>"
 
 
 def test_ids_that_are_drawn_at_random_are_refused(tmp_path):
-    content = json.loads(byte_level_json(CHATML))
+    content = json.loads(byte_level_json(CHATML_TOKENS))
     content["model"]["dropout"] = 0.1
     with pytest.raises(CorpusError, match=r"BPE dropout 0\.1.*Set model.dropout to null"):
         load_tokenizer(save_huggingface(tmp_path, json.dumps(content)))
@@ -135,7 +136,7 @@ def test_a_character_without_a_token_is_an_error_of_its_record(tmp_path, model, 
 
 
 def test_a_child_that_is_forked_while_a_thread_encodes_can_encode(tmp_path):
-    tokenizer = load_tokenizer(save_huggingface(tmp_path, byte_level_json(CHATML)))
+    tokenizer = load_tokenizer(save_huggingface(tmp_path, byte_level_json(CHATML_TOKENS)))
     expected = tokenizer.encode(SENTENCES)
     with huggingface._environment("TOKENIZERS_PARALLELISM", "false"):
         child = os.fork()
@@ -147,7 +148,7 @@ def test_a_child_that_is_forked_while_a_thread_encodes_can_encode(tmp_path):
 
 def test_remote_tokenizers_are_those_of_their_files(tmp_path):
     remote = fsspec.filesystem("memory")
-    hf = save_huggingface(tmp_path / "hf", byte_level_json(CHATML))
+    hf = save_huggingface(tmp_path / "hf", byte_level_json(CHATML_TOKENS))
     for name, local in (("tokenizer.model", save_sentencepiece(tmp_path / "spm").parent), ("tokenizer.json", hf)):
         folder = f"memory://tokenizers/{local.name}"
         for path in local.iterdir():
@@ -186,7 +187,7 @@ def test_a_tokenizer_is_recognized_under_any_name(tmp_path, save, name):
 
 
 def save_lone_json(folder):
-    (folder / "tokenizer.json").write_text(byte_level_json(CHATML), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(byte_level_json(CHATML_TOKENS), encoding="utf-8")
     return folder / "tokenizer.json"
 
 
@@ -258,15 +259,13 @@ def test_token_spans_cover_the_text_in_order(tmp_path, kind):
 def test_where_there_is_none_the_error_says_what_was_expected(tmp_path):
     with pytest.raises(CorpusFileError, match=r"expected a SentencePiece \.model"):
         load_tokenizer(tmp_path)
-    for name in ("gpt2", "allenai/OLMo-2-1124-7B", "meta-llama/Llama-3.1-8B"):
+    for name in ("gpt2", "allenai/OLMo-2-1124-7B", tmp_path / "absent.model"):
         with pytest.raises(CorpusFileError, match=r"no such directory.*hf download NAME --local-dir FOLDER"):
             load_tokenizer(name)
-    with pytest.raises(CorpusFileError, match="no such file"):
-        load_tokenizer(tmp_path / "absent.model")
 
 
 def test_a_tokenizer_of_hugging_face_prints_no_advice(tmp_path):
-    folder = save_huggingface(tmp_path, byte_level_json(CHATML))
+    folder = save_huggingface(tmp_path, byte_level_json(CHATML_TOKENS))
     code = f"""import os; from grain_sft.prepare.tokenizers import load_tokenizer; load_tokenizer({str(folder)!r})
 assert 'TRANSFORMERS_NO_ADVISORY_WARNINGS' not in os.environ"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -80,18 +80,6 @@ def test_texts_become_megatrons_files(tmp_path: Path) -> None:
     assert tokens_of(opened) == train and (opened.eos_token_id, opened.dtype) == (tokenizer.eos_token_id, np.uint16)
     assert opened.source_names == (str(tmp_path / "a.jsonl"),)
     assert train == [ids[line - 1] for line in opened.sources[:, 1]] and (np.diff(opened.sources[:, 1]) > 0).all()
-    convert(tmp_path / "out", tmp_path / "olmo", "olmo")
-    converted = [open_corpus(tmp_path / "olmo" / split) for split in ("train", "val")]
-    assert [tokens_of(corpus) for corpus in converted] == [train, held_out]
-    assert np.array_equal(converted[0].sources, opened.sources) and converted[0].eos_token_id == opened.eos_token_id
-
-
-@pytest.mark.parity
-def test_megatron_core_reads_what_was_written(tmp_path: Path) -> None:
-    indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
-    convert(GOLDEN / "web_uint16", tmp_path / "out", "megatron")
-    dataset = indexed.IndexedDataset(str(prefix(tmp_path / "out")))
-    assert [dataset[number].tolist() for number in range(len(dataset))] == tokens_of(open_corpus(GOLDEN / "web_uint16"))
 
 
 @pytest.mark.parity
