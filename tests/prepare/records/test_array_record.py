@@ -78,10 +78,8 @@ def test_bad_examples_are_skipped_or_named(place: int, tmp_path: Path) -> None:
 
 
 def test_objects_of_json_are_records_and_bad_ones_are_named_later(tmp_path):
-    records = [json.dumps({"text": f"{n} é"}).encode() for n in range(150)]
+    records = [b"{", *(json.dumps({"text": f"{n} é"}).encode() for n in range(150)), b"{"]
     assert read(array_record(tmp_path / "a", records)) == records
-    assert read(array_record(tmp_path / "a", [*records, b"{"]))[-1] == b"{"
-    assert read(array_record(tmp_path / "a", [b"{", *records]))[:2] == [b"{", records[0]]
 
 
 def test_records_are_texts_unless_most_of_the_first_are_objects_or_examples(tmp_path):

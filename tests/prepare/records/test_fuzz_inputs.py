@@ -31,10 +31,7 @@ def chat(user: bytes = b'"hi"', more: bytes = b"", role: bytes = b'"user"') -> b
 
 LINES: dict[str, tuple[bytes, str]] = {
     "cut within a character": (b'{"messages": [{"role": "user", "content": "\xe6\x97', "is not UTF-8"),
-    "cut within a string": (chat()[:30], "not valid JSON at column"),
-    "100,000 objects deep": (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "nested too deep"),
     "no assistant": (b'{"messages": [{"role": "user", "content": "a"}]}', "nothing in it takes loss"),
-    "a tag": (chat(b'"a <myPT_eot>"'), "spells the special token '<myPT_eot>' at character 2"),
     "a byte order mark twice": (b"\xef\xbb\xbf\xef\xbb\xbf" + chat(), "not valid JSON at column 1"),
     "a very long role": (chat(role=b'"' + b"user" * 100_000 + b'"'), "messages[0].role: 'user"),
     "a very long bad key": (b'{"messages": [{"%s": 1}]}' % (b"k" * 1_000_000), "messages[0]"),
@@ -42,12 +39,10 @@ LINES: dict[str, tuple[bytes, str]] = {
 """Line 4, and a part of its error. test_strict_json.py and test_schema.py have more of what is wrong with a line."""
 
 PLAIN = ("primer", "openchat", "episode", "episode_tool", "olmo", "hf")
-FORMATS = {"primer": "primer", "openchat": "openchat", "olmo": "olmo"}
 
 
 def request_of(path: Path | str, tokenizers: dict[str, str], template: str = "primer", **options: Any) -> Request:
-    format = options.pop("format", FORMATS.get(template, "episodes"))
-    return Request((Dataset((str(path),)),), template, tokenizers[template], format, **options)
+    return Request((Dataset((str(path),)),), template, tokenizers[template], "episodes", **options)
 
 
 def written(path: Path, lines: list[bytes]) -> Path:
@@ -166,7 +161,7 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers
         folder.mkdir()
         path, out = folder / "chats.jsonl", folder / "out"
         path.write_bytes(data)
-        manifest = prepare(request_of(path, tokenizers, template, format="episodes", on_error="skip"), out, workers=1)
+        manifest = prepare(request_of(path, tokenizers, template, on_error="skip"), out, workers=1)
         assert visible(folder) <= {"chats.jsonl", "out", "out.rejected.jsonl"}
         rejected = rejected_of(out)
         full = [line for line, text in enumerate(data.split(b"\n"), 1) if text.strip()]
@@ -176,8 +171,7 @@ def test_mutants_are_accepted_and_come_back_or_are_rejected(template, tokenizers
         assert not set(found) & {entry["line"] for entry in rejected}
         assert len(found) + len(rejected) + dropped == len(full) and manifest["rejected"] == len(rejected)
         accepted, refused = accepted + len(found), refused + len(rejected)
-        request = request_of(path, tokenizers, template, format="episodes")
-        text = check_stop(request, folder / "stopped", f"{path}:{rejected[0]['line']}")
+        text = check_stop(request_of(path, tokenizers, template), folder / "stopped", f"{path}:{rejected[0]['line']}")
         assert text.endswith(rejected[0]["reason"])
     assert accepted > MUTANTS / 10 and refused > MUTANTS / 10
 

@@ -98,6 +98,7 @@ def test_the_content_decides_and_not_the_name(tmp_path: Path) -> None:
         ("b", b'\xef\xbb\xbf{"a": 1}'),
         ("padded.gz", gzip.compress(b'{"a": 1}') + bytes(600)),
         ("skipped.zst", skipped.join(map(COMPRESS["zstd"], (b'{"a"', b": 1}")))),
+        ("pzstd.zst", skipped + zstd(b'{"a": 1}')),
     ):
         assert [json.loads(raw) for _, raw in read_all(written(tmp_path / name, data))] == [{"a": 1}], name
 
@@ -174,10 +175,7 @@ def test_the_commands_that_errors_name_make_files_that_are_read(tmp_path: Path, 
     assert [json.loads(raw) for _, raw in read_all(Path(f"{path}.jsonl"))] == [{"messages": turns}] * 2
 
 
-def test_pzstd_is_read_and_a_window_over_the_limit_is_not_called_damage(tmp_path: Path) -> None:
-    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + bytes(4)
-    found = read_all(written(tmp_path / "a.jsonl.zst", 2 * (skippable + zstd(b'{"a": 1}\n'))))
-    assert [raw for _, raw in found] == [b'{"a": 1}'] * 2
+def test_a_window_over_the_limit_is_not_called_damage(tmp_path: Path) -> None:
     frame = b"\x28\xb5\x2f\xfd\x00\xa8" + bytes(20)  # no content size; a window of 2^31 bytes
     with pytest.raises(CorpusFileError, match=r"byte 0 \(zstd: .*memory.*compress it with a smaller window"):
         read_all(written(tmp_path / "b.jsonl.zst", frame))
