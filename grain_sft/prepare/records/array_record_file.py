@@ -17,9 +17,8 @@ from typing import Any
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare.records import walk
 from grain_sft.prepare.records.example import fields_of
-from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, read_exactly
-from grain_sft.prepare.records.strict_json import parse_json
-from grain_sft.prepare.records.text_files import decoded
+from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, damaged, read_exactly
+from grain_sft.prepare.records.strict_json import decoded, parse_json
 from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.storage import files
 
@@ -58,7 +57,7 @@ def describe(path: str, size: int, least: int, read: ReadReport) -> tuple[tuple[
         scanner.add(records, decompressed_bytes)
     scanner.end_part()
     if len(list(_chunks(scanner, size - _BLOCK))) != 1:  # only the footer may follow
-        raise _damaged(path, footer_offset)
+        raise damaged(path, footer_offset, "a chunk of ArrayRecord")
     parts = tuple(scanner.parts)
     return parts, _encoding(path, size, parts[0]) if parts else "text"
 
@@ -72,7 +71,7 @@ def rows(entry: Input, unit: Unit) -> Iterator[dict[str, Any] | bytes | RecordEr
         if entry.note == "json":
             yield record
         elif entry.note == "text":
-            yield {"text": decoded(record)}
+            yield {"text": decoded(record, "utf-8-sig")}
         elif (features := fields_of(record)) is not None:
             yield features
         else:
@@ -178,11 +177,11 @@ def _chunks(scanner: Scanner, stop: int) -> Iterator[tuple[int, int]]:
         data_size = int.from_bytes(header[8:16], "little")
         records = int.from_bytes(header[25:32], "little")  # byte 24 is the type of the chunk
         if scanner.position + data_size > stop:
-            raise _damaged(scanner.path, begin)
+            raise damaged(scanner.path, begin, "a chunk of ArrayRecord")
         _take(scanner, data_size)
         end = max(scanner.position, _least_end(begin, records))
         if end > stop:
-            raise _damaged(scanner.path, begin)
+            raise damaged(scanner.path, begin, "a chunk of ArrayRecord")
         scanner.take(end - scanner.position)
         if records:
             yield records, int.from_bytes(header[32:], "little")
@@ -208,7 +207,3 @@ def _take(scanner: Scanner, count: int) -> bytes:
         left_in_block = _BLOCK - scanner.position % _BLOCK
         taken += scanner.take(min(count - len(taken), left_in_block))
     return bytes(taken)
-
-
-def _damaged(path: str, byte: int) -> CorpusFileError:
-    return CorpusFileError(f"{path}: byte {byte}: not a chunk of ArrayRecord. Is the file damaged? Write it again.")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from grain_sft.errors import CorpusFileError, GrainSftError, import_extra
-from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, read_exactly
+from grain_sft.prepare.records.scanner import ReadReport, Scanner, check_digest, damaged, read_exactly
 from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.storage import files
 
@@ -124,7 +124,7 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
     except GrainSftError:
         raise
     except (ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, batches_end) from error
+        raise damaged(path, batches_end, "a message of Arrow") from error
     stream_end = scanner.position
     if read_exactly(path, size, batches_end, stream_end) != _END_OF_STREAM:
         raise CorpusFileError(f"{path}: ends without Arrow's end-of-stream marker. Is it cut short? Copy it again.")
@@ -134,12 +134,8 @@ def _parts(scanner: Scanner) -> tuple[list[Part], bool]:
         footer_size = int.from_bytes(tail[:4], "little")
         is_complete = tail[4:] == _MAGIC and stream_end + footer_size + len(tail) == size
     if not is_complete:
-        raise _damaged(path, stream_end)
+        raise damaged(path, stream_end, "a message of Arrow")
     return scanner.parts, reader.stats.num_dictionary_batches != first_dictionaries
-
-
-def _damaged(path: str, byte: int) -> CorpusFileError:
-    return CorpusFileError(f"{path}: byte {byte}: not a message of Arrow. Is the file damaged? Write it again.")
 
 
 def _head(path: str, size: int) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 from google.protobuf import message
 
 from grain_sft.prepare.protobuf import message_class
+from grain_sft.prepare.records.strict_json import decoded
 
 _FILE = """
 name: "example.proto" package: "example" syntax: "proto3"
@@ -62,11 +63,4 @@ def _values(feature: Any) -> list[Any]:
     """Return the values of a feature. Bytes in UTF-8 become strings."""
     kind = feature.WhichOneof("kind")
     values = getattr(feature, kind).value if kind else []
-    return [_text(value) if isinstance(value, bytes) else value for value in values]
-
-
-def _text(value: bytes) -> str | bytes:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value
+    return [decoded(value) if isinstance(value, bytes) else value for value in values]

@@ -19,7 +19,7 @@ from typing import Any
 from grain_sft.errors import CorpusFileError, RecordError
 from grain_sft.prepare.records import array_record_file, arrow_file, decompression, parquet_file, text_files, walk
 from grain_sft.prepare.records.scanner import BLOCK, ReadReport, check_digest, read_exactly
-from grain_sft.prepare.records.strict_json import check_name
+from grain_sft.prepare.records.strict_json import check_name, decoded
 from grain_sft.prepare.records.units import Input, Part, Unit
 from grain_sft.progress import Progress
 from grain_sft.storage import files
@@ -174,7 +174,7 @@ def read_records(entry: Input, unit: Unit) -> Iterator[tuple[int, bytes | dict[s
     else:
         data = decompression.read_part(entry.path, entry.size, entry.compression, unit)
     if entry.kind == "text":
-        yield unit.first, {"text": text_files.decoded(data)}
+        yield unit.first, {"text": decoded(data, "utf-8-sig")}
         return
     if entry.kind == "array":
         yield from enumerate(text_files.elements(data), unit.first)

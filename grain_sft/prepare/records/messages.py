@@ -3,14 +3,13 @@
 Errors name the key that is wrong, such as `messages[2].role`.
 """
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from grain_sft.errors import RecordError
-from grain_sft.prepare.records.strict_json import check_json, check_text, found, kind, shown, suggestion
+from grain_sft.prepare.records.strict_json import check_json, check_text, decoded, found, kind, shown, suggestion
 
 Record = dict[str, Any]
 Roles = tuple[str, ...]
@@ -152,8 +151,7 @@ def text_of(entry: Record, key: str, where: str = "the record") -> str:
     """Return the text under a key. Bytes in UTF-8, as in a binary column of Parquet, are decoded."""
     value = entry.get(key)
     if isinstance(value, bytes):
-        with contextlib.suppress(UnicodeDecodeError):
-            value = value.decode()
+        value = decoded(value)
     if not isinstance(value, str):
         raise RecordError(f"{where}.{key}: {found(entry, key)}; expected a string.{_misspelled(entry, key)}")
     if "\0" in value:

@@ -71,6 +71,11 @@ class Scanner:
         self._records = self._content = 0
 
 
+def damaged(path: str, byte: int, expected: str) -> CorpusFileError:
+    """Return the error for a file that lacks what is `expected` at a byte."""
+    return CorpusFileError(f"{path}: byte {byte}: not {expected}. Is the file damaged? Write it again.")
+
+
 def check_digest(path: str, data: bytes | memoryview, digest: str) -> None:
     """Refuse data whose SHA-256 is not `digest`. An empty `digest` accepts all data."""
     if digest and hashlib.sha256(data).hexdigest() != digest:

@@ -73,7 +73,7 @@ def parse_record(record: object, schema: str = "auto", *, messages: str = "chat"
         name = _detect(record)
         name = messages if name == "chat" else name
     try:
-        mapped = renamed(record, keys) if keys else record
+        mapped = renamed(record, keys, SCHEMAS[name].turn_keys) if keys else record
         check_keys(mapped, frozenset(SCHEMAS[name].keys), "the record")
         return SCHEMAS[name].parse(mapped)
     except RecordError as error:

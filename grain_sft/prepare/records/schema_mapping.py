@@ -1,12 +1,9 @@
 """The option `--schema NAME:KEY=NAME_IN_THE_FILE,...`: renaming a record's keys, and suggesting the option for a record."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from grain_sft.prepare.records.messages import Record
-
-_TURN_KEYS = ("role", "content", "weight", "from", "value")
-"""Schema keys of a single message; all other schema keys belong to the record."""
 
 # Usual names of a key, the likeliest first.
 _PROMPTS = ("question", "query", "instruction", "input", "prompt", "problem", "user", "human")
@@ -18,18 +15,19 @@ _CONTENTS = ("content", "value", "text", "message", "utterance")
 _KNOWN_ROLES = {"system", "user", "assistant", "tool", "human", "gpt"}
 
 
-def renamed(record: Record, keys: Mapping[str, str]) -> Record:
+def renamed(record: Record, keys: Mapping[str, str], turn_keys: Collection[str]) -> Record:
     """Return a copy of `record` with the keys of its schema.
 
     Args:
       record: Record with the keys of its file.
       keys: Mapping from schema keys to keys in the file.
+      turn_keys: Schema keys of a single message. All other schema keys belong to the record.
     """
-    turn_keys = {key: source for key, source in keys.items() if key in _TURN_KEYS}
-    result = _with_keys(record, {key: source for key, source in keys.items() if key not in _TURN_KEYS})
+    names_in_turns = {key: source for key, source in keys.items() if key in turn_keys}
+    result = _with_keys(record, {key: source for key, source in keys.items() if key not in turn_keys})
     for key, value in result.items():
         if isinstance(value, list) and key != "tools":
-            result[key] = [_with_keys(turn, turn_keys) if isinstance(turn, dict) else turn for turn in value]
+            result[key] = [_with_keys(turn, names_in_turns) if isinstance(turn, dict) else turn for turn in value]
     return result
 
 

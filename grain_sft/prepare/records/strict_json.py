@@ -99,6 +99,14 @@ def _is_too_deep(value: object, levels: int = _MAX_DEPTH) -> bool:
     return levels == 0 or any(_is_too_deep(child, levels - 1) for child in children if isinstance(child, _NESTED))
 
 
+def decoded(data: bytes, encoding: str = "utf-8") -> str | bytes:
+    """Return the text of bytes. Return bytes that are not UTF-8 unchanged: the parser of the record refuses them."""
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        return data
+
+
 def check_text(text: str, where: str) -> None:
     """Raise a `RecordError` if a string contains NUL or half of a surrogate pair; `where` names it."""
     if "\0" in text:

@@ -48,14 +48,6 @@ def kind_of(path: str, size: int, compression: str) -> str:
     return "array" if head.startswith(b"[") else "jsonl"
 
 
-def decoded(data: bytes) -> str | bytes:
-    """Return the text of UTF-8 bytes. Return other bytes unchanged: the parser of the record refuses bytes."""
-    try:
-        return data.removeprefix(BOM).decode()
-    except UnicodeDecodeError:
-        return data
-
-
 def parts_of(path: str, size: int, compression: str, kind: str, least: int, read: ReadReport) -> Iterator[Part]:
     """Yield the parts of a file, each of about `least` decompressed bytes. A text is one part."""
     data = decompressed(path, size, compression, read)

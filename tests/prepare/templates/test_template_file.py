@@ -86,22 +86,23 @@ def test_a_template_from_outside_is_named_by_its_module(tmp_path, workers, monke
 
 
 class WrongId(TEMPLATES["text"]):
-    """A template whose documents begin with the ids that are their texts, or with the size of the vocabulary."""
+    """A template whose documents are the ids that their texts state."""
 
     def pieces(self, conversation):
-        text = conversation.messages[0].content
-        first = self.tokenizer.vocab_size if text == "size" else int(text)
-        return [([first], 1.0), *super().pieces(conversation)]
+        return [([int(conversation.messages[0].content)], 1.0)]
 
 
-@pytest.mark.parametrize("text", ["size", "-1", str(2**40), str(2**70)])
-def test_an_id_that_the_tokenizer_lacks_is_an_error_with_template_id_vocabulary_and_record(text, tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", ["size", "-1", str(2**40), str(2**70)])
+def test_an_id_that_the_tokenizer_lacks_is_an_error_with_template_id_vocabulary_and_record(
+    number, tmp_path, monkeypatch
+):
     monkeypatch.syspath_prepend(Path(__file__).parent)
     model = save_sentencepiece(tmp_path)
     size = load_tokenizer(model).vocab_size
-    path = write(tmp_path / "a.jsonl", ["0", text, str(size - 1)])
-    request = request_of(model, path, template="test_template_file:WrongId")
-    with pytest.raises(RecordError) as error:
-        prepare(request, tmp_path / "out", workers=1)
-    made = f"template test_template_file:WrongId made the token id {text.replace('size', str(size))}; expected an id"
-    assert str(error.value).startswith(f"{path}:2: {made} from 0 to {size - 1}, because the vocabulary")
+    number = number.replace("size", str(size))
+    path = write(tmp_path / "a.jsonl", ["0", str(size - 1), number])
+    expected = (
+        f":3: template test_template_file:WrongId made the token id {number}; expected an id from 0 to {size - 1}, "
+    )
+    with pytest.raises(RecordError, match=expected):
+        prepare(request_of(model, path, template="test_template_file:WrongId"), tmp_path / "out", workers=1)
