@@ -67,9 +67,7 @@ class ColumnsLayout(Layout):
         cut = whole._replace(column=begin - self.first_column, start=whole.start + skipped, length=length)
         if whole.position is not None:
             cut = cut._replace(position=whole.position + skipped)
-        if length.min(initial=1) > 0:
-            return cut
-        kept = np.flatnonzero(length > 0)  # the other pieces have no token in these columns
+        kept = np.flatnonzero(length > 0)  # the others have no token in these columns
         return Pieces(*[None if values is None else values[kept] for values in cut])  # type: ignore[arg-type]
 
     @property

@@ -25,6 +25,7 @@ class MixtureLayout(Layout):
 
     Attributes:
       parts: Layouts by name.
+      names: Names of the sources.
       first_rows, first_shards: int64 [parts], number of each part's first row, and of its first shard.
 
     Raises:
@@ -55,7 +56,7 @@ class MixtureLayout(Layout):
                 "either all sources of a mixture are preference pairs, with one prompt_length and one pad_token_id, or none "
                 f"is. The transforms of these are {listed}."
             )
-        self.parts, self._layouts = dict(parts), tuple(parts.values())
+        self.parts, self.names, self._layouts = dict(parts), tuple(parts), tuple(parts.values())
         first = self._layouts[0]
         self.sequence_length, self.transforms = first.sequence_length, first.transforms
         self.of_pairs, self.segment_names = first.of_pairs, first.segment_names
@@ -67,11 +68,6 @@ class MixtureLayout(Layout):
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the sources."""
-        return tuple(self.parts)
 
     def first_document(self, part: str) -> int:
         before = itertools.takewhile(lambda item: item[0] != part, parts_by_documents(self))

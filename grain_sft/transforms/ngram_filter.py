@@ -70,7 +70,7 @@ class NgramFilter(grain.transforms.Map):
         require_keys(self, element, ("tokens", "loss_mask"))
         tokens = element["tokens"]
         failing = self._failing(tokens, element.get("segment_ids"))
-        if failing is None:
+        if not failing.any():
             return element
         activity.count("filtered_rows", int(np.count_nonzero(failing)))
         loss_mask = element["loss_mask"] & ~failing.reshape(*tokens.shape[:-1], 1)
@@ -80,7 +80,7 @@ class NgramFilter(grain.transforms.Map):
         """Return `read` with `target_segment_ids` all 0 in rows that fail. `map`, then `ShiftTargets` have the same result."""
         padded = read.pieces is None or read.pieces.segment is not None
         failing = self._failing(read.inputs, read.segment_ids if padded else None)
-        if failing is None:
+        if not failing.any():
             return read
         activity.count("filtered_rows", int(np.count_nonzero(failing)))
         return read._replace(target_segment_ids=read.target_segment_ids * ~failing[:, np.newaxis])
@@ -96,11 +96,10 @@ class NgramFilter(grain.transforms.Map):
           tokens: Rows of tokens.
           segment_ids: Segment ids of the tokens, 0 for padding; None for rows without padding.
         """
-        failing = self._failing(tokens, segment_ids)
-        return np.zeros(tokens.shape[:-1], np.bool_) if failing is None else failing.reshape(tokens.shape[:-1])
+        return self._failing(tokens, segment_ids).reshape(tokens.shape[:-1])
 
-    def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_] | None:
-        """Return which rows fail, bool [rows]; None where none does."""
+    def _failing(self, tokens: Tokens, segment_ids: Tokens | None) -> npt.NDArray[np.bool_]:
+        """Return which rows fail, bool [rows]."""
         # Recorded here, because the pipeline does not record a filter that is part of the read.
         activity.doing[get_ident()] = activity.TRANSFORMING, self
         rows, segments = tokens.reshape(-1, tokens.shape[-1]), None
@@ -113,14 +112,14 @@ class NgramFilter(grain.transforms.Map):
         if segments is not None:
             inside = segments[row, later[sample]] != 0  # only the later token: `_has_run` checks both
             row, sample = row[inside], sample[inside]
-        if not len(row):
-            return None
         failing = np.zeros(len(rows), np.bool_)
+        if not len(row):
+            return failing
         for suspect, p in _suspects(rows, row, later[sample], period[sample], repeats):
             if not failing[suspect]:
                 of_row = None if segments is None else segments[suspect]
                 failing[suspect] = _has_run(rows[suspect], of_row, p, p * (repeats - 1))
-        return failing if failing.any() else None
+        return failing
 
     @property
     def no_loss_reason(self) -> str:

@@ -22,6 +22,10 @@ class ResetAtEod(grain.transforms.Map):
       attention: Whether a segment ends after each EOD.
       positions: Whether positions begin anew after each EOD.
       min_segment_length: Number of tokens up to which a segment is joined with the next, as in MaxText. 0 and 1 join none.
+
+    Attributes:
+      divides_segments: Whether segments end at EOD tokens.
+      positions_apart: Whether positions do not follow the segments.
     """
 
     def __init__(
@@ -31,17 +35,8 @@ class ResetAtEod(grain.transforms.Map):
         for name, value in {"attention": attention, "positions": positions}.items():
             check_type(f"ResetAtEod: {name}", value, bool, "True or False")
         self.attention, self.positions = attention, positions
+        self.divides_segments, self.positions_apart = attention, attention != positions
         self.min_segment_length = as_integer("ResetAtEod: min_segment_length", min_segment_length, 0, TransformError)
-
-    @property
-    def divides_segments(self) -> bool:
-        """Whether segments end at EOD tokens."""
-        return self.attention
-
-    @property
-    def positions_apart(self) -> bool:
-        """Whether positions do not follow the segments."""
-        return self.attention != self.positions
 
     def map(self, element: Element) -> Element:
         """Return `element` with other segment ids and positions, int32. Padding keeps 0.

@@ -125,7 +125,7 @@ class MegatronGptLayout(Layout):
         self, *, eod: int | None, mask: bool, attention: bool | None, positions: bool | None, segments: int | None
     ) -> list[Any]:
         """Return the default transforms for the arguments of the constructor."""
-        traits = VARIANTS[self._recipe.variant]
+        traits = self._recipe.traits
         if mask and traits.masks_targets:
             raise LayoutError(
                 f"eod_mask_loss=True: variant {self._recipe.variant} never takes loss on the prediction of an EOD. Remove "

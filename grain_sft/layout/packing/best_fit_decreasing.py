@@ -32,8 +32,6 @@ def assign(lengths: Ints, capacity: int, max_segments: int | None = None, spaces
       spaces: int64 [rows], number of free tokens in each row that is already open. New rows are numbered after these. None
         means no open rows.
     """
-    if spaces is None:
-        capacity = min(capacity, int(lengths.sum()))  # a row that holds all documents needs no more
     few = len(lengths) < _MANY * (1 + np.count_nonzero(np.diff(lengths)))
     open_spaces = np.zeros(0, np.int64) if spaces is None else spaces
     if few or max_segments is not None:
