@@ -60,6 +60,7 @@ class ColumnsLayout(Layout):
         return len(self._layout)
 
     def pieces(self, rows: Ints) -> Pieces:
+        """See `Layout.pieces`. Pieces of the whole rows are cut at the first and the last of these columns."""
         whole = self._layout.pieces(rows)
         begin = np.maximum(whole.column, self.first_column)
         length = np.minimum(whole.column + whole.length, self._stop) - begin

@@ -41,7 +41,8 @@ class MaterializedLayout(Layout):
         return self._count
 
     def pieces(self, rows: Ints) -> Pieces:
-        starts, lengths = self.corpus.documents  # the writer stored every segment as a document of this corpus
+        """See `Layout.pieces`. The documents of the corpus are the segments of the rows."""
+        starts, lengths = self.corpus.documents
         first_token = rows * self.sequence_length
         first_document = starts.searchsorted(first_token)
         end_document = starts.searchsorted(first_token + self.sequence_length)

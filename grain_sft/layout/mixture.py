@@ -29,7 +29,7 @@ class MixtureLayout(Layout):
       first_rows, first_shards: int64 [parts], number of each part's first row, and of its first shard.
 
     Raises:
-      LayoutError: There is no layout, one has no name, sequence lengths differ, or preference pairs are mixed with rows of
+      LayoutError: `parts` is empty, a source has no name, sequence lengths differ, or preference pairs are mixed with rows of
         another shape.
     """
 
@@ -123,6 +123,7 @@ class MixtureLayout(Layout):
         return Pieces(*join_parts(self.parts_of(rows), columns_of))
 
     def rows_of_documents(self, documents: Ints) -> Ints:
+        """See `Layout.rows_of_documents`. Each part is asked for its own documents."""
         rows = [np.zeros(0, np.int64)]
         num_found = 0
         for name, part, _, own in split_documents(self, documents):

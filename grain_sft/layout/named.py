@@ -101,7 +101,7 @@ def documents_of_record(corpus: Corpus, record: str) -> Ints:
 
     Args:
       corpus: Corpus with a file of sources.
-      record: Line or row of an input, counted from 1, such as "17" if there is only one input, else "chats.jsonl:17". The
+      record: Line or row of an input, counted from 1, such as "17" for a corpus of one input, else "chats.jsonl:17". The
         input is given by its name, the end of its name, or its number.
 
     Raises:
@@ -178,7 +178,7 @@ def _is_number(text: str) -> bool:
 
 
 def _joined(arrays: Iterable[Ints]) -> Ints | None:
-    """Return the arrays as one; None if there are none."""
+    """Return the arrays as one; None without arrays."""
     listed = list(arrays)
     return np.concatenate(listed) if listed else None
 

@@ -203,7 +203,7 @@ def _group_hash(paths: Sequence[str], shards: Sequence[Shard], long_documents: s
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the first three names, and how many more there are."""
+    """Return the first three names, and the number of the others."""
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown}, and {len(names) - 3} more,"
 

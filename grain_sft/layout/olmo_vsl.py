@@ -1,4 +1,4 @@
-"""OlmoVslLayout: chunks of documents of OLMo-core's `NumpyVSLDataset`, whose lengths are powers of two."""
+"""OlmoVslLayout: chunks of documents as in OLMo-core's `NumpyVSLDataset`. Their lengths are powers of two."""
 
 from typing import Annotated, get_args
 

@@ -90,12 +90,10 @@ class ShardOffsets:
         """Split segments at shard borders and return their pieces, row after row. Arguments are int64 [segments], as in
         `Pieces`; `start` is counted through the corpus.
         """
-        zeros = np.zeros(len(start), np.int64)
-        if len(self._ends) == 1:
-            return Pieces(row, column, zeros, start, length, segment, zeros, document)
         shard, stop = self._ends.searchsorted(start, side="right"), start + length
         if not (stop > self._ends[shard]).any():
-            return Pieces(row, column, shard, start - self._begins[shard], length, segment, zeros, document)
+            position = np.zeros(len(start), np.int64)
+            return Pieces(row, column, shard, start - self._begins[shard], length, segment, position, document)
         # Rare: a segment crosses a shard border. It becomes one piece for each shard that has some of its tokens.
         last_shard = self._ends.searchsorted(stop - 1, side="right")
         parent, number = expand_counts(last_shard - shard + 1)  # `parent` is the index of the piece's segment

@@ -103,8 +103,8 @@ def _entry_for(
 
     Args:
       name: Name of the part.
-      same: Entries of earlier layouts that have the documents of the part. There are two if a mixture has one corpus twice. An
-        entry named `name` is preferred. The second choice is an entry that no other part of `layout` takes.
+      same: Entries of earlier layouts that have the documents of the part. A mixture that has one corpus twice has two of
+        them. An entry named `name` is preferred. The second choice is an entry that no other part of `layout` takes.
       layout: Layout of the part.
       numbered: Entries that earlier parts of `layout` took.
     """
@@ -137,7 +137,7 @@ def _documents(layout: Layout) -> Documents | None:
 
 
 def parts_by_documents(layout: Layout) -> list[tuple[str, Layout]]:
-    """Return the parts of a layout in the order in which it numbers their documents: first those that follow documents."""
+    """Return the parts of a layout, ordered by the numbers of their documents: first those that follow documents."""
     return sorted(layout.parts.items(), key=lambda item: not item[1].follows_documents)
 
 

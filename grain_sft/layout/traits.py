@@ -38,7 +38,7 @@ class Traits:
     """Whether the rows follow `corpus.weights`. A source refuses a corpus with weights if this is False."""
 
     highest_token: int | None = None
-    """Highest token id of the corpus; None if it is unknown. It is known if the search for documents read every token."""
+    """Highest token id of the corpus if the search for documents read every token; else None."""
 
     # Documents and segments.
 

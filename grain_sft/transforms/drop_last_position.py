@@ -21,7 +21,7 @@ class DropLastPosition(grain.transforms.Map):
         """Return `element` without its last column.
 
         Raises:
-          TransformError: `element` is the source's dict, whose targets are not shifted yet.
+          TransformError: `element` is the source's dict, without shifted targets.
         """
         require_keys(self, element, ("targets",))
         return {name: np.ascontiguousarray(array[..., :-1]) for name, array in element.items()}

@@ -33,7 +33,7 @@ class NgramFilter(grain.transforms.Map):
     As in OLMo-core, a `max_count` below 3 acts as 3.
 
     Padding (segment id 0) does not count, unless `count_padding`. Parity with OLMo-core 3.0.0's `instance_mask`, by layout:
-      windows: `NumpyFSLDataset`. There is no padding.
+      windows: `NumpyFSLDataset`. Its rows have no padding.
       padded: `NumpyPaddedFSLDataset` with the default, for `keep="first"`. It cuts a document to L tokens, validates it,
         then pads it.
       packed: `NumpyPackedFSLDataset` with `count_padding=True`. It validates a row after it pads it, so a row that ends in
@@ -170,7 +170,7 @@ def _suspects(rows: Tokens, row: Indices, at: Indices, period: Indices, repeats:
 def _has_run(tokens: Tokens, segments: Tokens | None, period: int, length: int) -> bool:
     """Return whether `length` consecutive tokens equal those `period` before them; padding equals nothing."""
     equal = tokens[period:] == tokens[:-period]
-    if segments is not None and _longest_run(equal) >= length:
+    if segments is not None:
         real = segments != 0
         equal = equal & real[period:] & real[:-period]
     return _longest_run(equal) >= length

@@ -42,7 +42,7 @@ class ResetAtEod(grain.transforms.Map):
         """Return `element` with other segment ids and positions, int32. Padding keeps 0.
 
         Raises:
-          TransformError: `element` is the source's dict, whose targets are not shifted yet.
+          TransformError: `element` is the source's dict, without shifted targets.
         """
         require_keys(self, element, ("inputs", "inputs_segmentation", "targets_segmentation", "inputs_position"))
         segments = element["inputs_segmentation"]

@@ -30,7 +30,7 @@ class TrimToMultiple(grain.transforms.Map):
         self.multiple = as_integer("TrimToMultiple: multiple", multiple, 1, TransformError)
 
     def map(self, element: Element) -> Element:
-        """Return `element` with its arrays cut to one length, as views; `element` itself if there is nothing to cut."""
+        """Return `element` with its arrays cut to one length, as views; `element` itself if they stay whole."""
         key = "segment_ids" if "segment_ids" in element else "inputs_segmentation"
         require_keys(self, element, (key,))
         segments = element[key]

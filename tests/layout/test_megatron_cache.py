@@ -19,7 +19,7 @@ RUNS = {system: (runs() | maxtext_runs())[name] for system, name in KEPT.items()
 
 @pytest.fixture
 def index(tmp_path, system):
-    """A copy of a folder of golden indices; the prefixes are beside it."""
+    """A copy of a folder of golden indices; the prefixes are next to it."""
     write_prefixes(tmp_path)
     return Path(shutil.copytree(GOLDEN / system, tmp_path / "index"))
 

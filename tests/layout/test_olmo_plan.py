@@ -165,7 +165,7 @@ def test_a_plan_of_other_tokens_is_refused(made, tmp_path):
 
 
 def write_plan(folder, hashed, length, documents, rows):
-    """Write a plan as OLMo-core does, whose names hash `hashed`."""
+    """Write a plan as OLMo-core does. The names of its files have the hash of `hashed`."""
     found = hashlib.sha256(hashed.encode()).hexdigest()
     (folder / "dataset-common").mkdir(parents=True, exist_ok=True)
     ends = np.cumsum([len(row) for row in rows])

@@ -25,7 +25,7 @@ needs_avx2 = pytest.mark.skipif("avx2" not in playable(), reason="this CPU has n
 def golden_of(variant: str, case) -> dict:
     key = f"numpy {np.__version__}, {variant}"
     if key not in GOLDEN or variant not in playable():
-        pytest.skip(f"this CPU has no {variant}, or there are no golden values of {key}")
+        pytest.skip(f"this CPU has no {variant}, or the golden file has no {key}")
     return GOLDEN[key][case.name]
 
 

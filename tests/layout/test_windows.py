@@ -16,7 +16,7 @@ from grain_sft.layout import Span, WindowLayout
 
 
 def corpus_of(counts: list[int]) -> Corpus:
-    """A corpus with these numbers of tokens in its shards, whose files nobody reads."""
+    """A corpus with these numbers of tokens in its shards. The files do not exist."""
     shards = [Shard(f"/nowhere/{number}", 4 * count, "", num_tokens=count) for number, count in enumerate(counts)]
     return Corpus(tuple(shards), np.dtype(np.uint32))
 

@@ -5,7 +5,7 @@ samples from that data set. If several data sets are equal, the first is chosen.
 and no step can begin before the previous step ends. This module divides the samples into blocks of `BLOCK`. A chain is the loop
 over the samples of one block. The module runs thousands of chains at once:
 
-1. A chain does not know the values of `taken` at its first sample. It guesses values in proportion to the weights.
+1. A chain starts without the values of `taken` at its first sample. It guesses values in proportion to the weights.
 2. A chain starts some steps before its first sample. These steps correct small errors of the guess: if `taken` of a data set is
    too high by 1, the data set is chosen later than it should, and `taken` is right again.
 3. The values of `taken` at the start of chain i must equal the values at the end of chain i - 1. A chain for which they differ

@@ -150,7 +150,7 @@ def _of_shapes(starts: Sequence[str], shapes: Mapping[str, tuple[int, ...]]) -> 
 
 
 def _only(sound: Mapping[str, _Found], wrong: Sequence[str], fits: str) -> _Found | None:
-    """Return the only sound index; None if there are neither sound nor damaged ones.
+    """Return the only sound index; None without sound and damaged indices.
 
     Args:
       sound: Sound indices, by the paths of their files without endings. No two have equal arrays.

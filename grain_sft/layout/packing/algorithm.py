@@ -128,12 +128,12 @@ class PackingAlgorithm:
     Attributes:
       pack: Function `(lengths, options) -> PackedRows`; lengths are int64 [documents], each from 1 to
         `options.sequence_length`, or of any size if `splits_documents`.
-      packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. Its rows are then read in the
-        order in which the algorithm returns them.
+      packs_per_epoch: Whether each epoch is packed anew, by `options.seed` and `options.epoch`. Its rows are then read in
+        the order of the algorithm's result.
       whole_batches: Whether the algorithm packs batches of `options.batch_rows` rows.
       splits_documents: Whether documents of any length are cut where a row is full.
       bounds_segments: Whether `options.max_segments` limits the number of documents in a row.
-      order: Name of the sampler's order that reads the rows as the original system does; None if there is no such order.
+      order: Name of the sampler's order that reads the rows as the original system does; None without such an order.
     """
 
     pack: Callable[[Ints, PackingOptions], PackedRows]
@@ -185,7 +185,7 @@ def rows_of(order: Ints, lengths: Ints, bins: Ints) -> PackedRows:
     """Return the rows of whole documents that `bins` assigns to rows.
 
     Args:
-      order: int64 [documents], numbers of the documents in the order in which they were placed.
+      order: int64 [documents], numbers of the documents. The first was placed first.
       lengths: int64 [documents], length of each document, by its number.
       bins: int64 [documents], row of each document, in the order of `order`. Every row has a document.
     """

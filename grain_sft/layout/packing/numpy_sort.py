@@ -1,8 +1,8 @@
 """NumPy's default argsort as another CPU computes it.
 
 The sort has one implementation for CPUs with AVX-512, one for AVX2, and one for all others. The three differ in the order of
-equal values. To sort as on a CPU with fewer features, this module starts a process in which numpy may not use the additional
-features of this CPU.
+equal values. To sort as on a CPU with fewer features, this module starts a process, and disables the additional features of
+this CPU for numpy there.
 """
 
 import subprocess
