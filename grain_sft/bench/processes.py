@@ -65,7 +65,7 @@ def startup(folder: Path, scale: Scale) -> Iterator[Table]:
 
     The first process of each kind fills the page cache and is not counted.
     """
-    loaders: dict[str, Next] = {IMPORT_GRAIN: functools.partial(run_program, 'import grain; print("{}")')}
+    processes: dict[str, Next] = {IMPORT_GRAIN: functools.partial(run_program, 'import grain; print("{}")')}
     for count in scale.startup_files:
         tokens, index = folder / str(count), folder / f"{count}.json"
         tokens.mkdir()
@@ -73,8 +73,8 @@ def startup(folder: Path, scale: Scale) -> Iterator[Table]:
             np.arange(8192, dtype=np.uint32).tofile(tokens / f"{number:04d}.npy")
         open_corpus(tokens, dtype="uint32").save(index)
         first_batch = functools.partial(run_program, _PIPELINE + _FIRST_BATCH, str(index))
-        loaders[f"first batch of a saved index, {count} files"] = first_batch
-    medians = seconds_in_turn(loaders, seconds=0, turns=scale.repeats, warm=1)
+        processes[f"first batch of a saved index, {count} files"] = first_batch
+    medians = seconds_in_turn(processes, seconds=0, turns=scale.repeats, warm=1)
     rows = {name: {"s": median, "more_s": median - medians[IMPORT_GRAIN]} for name, median in medians.items()}
     yield Table("startup", "start-up", {"s": "{s:.2f}", "on top of import grain": "{more_s:.2f}"}, rows)
 
