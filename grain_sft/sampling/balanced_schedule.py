@@ -99,12 +99,13 @@ class ScheduleTable:
 def _table(weights: tuple[int, ...], deficit: tuple[Fraction, ...], num_rows: int | None) -> tuple[Sources, int]:
     """Return the sources of the rows until they repeat, and the row at which the period begins.
 
-    If the weights change after `num_rows` rows, the sources of these rows are enough. They do not depend on `num_rows`.
+    If the weights change after `num_rows` rows, the sources of these rows are enough. They do not depend on `num_rows`. If they
+    do not repeat, the row is 0.
     """
     choices = _choices(weights, deficit, _slack(weights, deficit))
     sources: list[int] = []
-    # After every sum(weights) rows, each share has grown by its weight, an integer. So the deficit has changed by the integer
-    # `weight - rows`. Once all sources have the deficits that they had at an earlier row, the sources repeat from that row on.
+    # After every sum(weights) rows, the share of a source has grown by its weight. So the change of its deficit is its weight
+    # minus the rows that it gave, an integer. Once all deficits are those of an earlier row, the sources repeat from there on.
     change = np.zeros(len(weights), np.int64)
     row_of_change: dict[bytes, int] = {}
     while change.tobytes() not in row_of_change and len(sources) != num_rows:

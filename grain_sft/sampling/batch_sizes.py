@@ -12,7 +12,7 @@ from grain_sft.errors import SamplerError
 from grain_sft.sampling.groups import groups
 from grain_sft.types import Ints
 
-MOST_ROWS = 1 << 62  # most rows of a run before its last change of size; so numbers of rows fit int64
+MOST_ROWS = 1 << 62  # most rows that a schedule or a mixture counts, so that their numbers fit int64
 
 
 class StepRows(NamedTuple):

@@ -186,9 +186,6 @@ def test_a_source_that_runs_dry_ends_the_rows_or_leaves_its_share_to_the_others(
     assert going_on.length is None and np.bincount(sources).tolist() == [5, 392, 3]
     last = int(going_on.find(2, np.array([2]))[0])
     assert sources[: last + 1].tolist() == endless.choose(np.arange(last + 1))[0].tolist()
-    ending = Proportions(changes, [5, 7, 3], ["renormalize"] * 3)
-    assert ending.length == 15
-    assert np.bincount(assert_consistent(ending, 15)).tolist() == [5, 7, 3]
 
 
 @settings(max_examples=examples(60), deadline=None)

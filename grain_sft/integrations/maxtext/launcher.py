@@ -23,7 +23,7 @@ class _Run:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._batches: list[iterators.MaxTextBatches] = []  # of training and of evaluation
-        # arguments and result of the last call of `make_training`
+        # config, loading processes and batches of the last call of `make_training`
         self._training: tuple[Any, Sequence[int], iterators.MaxTextBatches] | None = None
 
     def make_training(self, config: Any, mesh: Any, process_indices: Sequence[int]) -> iterators.MaxTextBatches:
