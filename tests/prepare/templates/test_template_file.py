@@ -86,10 +86,10 @@ def test_a_template_from_outside_is_named_by_its_module(tmp_path, workers, monke
 
 
 class WrongId(TEMPLATES["text"]):
-    """A template whose documents are the ids that their texts state."""
+    """A template whose documents begin with the ids that their texts state."""
 
     def pieces(self, conversation):
-        return [([int(conversation.messages[0].content)], 1.0)]
+        return [([int(conversation.messages[0].content)], 1.0), *super().pieces(conversation)]
 
 
 @pytest.mark.parametrize("number", ["size", "-1", str(2**40), str(2**70)])
