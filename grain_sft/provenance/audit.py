@@ -11,9 +11,11 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Self
+
+from absl import logging
 
 from grain_sft.errors import PipelineError, StorageError
 from grain_sft.pipeline import Delivery, Observer, Pipeline
@@ -71,15 +73,17 @@ class AuditLog(Observer):
     """Audit log of the batches that the trainer gets.
 
     A log has four kinds of entries:
-      dataset_load: A process reads its first batch. Or the log was moved away during the run, and a new file begins.
-      resume: A batch does not follow the batch before it.
+      dataset_load: A process reads its first batch. Or a file does not end with this log's last entry: it was moved away during
+        the run, or another process or pipeline has added entries.
+      resume: A batch does not follow the batch before it in the log.
       epoch_start, epoch_complete: A batch has the first, or the last, row of an epoch.
     The last field of an entry, `entry`, is the number of its line in the file. Only host 0 writes. A batch that was read ahead,
     but that the trainer never gets, leaves no entry.
 
     Args:
       path: Local path. The suffix `.log` selects lines of text, and `.jsonl` JSON. With another suffix or none, both files are
-        written. Entries are appended to existing files.
+        written. Entries are appended to existing files. If two runs append to one file, each of them logs a warning, and writes
+        `dataset_load` and `resume` after the other's entries.
 
     Raises:
       PipelineError: The path is remote.
@@ -91,11 +95,11 @@ class AuditLog(Observer):
             reason = "lines can't be added to a file in a bucket. Copy the log there when the run has ended"
             raise PipelineError(f"audit={self.path!r}: expected a local path: {reason}.")
         paths = [self.path] if self.path.endswith(tuple(FORMATS)) else [self.path + suffix for suffix in FORMATS]
-        self._waiting: dict[str, list[tuple[str, Fields]]] = {path: [] for path in paths}  # entries to write, by file
+        self._files = [_LogFile(path) for path in paths]
         self._lock = threading.RLock()
         self._next = -1  # step of the next batch, if the run is not interrupted
         self._next_entry_step = -1  # first step from `_next` on that has entries
-        self._unwritten_step = -1  # step whose entries are in `_waiting`; -1 if all are written
+        self._unwritten_step = -1  # step whose entries wait in `_files`; -1 if all are written
         self._recorded: Delivery | None = None  # last delivery whose entries are written
         self._since = 0  # step at which the run was begun or resumed
         self._events: Events | None = None
@@ -103,7 +107,7 @@ class AuditLog(Observer):
     @property
     def paths(self) -> list[str]:
         """Paths of the files that are written."""
-        return list(self._waiting)
+        return [file.path for file in self._files]
 
     def batch_handed_out(self, delivery: Delivery) -> None:
         """Write the entries of the batch that the trainer gets now. A second call with the same delivery writes nothing.
@@ -124,24 +128,27 @@ class AuditLog(Observer):
 
     def _write(self, pipeline: Pipeline, step: int, delivery: Delivery) -> None:
         """Write the entries of `step`. If an earlier call for `step` failed, write only what that call did not write."""
-        if step != self._unwritten_step:
-            events, since, entries = self._entries(pipeline, step)
-            time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            added = [(time, fields) for fields in entries]
-            waiting = {path: before + added for path, before in self._waiting.items()}
-            self._waiting, self._events, self._since, self._unwritten_step = waiting, events, since, step
-        for path, lines in self._waiting.items():
-            _append(path, lines)
+        with contextlib.ExitStack() as locks:  # another writer waits until the entries of this step are written
+            opened = [locks.enter_context(file.locked()) for file in self._files]
+            if step != self._unwritten_step:
+                for file, fd in zip(self._files, opened, strict=True):
+                    file.warn_of_other_writer(fd)
+                events, since, entries = self._entries(pipeline, step, [os.fstat(fd).st_size for fd in opened])
+                time = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+                added = [(time, fields) for fields in entries]
+                waiting = [file.with_waiting(added) for file in self._files]
+                self._files, self._events, self._since, self._unwritten_step = waiting, events, since, step
+            for file, fd in zip(self._files, opened, strict=True):
+                file.append(fd)
         assert self._events is not None
         following = next(self._events.following(step + 1), None)
         entry_step = pipeline.end_step if following is None else following.step
         self._unwritten_step, self._next, self._next_entry_step, self._recorded = -1, step + 1, entry_step, delivery
 
-    def _entries(self, pipeline: Pipeline, step: int) -> tuple[Events, int, list[Fields]]:
-        """Return the values of `_events` and `_since` from `step` on, and the entries of `step`."""
-        existing = [os.path.exists(path) and os.path.getsize(path) > 0 for path in self._waiting]
-        loads = self._events is None or not all(existing)  # a file may have been moved away during the run
-        run_is_new = self._events is None and not any(existing) and step == 0
+    def _entries(self, pipeline: Pipeline, step: int, sizes: list[int]) -> tuple[Events, int, list[Fields]]:
+        """Return the values of `_events` and `_since` from `step` on, and the entries of `step` for files of these sizes."""
+        loads = self._events is None or sizes != [file.end for file in self._files]
+        run_is_new = self._events is None and not any(sizes) and step == 0
         events = self._events or Events(pipeline)
         jumps = loads or step != self._next
         since = step if jumps else self._since
@@ -156,43 +163,82 @@ class AuditLog(Observer):
         return type(self), (self.path,)  # the copy in a worker process delivers no batches and writes nothing
 
 
-def _append(path: str, waiting: list[tuple[str, Fields]]) -> None:
-    """Append all entries to a file, sync it and clear `waiting`. If this raises, the file and `waiting` are unchanged."""
-    if not waiting:
-        return
-    with _locked(path) as fd:
-        size = os.fstat(fd).st_size
-        before = os.pread(fd, size, 0)
-        data = CUT + b"\n" if size and not before.endswith(b"\n") else b""
-        line = FORMATS["." + path.rpartition(".")[2]]
-        for number, (time, fields) in enumerate(waiting, (before + data).count(b"\n") + 1):
-            data += line(time, {**fields, "entry": number}).encode() + b"\n"
-        try:
-            written = os.write(fd, data)
-            if written < len(data):
-                raise OSError(f"{written} of {len(data)} bytes written; is the disk full?")
-            os.fsync(fd)
-            if not size:
-                files.sync_folder(Path(path).parent)
-            waiting.clear()
-        except BaseException:  # also Ctrl-C
-            if waiting:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(fd, size)
-            raise
+class _LogFile:
+    """One file of a log.
 
+    Args:
+      path: Path of the file.
+      end: Size of the file after the last entry that this log wrote; 0 before the first.
+      waiting: Entries to write, each with its time.
+    """
 
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[int]:
-    """Yield the descriptor of a file under a lock that excludes other writers. An OSError in the context is a StorageError."""
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def __init__(self, path: str, end: int = 0, waiting: Sequence[tuple[str, Fields]] = ()) -> None:
+        self.path = path
+        self._state = end, waiting  # one attribute, so that Ctrl-C can't change one of the two alone
+
+    @property
+    def end(self) -> int:
+        """Size of the file after the last entry that this log wrote."""
+        return self._state[0]
+
+    def with_waiting(self, added: Sequence[tuple[str, Fields]]) -> Self:
+        """Return this file with more entries to write."""
+        end, waiting = self._state
+        return type(self)(self.path, end, [*waiting, *added])
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[int]:
+        """Yield the descriptor of the file under a lock that excludes other writers."""
         with contextlib.ExitStack() as cleanup:
-            cleanup.callback(os.close, fd)
+            with self._errors():
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                cleanup.callback(os.close, fd)
             with contextlib.suppress(OSError):  # some file systems have no locks; one writer is safe without
                 cleanup.callback(HeldLock(os.dup(fd)).release)
             yield fd
-    except OSError as error:
-        reason = f"the audit log can't be written ({error.strerror or error})"
-        raise StorageError(f"{path}: {reason}. Make room, or give another path.") from error
+
+    def warn_of_other_writer(self, fd: int) -> None:
+        """Log a warning if the file has entries that another process or pipeline has added to those of this log."""
+        others = os.pread(fd, 200, self.end) if self.end else b""
+        if others:
+            first = others.split(b"\n")[0].decode(errors="replace")
+            found = (
+                f"another process or pipeline has added entries after those of this run, the first of them {first!r}"
+            )
+            logging.warning("%s: %s. Give each run an audit log of its own.", self.path, found)
+
+    def append(self, fd: int) -> None:
+        """Append all waiting entries to the file and sync it. If this raises, the file and the entries are unchanged."""
+        _, waiting = self._state
+        if not waiting:
+            return
+        with self._errors():
+            size = os.fstat(fd).st_size
+            before = os.pread(fd, size, 0)
+            data = CUT + b"\n" if size and not before.endswith(b"\n") else b""
+            line = FORMATS["." + self.path.rpartition(".")[2]]
+            for number, (time, fields) in enumerate(waiting, (before + data).count(b"\n") + 1):
+                data += line(time, {**fields, "entry": number}).encode() + b"\n"
+            try:
+                written = os.write(fd, data)
+                if written < len(data):
+                    raise OSError(f"{written} of {len(data)} bytes written; is the disk full?")
+                os.fsync(fd)
+                if not size:
+                    files.sync_folder(Path(self.path).parent)
+                self._state = size + len(data), ()
+            except BaseException:  # also Ctrl-C
+                if self._state[1]:
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(fd, size)
+                raise
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn an OSError in the context into a StorageError."""
+        try:
+            yield
+        except OSError as error:
+            reason = f"the audit log can't be written ({error.strerror or error})"
+            raise StorageError(f"{self.path}: {reason}. Make room, or give another path.") from error

@@ -117,7 +117,7 @@ def test_resumed_anywhere_a_run_is_confirmed_in_every_order(make, tmp_path):
         audit, steps = tmp_path / str(number), min(make(**sampler).end_step, 15)
         for start in range(0, steps, 2):
             take(make(audit, **sampler), max(0, start - 1), min(start + 2, steps), threads=0)
-        confirmed(audit, make(**sampler))
+        assert confirmed(audit, make(**sampler)).loads == len(range(0, steps, 2))
 
 
 def test_episodes_are_named_by_their_numbers_in_the_corpus(tmp_path):
@@ -227,7 +227,7 @@ def test_a_folder_that_can_not_be_synced_is_no_error(make, tmp_path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", fsync)
     take(make(), 0, 21, threads=0)
-    confirmed(tmp_path / "audit", make())
+    assert confirmed(tmp_path / "audit", make()).entries == 7
 
 
 def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
@@ -242,7 +242,25 @@ def test_a_log_that_is_moved_away_is_begun_anew(make, tmp_path):
         assert checked.accepted and len(checked.notes) == notes, (name, checked)
 
 
-def test_two_processes_by_mistake_number_their_lines_together(make, tmp_path):
+def test_two_runs_that_write_one_log_are_named_and_the_log_is_right(make, tmp_path, caplog):
+    """Two pipelines of one process, as two processes would: each loads and resumes after the entries of the other."""
     for _ in zip(make().iter(threads=0), make().iter(threads=0), strict=True):
         pass
-    assert [entry["entry"] for entry in entries(tmp_path / "audit.jsonl")] == list(range(1, 16))
+    checked = confirmed(tmp_path / "audit", make(audit=None))
+    assert checked.entries == checked.loads + checked.resumes + 12 and checked.loads == checked.resumes + 1 > 6
+    assert [entry["entry"] for entry in entries(tmp_path / "audit.jsonl")] == list(range(1, checked.entries + 1))
+    warning = next(record.message for record in caplog.records if "audit.jsonl" in record.message)
+    load = json.dumps(entries(tmp_path / "audit.jsonl")[2])[:60]
+    assert "another process or pipeline has added entries" in warning and load in warning
+
+
+def test_a_process_that_was_killed_does_not_block_or_warn_the_resumed_run(make, tmp_path, caplog):
+    iterator = make().iter(threads=0)  # neither closed nor collected, as after an exception in a notebook
+    next(iterator)
+    pid = os.fork()
+    if not pid:  # dies with the log open
+        next(make().iter(start_step=3, threads=0))
+        os._exit(os.EX_OK)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == os.EX_OK
+    take(make(), 4, 21, threads=0)
+    assert confirmed(tmp_path / "audit", make(audit=None)).loads == 3 and not caplog.records
