@@ -2,13 +2,14 @@
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Self
 
 from grain_sft.pipeline import Pipeline
 from grain_sft.provenance.audit import as_text
 from grain_sft.provenance.earlier_runs import Change, changes_of, receipt_parts
-from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event, Events
+from grain_sft.provenance.events import COMPLETE, LOAD, RESUME, START, Event
+from grain_sft.provenance.run_position import RunPosition
 
 _NOT_COMPUTED = {"time", "entry", "chain", "grain_sft"}  # fields that do not follow from the pipeline
 
@@ -66,29 +67,21 @@ class LineChecker:
     def __init__(self, pipeline: Pipeline) -> None:
         self.checked = Checked(receipt=pipeline.receipt.code)
         self._pipeline = pipeline
-        self._events = Events(pipeline)
-        self._upcoming: Iterator[Event] = iter(())
-        self._due: Event | None = None  # next event of the run
+        self._position = RunPosition(pipeline)
+        self._needed: str | None = LOAD  # action that has to come next: LOAD or RESUME; None for any
         self._line = 0  # number of the line that is checked, from 1
         # Accepted values of (field `entry` - `_line`). A log that has lost its third line has entry=4 there, a shift of 1.
         self._shifts = {0}
         self._changes = changes_of(pipeline)  # amendments and stages of the run at the last load
         self._added: list[Change] = []  # amendments and stages of the last load that the load before it did not have
-        self._loaded = False  # whether a load was read
-        self._running = False  # whether the step of the first batch after the last load was read
-        self._since: int | None = 0  # step of the first batch after the last load; None if its line was changed
-        self._step_unknown = False  # whether a line was changed, so that only the next intact line states the step
-        self._max_resume_step = -1  # the run may resume up to the step of its next event; -1 before the first load
-        self._delivered = -1  # last step with an entry since the last resume: it was delivered
 
     def as_written_by(self, pipeline: Pipeline) -> Self:
         """Return a copy of this checker whose next lines are entries of `pipeline`, a version of the run."""
         copied = copy.copy(self)
         copied.checked = copy.deepcopy(self.checked)
-        if pipeline is not self._pipeline:
-            copied._pipeline = pipeline
-            copied._events = Events(pipeline)
-            copied._upcoming = iter(())
+        copied._pipeline = pipeline
+        is_same = pipeline is self._pipeline
+        copied._position = copy.copy(self._position) if is_same else self._position.in_version(pipeline)
         return copied
 
     def check(self, fields: Mapping[str, str]) -> None:
@@ -111,9 +104,9 @@ class LineChecker:
         if action not in kinds:
             self._lose_step(f"action={action}; expected one of {', '.join(kinds)}.")
             return
-        if action != LOAD and not self._loaded:
+        if action != LOAD and self._needed == LOAD:
             self._report(f"action={action} before any {LOAD}; expected {LOAD} first.")
-            self._loaded = True
+            self._needed = RESUME
         kinds[action](fields)
 
     def _check_entry_number(self, fields: Mapping[str, str]) -> None:
@@ -130,9 +123,9 @@ class LineChecker:
     def check_end(self, pipeline: Pipeline) -> None:
         """Report the amendments and stages of `pipeline` that were added after a step that they change was delivered."""
         for change in changes_of(pipeline):
-            if change not in self._changes and change.first_step <= self._delivered:
+            if change not in self._changes and change.first_step <= self._position.delivered:
                 without = f"without {change.kind} of the config: {change}"
-                self._report(f"steps up to {self._delivered} were handed out {without}.")
+                self._report(f"steps up to {self._position.delivered} were handed out {without}.")
 
     def _load(self, fields: Mapping[str, str]) -> None:
         self.checked.loads += 1
@@ -143,18 +136,21 @@ class LineChecker:
         if not fits:
             rows = " or ".join(map(str, sizes))
             self._report(f"hosts={fields.get('hosts')}; expected a number that divides {rows} rows.")
-        self._compare(fields, self._events.load(hosts), {"hosts"})
-        self._loaded = True
-        self._running = self._max_resume_step < 0
-        if self._running:  # the first load of a run that begins at step 0 is not followed by a resume
-            self._continue_at(0)
+        self._compare(fields, self._position.events.load(hosts), {"hosts"})
+        self._needed = RESUME
+        if (
+            self._position.max_resume_step < 0
+        ):  # the first load of a run that begins at step 0 is not followed by a resume
+            self._needed = None
+            self._position.continue_at(0)
 
     def _note_changes(self) -> None:
         """Record the amendments and stages that were added before this load. The run has to resume at or before their steps."""
         changes = changes_of(self._pipeline)
         is_first_load = self.checked.loads == 1
         self._added = [] if is_first_load else [change for change in changes if change not in self._changes]
-        self._max_resume_step = min([self._max_resume_step, *(change.first_step for change in self._added)])
+        first_steps = (change.first_step for change in self._added)
+        self._position.max_resume_step = min([self._position.max_resume_step, *first_steps])
         self._changes = changes
 
     def _resume(self, fields: Mapping[str, str]) -> None:
@@ -165,51 +161,49 @@ class LineChecker:
             return
         if step and self.checked.entries == self.checked.loads + 1:
             self._note(f"the log begins at step {step}, so earlier steps are not checked.")
-        elif step > self._max_resume_step and not self._step_unknown:
-            missing = f"no line states that steps {self._max_resume_step} to {step - 1} were handed out"
-            self._report(f"step={step}, but {missing}; expected at most {self._max_resume_step}.")
+        elif step > (most := self._position.max_resume_step) and self._position.is_known:
+            missing = f"no line states that steps {most} to {step - 1} were handed out"
+            self._report(f"step={step}, but {missing}; expected at most {most}.")
         for change in self._added:
             if change.first_step < step:
                 added = f"{change.kind} that it did not have before: {change}"
                 self._report(f"the run continues at step {step} with {added}.")
         self._added = []
-        self._running = True
-        if self._compare(fields, self._events.resume(step)):
-            self._step_unknown = False
-            self._continue_at(step)
+        self._needed = None
+        if self._compare(fields, self._position.events.resume(step)):
+            self._position.is_known = True
+            self._position.continue_at(step)
         else:
             self._lose_step()
 
     def _event(self, fields: Mapping[str, str]) -> None:
-        if not self._running:
+        if self._needed == RESUME:
             self._report(f"action={fields['action']} after {LOAD} in a continued log; expected {RESUME} before it.")
-            self._running = True
-        due, event = self._due, self._event_of(fields)
+            self._needed = None
+        position = self._position
+        due, event = position.due, self._event_of(fields)
         if event is None or event != due:
-            if not self._step_unknown:
+            if position.is_known:
                 expected = f"{due.action} of epoch {due.epoch} at step {due.step}" if due else "no more events"
                 self._report(f"action={fields['action']} of epoch {fields.get('epoch')}; expected {expected}.")
             # Known step: this line or an earlier line is wrong, so the step is unknown from here on. Unknown step: this line
             # states it, so it is known from here on.
-            self._step_unknown = event is None or not self._step_unknown
+            position.is_known = event is not None and not position.is_known
             if event is None:
                 return
-            self._upcoming = self._events.following(event.step)
-            while self._due != event:
-                self._advance()
-        self._delivered = event.step
-        unknown = {"since_step"} if self._since is None else set()
-        self._compare(fields, self._events.entry(event, self._since or 0), unknown)
+            position.go_to(event)
+        unknown = {"since_step"} if position.since is None else set()
+        self._compare(fields, position.events.entry(event, position.since or 0), unknown)
         if event.action == COMPLETE:
             self.checked.epochs.add(event.epoch)
-        self._advance()
+        position.pass_event(event)
 
     def _event_of(self, fields: Mapping[str, str]) -> Event | None:
         """Return the event with the action, stage, source and epoch of a line; None if the run has no such event."""
         epoch = natural_number(fields.get("epoch"))
         if epoch < 0:
             return None
-        for number, (stage, _, stream) in enumerate(self._events.streams):
+        for number, (stage, _, stream) in enumerate(self._position.events.streams):
             source = as_text(stream.name) if stream.name else None
             stage_number = None if stage is None else str(stage)
             if fields.get("source") != source or fields.get("stage") != stage_number:
@@ -224,21 +218,8 @@ class LineChecker:
         """Report `message`, if any, and continue without a known step: the line may have been an entry of any kind."""
         if message:
             self._report(message)
-        self._loaded = self._running = self._step_unknown = True
-        self._since = None
-
-    def _continue_at(self, step: int) -> None:
-        """Expect the events from `step` on."""
-        self._since = step
-        self._delivered = step - 1
-        self._upcoming = self._events.following(step)
-        self._advance()
-
-    def _advance(self) -> None:
-        """Expect the next event. The run may have delivered all steps before it."""
-        self._due = next(self._upcoming, None)
-        due_step = self._pipeline.end_step if self._due is None else self._due.step
-        self._max_resume_step = max(self._max_resume_step, due_step)
+        self._needed = None
+        self._position.lose()
 
     def _compare(self, fields: Mapping[str, str], expected: Mapping[str, Any], unknown: Collection[str] = ()) -> bool:
         """Report the fields that differ from `expected`, except the names `unknown`. Return whether none differs."""

@@ -105,7 +105,8 @@ def test_a_run_may_continue_on_hosts_that_divide_its_later_batches_alone(make, t
     schedule = [(8, 24)]
     take(make(schedule=schedule), 0, 9, threads=0)
     take(make(schedule=schedule, host=Host(0, 3)), 9, 12, threads=0)
-    confirmed(tmp_path / "audit", make(audit=None, schedule=schedule))
+    checked = confirmed(tmp_path / "audit", make(audit=None, schedule=schedule))
+    assert (checked.loads, checked.resumes) == (2, 1)
 
 
 def test_a_config_whose_batches_the_hosts_of_the_log_do_not_divide_is_contradicted(make, tmp_path):

@@ -1,0 +1,66 @@
+"""RunPosition: the position of a run, as the entries of its audit log state it."""
+
+from collections.abc import Iterator
+from typing import Self
+
+from grain_sft.pipeline import Pipeline
+from grain_sft.provenance.events import Event, Events
+
+
+class RunPosition:
+    """Position of a run between two events. An event is the start or the completion of an epoch.
+
+    Args:
+      pipeline: Pipeline of the run.
+
+    Attributes:
+      events: Events of the run.
+      due: Next event; None after the last one.
+      since: Step of the first batch after the last load; None if the line that states it was changed.
+      delivered: Last step with an entry since the last resume, which was therefore delivered.
+      max_resume_step: Last step at which the run may resume, the step of the next event; -1 before the first load.
+      is_known: Whether the lines so far state the step. After a changed line, only the next intact line states it.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._end_step = pipeline.end_step
+        self._upcoming: Iterator[Event] = iter(())
+        self.events = Events(pipeline)
+        self.due: Event | None = None
+        self.since: int | None = 0
+        self.delivered = self.max_resume_step = -1
+        self.is_known = True
+
+    def in_version(self, pipeline: Pipeline) -> Self:
+        """Return this position in another version of the run. Its next event is unknown until `continue_at`."""
+        position = type(self)(pipeline)
+        position.due, position.since, position.is_known = self.due, self.since, self.is_known
+        position.delivered, position.max_resume_step = self.delivered, self.max_resume_step
+        return position
+
+    def continue_at(self, step: int) -> None:
+        """Go to the first event from `step` on, as after a resume."""
+        self.since, self.delivered = step, step - 1
+        self._upcoming = self.events.following(step)
+        self._advance()
+
+    def go_to(self, event: Event) -> None:
+        """Make `event` the next event."""
+        self._upcoming = self.events.following(event.step)
+        while self.due != event:
+            self._advance()
+
+    def pass_event(self, event: Event) -> None:
+        """Go from `event`, the next event, to the event after it."""
+        self.delivered = event.step
+        self._advance()
+
+    def lose(self) -> None:
+        """Make the step unknown: a changed line may have been an entry of any kind."""
+        self.is_known, self.since = False, None
+
+    def _advance(self) -> None:
+        """Go to the next event. The run may have delivered all steps before it."""
+        self.due = next(self._upcoming, None)
+        due_step = self._end_step if self.due is None else self.due.step
+        self.max_resume_step = max(self.max_resume_step, due_step)
