@@ -42,11 +42,13 @@ class _Loader(yaml.SafeLoader):
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Return the tag of a scalar. 2:17 has that of text."""
         tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
         is_number = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
         return self.DEFAULT_SCALAR_TAG if is_number and ":" in value else tag
 
     def compose_mapping_node(self, anchor: Any) -> Any:
+        """Return the node of a mapping. A repeated key is refused."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
@@ -57,6 +59,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
+        """Return the value of a number. A number such as 010, whose value depends on the version of YAML, is refused."""
         value = int(super().construct_yaml_int(node))
         if re.fullmatch("[-+]?0[0-7_]+", node.value) and value != (decimal := int(node.value.replace("_", ""))):
             found = f"{node.start_mark.line + 1}: {node.value} is {value} in YAML 1.1 and {decimal} in YAML 1.2"

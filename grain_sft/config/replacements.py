@@ -37,10 +37,11 @@ def with_stages_of_replacements(config: dict[str, Any], where: str) -> dict[str,
     if not sections:
         return config
     entries: list[Mapping[str, Section]] = []
+    amended = _amended_weights(amendments, skips)
     for entry in amendments:
         entries.append(entry)
-        if "replace" in entry:
-            changes = _weights_to_restate(entry["replace"], stages, amendments, skips)
+        if "replace" in entry and keys_of_stage(entry["replace"]):
+            changes = _weights_to_restate(entry["replace"], stages, amended, skips)
             entries += [{"reweight": {"from": step, "weights": weights}} for step, weights in changes]
     steps = [(skips.data_step(section["from"]), section) for section in sections]
     divided = [part for begin, end, stage in stages for part in _divide(stage, begin, end, steps)]
@@ -133,10 +134,17 @@ def _schedule_after(schedule: Sequence[Section], steps: int) -> dict[str, Any]:
     return {"schedule": later} if later else {}
 
 
+def _amended_weights(amendments: Sequence[Mapping[str, Section]], skips: StepMap) -> list[tuple[int, Section]]:
+    """Return pairs (data step, weights by source) of the amendments that change weights, ascending."""
+    amended = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
+    amended += [(entry["replace"]["from"], weights_of(entry["replace"])) for entry in amendments if "replace" in entry]
+    return sorted(((skips.data_step(step), weights) for step, weights in amended), key=lambda pair: pair[0])
+
+
 def _weights_to_restate(
     section: Section,
     stages: Sequence[tuple[int, int, Section]],
-    amendments: Sequence[Mapping[str, Section]],
+    amended: Sequence[tuple[int, Section]],
     skips: StepMap,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (step, weights) of the `reweight` amendments that a replacement needs if it divides a stage.
@@ -145,28 +153,32 @@ def _weights_to_restate(
     amendment gives a source weight 2 at step 100, the schedule gives it weight 3 at step 200, and a replacement divides the
     stage at step 300. The new stage would begin with weight 2, so a `reweight` at step 300 restores 3. But the next stage of
     the config has to begin with 2, so a `reweight` at its first step restores 2.
+
+    Args:
+      section: Section `replace` with keys that need a new stage.
+      stages: Stages as triples (first data step, data step after the last one, stage).
+      amended: Result of `_amended_weights`.
     """
     first = skips.data_step(section["from"])
-    amended = [(entry["reweight"]["from"], entry["reweight"]["weights"]) for entry in amendments if "reweight" in entry]
-    amended += [(entry["replace"]["from"], weights_of(entry["replace"])) for entry in amendments if "replace" in entry]
-    amended = sorted(((skips.data_step(step), weights) for step, weights in amended), key=lambda pair: pair[0])
     for number, (begin, end, stage) in enumerate(stages, 1):
-        is_divided = begin < first < end and section["source"] in _sources(stage["corpus"])
-        if not is_divided or not keys_of_stage(section):
+        if not begin < first < end or section["source"] not in _sources(stage["corpus"]):
             continue
+        # By source, the latest amendment and the latest entry of the schedule up to `first`.
         amended_at = {name: step for step, weights in amended if step <= first for name in weights}
-        restored: dict[str, Any] = {}  # scheduled weights that are newer than the amended ones
-        for entry in stage["sampler"].get("schedule", ()):
-            since = begin + entry["step"]
-            if since <= first:
-                weights = entry.get("weights") or {}
-                restored |= {name: weights[name] for name in weights if amended_at.get(name, since) < since}
+        scheduled = {
+            name: (begin + entry["step"], weight)
+            for entry in stage["sampler"].get("schedule", ())
+            if begin + entry["step"] <= first
+            for name, weight in (entry.get("weights") or {}).items()
+        }
+        restored = {name: weight for name, (step, weight) in scheduled.items() if amended_at.get(name, step) < step}
         if restored:
             yield section["from"], restored
-        amended_weights = {name: weights[name] for step, weights in amended if step <= end for name in weights}
+        amended_weights = {name: weight for step, weights in amended if step <= end for name, weight in weights.items()}
         later_sources = {name for _, _, later in stages[number:] for name in later["corpus"].get("mixture") or ()}
-        for name in [name for name in restored if name in later_sources]:
-            yield skips.step_of(end), {name: amended_weights[name]}
+        for name in restored:
+            if name in later_sources:
+                yield skips.step_of(end), {name: amended_weights[name]}
 
 
 def _corpus_of_source(name: str, keys: Section) -> dict[str, Any]:

@@ -23,7 +23,9 @@ def same_batches(one, other):
 
 
 def test_a_tokenizer_that_is_null_is_unknown(config):
-    same_batches(load(put(config, "corpus.tokenizer", None)), load(config))
+    loaded = load(put(config, "corpus.tokenizer", None))
+    assert loaded.source.layout.corpus.tokenizer is None
+    same_batches(loaded, load(config))
 
 
 def test_a_config_is_the_pipeline_it_states(config, data):
