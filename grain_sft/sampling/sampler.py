@@ -43,6 +43,7 @@ class Sampler(abc.ABC):
 
     Raises:
       SamplerError: The number of hosts divides none of the batch sizes.
+      WrongTypeError: `host` is not a `Host`.
     """
 
     num_instances: int

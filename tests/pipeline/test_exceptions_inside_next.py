@@ -49,10 +49,10 @@ def quiet_finalizers(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_tracer():
-    """No thread is traced, as `coverage` traces them.
+    """Switch off tracers, such as that of `coverage`, in this thread and in new ones.
 
-    In a traced thread of CPython 3.11, no call begins while another thread has an exception to come. If the other thread waits
-    for a lock of the traced one, both wait for ever. This needs no code of ours: see the commit that added this fixture.
+    In CPython 3.11, a traced thread cannot begin a call while another thread has an exception that was set, by
+    `PyThreadState_SetAsyncExc`, and not raised yet. If the other thread waits for a lock of the traced one, both wait for ever.
     """
     tracer, tracer_of_threads = sys.gettrace(), threading.gettrace()
     sys.settrace(None)
