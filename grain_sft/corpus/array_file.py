@@ -31,14 +31,14 @@ class ArrayFile(NamedTuple):
 
 
 def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str]) -> ArrayFile:
-    """Return the array file at `path`, of which only the first and last bytes are read.
+    """Return the array file at `path`. Only its first and last bytes are read.
 
     A file that begins with the magic of .npy files has a header; any other is raw.
 
     Args:
       path: Path or URL of the file.
       raw_dtype: Dtype of the values if the file is raw.
-      codes: Dtypes that a header may state, such as "f4" for little-endian float32. Any other is a CorpusError.
+      codes: Dtypes that a header may state, such as "f4" for little-endian float32. A header with any other is a CorpusError.
     """
     size, head, version = read_head(path)
     dtype, count, offset = locate_values(path, head, size, raw_dtype, codes)
@@ -50,7 +50,7 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str]) -> ArrayFile:
 def locate_values(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str]) -> tuple[Dtype, int, int]:
     """Return the dtype, the number of values and the byte offset of the first value of a file.
 
-    `head` are the first bytes of the file, and `size` is its size in bytes. The other arguments are those of `scan_array`.
+    `head` has the first bytes of the file, and `size` is its size in bytes. The other arguments are those of `scan_array`.
     """
     if not head.startswith(MAGIC):
         if size % raw_dtype.itemsize:
@@ -92,8 +92,8 @@ def parse_header(path: str, head: bytes, size: int) -> tuple[object, tuple[objec
     offset = start + length
     if offset > min(size, MOST_HEADER_BYTES):
         raise CorpusError(
-            f"{path}: the .npy header claims {length} bytes, but the file has {size} and a header of a token array "
-            f"at most {MOST_HEADER_BYTES}. The file is damaged."
+            f"{path}: the .npy header claims {length} bytes, but the file has {size}, and the header of a token array has at "
+            f"most {MOST_HEADER_BYTES}. The file is damaged."
         )
     try:
         with _PARSER_LOCK.lock:

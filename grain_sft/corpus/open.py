@@ -147,7 +147,10 @@ def _masks_of(given: object, remap: Callable[[str], str]) -> tuple[str, ...]:
 
 
 def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus at `where`. Its files must be in `folder`, now and whenever they are opened; None allows any."""
+    """Return the corpus at `where`. Its files must be in `folder`, now and whenever they are opened.
+
+    A `folder` of None allows any.
+    """
     if isinstance(where, list | tuple) and any(isinstance(item, str | os.PathLike) for item in where):
         where = [str(item) if type(item) in (int, float) else item for item in where]  # numbers are weights of a blend
     paths = as_paths("where", where)
@@ -163,7 +166,7 @@ def _open_inside(folder: str | None, where: Any, format: str, options: ReadOptio
 
 
 def _open_list(paths: Sequence[str | os.PathLike[str]], format: str, options: ReadOptions) -> Corpus:
-    """Return the corpus of a list of paths. Without a format that recognizes the list, format "files" opens it."""
+    """Return the corpus of a list of paths, read by the first format that detects it, else by format "files"."""
     listing = DirectoryListing()
     remapped = [options.remap(files.normalize(path)) for path in paths]
     detected = (form for form in formats() if form.detect_list(remapped, listing))

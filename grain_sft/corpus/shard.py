@@ -47,7 +47,8 @@ class Shard(FileStamp):
 
 def token_dtype(name: object, where: str) -> Dtype:
     """Return the numpy dtype `name`. Raise a CorpusError that begins with `where` unless it is one of `TOKEN_DTYPES`."""
-    dtype = _DTYPES.get(getattr(name, "__name__", str(name)).lstrip("<=|"))  # `np.uint32` has a `__name__`
+    text = name.__name__ if isinstance(name, type) else str(name)  # `np.uint32` is a type
+    dtype = _DTYPES.get(text.lstrip("<=|"))  # "<u4" is little-endian "u4"
     if dtype is None:
         raise CorpusError(
             f"{where}: dtype is {shortened(repr(name))}; tokens are stored as little-endian {', '.join(TOKEN_DTYPES)}. Convert "

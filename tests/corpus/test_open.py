@@ -74,15 +74,10 @@ def test_what_is_missing_is_named(tmp_path, where, as_list):
     assert isinstance(error.value, OSError) and path.rstrip("/") in str(error.value)
 
 
-def test_what_holds_no_tokens_is_refused(tmp_path, write_tokens):
-    path = write_tokens("tokens/0.npy", [1])
-    for name in ("mix.txt", "index.json"):
-        (tmp_path / name).write_text("a,0.npy\n" * 2)
-        message = error_of([path, tmp_path / name], dtype="uint8")
-        assert f"{name}: its name is not that of a token file. Name token files only, and open a mix" in message
+def test_what_holds_no_tokens_is_refused(tmp_path):
+    """Files whose names are not those of token files are in test_sidecars.py."""
     assert f"{tmp_path}/*.npy: the glob matches no file" in error_of(f"{tmp_path}/*.npy")
-    path.unlink()
-    assert f"{path.parent}: holds no .npy file. Give a glob" in error_of(path.parent)
+    assert f"{tmp_path}: holds no .npy file. Give a glob" in error_of(tmp_path)
     assert "empty list of files: a corpus has at least one" in error_of([])
     assert "root is an empty path" in error_of(tmp_path, root="")
 

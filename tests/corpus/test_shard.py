@@ -16,9 +16,9 @@ from grain_sft import NpyDataSource, WindowLayout, open_corpus
 DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
 
-def write_npy(path, array, version=None, allow_pickle=False):
+def write_npy(path, array, version=None):
     with open(path, "wb") as file:
-        np.lib.format.write_array(file, array, version=version, allow_pickle=allow_pickle)
+        np.lib.format.write_array(file, array, version=version, allow_pickle=False)
     return path
 
 

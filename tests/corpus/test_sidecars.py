@@ -73,11 +73,12 @@ def test_a_mask_without_its_tokens_among_the_files_is_named(parts):
         assert "belongs to the token file" in sft.error_of(where, dtype="uint8")
 
 
-@pytest.mark.parametrize("name", ["notes.json", "data.parquet", "more.jsonl.gz", "tokens.mix", "notes.yml"])
+@pytest.mark.parametrize("name", ["notes.json", "data.parquet", "more.jsonl.gz", "tokens.mix", "notes.yml", "mix.txt"])
 def test_files_that_hold_no_tokens_by_their_names_are_refused(parts, name):
     (parts / name).write_bytes(b"12345678")
     message = sft.error_of(f"{parts}/*", dtype="uint8")
-    assert f"{name}: its name is not that of a token file" in message or f"{name}: a Parquet file" in message
+    expected = f"{name}: its name is not that of a token file. Name token files only, and open a mix"
+    assert expected in message or f"{name}: a Parquet file" in message
 
 
 def test_a_part_is_joined_only_with_the_part_that_is_before_it(parts):
