@@ -20,7 +20,7 @@ import numpy.typing as npt
 from grain_sft.corpus import Corpus, Documents, Shard, part_by_part
 from grain_sft.errors import LayoutError, StorageError
 from grain_sft.layout.packing import PackingOptions
-from grain_sft.layout.plan import Columns, check_columns, finder_of, plan_columns
+from grain_sft.layout.plan import Columns, check_columns, plan_columns
 from grain_sft.storage import files, read_regular
 from grain_sft.types import Ints
 
@@ -77,7 +77,7 @@ def read_plan(plan: OlmoPlan, corpus: Corpus, options: PackingOptions) -> Column
     Raises:
       LayoutError, StorageError: The files are damaged, belong to other documents, or cannot be read.
     """
-    documents = finder_of(corpus, options).documents
+    documents = corpus.find_documents(options.boundaries, options.bos_token_id).documents
     size = options.source_group_size
     borders = np.cumsum([0, *(shard.num_tokens for shard in corpus.shards)])
     groups = [_read(plan.folder, options.sequence_length, group_hash) for group_hash in plan.hashes]

@@ -18,7 +18,7 @@ from grain_sft.layout.layout import Layout
 from grain_sft.layout.olmo_plan import OlmoPlan, find_plan, from_boundaries, read_plan
 from grain_sft.layout.packing import ALGORITHMS, Boundaries, LongDocuments, PackingOptions, Ties
 from grain_sft.layout.pieces import LeftOut, Pieces, ShardOffsets, join_parts
-from grain_sft.layout.plan import COUNTS, finder_of, load_plan, sort_made_by
+from grain_sft.layout.plan import COUNTS, load_plan, sort_made_by
 from grain_sft.storage import files
 from grain_sft.types import Ints
 
@@ -159,7 +159,7 @@ class PackedLayout(Layout):
         """Read the plan of each epoch from the cache. A plan that the cache lacks is made, or read from OLMo-core's files if
         `olmo` is not None."""
         corpus, options = self.corpus, self.packing
-        self.finder = finder_of(corpus, options)
+        self.finder = corpus.find_documents(options.boundaries, options.bos_token_id)
         self.sequence_length, self._olmo = options.sequence_length, olmo
         self.plan_folder = None if cache_dir is None else files.normalize(cache_dir)
         make = None if olmo is None else functools.partial(read_plan, olmo, corpus, options)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.corpus import Corpus, DocumentFinder, Documents
+from grain_sft.corpus import DocumentFinder, Documents
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import ALGORITHMS, PackingOptions, join_rows
 from grain_sft.layout.packing.numpy_sort import argsorts, sort_of
@@ -93,11 +93,6 @@ def depends_of(finder: DocumentFinder, options: PackingOptions) -> dict[str, Any
     if not algorithm.packs_per_epoch:
         recipe["seed"] = recipe["epoch"] = 0
     return {"plan": VERSION, "documents": finder.content, "recipe": recipe, "numpy": sort_made_by(options)}
-
-
-def finder_of(corpus: Corpus, options: PackingOptions) -> DocumentFinder:
-    """Return the finder of the documents that are packed."""
-    return corpus.find_documents(options.boundaries, options.bos_token_id)
 
 
 def sort_made_by(options: PackingOptions) -> dict[str, str] | None:

@@ -16,7 +16,7 @@ from grain_sft.corpus import Corpus
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packed import PackedLayout
 from grain_sft.layout.packing import ALGORITHMS
-from grain_sft.layout.plan import depends_of, finder_of
+from grain_sft.layout.plan import depends_of
 from grain_sft.storage import artifact
 
 if TYPE_CHECKING:
@@ -145,10 +145,9 @@ def compare_algorithms(corpus: Corpus, sequence_length: int, options: Mapping[st
 
 def plan_files(layout: PackedLayout) -> list[dict[str, str]]:
     """Return the fingerprint and the path of the plan of each epoch."""
-    finder = finder_of(layout.corpus, layout.packing)
     plans = []
     for epoch in range(layout.epochs):
-        dependencies = depends_of(finder, dataclasses.replace(layout.packing, epoch=epoch))
+        dependencies = depends_of(layout.finder, dataclasses.replace(layout.packing, epoch=epoch))
         path = str(artifact.place("plans", dependencies, layout.plan_folder))
         plans.append({"fingerprint": artifact.fingerprint(dependencies), "path": path})
     return plans

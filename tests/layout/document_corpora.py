@@ -16,7 +16,7 @@ PAD = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class WrittenCorpus:
+class Made:
     """A corpus, and its documents' tokens, loss (None: all tokens take it) and first tokens in all shards together."""
 
     corpus: Corpus
@@ -25,9 +25,7 @@ class WrittenCorpus:
     starts: list[int]
 
 
-def make(
-    kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part: int = 40, outside: int = 0
-) -> WrittenCorpus:
+def make(kind: str, folder: Path, lengths: Sequence[int], seed: int = 0, *, part: int = 40, outside: int = 0) -> Made:
     """Return a corpus of documents of `lengths`, each ending with its only EOS.
 
     Args:
@@ -52,23 +50,21 @@ def make(
     corpus = dataclasses.replace(open_corpus(folder, **options), pad_token_id=PAD)
     before = {"parts": 0, "plain": np.arange(count) // part, "episodes": np.arange(count) + 1}[kind]
     starts = (np.cumsum(lengths) - lengths + before * outside).tolist()
-    return WrittenCorpus(corpus, tokens, None if kind == "plain" else loss, starts)
+    return Made(corpus, tokens, None if kind == "plain" else loss, starts)
 
 
-def row_of_spans(
-    written: WrittenCorpus, layout: Layout, row: int
-) -> tuple[list[tuple[int, int, int]], dict[str, np.ndarray]]:
+def row_of_spans(made: Made, layout: Layout, row: int) -> tuple[list[tuple[int, int, int]], dict[str, np.ndarray]]:
     """Return (document, its tokens before, tokens) of each segment of a row, by its spans; and the row's arrays."""
-    firsts = np.cumsum([0, *(shard.num_tokens for shard in written.corpus.shards)]).tolist()
+    firsts = np.cumsum([0, *(shard.num_tokens for shard in made.corpus.shards)]).tolist()
     pieces: list[tuple[int, int, int]] = []
     for span in layout.spans(row):
-        before, size = firsts[span.shard] + span.start - written.starts[span.document], span.stop - span.start
+        before, size = firsts[span.shard] + span.start - made.starts[span.document], span.stop - span.start
         if pieces and (span.document, before) == (pieces[-1][0], sum(pieces[-1][1:])):  # goes on in another shard
             pieces[-1] = (*pieces[-1][:2], pieces[-1][2] + size)
         else:
             pieces.append((span.document, before, size))
-    documents = [written.tokens[document][at : at + size] for document, at, size in pieces]
-    losses = written.loss or [np.ones(len(each)) for each in written.tokens]
+    documents = [made.tokens[document][at : at + size] for document, at, size in pieces]
+    losses = made.loss or [np.ones(len(each)) for each in made.tokens]
     loss = [losses[document][at : at + size] for document, at, size in pieces]
     segments = [np.full(size, number) for number, (_, _, size) in enumerate(pieces, 1)]
     positions = [np.arange(size) for _, _, size in pieces]
@@ -77,6 +73,6 @@ def row_of_spans(
         found = np.concatenate(parts)
         return np.pad(found, (0, layout.sequence_length - len(found)), constant_values=PAD).astype(dtype)
 
-    arrays = {"tokens": filled(documents, written.corpus.dtype), "loss_mask": filled(loss, np.float32) != 0}
+    arrays = {"tokens": filled(documents, made.corpus.dtype), "loss_mask": filled(loss, np.float32) != 0}
     arrays |= {"segment_ids": filled(segments, np.int32), "positions": filled(positions, np.int32)}
-    return pieces, arrays | ({"loss_weights": filled(loss, np.float32)} if written.corpus.has_weights else {})
+    return pieces, arrays | ({"loss_weights": filled(loss, np.float32)} if made.corpus.has_weights else {})

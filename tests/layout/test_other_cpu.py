@@ -15,7 +15,7 @@ from test_packed_olmo import GOLDEN, layout_of, playable, run_variant, values_of
 from grain_sft.errors import LayoutError
 from grain_sft.layout.packing import numpy_sort
 from grain_sft.layout.packing.numpy_sort import argsorts
-from grain_sft.layout.plan import depends_of, finder_of, make_plan
+from grain_sft.layout.plan import depends_of, make_plan
 
 MANY = next(case for case in PACKED_CASES if case.name == "log-normal, many")
 LENGTHS = -np.random.default_rng(0).integers(1, 500, 20_000)
@@ -89,14 +89,14 @@ def test_the_fingerprint_of_a_plan_names_the_sort_and_the_version_of_numpy(tmp_p
     expected |= {"stable": None, "numpy": {"version": np.__version__, "sort": numpy_sort.numpy_sort()}}
     for ties, sort in expected.items():
         layout = layout_of(PLAN_CASE, tmp_path, ties, written)
-        assert depends_of(finder_of(layout.corpus, layout.packing), layout.packing)["numpy"] == sort
+        assert depends_of(layout.finder, layout.packing)["numpy"] == sort
         assert (f"numpy='{np.__version__} " in repr(layout)) == (ties != "stable")
-        plan = make_plan(finder_of(layout.corpus, layout.packing), layout.packing)
+        plan = make_plan(layout.finder, layout.packing)
         np.testing.assert_array_equal(plan["start"], layout.plans[0].start)
     assert len(list((tmp_path / "cache").rglob("*.arrays"))) == len(expected)
     layout = layout_of(PLAN_CASE, tmp_path, "numpy", written)
     monkeypatch.setattr(numpy_sort, "numpy_sort", lambda: "another")
-    assert depends_of(finder_of(layout.corpus, layout.packing), layout.packing)["numpy"]["sort"] == "another"
+    assert depends_of(layout.finder, layout.packing)["numpy"]["sort"] == "another"
 
 
 @needs_avx2

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from batches import assert_same, examples
-from document_corpora import EOS, WrittenCorpus, make, row_of_spans
+from document_corpora import EOS, Made, make, row_of_spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +21,7 @@ BY_EPOCH = [name for name in ALGORITHMS if ALGORITHMS[name].packs_per_epoch]
 KINDS = ("plain", "parts", "episodes")
 
 
-def assert_rows(written: WrittenCorpus, layout: PackedLayout) -> None:
+def assert_rows(made: Made, layout: PackedLayout) -> None:
     """Check all that must be true of the rows of any packing of a corpus."""
     source, length = NpyDataSource(layout), layout.sequence_length
     rows = source.read(range(len(layout)))
@@ -29,12 +29,12 @@ def assert_rows(written: WrittenCorpus, layout: PackedLayout) -> None:
     sizes = collections.Counter[int]()  # tokens of all pieces of each document
     segments = 0
     for row in range(len(layout)):
-        pieces, expected = row_of_spans(written, layout, row)
+        pieces, expected = row_of_spans(made, layout, row)
         assert_same(source[row], expected)
         assert_same({key: array[row] for key, array in rows.items()}, expected)
         segments += len(pieces)
         for document, offset, size in pieces:
-            whole = len(written.tokens[document])
+            whole = len(made.tokens[document])
             if size < whole and layout.packing.algorithm != "concat_then_split":
                 assert offset % length == 0 and size == min(length, whole - offset)
                 assert offset == 0 or layout.packing.long_documents == "fragment"
@@ -43,11 +43,11 @@ def assert_rows(written: WrittenCorpus, layout: PackedLayout) -> None:
             sizes[document] += size
     some = np.arange(0, layout.num_documents, 3)
     assert layout.rows_of_documents(some).tolist() == Layout.rows_of_documents(layout, some).tolist()
-    assert_counts(written, layout, segments, sizes)
+    assert_counts(made, layout, segments, sizes)
 
 
-def assert_counts(written, layout, segments, sizes):
-    statistics, whole, used = layout.statistics, [len(each) for each in written.tokens], sum(sizes.values())
+def assert_counts(made, layout, segments, sizes):
+    statistics, whole, used = layout.statistics, [len(each) for each in made.tokens], sum(sizes.values())
     expected = {"rows": len(layout), "documents": len(whole) * layout.epochs, "tokens": used, "segments": segments}
     expected["padding"] = len(layout) * layout.sequence_length - used
     if layout.epochs == 1:
@@ -77,16 +77,16 @@ def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
     kind, lengths, part, outside, length, algorithm, long, group, most, ties, batch_rows
 ):
     with tempfile.TemporaryDirectory() as temp:
-        written = make(kind, Path(temp) / "corpus", lengths, part=part, outside=outside)
+        made = make(kind, Path(temp) / "corpus", lengths, part=part, outside=outside)
         options = {"algorithm": algorithm, "long_documents": long, "source_group_size": group, "ties": ties}
         if ALGORITHMS[algorithm].bounds_segments:
             options["max_segments"] = most
         try:
-            layout = PackedLayout(written.corpus, length, batch_rows=batch_rows, cache_dir=temp, **options)
+            layout = PackedLayout(made.corpus, length, batch_rows=batch_rows, cache_dir=temp, **options)
         except LayoutError as error:
             assert "don't fill one batch" in str(error) and algorithm == "multipack"
             return
-        assert_rows(written, layout)
+        assert_rows(made, layout)
         statistics = layout.statistics
         if algorithm != "multipack":
             assert statistics["dropped_documents"] == 0
@@ -98,8 +98,8 @@ def test_every_document_is_in_one_row_or_counted_and_none_sees_another(
 
 def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_path):
     """As OLMo-core finds them: file by file."""
-    written = make("parts", tmp_path / "corpus", [10, 20, 6], part=16)
-    layout = PackedLayout(written.corpus, 32, boundaries="eos", cache_dir=tmp_path)
+    made = make("parts", tmp_path / "corpus", [10, 20, 6], part=16)
+    layout = PackedLayout(made.corpus, 32, boundaries="eos", cache_dir=tmp_path)
     assert sorted(span.stop - span.start for row in range(len(layout)) for span in layout.spans(row)) == [4, 10, 14]
     assert layout.statistics["documents"] == 3
 
@@ -107,11 +107,11 @@ def test_boundaries_eos_ignores_boundary_files_and_cuts_documents_at_parts(tmp_p
 @pytest.mark.parametrize("algorithm", BY_EPOCH)
 def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
     lengths = np.random.default_rng(0).integers(2, 40, 300).tolist()
-    written = make("plain", tmp_path / "corpus", lengths)
+    made = make("plain", tmp_path / "corpus", lengths)
     options = {"algorithm": algorithm, "seed": 5, "batch_rows": 2, "cache_dir": tmp_path / "cache"}
-    three = PackedLayout(written.corpus, 64, epochs=3, **options)
-    one = PackedLayout(written.corpus, 64, **options)
-    assert_rows(written, three)
+    three = PackedLayout(made.corpus, 64, epochs=3, **options)
+    one = PackedLayout(made.corpus, 64, **options)
+    assert_rows(made, three)
 
     def rows(layout):
         return [frozenset(layout.spans(row)) for row in range(len(layout))]
@@ -126,10 +126,10 @@ def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
         assert len(documents) == len(set(documents)) and (algorithm != "shuffled_best_fit" or len(documents) == 300)
         several = {row for row in epoch if len(row) > 1}
         assert all(len(several & other) < 0.1 * len(epoch) for other in epochs[:number])
-    again = PackedLayout(written.corpus, 64, epochs=3, **{**options, "cache_dir": tmp_path / "other"})
+    again = PackedLayout(made.corpus, 64, epochs=3, **{**options, "cache_dir": tmp_path / "other"})
     assert rows(again) == every and repr(again) == repr(three)
     assert {Path(plan["path"]).is_relative_to(tmp_path / "other") for plan in plan_files(again)} == {True}
-    other = PackedLayout(written.corpus, 64, epochs=3, **{**options, "seed": 6})
+    other = PackedLayout(made.corpus, 64, epochs=3, **{**options, "seed": 6})
     assert rows(other) != every and repr(other) != repr(three)
     shuffled, source = np.random.default_rng(1).permutation(len(three)), NpyDataSource(three)
     whole = source.read(range(len(three)))
@@ -138,9 +138,9 @@ def test_epochs_follow_each_other_each_packed_anew(tmp_path, algorithm):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_pickle_is_small_and_opens_the_same_rows(tmp_path, algorithm):
-    written = make("episodes", tmp_path / "corpus", list(range(2, 80)), outside=2)
+    made = make("episodes", tmp_path / "corpus", list(range(2, 80)), outside=2)
     epochs = 2 if algorithm in BY_EPOCH else 1
-    layout = PackedLayout(written.corpus, 64, algorithm=algorithm, epochs=epochs, cache_dir=tmp_path / "cache")
+    layout = PackedLayout(made.corpus, 64, algorithm=algorithm, epochs=epochs, cache_dir=tmp_path / "cache")
     source = NpyDataSource(layout)
     expected = source.read(range(len(source)))
     data = pickle.dumps(source)
@@ -163,7 +163,7 @@ def test_a_corpus_without_documents_is_a_sentence(tmp_path):
 
 def test_settings_of_other_algorithms_dont_make_another_plan(tmp_path):
     """A seed decides nothing of best fit, nor batch rows of any but multipack."""
-    written = make("plain", tmp_path / "corpus", [5, 6, 7])
+    made = make("plain", tmp_path / "corpus", [5, 6, 7])
     for seed in (0, 1):
-        PackedLayout(written.corpus, 8, seed=seed, cache_dir=tmp_path)
+        PackedLayout(made.corpus, 8, seed=seed, cache_dir=tmp_path)
     assert len(list(tmp_path.rglob("*.arrays"))) == 1

@@ -72,7 +72,7 @@ def run_variant(variant: str, code: str, *arguments: str) -> str:
 STABLE = """
 import dataclasses, hashlib, sys
 from grain_sft.layout.packing import ALGORITHMS
-from grain_sft.layout.plan import depends_of, finder_of, make_plan
+from grain_sft.layout.plan import depends_of, make_plan
 digest = hashlib.sha256()
 for number, case in enumerate(tests.PACKED_CASES[::3]):
     place = tests.Path(sys.argv[1]) / str(number)
@@ -80,9 +80,9 @@ for number, case in enumerate(tests.PACKED_CASES[::3]):
     layout = tests.layout_of(case, place, "stable", tests.write_case(case, place))
     for algorithm in ALGORITHMS:
         options = dataclasses.replace(layout.packing, algorithm=algorithm, epoch=1, seed=3)
-        for array in make_plan(finder_of(layout.corpus, options), options).values():
+        for array in make_plan(layout.finder, options).values():
             digest.update(array.tobytes())
-    digest.update(repr(depends_of(finder_of(layout.corpus, options), options)).encode())
+    digest.update(repr(depends_of(layout.finder, options)).encode())
     digest.update(next((place / "cache" / "plans").glob("*.arrays")).read_bytes())
 print(tests.numpy_sort(), digest.hexdigest())
 """

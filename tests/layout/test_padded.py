@@ -25,19 +25,19 @@ from grain_sft.errors import LayoutError
 )
 def test_rows_are_the_documents_that_are_long_enough_in_order(kind, lengths, part, outside, length, keep, least):
     with tempfile.TemporaryDirectory() as temp:
-        written = make(kind, Path(temp), lengths, part=part, outside=outside)
+        made = make(kind, Path(temp), lengths, part=part, outside=outside)
         kept = [number for number, size in enumerate(lengths) if size >= least]
         if not kept:
             with pytest.raises(LayoutError, match=f"no document of {len(lengths)} has {least} tokens or more"):
-                PaddedLayout(written.corpus, length, keep=keep, min_tokens=least)
+                PaddedLayout(made.corpus, length, keep=keep, min_tokens=least)
             return
-        layout = PaddedLayout(written.corpus, length, keep=keep, min_tokens=least)
+        layout = PaddedLayout(made.corpus, length, keep=keep, min_tokens=least)
         assert (len(layout), layout.dropped) == (len(kept), len(lengths) - len(kept))
         assert layout.cut_tokens == sum(max(0, lengths[number] - length) for number in kept)
         rows = NpyDataSource(layout).read(range(len(layout)))
         for row, number in enumerate(kept):
             size = min(lengths[number], length)
-            pieces, expected = row_of_spans(written, layout, row)
+            pieces, expected = row_of_spans(made, layout, row)
             assert pieces == [(number, lengths[number] - size if keep == "last" else 0, size)]
             assert_same({key: array[row] for key, array in rows.items()}, expected)
             assert_same(NpyDataSource(layout)[row], expected)
