@@ -134,9 +134,8 @@ def _withdrawn(pipeline: Pipeline, step: int, rows: npt.NDArray[np.int64]) -> np
     withdrawn = np.zeros((len(rows), pipeline.source.layout.width(rows)), np.bool_)
     if pipeline.withdrawals is None:
         return withdrawn
-    for starts, stops in pipeline.withdrawals.spans(rows, step):
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            withdrawn.reshape(-1)[start:stop] = True
+    for start, stop in pipeline.withdrawals.spans(rows, step):
+        withdrawn.reshape(-1)[start:stop] = True
     return withdrawn
 
 

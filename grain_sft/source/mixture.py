@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from grain_sft.layout import FILL_ROW, MixtureLayout, checked_rows
+from grain_sft.layout import MixtureLayout, checked_rows
 from grain_sft.source.arrays import Element
 from grain_sft.source.npy import NpyDataSource, RowSource
 
@@ -40,13 +40,9 @@ class MixtureSource(RowSource):
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
         """Return the arrays of `indices`, [rows, L] each. Errors are those of `RowSource.read`."""
         rows, _ = checked_rows(indices, self.layout)
-        shape, real = (len(rows), self.layout.sequence_length), np.flatnonzero(rows != FILL_ROW)
+        shape = len(rows), self.layout.sequence_length
         batch = {key: np.empty(shape, dtype) for key, dtype in self._dtypes.items()}
-        reads = [(name, real[index], own) for name, index, own in self.layout.split(rows[real])]
-        if len(real) < len(rows):
-            filled = np.flatnonzero(rows == FILL_ROW)
-            reads.append((next(iter(self.sources)), filled, rows[filled]))
-        for name, index, own in reads:
+        for name, index, own in self.layout.split(rows):  # a `FILL_ROW` counts as a row of the first source
             element = self._readers[name].read(own)
             for key, array in batch.items():
                 array[index] = element.get(key, element["loss_mask"])  # only `loss_weights` may be missing

@@ -69,15 +69,15 @@ class Withdrawals:
             {name: _PaddedSource(sources[name], part, self._arrays, step) for name, part in self._parts.items()}
         )
 
-    def spans(self, rows: Ints, step: int) -> Iterator[tuple[Ints, Ints]]:
-        """Yield the spans that are withdrawn at `step`, for each source of a mixture: start and stop of each span in the
-        flattened `rows`, int64 [n]."""
-        length, real = self._layout.width(rows), np.flatnonzero(rows != FILL_ROW)
-        for documents, indices, pieces in self._pieces(rows[real]):
-            piece, start, stop = documents.spans(pieces, step, length)
-            row = pieces.row[piece]  # counted in the rows of this source
-            moved = (real[indices[row]] - row) * length
-            yield start + moved, stop + moved
+    def spans(self, rows: Ints, step: int) -> Iterator[tuple[int, int]]:
+        """Yield the start and stop of each span that is withdrawn at `step`, in the flattened `rows` (int64 [n])."""
+        length = self._layout.width(rows)
+        for name, indices, own in self._layout.split(rows):
+            if (documents := self._parts.get(name)) is not None:
+                for start, stop in documents.spans(own, step, length):
+                    row = start // length  # counted in the rows of this source
+                    moved = (indices.item(row) - row) * length
+                    yield start + moved, stop + moved
 
     def tokens_of_pieces(self, rows: Ints, steps: Ints, pieces: Pieces) -> Ints:
         """Return the number of withdrawn tokens of each piece of `rows`, int64 [pieces].
@@ -88,18 +88,14 @@ class Withdrawals:
           pieces: Pieces of `rows`.
         """
         counts = np.zeros(len(pieces.row), np.int64)
-        for documents, indices, of_source in self._pieces(rows):
-            piece, _, count, since = documents.parts(of_source)
-            count = np.where(since <= steps[indices[of_source.row[piece]]], count, 0)
-            by_piece = np.bincount(piece, count, len(of_source.row)).astype(np.int64)
-            counts[np.isin(pieces.row, indices)] = by_piece
-        return counts
-
-    def _pieces(self, rows: Ints) -> Iterator[tuple[_WithdrawnDocuments, Ints, Pieces]]:
-        """Yield the documents that are withdrawn from each source, the indices of its rows in `rows`, and their pieces."""
         for name, indices, own in self._layout.split(rows):
             if (documents := self._parts.get(name)) is not None:
-                yield documents, indices, documents.layout.pieces(own)
+                of_source = documents.layout.pieces(own)
+                piece, _, count, since = documents.parts(of_source)
+                count = np.where(since <= steps[indices[of_source.row[piece]]], count, 0)
+                by_piece = np.bincount(piece, count, len(of_source.row)).astype(np.int64)
+                counts[np.isin(pieces.row, indices)] = by_piece
+        return counts
 
 
 class _PaddedSource(RowSource):
@@ -110,8 +106,9 @@ class _PaddedSource(RowSource):
         self._arrays, self._step, self._pad = arrays, step, source.layout.corpus.padding_token_id
 
     def read(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Element:
+        """Return what `NpyDataSource.read` returns, with padding."""
         element = self._source.read(indices)
-        spans = self._spans(indices, element["tokens"].shape[1])
+        spans = self._documents.spans(indices, self._step, element["tokens"].shape[1])
         for key, array in element.items() if spans else ():
             element[key] = self._writable(array)
             flat, value = element[key].reshape(-1), self._pad if key == "tokens" else 0
@@ -126,7 +123,7 @@ class _PaddedSource(RowSource):
         if read is None:
             return None
         length = read.inputs.shape[1]
-        spans = self._spans(indices, length, read.pieces)
+        spans = self._documents.spans(indices, self._step, length, read.pieces)
         if not spans:
             return read
         arrays = {name: self._writable(getattr(read, name)) for name in ReadRows._fields[:5]}
@@ -136,20 +133,6 @@ class _PaddedSource(RowSource):
             inputs[begin:end] = targets[first : end - 1] = self._pad
             positions[begin:end] = segments[begin:end] = target_segments[first:end] = 0
         return read._replace(**arrays, pieces=None)  # the pieces do not show this padding
-
-    def _spans(
-        self, indices: Sequence[int] | npt.NDArray[np.integer], length: int, pieces: Pieces | None = None
-    ) -> list[tuple[int, int]]:
-        """Return the start and stop of each withdrawn span in the flattened rows `indices`."""
-        rows, _ = checked_rows(indices, self.layout)
-        if not self._documents.in_row[rows].any():  # so the pieces are not computed, which is slow for long rows
-            return []
-        if pieces is None:
-            real = np.flatnonzero(rows != FILL_ROW)
-            pieces = self.layout.pieces(rows[real])
-            pieces = pieces._replace(row=real[pieces.row])
-        _, start, stop = self._documents.spans(pieces, self._step, length)
-        return list(zip(start.tolist(), stop.tolist(), strict=True))
 
     def _writable(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the array; a copy if it is read-only, because several batches share it."""
@@ -205,16 +188,31 @@ class _WithdrawnDocuments:
         first = np.maximum(self._starts[span], begin)
         return piece, first - begin, np.minimum(self._stops[span], end[piece]) - first, self._steps[span]
 
-    def spans(self, pieces: Pieces, step: int, length: int) -> tuple[Ints, Ints, Ints]:
-        """Return the spans of `pieces` that are withdrawn at `step`, int64 [n] each: index of the piece, and start and stop in
-        the flattened rows of `length` tokens."""
+    def spans(
+        self, indices: Sequence[int] | npt.NDArray[np.integer], step: int, length: int, pieces: Pieces | None = None
+    ) -> list[tuple[int, int]]:
+        """Return the start and stop of each span that is withdrawn at `step`, in flattened rows.
+
+        Args:
+          indices: Row numbers; some may be `FILL_ROW`.
+          step: Step at which the rows are read.
+          length: Number of tokens of a row.
+          pieces: Pieces of the rows. None if the caller does not have them.
+        """
+        rows, _ = checked_rows(indices, self.layout)
+        if not self._in_row[rows].any():  # so the pieces are not computed, which is slow for long rows
+            return []
+        if pieces is None:
+            real = np.flatnonzero(rows != FILL_ROW)
+            pieces = self.layout.pieces(rows[real])
+            pieces = pieces._replace(row=real[pieces.row])
         piece, first, count, since = self.parts(pieces)
         start = pieces.offsets(length)[piece] + first
-        now = since <= step
-        return piece[now], start[now], (start + count)[now]
+        now = (since <= step) & (count > 0)
+        return list(zip(start[now].tolist(), (start + count)[now].tolist(), strict=True))
 
     @functools.cached_property
-    def in_row(self) -> npt.NDArray[np.bool_]:
+    def _in_row(self) -> npt.NDArray[np.bool_]:
         """Whether each row has tokens of a document that is withdrawn at some step: bool [rows]."""
         in_row = np.zeros(len(self.layout), np.bool_)
         in_row[self.layout.rows_of_documents(self._numbers)] = True
