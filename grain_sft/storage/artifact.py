@@ -69,7 +69,8 @@ def load_or_make(
             logging.warning("%s Working without a cache.", error)
             return dict(make())
         arrays = open_cached(target, depends, check)  # another process may have made it meanwhile
-        if arrays is None and url is not None and _download(url, target):
+        if arrays is None and url is not None:
+            _download(url, target)
             arrays = open_cached(target, depends, check)
         if arrays is not None:
             return arrays
@@ -122,17 +123,14 @@ def place(kind: str, depends: Mapping[str, Any], folder: str | Path | None = Non
     return cache / kind / f"{name}{SUFFIX}"
 
 
-def _download(url: str, target: Path) -> bool:
-    """Copy an artifact from a bucket to `target`. Return False if the bucket lacks it or can't be reached."""
+def _download(url: str, target: Path) -> None:
+    """Copy an artifact from a bucket to `target`, if the bucket has it. If that fails, log a warning."""
     try:
-        if not files.is_file(url):
-            return False
-        with files.atomic_write(target, "wb") as file, files.reading(url):
-            remote_files.download(url, file)
-        return True
+        if files.is_file(url):
+            with files.atomic_write(target, "wb") as file, files.reading(url):
+                remote_files.download(url, file)
     except (StorageError, CorpusFileError) as error:
         logging.warning("%s Making it on this machine.", error)
-        return False
 
 
 def _upload(target: Path, url: str) -> None:

@@ -199,8 +199,7 @@ class Space:
         recorded = os.pread(lock.fd, 64, 0).strip()
         if self._has_counted and recorded.isdigit():
             return int(recorded)
-        finished, unfinished_bytes = self._list()
-        return unfinished_bytes + sum(file_bytes for _, file_bytes, _ in finished)
+        return self._list()[2]
 
     def _record(self, lock: HeldLock, used: int) -> None:
         os.pwrite(lock.fd, b"%-64d" % used, 0)
@@ -211,8 +210,7 @@ class Space:
 
         Unfinished files stay. If these alone leave no room, nothing is removed.
         """
-        finished, unfinished_bytes = self._list()
-        used = unfinished_bytes + sum(file_bytes for _, file_bytes, _ in finished)
+        finished, unfinished_bytes, used = self._list()
         if unfinished_bytes + size > self._max:
             return used
         to_free = max(size, self._max // SPARE)
@@ -224,8 +222,8 @@ class Space:
             used -= file_bytes
         return used
 
-    def _list(self) -> tuple[list[tuple[int, int, str]], int]:
-        """Return (last use, size, path) of each finished file, and the total size of unfinished ones.
+    def _list(self) -> tuple[list[tuple[int, int, str]], int, int]:
+        """Return (last use, size, path) of each finished file, the total size of unfinished files, and that of all files.
 
         Unfinished files of dead processes are removed.
         """
@@ -241,4 +239,4 @@ class Space:
                         finished.append((status.st_mtime_ns, status.st_size, file.path))
                     elif not remove_abandoned(file.path):
                         unfinished_bytes += status.st_size
-        return finished, unfinished_bytes
+        return finished, unfinished_bytes, unfinished_bytes + sum(file_bytes for _, file_bytes, _ in finished)
