@@ -5,6 +5,7 @@ import mmap
 import os
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,13 +19,11 @@ PAGE = mmap.PAGESIZE
 def together(count, work, act=lambda: None):
     """Run `work(number)` in threads that begin together, and then `act`."""
     started = threading.Barrier(count + 1)
-    threads = [threading.Thread(target=lambda number=number: (started.wait(), work(number))) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    started.wait()
-    act()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(count) as pool:
+        for number in range(count):
+            pool.submit(lambda number=number: (started.wait(), work(number)))
+        started.wait()
+        act()
 
 
 def gathered(reader, shards, starts, size):
