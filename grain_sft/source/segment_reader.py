@@ -54,25 +54,23 @@ class SegmentRow:
         self.tokens = self.inputs if tokens is None else tokens
         self.memory = self.tokens.data
         # memoryviews of the same arrays
-        self._first_targets, self._last_target, self._next_inputs = (
-            targets[:-1].data,
-            targets[-1:].data,
-            self.inputs[1:].data,
-        )
+        self._first_targets, self._last_target = targets[:-1].data, targets[-1:].data
+        self._next_inputs = self.inputs[1:].data
         self._segments_data, self._positions_data = self._segments.data, self._positions.data
         self._target_segments_data = target_segments.data
         self._counting, self._length = counting, len(targets)
 
-    def fill(self, ends: list[int], take_loss: bool, segment: int = 0, position: int = 0) -> None:
+    def fill(self, ends: list[int], take_loss: bool, row_begin: tuple[()] | tuple[int, int] = ()) -> None:
         """Fill positions and segment ids; padding begins at the last end.
 
         Args:
           ends: Column after each segment's last token, in order.
           take_loss: Whether to fill the segment ids of targets too, as if every token took loss.
-          segment: Number of segments before the row's first one, as in `Layout.row_segments`.
-          position: Position of the row's first token.
+          row_begin: Number of segments before the row's first one, and position of the row's first token. These are the last
+            two values of `Layout.row_segments`. Empty means 0 and 0, as in whole rows.
         """
         segments, positions_data = self._segments, self._positions_data
+        segment, position = row_begin or (0, 0)
         counting, numbers, begin = self._counting.positions, self._counting.numbers, 0
         if len(numbers) < segment + len(ends):
             numbers = self._counting.extend(segment + len(ends))
@@ -128,10 +126,10 @@ class SegmentReader:
         )
         runs, ends_of, begins = [], [], []
         for number, row in zip(rows.tolist(), of_rows, strict=True):
-            starts, lengths, *begin = self._row_segments(number)
-            ends = list(accumulate(lengths))
+            row_segments = self._row_segments(number)
+            starts, ends = row_segments[0], list(accumulate(row_segments[1]))
             ends_of.append(ends)
-            begins.append(begin)
+            begins.append(row_segments[2:])
             runs.append(
                 ([0] * len(ends), starts, ends, row.memory)
                 if self._one_shard
@@ -146,7 +144,7 @@ class SegmentReader:
                 row.inputs[...] = row.tokens
             if check and np.minimum.reduce(row.inputs) < 0:
                 fit = False
-            row.fill(ends, shifted, *begin)
+            row.fill(ends, shifted, begin)
             if shifted:
                 row.shift()
         return ReadRows(inputs, targets, positions, segments, target_segments, None), ends_of, fit
