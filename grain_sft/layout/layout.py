@@ -42,7 +42,8 @@ class FromPieces(Traits):
     has only `pieces`.
 
     Rows of a `ColumnsLayout` begin within a whole row. So its function returns two more items: how many segments of the whole
-    row end before column 0, and the position of column 0 in its segment, 1 and 12 if column 0 is position 12 of segment 2."""
+    row end before column 0, and the position of column 0 in its segment. They are 1 and 12 if column 0 is position 12 of
+    segment 2."""
 
     @property
     def kind(self) -> str:
