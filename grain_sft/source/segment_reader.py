@@ -1,7 +1,7 @@
 """Reader of rows of few long segments. It fills all arrays of a row while the row's tokens are in the processor's cache.
 
 `Layout.row_segments` gives the segments of a row. With `Layout.pieces` instead, two rows of 32,768 tokens take 150 us, not 120
-(`bench --only packed`). Copies between arrays are copies of memoryviews, which copy some KB before numpy would copy anything.
+(`bench --only packed`). Arrays are copied through memoryviews, because a copy by numpy takes longer to begin.
 """
 
 from bisect import bisect_right
@@ -22,8 +22,12 @@ ZERO = np.array(0, np.int32)
 
 
 class Counting:
-    """Numbers that rows are filled with: `positions` 0, 1, ..., int32 [L]; and segment ids `numbers` 1, 2, ... Each segment id
-    is an int32 array, since numpy would make an array of a Python integer at each use, which is slow."""
+    """Numbers that rows are filled with.
+
+    Attributes:
+      positions: Memory of int32 [L], the positions 0, 1, 2, ...
+      numbers: Segment ids 1, 2, 3, ... Each is an int32 array, since numpy would convert a Python integer at each use.
+    """
 
     def __init__(self, length: int) -> None:
         self.positions = np.arange(length, dtype=np.int32).data
@@ -42,18 +46,19 @@ class SegmentRow:
       stack: The batch's arrays.
       row: Number of the row in the batch.
       counting: Numbers that the row is filled with.
-      tokens: Memory for the row's tokens in the corpus's dtype, [L]; None if it is that of `inputs`.
+      tokens: Array for the row's tokens in the corpus's dtype, [L]. None means `inputs`.
 
     Attributes:
       inputs: int32 [L], tokens.
-      tokens, memory: Tokens in the corpus's dtype, and their memory, which the reader fills.
+      tokens: [L], tokens in the corpus's dtype. With a dtype of 4 bytes, they share the memory of `inputs`.
+      memory: Memory of `tokens`, into which the tokens are read.
     """
 
     def __init__(self, stack: Stack, row: int, counting: Counting, tokens: npt.NDArray[Any] | None = None) -> None:
         self.inputs, targets, self._segments, self._positions, target_segments = (array[row] for array in stack.arrays)
         self.tokens = self.inputs if tokens is None else tokens
         self.memory = self.tokens.data
-        # memoryviews of the same arrays
+        # the rest are memoryviews of these arrays
         self._first_targets, self._last_target = targets[:-1].data, targets[-1:].data
         self._next_inputs = self.inputs[1:].data
         self._segments_data, self._positions_data = self._segments.data, self._positions.data
@@ -61,7 +66,7 @@ class SegmentRow:
         self._counting, self._length = counting, len(targets)
 
     def fill(self, ends: list[int], take_loss: bool, row_begin: tuple[()] | tuple[int, int] = ()) -> None:
-        """Fill positions and segment ids; padding begins at the last end.
+        """Fill positions and segment ids. The columns from the last end on are padding.
 
         Args:
           ends: Column after each segment's last token, in order.

@@ -27,8 +27,8 @@ _PREFETCH = "grain._src.python.dataset.transformations.process_prefetch"
 def start(iterator: Any) -> Any:
     """Start all worker processes of a Grain iterator now, and return the iterator that owns them, for `stop`.
 
-    Grain would start each when it is first read from. They do not get Ctrl-C: the process that reads from them handles it, and
-    may continue.
+    Without this function, Grain starts each process when it is first read from. The processes do not get Ctrl-C: the process
+    that reads from them handles it, and may continue.
     """
     resource_tracker.ensure_running()  # unblocks signals in this thread when it starts
     with _startable(), without_interrupts():
@@ -69,7 +69,7 @@ class InOrder:
                     self.iterator = iterator  # also if a worker could not be started: `close` ends the others
             finally:
                 self.started.release()
-            if self._closed:  # meanwhile
+            if self._closed:  # `close` was called during the start
                 self.close()
         return next(self.iterator)
 
@@ -90,11 +90,13 @@ def stop_with(owner: object, iterator: Any) -> Callable[[], object]:
 
 
 def stop(iterator: Any) -> None:
-    """Close a Grain iterator. Wait at most 10 seconds: what is not closed by then ends with this process.
+    """Close a Grain iterator. Wait at most 10 seconds; a worker that still runs then ends with this process.
 
     The wait is bounded because a worker that was killed may have held a lock, and Grain then waits for this lock forever. A
-    thread that waits for an element gets an error. The iterator's references to the iterators that it reads from are dropped.
-    Otherwise those would be closed again when the interpreter ends, when their modules are gone, and print a traceback.
+    thread that waits for an element gets an error.
+
+    The references to the iterators that this one reads from are dropped. Otherwise Grain would close those iterators again at
+    the end of the interpreter, when their modules are gone, and print a traceback.
     """
     iterator = getattr(iterator, "_iterator", iterator)
     closed = threading.Lock()
@@ -118,7 +120,7 @@ def stop(iterator: Any) -> None:
 
 def _close(iterator: Any) -> None:
     iterator.close()
-    for each in _tree(iterator):  # Grain empties these queues, also of the element that a thread still waits for
+    for each in _tree(iterator):  # `close` empties these queues, and a thread may still wait for an element of one
         buffer = getattr(each, "_buffer", None)
         if isinstance(buffer, queue.Queue):
             with contextlib.suppress(queue.Full):  # no thread waits for an element of a full queue

@@ -44,7 +44,7 @@ def checked_sizes(
 
     Raises:
       WrongBodyError: The body is another range.
-      RefusedBodyError: The body is the whole file, and a part of it was requested.
+      RefusedBodyError: The server sent the whole file, which is not the range.
     """
     start, stop = wanted
     if content_range is None:
