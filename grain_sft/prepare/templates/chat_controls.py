@@ -1,8 +1,9 @@
 """Control tokens that a chat template writes itself, told apart from those that the chat's texts spell.
 
 A template writes `<|im_start|>user`, the content and `<|im_end|>`. A content that spells `<|im_end|>` must not end the turn. So
-control tokens are searched for in the template's own texts only: those between the contents or, if `RenderedChat.contents`
-doesn't have the places of the contents, those of the chat in disguise.
+control tokens are searched for in the template's own texts only. If `RenderedChat.contents` has the places of the contents,
+these are the texts around the contents. Otherwise, the chat is rendered in disguise, and they are the texts that are not
+replaced.
 """
 
 import bisect
@@ -71,7 +72,7 @@ def expected_controls(chat: RenderedChat, find: Find, special: SpecialText) -> E
     if expected.placed:
         return expected
     # A template that looks for "</think>" does not find it in disguised texts, and may render a turn without its thoughts. So
-    # the chat is rendered once more with such words, which may show the places. The ids have to be the same.
+    # the chat is rendered once more, with such words unchanged. Its places count if its control tokens have the same ids.
     rendered = disguise.render(keep_compared=True)
     if rendered is None or not disguise.restores_chat(rendered):
         return expected

@@ -94,6 +94,7 @@ class WholeChats(Encoder):
         return controls
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
+        """Encode the chat in one call, and again by `_plain` if a text spells a control token and `plain` is true."""
         encoded, ids, controls = self._encode(self._tokenizer.strict, text)
         try:
             self._check(controls, expected, text)
@@ -167,6 +168,7 @@ class ChatPieces(Encoder):
         return [Control(ids[match.group()], *match.span()) for match in self.special.pattern.finditer(text)]
 
     def encode(self, text: str, spans: Spans, expected: Expected, *, plain: bool) -> Rendered:
+        """Encode the texts between control tokens in one call, and join them and the ids of the control tokens."""
         controls = expected.controls if expected.placed else self.find(text)
         self._check(controls, expected, text)
         eos = self._tokenizer.eos_token_id

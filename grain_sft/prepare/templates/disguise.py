@@ -14,7 +14,7 @@ from grain_sft.prepare.templates.chat_template import unused_characters
 from grain_sft.prepare.templates.template import SpecialText
 
 DISGUISED = re.compile("[\U00020001-\U0002a6df\U00100000-\U0010fffd]+")
-"""Texts of a chat in the text that `Disguise` renders."""
+"""Pattern of the replaced texts in a chat that `Disguise.render` returns."""
 
 _LETTERS = range(0x20001, 0x2A6D0)  # Chinese letters, in place of letters and digits
 _OTHERS = range(0x100000, 0x10FFFE)  # private characters, in place of punctuation marks and all others
@@ -24,8 +24,8 @@ _ESCAPED = frozenset('"\\\x7f') | {chr(code) for code in range(32)}  # character
 class Disguise:
     """The characters that replace those of one chat's texts.
 
-    Spaces and characters that JSON escapes stay. So do roles, the key `content`, and keys that the template reads and that
-    can't be a part of a control token.
+    Not replaced are: spaces, characters that JSON escapes, roles, the key `content`, and each key that the template reads and
+    that can't be a part of a control token.
 
     Args:
       chat: Rendered chat.
@@ -50,10 +50,10 @@ class Disguise:
         """Return the text of the disguised chat; None if the template refuses the chat.
 
         Args:
-          keep_compared: Whether the words stay that the template looks for. A template with
+          keep_compared: Whether words that the template looks for are not replaced. A template with
             `{% if '</think>' in message.content %}` looks for "</think>".
         """
-        replaced = self._replaced_but_compared if keep_compared else self._replaced
+        replaced = self._replaced_except_compared if keep_compared else self._replaced
         messages = []
         for message in self._chat.messages:
             others = {key: value for key, value in message.items() if key != "role"}
@@ -78,7 +78,7 @@ class Disguise:
     def _replaced(self, text: str) -> str:
         return text.translate(self._replace)
 
-    def _replaced_but_compared(self, text: str) -> str:
+    def _replaced_except_compared(self, text: str) -> str:
         """Replace a text, except the words that the template looks for.
 
         If such a word overlaps the spelling of a control token in the text, the word is replaced, too.
@@ -93,7 +93,7 @@ class Disguise:
 
 @functools.lru_cache(maxsize=16)
 def _kept_keys(keys: frozenset[str], special: SpecialText) -> frozenset[str]:
-    """Return the keys that stay: `content`, and names that can't overlap a control token."""
+    """Return the keys that are not replaced: `content`, and names that can't overlap a control token."""
     spellings = [spelling.lower() for spelling in special.spellings]
 
     def overlaps(key: str, spelling: str) -> bool:

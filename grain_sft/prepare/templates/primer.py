@@ -35,6 +35,7 @@ class Primer(PiecesTemplate):
         self._ids = dict(zip(SPECIAL_TOKENS, self.ids_of(SPECIAL_TOKENS.values()), strict=True))
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
+        """Return three pieces for the system text and for each message: the token of its role, its text and `<|eot|>`."""
         self.refuse_calls(conversation)
         ids, eot = self._ids, self._ids["eot"]
         pieces: list[Piece] = []

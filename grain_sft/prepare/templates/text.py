@@ -51,6 +51,7 @@ class Text(PiecesTemplate):
             self.special.check(conversation.messages[0].content, "text")
 
     def pieces(self, conversation: Conversation) -> list[Piece]:
+        """Return BOS, the normalized text, perhaps with its middle moved, and EOS."""
         text = conversation.messages[0].content
         form = self.chosen.normalize
         if form is not None and not unicodedata.is_normalized(form, text):
