@@ -30,7 +30,7 @@ class ArrayFile(NamedTuple):
     last: bytes
 
 
-def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str]) -> ArrayFile:
+def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str] = ()) -> ArrayFile:
     """Return the array file at `path`. Only its first and last bytes are read.
 
     A file that begins with the magic of .npy files has a header; any other is raw.
@@ -38,7 +38,8 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str]) -> ArrayFile:
     Args:
       path: Path or URL of the file.
       raw_dtype: Dtype of the values if the file is raw.
-      codes: Dtypes that a header may state, such as "f4" for little-endian float32. A header with any other is a CorpusError.
+      codes: Dtypes that a header may state besides `raw_dtype`, such as "f4" for little-endian float32. A header with any other
+        is a CorpusError.
     """
     size, head, version = read_head(path)
     dtype, count, offset = locate_values(path, head, size, raw_dtype, codes)
@@ -47,7 +48,9 @@ def scan_array(path: str, raw_dtype: Dtype, codes: Sequence[str]) -> ArrayFile:
     return ArrayFile(FileStamp(path, size, digest_of(first, last), offset, version), dtype, count, first, last)
 
 
-def locate_values(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str]) -> tuple[Dtype, int, int]:
+def locate_values(
+    path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Sequence[str] = ()
+) -> tuple[Dtype, int, int]:
     """Return the dtype, the number of values and the byte offset of the first value of a file.
 
     `head` has the first bytes of the file, and `size` is its size in bytes. The other arguments are those of `scan_array`.
@@ -60,9 +63,10 @@ def locate_values(path: str, head: bytes, size: int, raw_dtype: Dtype, codes: Se
             )
         return raw_dtype, size // raw_dtype.itemsize, 0
     header_dtype, shape, offset = parse_header(path, head, size)
-    code = str(header_dtype).lstrip("<=|")  # "u4" for "<u4"; the big-endian ">u4" is not among the codes
-    if code not in codes:
-        names = dict.fromkeys(np.dtype(code).name for code in codes)
+    code = str(header_dtype).lstrip("<=|")  # "u4" for "<u4"; the big-endian ">u4" is not allowed
+    allowed = (*codes, raw_dtype.str[1:])
+    if code not in allowed:
+        names = dict.fromkeys(np.dtype(code).name for code in allowed)
         raise CorpusError(
             f"{path}: its .npy header states dtype {shortened(repr(header_dtype))}; expected little-endian {', '.join(names)}. "
             "Convert the array with numpy's astype."

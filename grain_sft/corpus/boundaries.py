@@ -169,7 +169,7 @@ def _parse_starts(path: str, data: bytes, num_tokens: int) -> tuple[Ints, Ints]:
     A last start that equals `num_tokens` begins no document.
     """
     dtype: np.dtype[Any] = np.dtype("<i8")
-    _, _, offset = locate_values(path, data, len(data), dtype, ("i8",))
+    _, _, offset = locate_values(path, data, len(data), dtype)
     starts = np.frombuffer(data, dtype, offset=offset).astype(np.int64)
     if len(starts) and starts[-1] == num_tokens:
         starts = starts[:-1]

@@ -29,21 +29,21 @@ class LossValues:
 
     Attributes:
       dtype: Dtype of the values in the file.
-      codes: Dtypes that a .npy header may state, as in `scan_array`.
       expected: Description of valid values, for error messages.
       find_invalid: Function that returns a mask of the invalid values, given the values and the tokens that they belong to.
       no_loss: Value of a token that takes no loss.
       weighted: Whether values are weights.
       needs_tokens: Whether `find_invalid` needs the tokens. If not, callers pass any array in place of the tokens.
+      codes: Dtypes that a .npy header may state besides `dtype`, as in `scan_array`.
     """
 
     dtype: np.dtype[Any]
-    codes: tuple[str, ...]
     expected: str
     find_invalid: Callable[[npt.NDArray[Any], npt.NDArray[Any]], npt.NDArray[np.bool_]]
     no_loss: int = 0
     weighted: bool = False
     needs_tokens: bool = False
+    codes: tuple[str, ...] = ()
 
 
 def _invalid_weights(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -60,13 +60,9 @@ def _invalid_labels(values: npt.NDArray[Any], tokens: npt.NDArray[Any]) -> npt.N
 
 _LABEL = f"the token itself or {IGNORED}, not shifted"
 KINDS: dict[LossKind, LossValues] = {
-    "bool": LossValues(np.dtype(np.uint8), ("b1", "u1"), "0 or 1", find_invalid=lambda values, tokens: values > 1),
-    "float32": LossValues(
-        np.dtype("<f4"), ("f4",), "a finite weight, 0 or more", find_invalid=_invalid_weights, weighted=True
-    ),
-    "labels": LossValues(
-        np.dtype("<i4"), ("i4",), _LABEL, find_invalid=_invalid_labels, no_loss=IGNORED, needs_tokens=True
-    ),
+    "bool": LossValues(np.dtype(np.uint8), "0 or 1", find_invalid=lambda values, tokens: values > 1, codes=("b1",)),
+    "float32": LossValues(np.dtype("<f4"), "a finite weight, 0 or more", find_invalid=_invalid_weights, weighted=True),
+    "labels": LossValues(np.dtype("<i4"), _LABEL, find_invalid=_invalid_labels, no_loss=IGNORED, needs_tokens=True),
 }
 
 
