@@ -138,9 +138,8 @@ class Recipe:
         if len(units) != len(corpus.documents):
             arrays["documents"] = corpus.documents.start.searchsorted(units.start, side="right") - 1
         for number, stream in enumerate(streams):
-            arrays |= {f"order {number}": stream.order, f"ends {number}": stream.ends}
-            if stream.shuffle is not None:
-                arrays[f"shuffle {number}"] = stream.shuffle
+            columns = vars(stream).items()
+            arrays |= {f"{name} {number}": column for name, column in columns if column is not None}
         if len(datasets) > 1 or (corpus.weights and self.traits.blends):
             arrays |= self._blend(corpus, datasets, streams, blend_size)._asdict()
         return arrays

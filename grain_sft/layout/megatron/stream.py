@@ -58,7 +58,7 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """The documents of one data set in the order of its stream, and the order of its samples.
+    """The documents of one data set in the order of its stream, and the order of its samples. Indices on disk have these names.
 
     Attributes:
       order: int32 [entries], number of the document at each entry of the stream.
