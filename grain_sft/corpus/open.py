@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import pkgutil
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
@@ -19,9 +18,15 @@ from grain_sft.corpus.formats.mix import remap_path
 from grain_sft.corpus.formats.scanning import SUBSETS, Subset
 from grain_sft.corpus.shard import TokenDtype, token_dtype
 from grain_sft.errors import CorpusError, MissingExtraError
+from grain_sft.registry import Registry
 from grain_sft.storage import RemoteOptions, files, inside, outside
 
 AUTO = "auto"
+
+TOKENIZER_READERS: Registry[Callable[[str], Any]] = Registry(
+    "tokenizer reader", CorpusError, {"any": "grain_sft.prepare:load_tokenizer"}
+)
+"""Functions that load the tokenizer at a path. The table names them as text, since `corpus` must not import `prepare`."""
 
 
 def open_corpus(
@@ -242,9 +247,7 @@ def check_tokenizer(corpus: Corpus, given: str) -> None:
     path = files.normalize(given)
     if sha256 is not None and files.exists(path):
         with contextlib.suppress(MissingExtraError):  # without the tokenizers' package, names are compared
-            # named as text, because `corpus` must not import `prepare`
-            load_tokenizer = pkgutil.resolve_name("grain_sft.prepare:load_tokenizer")
-            given_sha256 = load_tokenizer(path).sha256
+            given_sha256 = TOKENIZER_READERS["any"](path).sha256
     if given_sha256 is None and name is None:
         raise CorpusError(
             f"{where}: the corpus records the hash of its tokenizer ({sha256}) but not its name, so it can't be compared with "

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from grain_sft.config import load
-from grain_sft.pipeline import Observer, Pipeline
+from grain_sft.pipeline import Observer, Run
 from grain_sft.sampling import Host
 from grain_sft.storage import activity
 
@@ -26,7 +26,7 @@ class _BatchTimes(Observer):
         self.done = threading.Event()
         self.seconds: dict[int, float] = {}
 
-    def batch_made(self, pipeline: Pipeline, step: int, seconds: float) -> None:
+    def batch_made(self, pipeline: Run, step: int, seconds: float) -> None:
         self.seconds[step] = seconds
         if len(self.seconds) >= self._count:
             self.done.set()
@@ -48,24 +48,29 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
       Figures by name.
         host: Index of the host.
         made: [first, stop] of the steps whose batches were made: [0, 12] for the steps 0 to 11.
+        import_s, open_s, first_batch_s: Seconds of the parts of start-up.
         delayed_s: Seconds of start-up in which the process waited for a processor that other processes used.
         start_up_s: Seconds of start-up without `delayed_s`.
         batch_s: Seconds of each batch.
         open_cpu_s, cpu_s: Processor time until the pipeline was opened, and after that.
         opening, reading: Requests, received bytes and local bytes until the pipeline was opened, and after that.
         batch_bytes: Bytes of the arrays that only one batch has. All batches share the others.
-        peak_mb: Peak memory.
+        opened_mb, peak_mb: Peak memory until the pipeline was opened, and until the end.
     """
+    imported = time.time()
     pipeline = load(config, host=host).at(steps.start)
+    opened = time.time()
     open_cpu = time.process_time()
     opening = _counts()
+    opened_mb = _memory()
     # the trainer takes only the batches of `steps`. The threads read ahead, and make all batches before `end` or more
     end = min(steps.stop + max(threads, prefetch) // 2 + 1, pipeline.end_step)
     times = _BatchTimes(end - steps.start)
     pipeline.audit, pipeline.observers = None, (times,)
     iterator = pipeline.iter(start_step=steps.start, threads=threads, prefetch=prefetch)
     batch = next(iterator)
-    seconds, delayed = time.time() - began, _delayed()
+    first = time.time()
+    delayed = _delayed()
     for _ in steps[1:]:
         batch = next(iterator)
     times.done.wait(_DRAINS_IN)
@@ -75,7 +80,10 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
     return {
         "host": host.index,
         "made": [steps.start, steps.start + len(times.seconds)],
-        "start_up_s": seconds - delayed,
+        "import_s": imported - began,
+        "open_s": opened - imported,
+        "first_batch_s": first - opened,
+        "start_up_s": first - began - delayed,
         "delayed_s": delayed,
         "batch_s": [times.seconds[step] for step in sorted(times.seconds)],
         "open_cpu_s": open_cpu,
@@ -83,6 +91,7 @@ def measure(config: Any, host: Host, steps: range, *, threads: int, prefetch: in
         "opening": opening,
         "reading": {name: count - opening[name] for name, count in _counts().items()},
         "batch_bytes": sum(own_bytes.values()),
+        "opened_mb": opened_mb,
         "peak_mb": _memory(),
     }
 

@@ -35,8 +35,8 @@ class _Totals:
       per_host: int64 [hosts], sum over the steps of each figure.
       checks: int64 [hosts], sum of the requests that check files.
       first: [hosts], the figures of the first step.
-      per_step: Figures of each step. `requests`, `received` and `local` are sums over all hosts. `most_received` and `seconds`
-        are those of the host with the most. `waited` is the wait of the trainer.
+      per_step: Figures of each step. `requests`, `received` and `local` are sums over all hosts. `most_requests`,
+        `most_received` and `seconds` are those of the host with the most. `waited` is the wait of the trainer.
     """
 
     def __init__(self, layout_rows: int, model: DemandModel) -> None:
@@ -50,7 +50,7 @@ class _Totals:
         self.per_host = {name: np.zeros(hosts, np.int64) for name in ("requests", "received", "local")}
         self.checks = np.zeros(hosts, np.int64)
         self.first: dict[str, Ints] = {}
-        names = (*self.per_host, "most_received", "seconds", "waited")
+        names = (*self.per_host, "most_requests", "most_received", "seconds", "waited")
         self.per_step: dict[str, list[float]] = {name: [] for name in names}
 
     def add(self, demand: Demand) -> None:
@@ -63,6 +63,7 @@ class _Totals:
             total += values.sum(axis=0)
             self.per_step[name] += (values.sum(axis=1) * self.scale).tolist()
         self.checks += demand.checks.sum(axis=0)
+        self.per_step["most_requests"] += demand.requests.max(axis=1).tolist()
         self.per_step["most_received"] += demand.received.max(axis=1).tolist()
         self.per_step["seconds"] += demand.seconds.max(axis=1).tolist()
         if not self.first:
@@ -104,14 +105,20 @@ def simulate(
     totals = _Totals(len(pipeline.source), model)
     for demand in model.demands(steps):
         totals.add(demand)
+    batch_size = sampler.batch_sizes.at(steps.start)
     figures = {
         "version": __version__,
         "hosts": hosts,
         "as_bucket": as_bucket,
         "steps": [steps.start, steps.stop],
         "conditions": vars(conditions),
-        "modelled_hosts": len(model.hosts),
-        "run": {"rows": len(pipeline.source), "rows_per_host": sampler.batch_sizes.at(steps.start) // hosts},
+        "walked_hosts": len(model.hosts),
+        "run": {
+            "rows": len(pipeline.source),
+            "sequence_length": pipeline.source.layout.sequence_length,
+            "rows_per_host": batch_size // hosts,
+            "global_batch_size": batch_size,
+        },
         "coverage": _coverage(totals, sampler, steps),
         "per_host": {name: _spread(total) for name, total in totals.per_host.items()},
         "checks": _spread(totals.checks),
@@ -124,7 +131,10 @@ def simulate(
         "cache": _cache(model),
         "restart": _restart(pipeline, model, restart_hosts or hosts, steps.stop, real),
         "curves": _curves(totals.per_step, steps),
-        **_of_real_processes(totals, real, hosts),
+        "start": None if real is None else _start(totals, real, hosts),
+        "measured": [] if real is None else [*real.measured],
+        "predicted": [] if real is None else [*real.predicted],
+        "errors": None if real is None else real.errors,
     }
     return figures | {"answers": answers(figures)}
 
@@ -196,6 +206,7 @@ def _waits(waited: Sequence[float], seconds: float) -> dict[str, float]:
         "first_s": waited[0],
         "later_s": float(later.sum()),
         "longest_s": float(later.max()),
+        "steps_that_wait": int(np.count_nonzero(later > 1e-3)),
         "share": float(later.sum()) / max(seconds, 1e-9),
     }
 
@@ -222,16 +233,16 @@ def _first_batches(totals: _Totals, real: Measured | None, hosts: int) -> dict[s
     return {"batches": conditions.prefetch, "requests": asked["requests"], "bucket_s": bucket_s}
 
 
-def _of_real_processes(totals: _Totals, real: Measured | None, hosts: int) -> dict[str, Any]:
-    """Return the figures that need real processes: start-up, memory, and the errors of the model. None or [] without them."""
-    if real is None:
-        return {"start": None, "measured": [], "predicted": [], "errors": None}
-    start = {
+def _start(totals: _Totals, real: Measured, hosts: int) -> dict[str, Any]:
+    """Return the time and the requests until all hosts have the first batch, and the memory of the largest process."""
+    opening = real.fit.opening
+    return {
         "seconds": _opened(real, hosts) + totals.per_step["waited"][0],
-        "opening_requests": real.fit.opening["requests"],
+        "opening_requests": opening["requests"],
+        "opening_received": opening["received"],
+        "requests_of_all": opening["requests"] * hosts + totals.per_step["requests"][0],
         "memory_mb": real.fit.memory_mb(real.conditions, max(totals.per_step["most_received"])),
     }
-    return {"start": start, "measured": real.measured, "predicted": real.predicted, "errors": real.errors}
 
 
 def _opened(real: Measured, hosts: int) -> float:
