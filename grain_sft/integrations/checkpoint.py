@@ -8,13 +8,13 @@ from typing import Any
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError, import_extra
-from grain_sft.pipeline import PREFETCH, READ_THREADS, Pipeline, PipelineIterator, StepIterator
+from grain_sft.pipeline import PREFETCH, READ_THREADS, PipelineIterator, Run, StepIterator
 from grain_sft.storage import files
 
 _STEP, _PARTS = "next_step", "parts"
 
 
-def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
+def data_state(pipeline: Run, next_step: int) -> dict[str, Any]:
     """Return the state of a run's data, the same on all hosts, JSON-ready: `{"next_step": k, "receipt": …, "parts": {…}}`.
 
     Raises:
@@ -24,7 +24,7 @@ def data_state(pipeline: Pipeline, next_step: int) -> dict[str, Any]:
 
 
 def resume_step(
-    state: Mapping[str, Any], pipeline: Pipeline, *, allow_other_data: bool = False, holder: str = "the checkpoint"
+    state: Mapping[str, Any], pipeline: Run, *, allow_other_data: bool = False, holder: str = "the checkpoint"
 ) -> int:
     """Return the next step stored in `state`, a result of `data_state`.
 
@@ -82,9 +82,7 @@ class CheckedIterator(Stateful, PipelineIterator):
       **options: Options of `Pipeline.iter`.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, start_step: int = 0, *, allow_other_data: bool = False, **options: int
-    ) -> None:
+    def __init__(self, pipeline: Run, start_step: int = 0, *, allow_other_data: bool = False, **options: int) -> None:
         self._allow_other_data = allow_other_data
         defaults = {"threads": READ_THREADS, "prefetch": PREFETCH, "worker_count": 0}
         super().__init__(pipeline, start_step, **defaults | options)
@@ -155,7 +153,7 @@ class RunRecord:
     def __init__(self, path: str) -> None:
         self.path = path
 
-    def begin(self, pipeline: Pipeline, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
+    def begin(self, pipeline: Run, step: int, *, allow_other_data: bool = False, write: bool = True) -> None:
         """Check that the steps before `step` used the data of `pipeline`, and record that the run uses it from `step` on.
 
         Records from `step` on are dropped.

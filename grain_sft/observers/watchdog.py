@@ -19,12 +19,11 @@ import threading
 import weakref
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from absl import logging
 
 from grain_sft.errors import PipelineError
-from grain_sft.pipeline import Observer, Pipeline, StepIterator
+from grain_sft.pipeline import ObservedIterator, Observer, Run
 from grain_sft.source import workers
 from grain_sft.storage import activity
 
@@ -78,7 +77,7 @@ class _Watch:
 class _IteratorWatch(_Watch):
     """Watch of an iterator, which also logs summaries."""
 
-    def __init__(self, stall: float, summary: float, iterator: StepIterator[Any]) -> None:
+    def __init__(self, stall: float, summary: float, iterator: ObservedIterator) -> None:
         super().__init__(stall, summary)
         self._iterator = weakref.ref(iterator)
         self._stats = iterator.stats
@@ -101,7 +100,7 @@ class _IteratorWatch(_Watch):
             self._log_summary(iterator, now)
         return True
 
-    def _describe(self, iterator: StepIterator[Any]) -> list[str]:
+    def _describe(self, iterator: ObservedIterator) -> list[str]:
         """Return lines that name what the iterator waits for, and how long earlier steps took."""
         pids = iterator.worker_pids()
         if pids is None:
@@ -117,7 +116,7 @@ class _IteratorWatch(_Watch):
             lines.append(f"before, the training loop took {_short(stats.elsewhere / stats.steps)} a step")
         return lines
 
-    def _log_summary(self, iterator: StepIterator[Any], now: float) -> None:
+    def _log_summary(self, iterator: ObservedIterator, now: float) -> None:
         """Log what happened since the last summary."""
         before, stats = self._stats_then, copy.copy(iterator.stats)
         seconds = now - self._last_summary
@@ -167,12 +166,12 @@ class Watchdog(Observer):
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def iterator_opened(self, iterator: StepIterator[Any]) -> None:
+    def iterator_opened(self, iterator: ObservedIterator) -> None:
         stall, summary = _seconds(STALL_VARIABLE), _seconds(SUMMARY_VARIABLE)
         if stall or summary:
             self._add(id(iterator), _IteratorWatch(stall, summary, iterator))
 
-    def worker_started(self, pipeline: Pipeline) -> None:
+    def worker_started(self, pipeline: Run) -> None:
         stall = _seconds(STALL_VARIABLE)
         if stall and _WorkerWatch not in self._watches and workers.in_worker():
             self._add(_WorkerWatch, _WorkerWatch(stall, 0.0))  # the class is the key: a process has one such watch
@@ -180,7 +179,7 @@ class Watchdog(Observer):
     def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
         logging.warning("Step %d %s after %.1f s.", step, "came" if error is None else "failed", seconds)
 
-    def iterator_closed(self, iterator: StepIterator[Any]) -> None:
+    def iterator_closed(self, iterator: ObservedIterator) -> None:
         with self._lock:
             self._watches.pop(id(iterator), None)
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import time
 from threading import get_ident
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from grain_sft.pipeline.observer import Arrival, standing_observers
+from grain_sft.pipeline.observer import standing_observers
+from grain_sft.pipeline.run import Arrival, Run
 from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock, activity
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline.pipeline import Pipeline
 
 T = TypeVar("T")
 
@@ -99,7 +97,7 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def make_batch(pipeline: Pipeline, step: int) -> Element:
+def make_batch(pipeline: Run, step: int) -> Element:
     """Return the batch of `step`, recorded as activity and observed."""
     thread, since = get_ident(), time.perf_counter()
     activity.doing[thread] = (activity.CHOOSING,)

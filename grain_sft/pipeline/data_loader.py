@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grain
 from absl import logging
@@ -12,11 +12,9 @@ from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.observer import observers_of
+from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import checked_step
 from grain_sft.source import Element, workers
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline.pipeline import Pipeline
 
 # Number of threads of a loader without worker processes, and number of batches that they keep ready.
 _THREADS, _PREFETCH = 2, 8
@@ -25,7 +23,7 @@ _THREADS, _PREFETCH = 2, 8
 class StepDataset(grain.MapDataset[Element]):
     """Batches from step `start` on. As in any `grain.MapDataset`, an index past the end wraps around."""
 
-    def __init__(self, pipeline: Pipeline, start: int) -> None:
+    def __init__(self, pipeline: Run, start: int) -> None:
         super().__init__()
         self._pipeline, self._start = pipeline, start
         self._length = pipeline.end_step - start
@@ -50,7 +48,7 @@ class StepDataset(grain.MapDataset[Element]):
         return repr(self._pipeline)  # Grain compares it when it restores the state of a DataLoader
 
 
-def make_data_loader(pipeline: Pipeline, worker_count: int, start_step: int) -> grain.DataLoader:
+def make_data_loader(pipeline: Run, worker_count: int, start_step: int) -> grain.DataLoader:
     """Return the `grain.DataLoader` of the batches from `start_step` on, as `Pipeline.data_loader` documents."""
     worker_count = as_integer("worker_count", worker_count, 0, PipelineError)
     if pipeline.audit is not None:
@@ -68,7 +66,7 @@ def make_data_loader(pipeline: Pipeline, worker_count: int, start_step: int) -> 
 class _StepSampler:
     """Sampler of the steps from `start` on."""
 
-    def __init__(self, pipeline: Pipeline, start: int) -> None:
+    def __init__(self, pipeline: Run, start: int) -> None:
         self._start = checked_step(pipeline, start)
         self._length = pipeline.end_step - self._start
         self._shard_options = grain.sharding.NoSharding()  # read by grain.DataLoader

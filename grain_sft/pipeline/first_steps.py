@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,9 @@ from absl import logging
 
 from grain_sft.errors import GrainSftError
 from grain_sft.layout import FILL_ROW, Layout
+from grain_sft.pipeline.run import Run
 from grain_sft.source import Element
 from grain_sft.storage import ForkSafeLock
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline.pipeline import Pipeline
 
 NUM_CHECKED = 4  # an iterator warns after this number of batches without a target that takes loss
 _MOST_ROWS = 64  # number of rows that are read again to find the reason
@@ -29,7 +27,7 @@ class FirstSteps:
         self._steps: list[int] = []  # steps whose batches take no loss
         self._lock = ForkSafeLock()
 
-    def check(self, pipeline: Pipeline, step: int, batch: Any) -> None:
+    def check(self, pipeline: Run, step: int, batch: Any) -> None:
         """Check the batch of `step`. Call this only while `left` is not 0."""
         if not pipeline.at(step).transforms and self.left == NUM_CHECKED:
             keys = ", ".join(batch) if isinstance(batch, dict) else "those of its source"
@@ -70,7 +68,7 @@ def takes_loss(batch: Any) -> bool | None:
     return None
 
 
-def why_no_loss(pipeline: Pipeline, steps: Sequence[int]) -> str:
+def why_no_loss(pipeline: Run, steps: Sequence[int]) -> str:
     """Return the reason why no target of `steps` takes loss, as a sentence. This reads some of their rows again."""
     try:
         pipeline = pipeline.at(max(steps))
@@ -117,7 +115,7 @@ def _reason_in_source(layout: Layout, rows: npt.NDArray[np.int64], element: Elem
     )
 
 
-def _reason_in_transforms(pipeline: Pipeline, element: Element) -> str:
+def _reason_in_transforms(pipeline: Run, element: Element) -> str:
     """Return which transform takes the loss off all rows of `element`, as a sentence."""
     count = len(element["tokens"])
     for transform in pipeline.transforms:

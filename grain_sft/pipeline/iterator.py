@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grain
 
@@ -13,11 +13,9 @@ from grain_sft.pipeline.amendments import check_same_changes
 from grain_sft.pipeline.counts import make_batch
 from grain_sft.pipeline.data_loader import StepDataset
 from grain_sft.pipeline.read_ahead import ReadAhead
+from grain_sft.pipeline.run import Run
 from grain_sft.pipeline.step_iterator import StepIterator, checked_step
 from grain_sft.source import Element, workers
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline.pipeline import Pipeline
 
 READ_THREADS = 2
 PREFETCH = 8  # batches
@@ -31,7 +29,7 @@ class PipelineIterator(StepIterator[Element]):
     the step of a state, and refuses the state of a pipeline with other data.
     """
 
-    def __init__(self, pipeline: Pipeline, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
+    def __init__(self, pipeline: Run, start_step: int, *, threads: int, prefetch: int, worker_count: int) -> None:
         self._threads = as_integer("threads", threads, 0, PipelineError)
         self._prefetch = as_integer("prefetch", prefetch, 0, PipelineError)
         self._worker_count = as_integer("worker_count", worker_count, 0, PipelineError)

@@ -22,8 +22,9 @@ from grain_sft.pipeline.columns import columns_to_read, cut_columns
 from grain_sft.pipeline.data_loader import StepDataset, make_data_loader
 from grain_sft.pipeline.first_steps import FirstSteps
 from grain_sft.pipeline.iterator import PREFETCH, READ_THREADS, PipelineIterator
-from grain_sft.pipeline.observer import OBSERVERS, VIEWERS, Observer, standing_observers
+from grain_sft.pipeline.observer import OBSERVERS, VIEWERS, standing_observers
 from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, described, parts_of
+from grain_sft.pipeline.run import Observer
 from grain_sft.sampling import Host, Sampler
 from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
 from grain_sft.storage import activity

@@ -16,9 +16,9 @@ from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.html_table import html_facts
 from grain_sft.layout import RunDocuments
 from grain_sft.pipeline.amendments import Amendment, skips_of
-from grain_sft.pipeline.observer import Observer
 from grain_sft.pipeline.pipeline import Pipeline
 from grain_sft.pipeline.receipt import Receipt, amendment_parts, data_key_of, parts_of
+from grain_sft.pipeline.run import Observer
 from grain_sft.pipeline.stage import Stage, placed
 from grain_sft.sampling import Host, StagedSampler, StepMap
 from grain_sft.source import Element, RowSource

@@ -6,18 +6,16 @@ import abc
 import math
 import threading
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import grain
 
 from grain_sft.arguments import as_integer
 from grain_sft.errors import PipelineError, RowIndexError
 from grain_sft.pipeline.counts import MOST_UNCOUNTED, IteratorStats, arrivals, count_batches
-from grain_sft.pipeline.observer import Arrival, Delivery, Observer, observers_of
+from grain_sft.pipeline.observer import observers_of
 from grain_sft.pipeline.read_ahead import ReadAhead
-
-if TYPE_CHECKING:
-    from grain_sft.pipeline.pipeline import Pipeline
+from grain_sft.pipeline.run import Arrival, Delivery, Observer, Run
 
 T = TypeVar("T")
 
@@ -40,7 +38,7 @@ class StepIterator(grain.DatasetIterator[T]):
     _closed = True  # until Grain's constructor was called
     _makes_ahead: bool  # whether other threads or processes make the batches
 
-    def __init__(self, pipeline: Pipeline, start: int) -> None:
+    def __init__(self, pipeline: Run, start: int) -> None:
         self._position: tuple[int, dict[int, tuple[T, Arrival, Delivery | None]]] = checked_step(pipeline, start), {}
         """Step to make next, and batches that were made and not delivered, by step. Replaced as a whole, never changed."""
         self.pipeline, self._stats, self._observers = pipeline, IteratorStats(), observers_of(pipeline)
@@ -196,7 +194,7 @@ class StepIterator(grain.DatasetIterator[T]):
         return f"{type(self).__name__}(next_step={self.next_step})"
 
 
-def checked_step(pipeline: Pipeline, step: object) -> int:
+def checked_step(pipeline: Run, step: object) -> int:
     """Return a step at which a run may continue, the one after the last included.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Self
 from absl import logging
 
 from grain_sft.errors import PipelineError, StorageError
-from grain_sft.pipeline import Delivery, Observer, Pipeline
+from grain_sft.pipeline import Delivery, Observer, Run
 from grain_sft.provenance.events import Events, Fields
 from grain_sft.storage import HeldLock, files
 
@@ -126,7 +126,7 @@ class AuditLog(Observer):
             elif delivery.writer:
                 self._write(delivery.pipeline, step, delivery)
 
-    def _write(self, pipeline: Pipeline, step: int, delivery: Delivery) -> None:
+    def _write(self, pipeline: Run, step: int, delivery: Delivery) -> None:
         """Write the entries of `step`. If an earlier call for `step` failed, write only what that call did not write."""
         with contextlib.ExitStack() as locks:  # another writer waits until the entries of this step are written
             opened = [locks.enter_context(file.locked()) for file in self._files]
@@ -145,7 +145,7 @@ class AuditLog(Observer):
         entry_step = pipeline.end_step if following is None else following.step
         self._unwritten_step, self._next, self._next_entry_step, self._recorded = -1, step + 1, entry_step, delivery
 
-    def _entries(self, pipeline: Pipeline, step: int, sizes: list[int]) -> tuple[Events, int, list[Fields]]:
+    def _entries(self, pipeline: Run, step: int, sizes: list[int]) -> tuple[Events, int, list[Fields]]:
         """Return the values of `_events` and `_since` from `step` on, and the entries of `step` for files of these sizes."""
         loads = self._events is None or sizes != [file.end for file in self._files]
         run_is_new = self._events is None and not any(sizes) and step == 0

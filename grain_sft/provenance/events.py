@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from grain_sft.pipeline import Pipeline, layout_receipt
+from grain_sft.pipeline import Run, layout_receipt
 from grain_sft.sampling import EpochStream, Sampler
 from grain_sft.version import __version__
 
@@ -42,7 +42,7 @@ class StreamOfStage(NamedTuple):
     """
 
     number: int | None
-    stage: Pipeline
+    stage: Run
     stream: EpochStream
 
 
@@ -57,7 +57,7 @@ class Events:
       streams: Streams of all stages, in order. Each stream counts its own epochs.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Run) -> None:
         self._pipeline = pipeline
         self.streams = [
             StreamOfStage(number if len(pipeline.stages) > 1 else None, stage, stream)

@@ -1,0 +1,127 @@
+"""Run: the members of a pipeline that iterators and observers use. Observer: base of the objects called for each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import grain
+import numpy as np
+import numpy.typing as npt
+
+from grain_sft.pipeline.amendments import Amendment
+from grain_sft.pipeline.receipt import Receipt
+from grain_sft.sampling import Sampler
+from grain_sft.source import Element, MixtureSource, NpyDataSource, RowSource
+
+
+class Run(Protocol):
+    """Batches by step. `Pipeline` is the only class of runs, and documents these members.
+
+    Iterators, loaders and observers take a `Run`. Their files can't import pipeline.py, which imports them.
+    """
+
+    source: NpyDataSource | MixtureSource
+    sampler: Sampler
+    transforms: tuple[grain.transforms.Map, ...]
+    amendments: tuple[Amendment, ...]
+    observers: tuple[Observer, ...]
+    audit: Any
+    first_steps: Any
+
+    @property
+    def first_step(self) -> int: ...
+    @property
+    def end_step(self) -> int: ...
+    @property
+    def num_steps(self) -> int | None: ...
+    @property
+    def data_key(self) -> str: ...
+    @property
+    def receipt(self) -> Receipt: ...
+    @property
+    def stages(self) -> Sequence[Run]: ...
+    @property
+    def later_stages(self) -> list[str]: ...
+    def at(self, step: int) -> Run: ...
+    def source_at(self, step: int) -> RowSource: ...
+    def __getitem__(self, step: int) -> Element: ...
+    def read(self, step: int, slots: npt.NDArray[np.int64], *, columns: tuple[int, int] | None = None) -> Element: ...
+
+
+class ObservedIterator(Protocol):
+    """Iterator of a run's batches, as observers see it.
+
+    Attributes:
+      pipeline: Run of the batches.
+      stats: Its `IteratorStats`: counts of delivered batches, and the step that `next` waits for.
+    """
+
+    pipeline: Run
+
+    @property
+    def stats(self) -> Any: ...
+    def worker_pids(self) -> list[int] | None:
+        """Return the ids of the worker processes; None without worker processes. The first one makes the next batch."""
+
+
+Arrival = tuple[Any, int, int, int, float, float]
+"""A batch that an iterator delivered: the `IteratorStats` of the iterator, the step, the numbers of rows and of tokens, and the
+times of the request and of the arrival on `time.perf_counter`'s clock. A named tuple would take longer to make."""
+
+
+class Delivery(NamedTuple):
+    """One batch that an iterator hands out.
+
+    Attributes:
+      pipeline, step: Pipeline and step of the batch.
+      writer: Whether this process has the first row of the global batch, so that it writes for all processes.
+      rows: Number of rows of the batch; 0 if a transform returned something other than a dict of arrays.
+      tokens: Number of tokens of the batch, padding included.
+      seconds: Time that `next` waited for the batch.
+    """
+
+    pipeline: Run
+    step: int
+    writer: bool
+    rows: int
+    tokens: int
+    seconds: float
+
+
+class Observer:
+    """Base class of observers. Every method does nothing; a subclass overrides those it needs.
+
+    Methods are called in the thread that makes or takes the batch, so they have to be quick. An exception in one ends the run.
+    A pipeline is pickled with its observers for worker processes.
+    """
+
+    def iterator_opened(self, iterator: ObservedIterator) -> None:
+        """An iterator was made. Its `stats` are an `IteratorStats`."""
+
+    def worker_started(self, pipeline: Run) -> None:
+        """This process is a worker process, and begins to make batches of `pipeline`."""
+
+    def batch_made(self, pipeline: Run, step: int, seconds: float) -> None:
+        """A thread of this process made the batch of `step`, perhaps ahead of time, in `seconds`."""
+
+    def batch_handed_out(self, delivery: Delivery) -> None:
+        """The trainer gets a batch now. If an exception interrupts the return, this is called again with the same object."""
+
+    def stall_ended(self, step: int, seconds: float, error: BaseException | None) -> None:
+        """A long wait of `next` for `step` ended after `seconds`: with the batch, or with `error`.
+
+        This is called only if an observer set `IteratorStats.stalled` during the wait. After an error, the following `next`
+        tries the step again.
+        """
+
+    def batches_counted(self, make_seconds: Sequence[float], arrivals: Sequence[Arrival]) -> None:
+        """Take the counts of many batches at once. Only the observers of the process are called.
+
+        Args:
+          make_seconds: Seconds that each batch took to make, for the batches that this process made.
+          arrivals: Batches that iterators of this process delivered.
+        """
+
+    def iterator_closed(self, iterator: ObservedIterator) -> None:
+        """An iterator was closed. This is not called for an iterator that is collected."""
